@@ -1,0 +1,20 @@
+"""What a rule says when it cannot take its arguments. It knows no place in a text: the caller adds it."""
+
+from __future__ import annotations
+
+
+class InvalidOperation(ValueError):
+    """The arguments of an operation break one of its rules: an attribute out of range, a wrong type."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InvalidShape(InvalidOperation):
+    """The shapes of the arguments do not agree with each other or with the attributes."""
+
+
+class NotHostKnown(InvalidOperation):
+    """A value that must be known before the network runs depends on its inputs."""

@@ -1,0 +1,128 @@
+"""The flat graph: single assignment, topologically ordered, immutable. It knows no file format and no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from lowering.extents import Shape, show
+from lowering.location import Span
+
+Scalar = float | int | bool
+Attribute = float | int | bool | str | tuple["Attribute", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and dtype (a numpy name such as "float32") of a tensor; extents may be UNKNOWN."""
+
+    shape: Shape
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{show(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One tensor of a graph, under the name that the document gives it. Compared by identity."""
+
+    name: str
+    type: TensorType
+
+
+# What an operation reads: a tensor, a literal that stands for a constant tensor, or an array of them.
+Operand = Value | Scalar | tuple["Operand", ...]
+# What it yields for one declared result: a tensor, or as many as the result array has items.
+Result = Value | tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One step of the chain of fragment calls that an operation came from."""
+
+    fragment: str
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """One operation: `kind` is its canonical name, operands and attributes carry the parameters' names."""
+
+    kind: str
+    operands: tuple[tuple[str, Operand], ...]
+    attributes: tuple[tuple[str, Attribute], ...]
+    results: tuple[Result, ...]
+    span: Span | None = None
+    calls: tuple[Call, ...] = ()
+
+    def reads(self) -> Iterator[Value]:
+        """The tensors that it reads, in order, with repetitions."""
+        for _, operand in self.operands:
+            yield from _values(operand)
+
+    def writes(self) -> Iterator[Value]:
+        """The tensors that it yields, in order."""
+        for result in self.results:
+            yield from _values(result)
+
+    @property
+    def name(self) -> str:
+        """The name of its first result: what profiles, captures and errors call the operation."""
+        return next((value.name for value in self.writes()), self.kind)
+
+
+def _values(operand: Operand) -> Iterator[Value]:
+    if isinstance(operand, Value):
+        yield operand
+    elif isinstance(operand, tuple):
+        for item in operand:
+            yield from _values(item)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameter:
+    """A variable that nothing updates, stored under a label."""
+
+    label: str
+    value: Value
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateVariable:
+    """A variable that the graph updates: `value` is read in a cycle, `update` takes its place after it."""
+
+    label: str
+    value: Value
+    update: Value
+    span: Span | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A whole network: what it takes, what it yields, what it keeps, and the operations in order.
+
+    A graph output may be any value, an input or a parameter too; `output_names` are the document's.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    output_names: tuple[str, ...]
+    operations: tuple[Operation, ...]
+    parameters: tuple[Parameter, ...] = ()
+    states: tuple[StateVariable, ...] = ()
+    # Identifiers of the document that name a value which goes by another name (shared labels, aliases).
+    aliases: dict[str, Value] = field(default_factory=dict[str, Value])
+
+    @cached_property
+    def values(self) -> dict[str, Value]:
+        """Every tensor by its name, aliases included."""
+        found = {value.name: value for value in self.inputs}
+        found.update((p.value.name, p.value) for p in self.parameters)
+        found.update((s.value.name, s.value) for s in self.states)
+        for operation in self.operations:
+            found.update((value.name, value) for value in operation.writes())
+        return found | self.aliases

@@ -1,0 +1,50 @@
+"""Broadcasting from the left: a shape that is too short is continued by 1s (spec 4.2.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidShape
+from lowering.extents import UNKNOWN, Shape, show
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The common shape of some shapes; InvalidShape where two extents differ and neither is 1."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    return tuple(_common(shapes, axis) for axis in range(rank))
+
+
+def _common(shapes: tuple[Shape, ...], axis: int) -> int:
+    result = 1
+    for shape in shapes:
+        extent = shape[axis] if axis < len(shape) else 1
+        if result == 1:
+            result = extent
+        elif result is UNKNOWN and extent != 1:
+            result = extent
+        elif extent != 1 and extent is not UNKNOWN and extent != result:
+            raise InvalidShape(
+                f"shapes {' and '.join(show(s) for s in shapes)} do not broadcast: "
+                f"extents {result} and {extent} at axis {axis}",
+                hint="shapes are matched from the left, a shorter one is continued by 1s: "
+                "a value for each channel has shape [1,C]",
+            )
+    return result
+
+
+def align(*arrays: Any) -> tuple[Any, ...]:
+    """The arrays with trailing 1s added up to the largest rank, so that numpy's rules apply.
+
+    Python numbers stay what they are: they fit every shape and take the other operand's dtype.
+    """
+    rank = max((np.ndim(x) for x in arrays), default=0)
+    return tuple(expand(x, rank) for x in arrays)
+
+
+def expand(x: Any, rank: int) -> Any:
+    """The array with trailing 1s added up to this rank."""
+    if isinstance(x, (bool, int, float)) or x.ndim == rank:
+        return x
+    return x.reshape(x.shape + (1,) * (rank - x.ndim))

@@ -1,0 +1,65 @@
+"""Where in a text something came from: `Source` is a text with a name, `Span` a place in it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A text and the name to show for it, usually its file name. Compared by identity."""
+
+    name: str
+    text: str
+
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        starts = [0]
+        starts.extend(i + 1 for i, c in enumerate(self.text) if c == "\n")
+        return starts
+
+    def position(self, offset: int) -> tuple[int, int]:
+        """The 1-based line and column of a character offset."""
+        line = bisect_right(self._line_starts, offset)
+        return line, offset - self._line_starts[line - 1] + 1
+
+    def line(self, number: int) -> str:
+        """The text of a 1-based line, without its end."""
+        start = self._line_starts[number - 1]
+        end = self.text.find("\n", start)
+        return self.text[start : end if end >= 0 else len(self.text)].rstrip("\r")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A place in a source: the character offset where it starts and its length."""
+
+    source: Source
+    offset: int
+    length: int = 1
+
+    def __str__(self) -> str:
+        line, column = self.source.position(self.offset)
+        return f"{self.source.name}:{line}:{column}"
+
+    @property
+    def line(self) -> int:
+        """The 1-based line."""
+        return self.source.position(self.offset)[0]
+
+    @property
+    def column(self) -> int:
+        """The 1-based column."""
+        return self.source.position(self.offset)[1]
+
+    def excerpt(self, width: int = 100) -> str:
+        """The source line with a caret below the place, cut to about `width` characters."""
+        line, column = self.source.position(self.offset)
+        text = "".join(c if c.isprintable() else " " for c in self.source.line(line))
+        start = 0 if column <= width - 20 else column - width // 2
+        shown = text[start : start + width]
+        caret = column - 1 - start
+        marks = "^" * max(1, min(self.length, len(shown) - caret))
+        return f"{shown}\n{' ' * caret}{marks}"

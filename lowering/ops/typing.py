@@ -1,0 +1,63 @@
+"""Checks that the `infer` facets of many rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowering.errors import InvalidOperation
+from lowering.extents import Shape
+from lowering.graph import TensorType
+
+_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a dtype holds real numbers."""
+    return dtype in _FLOATS
+
+
+def is_integer(dtype: str) -> bool:
+    """Whether a dtype holds integers."""
+    return dtype.startswith(("int", "uint"))
+
+
+def require_real(**operands: TensorType) -> None:
+    """Refuse operands that do not hold real numbers."""
+    for name, operand in operands.items():
+        if not is_float(operand.dtype):
+            raise InvalidOperation(f"'{name}' must hold scalars, it holds {operand.dtype}")
+
+
+def require_integer(**operands: TensorType) -> None:
+    """Refuse operands that do not hold integers."""
+    for name, operand in operands.items():
+        if not is_integer(operand.dtype):
+            raise InvalidOperation(f"'{name}' must hold integers, it holds {operand.dtype}")
+
+
+def require_logical(**operands: TensorType) -> None:
+    """Refuse operands that do not hold logical values."""
+    for name, operand in operands.items():
+        if operand.dtype != "bool":
+            raise InvalidOperation(f"'{name}' must hold logical values, it holds {operand.dtype}")
+
+
+def require_same_dtype(**operands: TensorType) -> None:
+    """Refuse operands of different dtypes."""
+    if len({operand.dtype for operand in operands.values()}) > 1:
+        found = ", ".join(f"'{name}' {operand.dtype}" for name, operand in operands.items())
+        raise InvalidOperation(f"operands must have one dtype, they have {found}")
+
+
+def require_axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
+    """Refuse axes that are negative, repeated, or not below the rank."""
+    if len(set(axes)) != len(axes):
+        raise InvalidOperation(f"'{name}' must not repeat an axis, it is {list(axes)}")
+    for axis in axes:
+        if not 0 <= axis < rank:
+            raise InvalidOperation(f"'{name}' must lie in [0,{rank}), it has {axis}")
+
+
+def padded(shape: Shape, rank: int) -> Shape:
+    """The shape continued by 1s up to a rank."""
+    return shape + (1,) * (rank - len(shape))
