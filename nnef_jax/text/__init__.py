@@ -1,0 +1,1 @@
+"""NNEF as text: grammar, syntax tree, types, checks, the standard library, evaluation, flattening, printing."""

@@ -1,0 +1,328 @@
+"""The types of expressions (spec 3.3.2, 3.3.3), and what makes an expression invalid."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nnef_jax.text import syntax as s
+from nnef_jax.text.invocation import InvalidInvocation, bind
+from nnef_jax.text.library import Scope
+from nnef_jax.text.types import (
+    ANY,
+    INTEGER,
+    LOGICAL,
+    SCALAR,
+    STRING,
+    Anything,
+    ArrayOf,
+    Primitive,
+    Tensor,
+    TupleOf,
+    Type,
+    common,
+    deduce,
+    fits,
+    is_generic,
+    substitute,
+)
+
+_ARITHMETIC = frozenset("+-*/^")
+_ORDER = frozenset({"<", "<=", ">", ">="})
+_EQUALITY = frozenset({"==", "!="})
+_LOGIC = frozenset({"&&", "||"})
+
+
+@dataclass(frozen=True, slots=True)
+class TypeProblem:
+    """What is wrong with an expression, and where."""
+
+    message: str
+    node: s.Node
+    hint: str = ""
+
+
+class ExpressionTypes:
+    """Types of expressions in one body; collects problems and unknown operations as it goes."""
+
+    def __init__(
+        self, scope: Scope, fragment: s.Fragment | None, types: Mapping[str, Type], provisional: bool
+    ) -> None:
+        self._scope = scope
+        self._fragment = fragment
+        self._types = types
+        self._provisional = provisional
+        self._loops: dict[str, Type] = {}
+        self.errors: list[TypeProblem] = []
+        self.unknown: defaultdict[str, list[s.Invocation]] = defaultdict(list)
+
+    def fits(self, actual: Type, formal: Type) -> bool:
+        """As `types.fits`; provisional texts may write scalars as integers (spec 3.2.2's own example)."""
+        if fits(actual, formal):
+            return True
+        match actual, formal:
+            case Primitive("integer"), (Primitive("scalar") | Tensor("scalar")):
+                return self._provisional
+            case ArrayOf(a), ArrayOf(b):
+                return self.fits(a, b)
+            case TupleOf(a), TupleOf(b):
+                return len(a) == len(b) and all(map(self.fits, a, b))
+            case _:
+                return False
+
+    def _wrong(self, message: str, node: s.Node, hint: str = "") -> Type:
+        self.errors.append(TypeProblem(message, node, hint))
+        return ANY
+
+    def of(self, expression: s.Expression) -> Type:
+        """The type of an expression, `ANY` after reporting what is wrong with it."""
+        match expression:
+            case s.Literal(value=value):
+                return literal_type(value)
+            case s.Identifier(name=name):
+                found = self._loops.get(name) or self._types.get(name)
+                if found is None:
+                    return self._wrong(
+                        f"'{name}' is not defined here", expression, "names are assigned before they are used"
+                    )
+                return found
+            case s.Array(items=items):
+                return self._array(items, expression)
+            case s.Tuple(items=items):
+                return TupleOf(tuple(self.of(item) for item in items))
+            case s.Invocation():
+                return self._invocation(expression)
+            case s.Unary(operator=operator, operand=operand):
+                return self._unary(operator, self.of(operand), expression)
+            case s.Binary(operator=operator, left=left, right=right):
+                return self._binary(operator, self.of(left), self.of(right), expression)
+            case s.Select():
+                return self._select(expression)
+            case s.Subscript():
+                return self._subscript(expression)
+            case s.Subrange(sequence=sequence, begin=begin, end=end):
+                for bound in (begin, end):
+                    if bound is not None:
+                        self._expect(bound, INTEGER, "a bound of a range")
+                type = self.of(sequence)
+                if isinstance(type, ArrayOf | Anything) or type == STRING:
+                    return type
+                return self._wrong(f"a value of type {type} has no ranges", expression)
+            case s.Comprehension():
+                return self._comprehension(expression)
+            case s.Builtin(function=function, argument=argument):
+                return self._builtin(function, self.of(argument), expression)
+
+    def _expect(self, expression: s.Expression, expected: Type, what: str) -> None:
+        actual = self.of(expression)
+        if not fits(actual, expected) or isinstance(actual, Tensor):
+            self._wrong(f"{what} must be of type {expected}, this is {actual}", expression)
+
+    def _array(self, items: tuple[s.Expression, ...], node: s.Node) -> Type:
+        item: Type = ANY
+        for position, expression in enumerate(items):
+            type = self.of(expression)
+            unified = common(item, type)
+            if unified is None and self._provisional and {item, type} == {INTEGER, SCALAR}:
+                unified = SCALAR
+            if unified is None:
+                return self._wrong(f"item {position} has type {type}, the items before it {item}", expression)
+            item = unified
+        return ArrayOf(item)
+
+    def _unary(self, operator: str, type: Type, node: s.Node) -> Type:
+        wanted = ("logical",) if operator == "!" else ("scalar", "integer")
+        match type:
+            case Anything():
+                return ANY
+            case Primitive(name) if name in wanted:
+                return type
+            case Tensor(item) if item is None or item in wanted[:1]:
+                return Tensor(wanted[0])
+            case _:
+                return self._wrong(f"operator '{operator}' does not take a value of type {type}", node)
+
+    def _binary(self, operator: str, left: Type, right: Type, node: s.Node) -> Type:
+        if isinstance(left, Anything) or isinstance(right, Anything):
+            return LOGICAL if operator == "in" else ANY
+        if isinstance(left, Tensor) or isinstance(right, Tensor):
+            return self._tensor_binary(operator, left, right, node)
+        match operator, left, right:
+            case "+", ArrayOf(), ArrayOf():
+                joined = common(left, right)
+                if joined is not None:
+                    return joined
+            case "*", (ArrayOf() | Primitive("string")), Primitive("integer"):
+                return left
+            case "+", Primitive("string"), Primitive("string"):
+                return STRING
+            case "in", _, ArrayOf(item) if common(left, item):
+                return LOGICAL
+            case _, Primitive("scalar" | "integer"), Primitive() if left == right:
+                if operator in _ARITHMETIC:
+                    return left
+                if operator in _ORDER | _EQUALITY:
+                    return LOGICAL
+            case _, Primitive("logical"), Primitive("logical") if operator in _LOGIC | _EQUALITY:
+                return LOGICAL
+            case _ if operator in _EQUALITY and common(left, right):
+                return LOGICAL
+            case _:
+                pass
+        if self._provisional and {left, right} == {INTEGER, SCALAR}:
+            return self._binary(operator, SCALAR, SCALAR, node)
+        mixed = {left, right} == {INTEGER, SCALAR}
+        hint = "integers and scalars do not mix: write scalar(...) or a number with a point" if mixed else ""
+        return self._wrong(f"operator '{operator}' does not take types {left} and {right}", node, hint)
+
+    def _tensor_binary(self, operator: str, left: Type, right: Type, node: s.Node) -> Type:
+        item = "logical" if operator in _LOGIC else "scalar"
+        result = Tensor("scalar" if operator in _ARITHMETIC else "logical")
+        if operator == "in" or not (self.fits(left, Tensor(item)) and self.fits(right, Tensor(item))):
+            hint = "write an integer with a point to use it with a tensor" if INTEGER in (left, right) else ""
+            return self._wrong(f"operator '{operator}' does not take types {left} and {right}", node, hint)
+        return result
+
+    def _select(self, node: s.Select) -> Type:
+        self._expect(node.condition, LOGICAL, "the condition of 'if'")
+        left, right = self.of(node.true_value), self.of(node.false_value)
+        unified = common(left, right)
+        if unified is None and self._provisional and {left, right} == {INTEGER, SCALAR}:
+            return SCALAR
+        if unified is None:
+            return self._wrong(f"the two sides of 'if' have types {left} and {right}", node)
+        return unified
+
+    def _subscript(self, node: s.Subscript) -> Type:
+        match self.of(node.sequence):
+            case TupleOf(items):
+                match node.index:
+                    case s.Literal(value=int(index)) if 0 <= index < len(items):
+                        return items[index]
+                    case _:
+                        return self._wrong(
+                            f"a tuple of {len(items)} takes a literal index below {len(items)}", node
+                        )
+            case ArrayOf(item):
+                self._expect(node.index, INTEGER, "an index")
+                return item
+            case Primitive("string"):
+                self._expect(node.index, INTEGER, "an index")
+                return STRING
+            case Anything():
+                return ANY
+            case type:
+                return self._wrong(f"a value of type {type} has no items", node)
+
+    def _comprehension(self, node: s.Comprehension) -> Type:
+        outer = dict(self._loops)
+        bound: dict[str, Type] = {}
+        for loop in node.loops:
+            match self.of(loop.iterable):
+                case ArrayOf(item):
+                    bound[loop.name] = item
+                case Primitive("string"):
+                    bound[loop.name] = STRING
+                case Anything():
+                    bound[loop.name] = ANY
+                case type:
+                    bound[loop.name] = self._wrong(f"a value of type {type} cannot be iterated", loop)
+            if loop.name in self._types or loop.name in outer:
+                self._wrong(f"'{loop.name}' is already defined", loop, "give the loop another name")
+        self._loops |= bound
+        if node.condition is not None:
+            self._expect(node.condition, LOGICAL, "the condition of a comprehension")
+        item = self.of(node.item)
+        self._loops = outer
+        return ArrayOf(item)
+
+    def _builtin(self, function: str, type: Type, node: s.Node) -> Type:
+        if isinstance(type, Anything):
+            pass
+        elif function == "shape_of":
+            if not isinstance(type, Tensor) and not fits(type, Tensor(None)):
+                return self._wrong(f"'shape_of' takes a tensor, this is {type}", node)
+        elif function in ("length_of", "range_of"):
+            if not isinstance(type, ArrayOf) and type != STRING:
+                return self._wrong(f"'{function}' takes an array or a string, this is {type}", node)
+        elif not isinstance(type, Primitive):
+            return self._wrong(f"'{function}' takes a primitive value, this is {type}", node)
+        return _BUILTIN_RESULTS[function]
+
+    def _invocation(self, node: s.Invocation) -> Type:
+        fragment = self._scope.lookup(node.operation, self._fragment)
+        if fragment is None:
+            self.unknown[node.operation].append(node)
+            for argument in node.arguments:
+                self.of(argument.value)
+            return ANY
+        if node.operation == "external" and self._fragment is not None:
+            self._wrong("'external' is not allowed in a fragment", node, "pass the tensor as an argument")
+        try:
+            given = bind(fragment, node)
+        except InvalidInvocation as error:
+            for argument in node.arguments:
+                self.of(argument.value)
+            return self._wrong(error.message, error.node, error.hint)
+        types = {name: self.of(value) for name, value in given.items()}
+        generic = self._generic(fragment, node, types)
+        for parameter in fragment.parameters:
+            if parameter.name not in types:
+                continue
+            actual, formal = types[parameter.name], parameter.type
+            if is_generic(formal):
+                formal = substitute(formal, generic)
+            if not self.fits(actual, formal):
+                hint = ""
+                if actual == INTEGER and fits(SCALAR, formal):
+                    hint = "write the number with a point, as in 2.0"
+                self._wrong(
+                    f"'{parameter.name}' of '{fragment.name}' must be of type {formal}, this is {actual}",
+                    given[parameter.name],
+                    hint,
+                )
+        results = tuple(substitute(result.type, generic) for result in fragment.results)
+        return results[0] if len(results) == 1 else TupleOf(results)
+
+    def _generic(self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, Type]) -> str | None:
+        """What `?` stands for in an invocation: given, else told by an argument, else the default."""
+        if node.generic is not None:
+            if not fragment.generic:
+                self._wrong(f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node)
+            if node.generic == "?" and not (self._fragment and self._fragment.generic):
+                self._wrong("'?' stands for nothing here", node)
+            return node.generic
+        if not fragment.generic:
+            return None
+        for parameter in fragment.parameters:
+            if parameter.name in types:
+                told = deduce(types[parameter.name], parameter.type)
+                if told:
+                    return told
+        return fragment.generic_default
+
+
+_BUILTIN_RESULTS: dict[str, Type] = {
+    "shape_of": ArrayOf(INTEGER),
+    "length_of": INTEGER,
+    "range_of": ArrayOf(INTEGER),
+    "scalar": SCALAR,
+    "integer": INTEGER,
+    "extent": INTEGER,
+    "logical": LOGICAL,
+    "string": STRING,
+}
+
+
+def literal_type(value: float | int | bool | str) -> Type:
+    """The type of a literal: a number without point and exponent is an integer."""
+    match value:
+        case bool():
+            return LOGICAL
+        case int():
+            return INTEGER
+        case float():
+            return SCALAR
+        case str():
+            return STRING

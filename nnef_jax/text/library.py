@@ -1,0 +1,61 @@
+"""Which declaration a name stands for: the standard library, and what a document adds to it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from lowering.location import Source
+from nnef_jax.text.parser import parse_library
+from nnef_jax.text.syntax import Document, Fragment
+
+
+def _read(name: str) -> dict[str, Fragment]:
+    text = files("nnef_jax.text").joinpath(name).read_text(encoding="utf-8")
+    return parse_library(Source(name, text))
+
+
+@cache
+def standard() -> Mapping[str, Fragment]:
+    """The operations of NNEF 1.0 final by name, from stdlib.nnef."""
+    return _read("stdlib.nnef")
+
+
+@cache
+def provisional() -> Mapping[str, Fragment]:
+    """The operations of NNEF 1.0 provisional by name."""
+    return dict(standard()) | _read("provisional.nnef")
+
+
+def signatures() -> dict[str, tuple[str, ...]]:
+    """The parameters of the standard operations by name, as rules take them.
+
+    The generic argument of `cast` is an attribute `dtype` of its rule: nothing else tells its result.
+    """
+    found = {name: tuple(p.name for p in f.parameters) for name, f in standard().items()}
+    return found | {"cast": ("input", "dtype")}
+
+
+class Scope:
+    """The operations that a document may call: its own fragments and those of its dialect.
+
+    The body of a library fragment is read in the standard library alone, so that a provisional
+    operation can be written by the final one of the same name.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self.library = provisional() if document.provisional else standard()
+        self._own = {fragment.name: fragment for fragment in document.fragments}
+        self._source = document.source
+
+    def lookup(self, name: str, caller: Fragment | None) -> Fragment | None:
+        """The declaration that a name stands for in a fragment's body, or in the graph (None)."""
+        if caller is not None and caller.source is not self._source:
+            return standard().get(name)
+        return self._own.get(name) or self.library.get(name)
+
+    def similar(self, name: str) -> list[str]:
+        """Names of operations that one may have meant."""
+        return difflib.get_close_matches(name, [*self._own, *self.library], n=3, cutoff=0.7)

@@ -1,0 +1,239 @@
+"""The syntax tree. Nodes compare by content: where they stand in the text (`offset`) does not count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from lowering.location import Source, Span
+from nnef_jax.text.types import Type
+
+
+@dataclass(slots=True)
+class Node:
+    """Anything that has a place in the text. `depth` counts the expressions nested in it."""
+
+    offset: int = field(compare=False, repr=False)
+    depth: int = field(default=0, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(slots=True)
+class Literal(Node):
+    """A number, string or logical value; a number without point and exponent is an int."""
+
+    value: float | int | bool | str
+
+
+@dataclass(slots=True)
+class Identifier(Node):
+    """A name that stands for a value."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class Array(Node):
+    """`[a, b]`, as an expression or as the target of an assignment."""
+
+    items: tuple[Expression, ...]
+
+
+@dataclass(slots=True)
+class Tuple(Node):
+    """`(a, b)`, as an expression or as the target of an assignment."""
+
+    items: tuple[Expression, ...]
+
+
+@dataclass(slots=True)
+class Subscript(Node):
+    """`sequence[index]`."""
+
+    sequence: Expression
+    index: Expression
+
+
+@dataclass(slots=True)
+class Subrange(Node):
+    """`sequence[begin:end]`, both ends optional."""
+
+    sequence: Expression
+    begin: Expression | None
+    end: Expression | None
+
+
+@dataclass(slots=True)
+class Unary(Node):
+    """`-x`, `+x`, `!x`."""
+
+    operator: str
+    operand: Expression
+
+
+@dataclass(slots=True)
+class Binary(Node):
+    """`left operator right`."""
+
+    operator: str
+    left: Expression
+    right: Expression
+
+
+@dataclass(slots=True)
+class Select(Node):
+    """`true_value if condition else false_value`."""
+
+    condition: Expression
+    true_value: Expression
+    false_value: Expression
+
+
+@dataclass(slots=True)
+class Loop(Node):
+    """`name in iterable`, of a comprehension."""
+
+    name: str
+    iterable: Expression
+
+
+@dataclass(slots=True)
+class Comprehension(Node):
+    """`[for loops if condition yield item]`."""
+
+    loops: tuple[Loop, ...]
+    condition: Expression | None
+    item: Expression
+
+
+@dataclass(slots=True)
+class Builtin(Node):
+    """`length_of(x)` and its like, and casts such as `scalar(x)`."""
+
+    function: str
+    argument: Expression
+
+
+@dataclass(slots=True)
+class Argument(Node):
+    """An argument of an invocation; positional ones have no name."""
+
+    name: str | None
+    value: Expression
+
+
+@dataclass(slots=True)
+class Invocation(Node):
+    """`operation<generic>(arguments)`."""
+
+    operation: str
+    generic: str | None
+    arguments: tuple[Argument, ...]
+
+
+Expression = (
+    Literal
+    | Identifier
+    | Array
+    | Tuple
+    | Subscript
+    | Subrange
+    | Unary
+    | Binary
+    | Select
+    | Comprehension
+    | Builtin
+    | Invocation
+)
+Target = Identifier | Array | Tuple
+
+
+@dataclass(slots=True)
+class Assignment(Node):
+    """`target = value;`."""
+
+    target: Target
+    value: Expression
+
+
+@dataclass(slots=True)
+class Parameter(Node):
+    """A formal parameter of a fragment."""
+
+    name: str
+    type: Type
+    default: Expression | None
+
+
+@dataclass(slots=True)
+class ResultDeclaration(Node):
+    """A declared result of a fragment."""
+
+    name: str
+    type: Type
+
+
+@dataclass(slots=True)
+class Fragment(Node):
+    """The declaration of an operation, with a body where it is compound.
+
+    `generic` tells whether it declares `<?>`, `generic_default` what `?` is where nothing else says it.
+    """
+
+    name: str
+    generic: bool
+    generic_default: str | None
+    parameters: tuple[Parameter, ...]
+    results: tuple[ResultDeclaration, ...]
+    body: tuple[Assignment, ...] | None
+    source: Source = field(compare=False, repr=False)
+
+    def span(self, node: Node) -> Span:
+        """Where a node of this fragment stands."""
+        return span_in(self.source, node)
+
+
+@dataclass(slots=True)
+class GraphDefinition(Node):
+    """The graph: names of its inputs and outputs, and its body."""
+
+    name: str
+    parameters: tuple[Identifier, ...]
+    results: tuple[Identifier, ...]
+    body: tuple[Assignment, ...]
+
+
+@dataclass(slots=True)
+class Document:
+    """A whole text; `provisional` says in which of the two dialects it is written."""
+
+    source: Source = field(compare=False, repr=False)
+    version: str
+    provisional: bool
+    extensions: tuple[str, ...]
+    fragments: tuple[Fragment, ...]
+    graph: GraphDefinition
+
+
+def span_in(source: Source, node: Node) -> Span:
+    """Where a node stands; as long as its name or literal, where it starts with one."""
+    match node:
+        case Identifier(name=name) | Invocation(operation=name) | Builtin(function=name):
+            return Span(source, node.offset, len(name))
+        case Parameter(name=name) | ResultDeclaration(name=name):
+            return Span(source, node.offset, len(name))
+        case Argument(name=str(name)):
+            return Span(source, node.offset, len(name))
+        case _:
+            return Span(source, node.offset)
+
+
+def identifiers(target: Expression) -> Iterator[Identifier]:
+    """The identifiers of the target of an assignment, in order."""
+    match target:
+        case Identifier():
+            yield target
+        case Array(items=items) | Tuple(items=items):
+            for item in items:
+                yield from identifiers(item)
+        case _:
+            raise TypeError(f"not a target: {target!r}")

@@ -1,0 +1,159 @@
+"""The types of the language and which may stand for which (spec 3.3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PRIMITIVES = ("scalar", "integer", "logical", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """A value known when the network is compiled: scalar, integer, logical, string, or generic `?`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of scalar, integer, logical or generic `?` items; None where the items may be any."""
+
+    item: str | None
+
+    def __str__(self) -> str:
+        return f"tensor<{self.item or ''}>"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOf:
+    """An array; the item type of an empty array literal is `ANY`."""
+
+    item: Type
+
+    def __str__(self) -> str:
+        return f"{self.item}[]"
+
+
+@dataclass(frozen=True, slots=True)
+class TupleOf:
+    """A tuple of a fixed number of items."""
+
+    items: tuple[Type, ...]
+
+    def __str__(self) -> str:
+        return "(" + ",".join(map(str, self.items)) + ")"
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Fits everywhere: the item of an empty array, or an expression whose error is already reported."""
+
+    def __str__(self) -> str:
+        return "any"
+
+
+Type = Primitive | Tensor | ArrayOf | TupleOf | Anything
+
+SCALAR = Primitive("scalar")
+INTEGER = Primitive("integer")
+LOGICAL = Primitive("logical")
+STRING = Primitive("string")
+GENERIC = Primitive("?")
+ANY = Anything()
+TENSOR = Tensor(None)
+
+
+def substitute(type: Type, generic: str | None) -> Type:
+    """The type with `?` replaced by a primitive's name, or by "unknown" where that is None."""
+    match type:
+        case Primitive("?"):
+            return Primitive(generic) if generic else ANY
+        case Tensor("?"):
+            return Tensor(generic)
+        case ArrayOf(item):
+            return ArrayOf(substitute(item, generic))
+        case TupleOf(items):
+            return TupleOf(tuple(substitute(item, generic) for item in items))
+        case _:
+            return type
+
+
+def fits(actual: Type, formal: Type) -> bool:
+    """Whether an expression of one type may stand where another is declared (spec 3.3.2, Type Casting).
+
+    A primitive stands for a tensor of its kind; arrays and tuples fit item by item.
+    """
+    if actual == formal or isinstance(actual, Anything) or isinstance(formal, Anything):
+        return True
+    match actual, formal:
+        case Tensor(a), Tensor(b):
+            return a is None or b is None or a == b
+        case Primitive(a), Tensor(b):
+            return a != "string" and (b is None or a == b)
+        case ArrayOf(a), ArrayOf(b):
+            return fits(a, b)
+        case TupleOf(a), TupleOf(b):
+            return len(a) == len(b) and all(map(fits, a, b))
+        case _:
+            return False
+
+
+def common(a: Type, b: Type) -> Type | None:
+    """The type that both fit, None where there is none."""
+    if isinstance(a, Anything):
+        return b
+    if fits(a, b):
+        return b
+    if fits(b, a):
+        return a
+    match a, b:
+        case ArrayOf(x), ArrayOf(y):
+            item = common(x, y)
+            return ArrayOf(item) if item else None
+        case TupleOf(x), TupleOf(y) if len(x) == len(y):
+            items = tuple(common(i, j) for i, j in zip(x, y, strict=True))
+            return TupleOf(tuple(i for i in items if i)) if all(items) else None
+        case _:
+            return None
+
+
+def deduce(actual: Type, formal: Type) -> str | None:
+    """What `?` in the declared type stands for, given the type of an argument; None where it tells nothing."""
+    match actual, formal:
+        case (Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?")):
+            return name if name != "?" else "?"
+        case ArrayOf(a), ArrayOf(b):
+            return deduce(a, b)
+        case TupleOf(a), TupleOf(b) if len(a) == len(b):
+            return next((d for d in map(deduce, a, b) if d), None)
+        case _:
+            return None
+
+
+def is_generic(type: Type) -> bool:
+    """Whether `?` occurs in the type."""
+    match type:
+        case Primitive("?") | Tensor("?"):
+            return True
+        case ArrayOf(item):
+            return is_generic(item)
+        case TupleOf(items):
+            return any(map(is_generic, items))
+        case _:
+            return False
+
+
+def has_tensor(type: Type) -> bool:
+    """Whether values of the type hold tensors, so that arguments for it may be positional."""
+    match type:
+        case Tensor():
+            return True
+        case ArrayOf(item):
+            return has_tensor(item)
+        case TupleOf(items):
+            return any(map(has_tensor, items))
+        case _:
+            return False
