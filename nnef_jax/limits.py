@@ -22,6 +22,6 @@ class Limits:
     tensor_bytes: int = 16 * _GIB  # one tensor
     nesting: int = 200  # of expressions in the text
     call_depth: int = 2_000  # of fragment calls
-    steps: int = 5_000_000  # expressions evaluated while flattening
+    steps: int = 2_000_000  # expressions evaluated while flattening
     array_items: int = 10_000_000  # items of one array, characters of one string
-    operations: int = 1_000_000  # of the flat graph
+    operations: int = 200_000  # of the flat graph

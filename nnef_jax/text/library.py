@@ -32,10 +32,14 @@ def provisional() -> Mapping[str, Fragment]:
 def signatures() -> dict[str, tuple[str, ...]]:
     """The parameters of the standard operations by name, as rules take them.
 
-    The generic argument of `cast` is an attribute `dtype` of its rule: nothing else tells its result.
+    The generic argument of `GENERIC_RESULT` operations is an attribute `dtype` of their rules.
     """
     found = {name: tuple(p.name for p in f.parameters) for name, f in standard().items()}
-    return found | {"cast": ("input", "dtype")}
+    return found | {name: (*found[name], "dtype") for name in GENERIC_RESULT}
+
+
+# Operations whose arguments do not tell what their result holds: `?` alone does.
+GENERIC_RESULT = ("constant", "cast")
 
 
 class Scope:

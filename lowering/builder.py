@@ -1,0 +1,179 @@
+"""Builds a flat graph one operation at a time, with the types of its values inferred by the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import shapes_differ, show
+from lowering.graph import (
+    Attribute,
+    Call,
+    Graph,
+    Operand,
+    Operation,
+    Parameter,
+    Result,
+    Scalar,
+    StateVariable,
+    TensorType,
+    Value,
+)
+from lowering.location import Span
+from lowering.registry import Registry, Types
+
+
+@dataclass(slots=True)
+class _Variable:
+    label: str
+    value: Value
+    span: Span | None
+    update: Value | None = None
+
+
+@dataclass(slots=True)
+class GraphBuilder:
+    """Collects inputs, variables and operations; `graph` makes the immutable graph of them.
+
+    `real` and `integer` are the dtypes that literals and untyped tensors take. Methods raise
+    InvalidOperation; the caller knows where in its text that happened.
+    """
+
+    registry: Registry
+    real: str = "float32"
+    integer: str = "int32"
+    operations: list[Operation] = field(default_factory=list[Operation])
+    aliases: dict[str, Value] = field(default_factory=dict[str, Value])
+    _inputs: list[Value] = field(default_factory=list[Value])
+    _variables: dict[str, _Variable] = field(default_factory=dict[str, _Variable])
+    _variable_of: dict[Value, _Variable] = field(default_factory=dict["Value", _Variable])
+    _taken: set[str] = field(default_factory=set[str])
+    _reserved: set[str] = field(default_factory=set[str])
+    _suffixes: dict[str, int] = field(default_factory=dict[str, int])
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep names for the values that are created under exactly them."""
+        self._reserved.update(names)
+
+    def _name(self, wanted: str, exact: bool) -> str:
+        name = wanted
+        while name in self._taken or (name in self._reserved and not exact):
+            self._suffixes[wanted] = self._suffixes.get(wanted, 0) + 1
+            name = f"{wanted}_{self._suffixes[wanted]}"
+        self._taken.add(name)
+        return name
+
+    def input(self, name: str, type: TensorType) -> Value:
+        """A tensor that is fed from outside."""
+        value = Value(self._name(name, exact=True), type)
+        self._inputs.append(value)
+        return value
+
+    def variable(self, name: str, label: str, type: TensorType, span: Span | None) -> Value:
+        """A tensor stored under a label: the same one each time that the label is named."""
+        known = self._variables.get(label)
+        if known is None:
+            value = Value(self._name(name, exact=name in self._reserved), type)
+            known = _Variable(label, value, span)
+            self._variables[label] = known
+            self._variable_of[value] = known
+        elif shapes_differ(known.value.type.shape, type.shape) or known.value.type.dtype != type.dtype:
+            raise InvalidShape(
+                f"variable '{label}' is declared as {type} here and as {known.value.type} before",
+                hint="variables of one label share their data, so they must have one shape",
+            )
+        return known.value
+
+    def update(self, variable: Operand, value: Value) -> Value:
+        """Have a variable take a value after each cycle; the value is also the result."""
+        target = self._variable_of.get(variable) if isinstance(variable, Value) else None
+        if target is None:
+            raise InvalidOperation(
+                "the first argument of 'update' must be a variable",
+                hint="it must be the result of 'variable' itself, not of an operation on it",
+            )
+        if target.update is not None:
+            raise InvalidOperation(f"variable '{target.label}' is updated twice in one cycle")
+        if shapes_differ(target.value.type.shape, value.type.shape):
+            raise InvalidShape(
+                f"variable '{target.label}' has shape {show(target.value.type.shape)}, "
+                f"its new value has {show(value.type.shape)}"
+            )
+        if target.value.type.dtype != value.type.dtype:
+            raise InvalidOperation(
+                f"variable '{target.label}' holds {target.value.type.dtype}, "
+                f"its new value {value.type.dtype}"
+            )
+        target.update = value
+        return value
+
+    def literal_type(self, value: Scalar) -> TensorType:
+        """The type that a literal has where a tensor is due."""
+        match value:
+            case bool():
+                return TensorType((), "bool")
+            case int():
+                return TensorType((), self.integer)
+            case float():
+                return TensorType((), self.real)
+
+    def _operand_type(self, operand: Operand) -> TensorType | list[TensorType]:
+        match operand:
+            case Value():
+                return operand.type
+            case tuple():
+                return [cast(TensorType, self._operand_type(item)) for item in operand]
+            case _:
+                return self.literal_type(operand)
+
+    def operation(
+        self,
+        kind: str,
+        operands: Mapping[str, Operand],
+        attributes: Mapping[str, Attribute],
+        names: Sequence[str],
+        span: Span | None = None,
+        calls: tuple[Call, ...] = (),
+    ) -> tuple[Result, ...]:
+        """Add an operation. `names` are those wanted for its results; too few are made up from the first."""
+        rule = self.registry[kind]
+        types = {name: self._operand_type(operand) for name, operand in operands.items()}
+        arguments = {_python_name(name): value for name, value in (types | dict(attributes)).items()}
+        inferred: Types = rule.infer(**arguments)
+        structure = inferred if isinstance(inferred, tuple) else (inferred,)
+        count = sum(len(item) if isinstance(item, list) else 1 for item in structure)
+        exact = len(names) == count
+        wanted = iter(names if exact else [f"{names[0]}_{i}" if count > 1 else names[0] for i in range(count)])
+
+        def value(type: TensorType) -> Value:
+            return Value(self._name(next(wanted), exact), type)
+
+        results: tuple[Result, ...] = tuple(
+            tuple(map(value, item)) if isinstance(item, list) else value(item) for item in structure
+        )
+        self.operations.append(
+            Operation(kind, tuple(operands.items()), tuple(attributes.items()), results, span, calls)
+        )
+        return results
+
+    def graph(self, name: str, outputs: Sequence[Value], output_names: Sequence[str]) -> Graph:
+        """The graph of all that was added."""
+        variables = self._variables.values()
+        return Graph(
+            name,
+            tuple(self._inputs),
+            tuple(outputs),
+            tuple(output_names),
+            tuple(self.operations),
+            tuple(Parameter(v.label, v.value, v.span) for v in variables if v.update is None),
+            tuple(
+                StateVariable(v.label, v.value, v.update, v.span) for v in variables if v.update is not None
+            ),
+            dict(self.aliases),
+        )
+
+
+def _python_name(name: str) -> str:
+    return "lambda_" if name == "lambda" else name

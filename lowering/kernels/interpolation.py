@@ -1,0 +1,94 @@
+"""Interpolation along one axis, and between the four neighbours of a point."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.kernels.windows import extend
+
+
+def repeat(x: Array, axis: int, factor: int) -> Array:
+    """Each item `factor` times in a row."""
+    shape = (*x.shape[: axis + 1], factor, *x.shape[axis + 1 :])
+    repeated = jnp.broadcast_to(jnp.expand_dims(x, axis + 1), shape)
+    return _merge(repeated, axis)
+
+
+def mean_of_blocks(x: Array, axis: int, factor: int) -> Array:
+    """The mean of each run of `factor` items; the extent must be a multiple of it."""
+    blocks = x.reshape((*x.shape[:axis], x.shape[axis] // factor, factor, *x.shape[axis + 1 :]))
+    return jnp.mean(blocks, axis + 1)
+
+
+def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
+    """Output i lies at i / factor in the input, with `shift` at (i - (factor - 1) / 2) / factor.
+
+    Output k * factor + r has the same weights for every k, so that each r is a sum of two slices.
+    """
+    extent = x.shape[axis]
+    edges = [(0, 0)] * x.ndim
+    edges[axis] = (1 if shift else 0, 1)
+    extended = extend(x, tuple(edges), border)
+
+    def neighbour(offset: int) -> Array:
+        start = offset + edges[axis][0]
+        return lax.slice_in_dim(extended, start, start + extent, 1, axis)
+
+    phases: list[Array] = []
+    for r in range(factor):
+        doubled = (
+            2 * r - (factor - 1) if shift else 2 * r
+        )  # the place is k + doubled / (2 * factor)
+        left, rest = divmod(doubled, 2 * factor)
+        phases.append(_between(neighbour(left), neighbour(left + 1), rest / (2 * factor)))
+    return _merge(jnp.stack(phases, axis + 1), axis)
+
+
+def upsample_aligned(x: Array, axis: int, factor: int) -> Array:
+    """Output i lies where the first and the last items of output and input coincide."""
+    extent = x.shape[axis]
+    place = np.arange(extent * factor) * (extent - 1)
+    left, rest = np.divmod(place, max(extent * factor - 1, 1))
+    right = np.minimum(left + 1, extent - 1)
+    shape = [-1 if a == axis else 1 for a in range(x.ndim)]
+    weight = (rest / max(extent * factor - 1, 1)).reshape(shape)
+    a, b = (jnp.take(x, places, axis, mode="clip") for places in (left, right))
+    return a * (1 - weight).astype(x.dtype) + b * weight.astype(x.dtype)
+
+
+def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
+    """The values of (B,C,H,W) on N grids of points, each in an item of the batch: (N,C,h,w).
+
+    `row` is (N,h), `column` (N,w), `batch` (N). A point outside takes the nearest value inside.
+    """
+    top, bottom, down = _neighbours(row, x.shape[2], x.dtype)
+    left, right, across = _neighbours(column, x.shape[3], x.dtype)
+    down, across = down[:, :, None, None], across[:, None, :, None]
+
+    def corner(row: Array, column: Array) -> Array:
+        places = (batch[:, None, None], slice(None), row[:, :, None], column[:, None, :])
+        return jnp.asarray(x).at[places].get(mode="clip")  # (N,h,w,C)
+
+    upper = corner(top, left) * (1 - across) + corner(top, right) * across
+    lower = corner(bottom, left) * (1 - across) + corner(bottom, right) * across
+    return jnp.moveaxis(upper * (1 - down) + lower * down, -1, 1)
+
+
+def _neighbours(place: Array, extent: int, dtype: np.dtype) -> tuple[Array, Array, Array]:
+    """The items on both sides of each place and the weight of the second."""
+    place = jnp.clip(place, 0, extent - 1)
+    first = jnp.floor(place)
+    index = first.astype(jnp.int32)
+    return index, jnp.minimum(index + 1, extent - 1), (place - first).astype(dtype)
+
+
+def _between(a: Array, b: Array, weight: float) -> Array:
+    return a if weight == 0 else a * (1 - weight) + b * weight
+
+
+def _merge(x: Array, axis: int) -> Array:
+    """One axis of this and the next."""
+    shape = (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+    return x.reshape(shape)

@@ -1,0 +1,123 @@
+"""How sums, maxima and samples of windows are computed; `windows` covers every dimension."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.extents import Shape
+from lowering.kernels.conv import spread
+from lowering.kernels.windows import Windows, extend, lowest, valid_counts
+
+
+def window_sum(x: Array, windows: Windows, border: str, normalize: bool) -> Array:
+    """The sum of each window, or its mean: with border 'ignore' over the valid cells only."""
+    padding = windows.padding
+    if border not in ("constant", "ignore"):
+        x = extend(x, padding, border)
+        padding = ((0, 0),) * x.ndim
+    total: Array = lax.reduce_window(
+        x,
+        np.array(0, x.dtype),
+        lax.add,
+        windows.size,
+        windows.stride,
+        padding,
+        window_dilation=windows.dilation,
+    )
+    if not normalize:
+        return total
+    if border == "ignore":
+        # A window that lies on padding alone has the sum 0, and the mean 0.
+        return total / np.maximum(valid_counts(windows), 1).astype(x.dtype)
+    return total / windows.volume
+
+
+def reverse_window_sum(x: Array, windows: Windows, border: str) -> Array:
+    """Each item added to all the cells of its window in the up-scaled space."""
+    x, padding = spread(x, windows, border)
+    steps = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
+    spread_out = lax.pad(x, np.array(0, x.dtype), steps)
+    return lax.reduce_window(
+        spread_out,
+        np.array(0, x.dtype),
+        lax.add,
+        windows.size,
+        (1,) * x.ndim,
+        "VALID",
+        window_dilation=windows.dilation,
+    )
+
+
+def window_max(x: Array, windows: Windows, border: str) -> Array:
+    """The maximum of each window; its gradient goes to the first of equal maxima."""
+    if any(d > 1 for d in windows.dilation):  # reduce_window has no reverse derivative then
+        return window_max_and_index(x, windows, border)[0]
+    padding = windows.padding
+    if border != "ignore":
+        x = extend(x, padding, border)
+        padding = ((0, 0),) * x.ndim
+    return lax.reduce_window(x, lowest(x.dtype), lax.max, windows.size, windows.stride, padding)
+
+
+def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
+    """The maximum of each window and the row-major index in the window where it is first found.
+
+    Dimension by dimension, the last one first: each keeps the first of the rows that have the
+    greatest maximum, and that row has kept its own first. NaN counts as the greatest value.
+    """
+    x = extend(x, windows.padding, border, fill=-np.inf if border == "ignore" else 0.0)
+    index = jnp.zeros(x.shape, jnp.int32)
+    volume = 1
+    for axis in reversed(range(x.ndim)):
+        best, best_index = _cells(x, windows, axis, 0), _cells(index, windows, axis, 0)
+        for j in range(1, windows.size[axis]):
+            candidate = _cells(x, windows, axis, j)
+            better = (candidate > best) | ((candidate != candidate) & (best == best))
+            best = jnp.where(better, candidate, best)
+            best_index = jnp.where(better, _cells(index, windows, axis, j) + j * volume, best_index)
+        x, index = best, best_index
+        volume *= windows.size[axis]
+    return x, index
+
+
+def _cells(x: Array, windows: Windows, axis: int, j: int) -> Array:
+    """Cell j of each window along one axis."""
+    stride = windows.stride[axis]
+    start = j * windows.dilation[axis]
+    stop = start + (windows.downscaled[axis] - 1) * stride + 1
+    return lax.slice_in_dim(x, start, stop, stride, axis)
+
+
+def sample(x: Array, index: Array, windows: Windows, border: str) -> Array:
+    """The cell of each window that the index names, border included."""
+    x = extend(x, windows.padding, border)
+    return jnp.asarray(x).at[_positions(index, windows)].get(mode="clip")
+
+
+def desample(x: Array, index: Array, windows: Windows) -> Array:
+    """Each item added to the cell that the index names in its window; padding is cut off."""
+    spans = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
+    covered: Shape = tuple((extent - 1) * s + span for extent, s, span in spans)
+    named = (index >= 0) & (index < windows.volume)
+    zero = np.array(0, x.dtype)
+    cells = jnp.zeros(covered, x.dtype)
+    cells = cells.at[_positions(index, windows)].add(jnp.where(named, x, zero))
+    edges = [
+        (-p, up + p - extent, 0)
+        for up, extent, (p, _) in zip(windows.upscaled, covered, windows.padding, strict=True)
+    ]
+    return lax.pad(cells, zero, edges)
+
+
+def _positions(index: Array, windows: Windows) -> tuple[Array, ...]:
+    """The place in the padded up-scaled space that each index names, one array for each axis."""
+    rest = jnp.clip(index, 0, windows.volume - 1)
+    positions: list[Array] = []
+    for axis in reversed(range(index.ndim)):
+        size = windows.size[axis]
+        start = lax.broadcasted_iota(index.dtype, index.shape, axis) * windows.stride[axis]
+        positions.append(start + rest % size * windows.dilation[axis])
+        rest = rest // size
+    return tuple(reversed(positions))

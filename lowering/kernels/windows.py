@@ -1,0 +1,250 @@
+"""Window arithmetic that the sliding-window operations share (spec 4.3).
+
+A basic operation (conv, box, max_pool) reads the up-scaled shape and yields the down-scaled one, a
+reverse operation (deconv, debox, desample) goes the other way. Padding, stride and dilation always
+count in the up-scaled space; the border mode always extends the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, differ, volume
+
+Padding = tuple[tuple[int, int], ...]
+
+BORDERS = ("constant", "replicate", "reflect", "reflect-even")
+POOL_BORDERS = ("ignore", *BORDERS)
+
+_PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Where the windows of an operation lie: an entry for each dimension, nothing left to defaults.
+
+    `upscaled` is the shape that the windows move over, `downscaled` has an item for each of their
+    positions. Extents, and padding that was computed from them, may be UNKNOWN.
+    """
+
+    size: Shape
+    padding: Padding
+    stride: Shape
+    dilation: Shape
+    upscaled: Shape
+    downscaled: Shape
+
+    @property
+    def dilated(self) -> Shape:
+        """The extents that a window spans, gaps included."""
+        return _dilated(self.size, self.dilation)
+
+    @property
+    def volume(self) -> int:
+        """The number of cells of a window."""
+        return volume(self.size)
+
+
+def basic(shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape) -> Windows:
+    """The windows of an operation that maps `shape` down; padding not given is automatic."""
+    size, stride, dilation = (_complete(values, len(shape)) for values in (size, stride, dilation))
+    spans = _dilated(size, dilation)
+    automatic = tuple(-(-extent // s) for extent, s in zip(shape, stride, strict=True))
+    pads = _complete_padding(padding, shape, automatic, spans, stride)
+    given = len(padding)
+    counted = map(_positions, shape[:given], pads[:given], spans[:given], stride[:given])
+    return Windows(size, pads, stride, dilation, shape, (*counted, *automatic[given:]))
+
+
+def reverse(
+    shape: Shape,
+    size: Shape,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    output_shape: Shape = (),
+) -> Windows:
+    """The windows of an operation that maps `shape` up, to `output_shape` where that is given."""
+    size, stride, dilation = (_complete(values, len(shape)) for values in (size, stride, dilation))
+    spans = _dilated(size, dilation)
+    if output_shape:
+        upscaled = output_shape
+    else:
+        automatic = tuple(extent * s for extent, s in zip(shape, stride, strict=True))
+        spanned = (
+            (extent - 1) * s + span - p - q
+            for extent, s, span, (p, q) in zip(shape, stride, spans, padding, strict=False)
+        )
+        upscaled = (*spanned, *automatic[len(padding) :])
+    pads = _complete_padding(padding, upscaled, shape, spans, stride)
+    return Windows(size, pads, stride, dilation, upscaled, shape)
+
+
+def reach(windows: Windows) -> Padding:
+    """How far the windows of a reverse operation read beyond each edge of its input."""
+    reached: list[tuple[int, int]] = []
+    for up, down, span, s, (p, _) in zip(
+        windows.upscaled,
+        windows.downscaled,
+        windows.dilated,
+        windows.stride,
+        windows.padding,
+        strict=True,
+    ):
+        reached.append((max((span - 1 - p) // s, 0), max((up - 1 + p) // s - (down - 1), 0)))
+    return tuple(reached)
+
+
+def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
+    """The array with its border around it, which is `fill` in the modes 'constant' and 'ignore'.
+
+    A reflection that is longer than the array goes back and forth.
+    """
+    if not any(p or q for p, q in padding):
+        return x
+    if border in _PAD_MODES:
+        return jnp.pad(x, padding, mode=_PAD_MODES[border])
+    return lax.pad(x, np.array(fill, x.dtype), [(p, q, 0) for p, q in padding])
+
+
+def valid_counts(windows: Windows) -> Any:
+    """How many cells of each window lie on the input, in a numpy array that fits `downscaled`."""
+    rank = len(windows.size)
+    counts = np.ones((1,) * rank)
+    for axis, (f, d, s, (p, q)) in enumerate(
+        zip(windows.size, windows.dilation, windows.stride, windows.padding, strict=True)
+    ):
+        if p == 0 and q == 0:
+            counts = counts * f
+            continue
+        start = np.arange(windows.downscaled[axis]) * s - p
+        cell = start[:, None] + np.arange(f) * d
+        inside = np.sum((cell >= 0) & (cell < windows.upscaled[axis]), axis=1)
+        counts = counts * inside.reshape([-1 if a == axis else 1 for a in range(rank)])
+    return counts
+
+
+def lowest(dtype: Any) -> Any:
+    """The identity of the maximum, as a numpy scalar.
+
+    `lax.reduce_window` has a gradient only where it knows its initial value to be the identity:
+    a jax array will not do.
+    """
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.array(-np.inf, dtype)
+    return np.array(jnp.iinfo(dtype).min, dtype)
+
+
+def require_border(border: str, allowed: Sequence[str]) -> None:
+    """Refuse a border mode that is not one of the allowed."""
+    if border not in allowed:
+        names = ", ".join(f"'{name}'" for name in allowed)
+        raise InvalidOperation(f"'border' must be one of {names}, it is '{border}'")
+
+
+def require_attributes(
+    rank: int, padding: Padding, stride: Shape, dilation: Shape, size: Shape = ()
+) -> None:
+    """Refuse window attributes that are too long, or have an item out of range."""
+    for name, values in (("size", size), ("stride", stride), ("dilation", dilation)):
+        _require_length(name, values, rank)
+        require_positive(name, values)
+    _require_length("padding", padding, rank)
+    if any(item < 0 for pair in padding for item in pair):
+        raise InvalidOperation(
+            f"'padding' must not be negative, it is {[tuple(pair) for pair in padding]}",
+            hint="cut the input with slice instead",
+        )
+
+
+def require_positive(name: str, values: Shape) -> None:
+    """Refuse an array with an item below 1."""
+    if any(item < 1 for item in values):
+        raise InvalidOperation(f"items of '{name}' must be at least 1, it is {list(values)}")
+
+
+def require_basic(windows: Windows, border: str, first_axis: int = 0) -> None:
+    """Refuse windows that do not fit on the padded input, and borders that it cannot have."""
+    for axis, (extent, span, (p, q)) in enumerate(
+        zip(windows.upscaled, windows.dilated, windows.padding, strict=True), first_axis
+    ):
+        if p + extent + q < span:
+            raise InvalidShape(
+                f"the window spans {span} items at axis {axis}, "
+                f"the input with its padding has only {p} + {extent} + {q}",
+                hint="give more padding, or leave 'padding' empty to have it computed",
+            )
+    _require_reflection(windows.upscaled, windows.padding, border, first_axis)
+
+
+def require_reverse(windows: Windows, padding: Padding, border: str, first_axis: int = 0) -> None:
+    """Refuse an output that is empty or cannot have the input's shape when mapped down again."""
+    again = basic(windows.upscaled, windows.size, padding, windows.stride, windows.dilation)
+    for axis, (up, down, found, pads) in enumerate(
+        zip(windows.upscaled, windows.downscaled, again.downscaled, windows.padding, strict=True),
+        first_axis,
+    ):
+        if up < 1:
+            raise InvalidShape(
+                f"the output has extent {up} at axis {axis}: "
+                f"'padding' {pads} takes away all that the windows cover"
+            )
+        if differ(down, found):
+            raise InvalidShape(
+                f"'output_shape' has extent {up} at axis {axis}, on which the windows have {found} "
+                f"positions, but the input has extent {down}",
+                hint="the output shape must be one that the basic operation with the same "
+                "attributes maps to the shape of the input",
+            )
+    _require_reflection(windows.downscaled, reach(windows), border, first_axis)
+
+
+def _require_length(name: str, values: Sequence[Any], rank: int) -> None:
+    if len(values) > rank:
+        raise InvalidOperation(
+            f"'{name}' has {len(values)} items, the windows have only {rank} dimensions",
+            hint="conv and deconv take an item for each spatial dimension, "
+            "pools and boxes also for batch and channel",
+        )
+
+
+def _require_reflection(shape: Shape, padding: Padding, border: str, first_axis: int) -> None:
+    if border != "reflect":
+        return
+    for axis, (extent, pads) in enumerate(zip(shape, padding, strict=True), first_axis):
+        if extent == 1 and max(pads) > 0:
+            raise InvalidShape(
+                f"border 'reflect' needs two items to reflect, "
+                f"the input has extent 1 at axis {axis}",
+                hint="'replicate' and 'reflect-even' can extend a single item",
+            )
+
+
+def _complete(values: Shape, rank: int) -> Shape:
+    return tuple(values) + (1,) * (rank - len(values))
+
+
+def _dilated(size: Shape, dilation: Shape) -> Shape:
+    return tuple((f - 1) * d + 1 for f, d in zip(size, dilation, strict=True))
+
+
+def _positions(extent: int, pads: tuple[int, int], span: int, stride: int) -> int:
+    return (pads[0] + extent + pads[1] - span) // stride + 1
+
+
+def _complete_padding(
+    padding: Padding, upscaled: Shape, downscaled: Shape, spans: Shape, stride: Shape
+) -> Padding:
+    result = [(p, q) for p, q in padding]
+    for axis in range(len(padding), len(upscaled)):
+        total = (downscaled[axis] - 1) * stride[axis] + spans[axis] - upscaled[axis]
+        total = max(total, 0)
+        result.append((total // 2, total - total // 2))
+    return tuple(result)

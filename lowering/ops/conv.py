@@ -1,0 +1,198 @@
+"""Convolution and deconvolution (spec 4.3.1).
+
+`conv` takes an input (B,C,X...), a filter (c,C/G,f...) and a bias (1,c) or singular to (B,c,x...);
+`deconv` takes (B,c,x...), a filter of the same layout and a bias (1,C) to (B,C,X...). Padding,
+stride and dilation have an item for each spatial dimension. `groups = 0` is plane-wise: a group for
+each plane. The separable forms have no rule, they are expanded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import Array
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, differ, show
+from lowering.graph import TensorType
+from lowering.kernels import conv as kernels
+from lowering.kernels.broadcast import expand
+from lowering.kernels.windows import (
+    BORDERS,
+    Padding,
+    basic,
+    require_attributes,
+    require_basic,
+    require_border,
+    require_positive,
+    require_reverse,
+    reverse,
+)
+from lowering.ops.registries import nnef
+from lowering.ops.typing import require_real, require_same_dtype
+from lowering.trace import Context
+
+
+def _conv_type(
+    input: TensorType,
+    filter: TensorType,
+    bias: TensorType,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    groups: int,
+) -> TensorType:
+    _require_operands(input, filter, bias, border, padding, stride, dilation, groups)
+    groups = groups or input.shape[1]
+    if differ(filter.shape[1] * groups, input.shape[1]):
+        raise InvalidShape(
+            f"'filter' {show(filter.shape)} takes {filter.shape[1] * groups} channels "
+            f"in {groups} group(s), 'input' {show(input.shape)} has {input.shape[1]}",
+            hint="the filter has the shape [output channels, input channels / groups, ...]",
+        )
+    _require_divisor(groups, filter)
+    _require_bias(bias, filter.shape[0], len(input.shape))
+    windows = basic(input.shape[2:], filter.shape[2:], padding, stride, dilation)
+    require_basic(windows, border, first_axis=2)
+    return TensorType((input.shape[0], filter.shape[0], *windows.downscaled), input.dtype)
+
+
+@nnef.rule("conv", _conv_type)
+def conv(
+    ctx: Context,
+    input: Array,
+    filter: Array,
+    bias: Any,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    groups: int,
+) -> Array:
+    """Correlation of the input with a filter, plus a bias."""
+    windows = basic(input.shape[2:], filter.shape[2:], padding, stride, dilation)
+    groups = groups or input.shape[1]
+    output = kernels.conv(input, filter, windows, border, groups, ctx.precision)
+    return _add_bias(output, bias)
+
+
+def _deconv_type(
+    input: TensorType,
+    filter: TensorType,
+    bias: TensorType,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    output_shape: Shape,
+    groups: int,
+) -> TensorType:
+    _require_operands(input, filter, bias, border, padding, stride, dilation, groups)
+    if differ(filter.shape[0], input.shape[1]):
+        raise InvalidShape(
+            f"'filter' {show(filter.shape)} takes {filter.shape[0]} channels, "
+            f"'input' {show(input.shape)} has {input.shape[1]}",
+            hint="its filter has the shape [input channels, output channels / groups, ...]",
+        )
+    if output_shape:
+        if len(output_shape) != len(input.shape):
+            raise InvalidOperation(
+                f"'output_shape' {list(output_shape)} must have {len(input.shape)} items"
+            )
+        require_positive("output_shape", (input.shape[0], *output_shape[1:]))
+    groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
+    channels = filter.shape[1] * groups
+    if output_shape and differ(output_shape[1], channels):
+        raise InvalidShape(
+            f"'output_shape' {list(output_shape)} has {output_shape[1]} channels, "
+            f"'filter' {show(filter.shape)} gives {channels} in {groups} group(s)"
+        )
+    _require_divisor(groups, filter)
+    _require_bias(bias, channels, len(input.shape))
+    windows = reverse(
+        input.shape[2:], filter.shape[2:], padding, stride, dilation, output_shape[2:]
+    )
+    require_reverse(windows, padding, border, first_axis=2)
+    return TensorType((input.shape[0], channels, *windows.upscaled), input.dtype)
+
+
+@nnef.rule("deconv", _deconv_type)
+def deconv(
+    ctx: Context,
+    input: Array,
+    filter: Array,
+    bias: Any,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    output_shape: Shape,
+    groups: int,
+) -> Array:
+    """The reverse of convolution. The batch extent is the input's, whatever `output_shape` says."""
+    windows = reverse(
+        input.shape[2:], filter.shape[2:], padding, stride, dilation, output_shape[2:]
+    )
+    groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
+    flipped = kernels.transposed_filter(filter, groups)
+    output = kernels.deconv(input, flipped, windows, border, groups, ctx.precision)
+    return _add_bias(output, bias)
+
+
+def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int) -> int:
+    # Plane-wise, the planes are those of the output where its shape is given: (c,1,...) is then the
+    # reverse of a plane-wise conv with c / C filters for each plane.
+    if groups == 0:
+        return output_shape[1] // filter[1] if output_shape else input[1]
+    return groups
+
+
+def _add_bias(output: Array, bias: Any) -> Array:
+    if isinstance(bias, float) and bias == 0.0:
+        return output
+    return output + expand(bias, output.ndim)
+
+
+def _require_operands(
+    input: TensorType,
+    filter: TensorType,
+    bias: TensorType,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    groups: int,
+) -> None:
+    require_real(input=input, filter=filter, bias=bias)
+    require_same_dtype(input=input, filter=filter, bias=bias)
+    rank = len(input.shape)
+    if rank < 2 or len(filter.shape) != rank:
+        raise InvalidShape(
+            f"'input' {show(input.shape)} and 'filter' {show(filter.shape)} must have one rank, "
+            "two and the number of spatial dimensions"
+        )
+    require_border(border, BORDERS)
+    require_attributes(rank - 2, padding, stride, dilation)
+    if groups < 0:
+        raise InvalidOperation(f"'groups' must be positive, or 0 for plane-wise, it is {groups}")
+
+
+def _require_divisor(groups: int, filter: TensorType) -> None:
+    if differ(filter.shape[0] % groups, 0):
+        raise InvalidShape(
+            f"'groups' {groups} does not divide the first extent of 'filter' {show(filter.shape)}"
+        )
+
+
+def _require_bias(bias: TensorType, channels: int, rank: int) -> None:
+    allowed = (1, channels)
+    fits = len(bias.shape) <= rank and all(
+        not differ(extent, 1) or (axis == 1 and not differ(extent, allowed[1]))
+        for axis, extent in enumerate(bias.shape)
+    )
+    if not fits:
+        raise InvalidShape(
+            f"'bias' {show(bias.shape)} does not fit {channels} output channels",
+            hint=f"it must be a scalar or have the shape {show(allowed)}",
+        )

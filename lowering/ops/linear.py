@@ -1,0 +1,81 @@
+"""Matrix products (spec 4.6, 4.8.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from lowering.errors import InvalidShape
+from lowering.extents import Shape, differ, show
+from lowering.graph import TensorType
+from lowering.kernels.broadcast import align, broadcast_shapes, expand
+from lowering.ops.normalize import require_fits
+from lowering.ops.registries import nnef
+from lowering.ops.typing import padded, require_real, require_same_dtype
+from lowering.trace import Context
+
+
+def _matrix(shape: Shape, transpose: bool) -> Shape:
+    shape = padded(shape, 2)
+    return (*shape[:-2], shape[-1], shape[-2]) if transpose else shape
+
+
+def _product(names: tuple[str, str], left: Shape, right: Shape) -> Shape:
+    a, b = names
+    if len(left) != len(right):
+        raise InvalidShape(
+            f"'{a}' and '{b}' must have one rank, their shapes (after transposition) are "
+            f"{show(left)} and {show(right)}",
+            hint="`unsqueeze` the one of lower rank",
+        )
+    if differ(left[-1], right[-2]):
+        raise InvalidShape(
+            f"the columns of '{a}' must be as many as the rows of '{b}', their shapes "
+            f"(after transposition) are {show(left)} and {show(right)}",
+            hint="transpose an operand if it is stored the other way round",
+        )
+    return (*broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1])
+
+
+def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: bool) -> TensorType:
+    require_real(A=A, B=B)
+    require_same_dtype(A=A, B=B)
+    shape = _product(("A", "B"), _matrix(A.shape, transposeA), _matrix(B.shape, transposeB))
+    return TensorType(shape, A.dtype)
+
+
+@nnef.rule("matmul", _matmul_type)
+def matmul(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> Array:
+    """The products of the matrices in the last two axes; the leading axes broadcast.
+
+    A shape of less than two axes is continued by 1s: a vector is a column.
+    """
+    left, right = (expand(x, max(x.ndim, 2)) for x in (jnp.asarray(A), jnp.asarray(B)))
+    left = jnp.swapaxes(left, -1, -2) if transposeA else left
+    right = jnp.swapaxes(right, -1, -2) if transposeB else right
+    return jnp.matmul(left, right, precision=ctx.precision)
+
+
+def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> TensorType:
+    require_real(input=input, filter=filter, bias=bias)
+    require_same_dtype(input=input, filter=filter, bias=bias)
+    shape = _product(
+        ("input", "filter"),
+        _matrix(input.shape, transpose=False),
+        _matrix(filter.shape, transpose=True),
+    )
+    output = TensorType(shape, input.dtype)
+    require_fits("the product of 'input' and 'filter'", output, bias=bias)
+    return output
+
+
+@nnef.rule("linear", _linear_type)
+def linear(ctx: Context, input: Any, filter: Any, bias: Any) -> Array:
+    """The product of the input with the transposed filter, plus the bias."""
+    product = matmul(ctx, input, filter, False, True)
+    if isinstance(bias, float) and bias == 0.0:
+        return product
+    product, bias = align(product, bias)
+    return product + bias

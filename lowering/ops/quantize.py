@@ -1,0 +1,120 @@
+"""Quantisation to evenly or logarithmically spaced levels, as real values (spec 4.8.5).
+
+By the letter of the standard: the derivative of rounding is 0. `linear_quantize` has no rule, its
+body in the standard library calls `min_max_linear_quantize`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation
+from lowering.graph import TensorType
+from lowering.kernels.broadcast import align
+from lowering.ops.normalize import require_fits
+from lowering.ops.registries import nnef
+from lowering.ops.typing import require_integer, require_real, require_same_dtype
+
+
+def _require_bits(bits: int, least: int = 1) -> None:
+    if not least <= bits <= 32:
+        raise InvalidOperation(f"'bits' must be at least {least} and at most 32, it is {bits}")
+
+
+def _round(x: Array) -> Array:
+    # As the operation `round`: adding 0.5 would be inexact.
+    whole = jnp.floor(x)
+    return jnp.where(x - whole >= 0.5, whole + 1, whole)
+
+
+def _wide(x: Any) -> Any:
+    # The numbers of the levels do not fit the mantissa of a smaller float. Literals fit any.
+    small = not isinstance(x, float) and x.dtype.itemsize < 4
+    return jnp.asarray(x, jnp.float32) if small else x
+
+
+def _min_max_type(
+    x: TensorType, min: TensorType, max: TensorType, bits: int, signed: bool, symmetric: bool
+) -> TensorType:
+    require_real(x=x, min=min, max=max)
+    require_same_dtype(x=x, min=min, max=max)
+    require_fits("'x'", x, min=min, max=max)
+    _require_bits(bits, least=2 if signed and symmetric else 1)
+    return x
+
+
+@nnef.rule("min_max_linear_quantize", _min_max_type)
+def min_max_linear_quantize(
+    x: Any, min: Any, max: Any, bits: int, signed: bool, symmetric: bool
+) -> Array:
+    """The nearest of the levels that divide the range from min to max evenly.
+
+    In an empty range all is min.
+    """
+    x, low, high = align(jnp.asarray(x), min, max)
+    dtype = x.dtype
+    x, low, high = _wide(x), _wide(low), _wide(high)
+    steps = float(2**bits - 1 - (signed and symmetric))
+    span = high - low
+    inside = jnp.maximum(jnp.minimum(x, high), low) - low
+    level = _round(inside / jnp.where(span == 0, 1.0, span) * steps)
+    return (level / steps * span + low).astype(dtype)
+
+
+def _zero_point_type(
+    x: TensorType,
+    zero_point: TensorType,
+    scale: TensorType,
+    bits: int,
+    signed: bool,
+    symmetric: bool,
+) -> TensorType:
+    require_real(x=x, scale=scale)
+    require_integer(zero_point=zero_point)
+    require_same_dtype(x=x, scale=scale)
+    require_fits("'x'", x, zero_point=zero_point, scale=scale)
+    _require_bits(bits)
+    return x
+
+
+@nnef.rule("zero_point_linear_quantize", _zero_point_type)
+def zero_point_linear_quantize(
+    x: Any, zero_point: Any, scale: Any, bits: int, signed: bool, symmetric: bool
+) -> Array:
+    """The nearest multiple of scale whose number, counted from the zero point, fits the bits."""
+    x, zero, scale = align(jnp.asarray(x), zero_point, scale)
+    dtype = x.dtype
+    x, scale = _wide(x), _wide(scale)
+    zero = jnp.asarray(zero).astype(x.dtype)
+    top = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
+    bottom = 0 if not signed else -top if symmetric else -top - 1
+    level = jnp.maximum(jnp.minimum(_round(x / scale) + zero, float(top)), float(bottom))
+    return ((level - zero) * scale).astype(dtype)
+
+
+def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
+    require_real(x=x, max=max)
+    require_same_dtype(x=x, max=max)
+    require_fits("'x'", x, max=max)
+    _require_bits(bits)
+    return x
+
+
+@nnef.rule("logarithmic_quantize", _logarithmic_type)
+def logarithmic_quantize(x: Any, max: Any, bits: int) -> Array:
+    """The power of two of the nearest exponent with the sign of x; 0 stays 0.
+
+    The exponents are the 2^bits highest up to that of max, rounded up.
+    """
+    x, max = align(jnp.asarray(x), max)
+    # Exponents by the bits of the numbers: log2 is inexact at powers of two, where ceil would jump.
+    part, exponent = jnp.frexp(lax.stop_gradient(jnp.abs(x)))
+    exponent = exponent - (part < math.sqrt(0.5))
+    part, top = jnp.frexp(lax.stop_gradient(jnp.asarray(max)))
+    top = top - (part == 0.5)
+    exponent = jnp.maximum(jnp.minimum(exponent, top), top - (2**bits - 1))
+    return jnp.ldexp(jnp.sign(x), exponent)

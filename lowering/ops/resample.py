@@ -1,0 +1,118 @@
+"""Up and down-sampling of the spatial dimensions by whole factors (spec 4.3.4).
+
+`factor` has an item for each spatial dimension, missing ones are 1. Multilinear up-sampling takes
+one dimension after another. Output i lies in an input of extent x, for a factor f, at
+
+    'asymmetric'   i / f
+    'symmetric'    (i - (f - 1) / 2) / f
+    'aligned'      i (x - 1) / (x f - 1)
+
+The border gives the neighbours outside the input; 'aligned' has none, and repeats an extent of 1.
+"""
+
+from __future__ import annotations
+
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, differ, show
+from lowering.graph import TensorType
+from lowering.kernels import interpolation
+from lowering.kernels.windows import BORDERS, require_border, require_positive
+from lowering.ops.registries import nnef
+from lowering.ops.typing import require_real
+
+METHODS = ("symmetric", "asymmetric", "aligned")
+
+
+def _down_type(input: TensorType, factor: Shape) -> TensorType:
+    _require_factor(input, factor)
+    for axis, f in enumerate(factor, 2):
+        if differ(input.shape[axis] % f, 0):
+            raise InvalidShape(
+                f"'factor' {list(factor)} does not divide the spatial extents of "
+                f"'input' {show(input.shape)}: {input.shape[axis]} at axis {axis}",
+                hint="cut or pad the input to a multiple of the factor",
+            )
+    shape = (extent // f for extent, f in zip(input.shape, _full(input.shape, factor), strict=True))
+    return TensorType(tuple(shape), input.dtype)
+
+
+def _up_type(input: TensorType, factor: Shape) -> TensorType:
+    _require_factor(input, factor)
+    shape = (extent * f for extent, f in zip(input.shape, _full(input.shape, factor), strict=True))
+    return TensorType(tuple(shape), input.dtype)
+
+
+@nnef.rule("nearest_downsample", _down_type)
+def nearest_downsample(input: Array, factor: Shape) -> Array:
+    """The first item of each block of `factor` items."""
+    return lax.slice(input, (0,) * input.ndim, input.shape, _full(input.shape, factor))
+
+
+@nnef.rule("area_downsample", _down_type)
+def area_downsample(input: Array, factor: Shape) -> Array:
+    """The mean of each block of `factor` items."""
+    for axis, f in enumerate(factor, 2):
+        if f > 1:
+            input = interpolation.mean_of_blocks(input, axis, f)
+    return input
+
+
+@nnef.rule("nearest_upsample", _up_type)
+def nearest_upsample(input: Array, factor: Shape) -> Array:
+    """Each item repeated `factor` times."""
+    for axis, f in enumerate(factor, 2):
+        if f > 1:
+            input = interpolation.repeat(input, axis, f)
+    return input
+
+
+def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str) -> TensorType:
+    require_method(method)
+    require_border(border, BORDERS)
+    output = _up_type(input, factor)
+    if border == "reflect" and method != "aligned":
+        for axis, f in enumerate(factor, 2):
+            if f > 1 and input.shape[axis] == 1:
+                raise InvalidShape(
+                    f"border 'reflect' needs two items to reflect, 'input' {show(input.shape)} "
+                    f"has extent 1 at axis {axis}",
+                    hint="'replicate' and 'reflect-even' can extend a single item",
+                )
+    return output
+
+
+@nnef.rule("multilinear_upsample", _multilinear_type)
+def multilinear_upsample(input: Array, factor: Shape, method: str, border: str) -> Array:
+    """Linear interpolation in each spatial dimension."""
+    for axis, f in enumerate(factor, 2):
+        if f == 1:
+            continue
+        if method == "aligned":
+            input = interpolation.upsample_aligned(input, axis, f)
+        else:
+            shift = method == "symmetric"
+            input = interpolation.upsample_linear(input, axis, f, shift, border)
+    return input
+
+
+def require_method(method: str, name: str = "method") -> None:
+    """Refuse an interpolation method that is not one of the standard's."""
+    if method not in METHODS:
+        names = ", ".join(f"'{known}'" for known in METHODS)
+        raise InvalidOperation(f"'{name}' must be one of {names}, it is '{method}'")
+
+
+def _require_factor(input: TensorType, factor: Shape) -> None:
+    require_real(input=input)
+    require_positive("factor", factor)
+    if len(factor) > max(len(input.shape) - 2, 0):
+        raise InvalidOperation(
+            f"'factor' {list(factor)} has more items than 'input' {show(input.shape)} "
+            "has spatial dimensions"
+        )
+
+
+def _full(shape: Shape, factor: Shape) -> Shape:
+    return (1,) * min(2, len(shape)) + factor + (1,) * (len(shape) - 2 - len(factor))

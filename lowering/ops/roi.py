@@ -1,0 +1,157 @@
+"""Operations on regions of interest of NNEF 1.0; the aligned pools have no rule, they are expanded.
+
+`input` is (B,C,H,W), `rois` (N,4) with rows x1, y1, x2, y2 in pixels of the input, and
+`batch_index` (N) says in which item of the batch each region lies; the output is (N,C,h,w) for
+`output_size = [h,w]`.
+
+The pools follow Fast R-CNN: the corners are rounded, half away from zero, and both belong to the
+region, which has at least one row and one column. Counted from the first corner, bin i of n over an
+extent e covers [floor(i e / n), ceil((i + 1) e / n)). What lies outside the input does not count; a
+bin with nothing in it is 0.
+
+`roi_resample` interpolates linearly. Output i of n lies at
+
+    'symmetric'    x1 + (i + 1/2) (x2 - x1) / n - 1/2
+    'asymmetric'   x1 + i (x2 - x1) / n
+    'aligned'      x1 + i (x2 - x1 - 1) / (n - 1), or x1 where n = 1
+
+and takes the nearest value of the input where that is outside. The region 0, 0, W, H, resampled to
+a multiple of its size, is thus what `multilinear_upsample` gives with border 'replicate'.
+
+All are differentiable in the input, and `roi_resample` in `rois`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, differ, show
+from lowering.graph import TensorType
+from lowering.kernels.interpolation import bilinear
+from lowering.kernels.windows import lowest, require_positive
+from lowering.ops.registries import nnef
+from lowering.ops.resample import require_method
+from lowering.ops.typing import require_integer, require_real
+
+
+def _roi_type(
+    input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape
+) -> TensorType:
+    require_real(input=input, rois=rois)
+    require_integer(batch_index=batch_index)
+    if len(input.shape) != 4:
+        raise InvalidShape(f"'input' must have the shape [B,C,H,W], it has {show(input.shape)}")
+    if len(rois.shape) != 2 or differ(rois.shape[1], 4):
+        raise InvalidShape(
+            f"'rois' must have the shape [N,4], it has {show(rois.shape)}",
+            hint="a row holds x1, y1, x2, y2",
+        )
+    if len(batch_index.shape) != 1 or differ(batch_index.shape[0], rois.shape[0]):
+        raise InvalidShape(
+            f"'batch_index' {show(batch_index.shape)} must have an item for each row of "
+            f"'rois' {show(rois.shape)}"
+        )
+    if len(output_size) != 2:
+        raise InvalidOperation(f"'output_size' must have two items, it is {list(output_size)}")
+    require_positive("output_size", output_size)
+    return TensorType((rois.shape[0], input.shape[1], *output_size), input.dtype)
+
+
+@nnef.rule("avg_roi_pool", _roi_type)
+def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Shape) -> Array:
+    """The mean of each bin of each region."""
+
+    def pool(plane: Array, rows: Array, columns: Array) -> Array:
+        within_rows = _masked(jnp.sum, plane, rows, np.array(0, plane.dtype))
+        total = _masked(jnp.sum, within_rows, columns, np.array(0, plane.dtype))
+        count = jnp.sum(rows, 1)[None, :, None] * jnp.sum(columns, 1)[None, None, :]
+        return total / jnp.maximum(count, 1).astype(plane.dtype)
+
+    return _pool(pool, input, rois, batch_index, output_size)
+
+
+@nnef.rule("max_roi_pool", _roi_type)
+def max_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Shape) -> Array:
+    """The maximum of each bin of each region."""
+
+    def pool(plane: Array, rows: Array, columns: Array) -> Array:
+        within_rows = _masked(jnp.max, plane, rows, lowest(plane.dtype))
+        most = _masked(jnp.max, within_rows, columns, lowest(plane.dtype))
+        filled = jnp.any(rows, 1)[None, :, None] & jnp.any(columns, 1)[None, None, :]
+        return jnp.where(filled, most, np.array(0, plane.dtype))
+
+    return _pool(pool, input, rois, batch_index, output_size)
+
+
+def _resample_type(
+    input: TensorType,
+    rois: TensorType,
+    batch_index: TensorType,
+    output_size: Shape,
+    method: str,
+) -> TensorType:
+    require_method(method)
+    return _roi_type(input, rois, batch_index, output_size)
+
+
+@nnef.rule("roi_resample", _resample_type)
+def roi_resample(
+    input: Array, rois: Array, batch_index: Array, output_size: Shape, method: str
+) -> Array:
+    """The region interpolated to the output size."""
+    column = _places(rois[:, 0], rois[:, 2], output_size[1], method)
+    row = _places(rois[:, 1], rois[:, 3], output_size[0], method)
+    return bilinear(input, batch_index, row, column)
+
+
+def _places(start: Array, end: Array, count: int, method: str) -> Array:
+    step = np.arange(count).astype(start.dtype)[None, :]
+    start, length = start[:, None], (end - start)[:, None]
+    if method == "symmetric":
+        return start + (step + 0.5) * length / count - 0.5
+    if method == "asymmetric":
+        return start + step * length / count
+    return start + step * (length - 1) / max(count - 1, 1)
+
+
+def _pool(
+    pool: Callable[[Array, Array, Array], Array],
+    input: Array,
+    rois: Array,
+    batch_index: Array,
+    output_size: Shape,
+) -> Array:
+    """Region after region, computed anew for the gradient: only one at a time takes memory."""
+
+    def one(region: tuple[Array, Array]) -> Array:
+        roi, item = region
+        plane = jnp.take(input, item, 0, mode="clip")
+        rows = _bins(roi[1], roi[3], output_size[0], input.shape[2])
+        columns = _bins(roi[0], roi[2], output_size[1], input.shape[3])
+        return pool(plane, rows, columns)
+
+    rounded = lax.round(rois, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int32)
+    return lax.map(jax.checkpoint(one), (rounded, batch_index))
+
+
+def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
+    """Which of the `extent` places lie in which of `count` bins of a region: (count, extent)."""
+    length = jnp.maximum(end - start + 1, 1)
+    step = np.arange(count, dtype=np.int32)
+    first = start + step * length // count
+    last = start - (-(step + 1) * length) // count
+    place = jnp.arange(extent, dtype=jnp.int32)[None, :]
+    return (place >= first[:, None]) & (place < last[:, None])
+
+
+def _masked(reduce: Callable[..., Array], x: Array, mask: Array, fill: Any) -> Array:
+    """(C,e,...) reduced over its second axis within each of n masks (n,e): (C,...,n)."""
+    selected = jnp.where(mask[None, :, :, None], x[:, None], fill)
+    return jnp.moveaxis(reduce(selected, 2), 1, -1)

@@ -1,0 +1,274 @@
+"""Boxes, pools and index based sampling (spec 4.3.2, 4.3.3, 4.8.3).
+
+Size, padding, stride and dilation have an item for each dimension, batch and channel included. The
+window index of `argmax_pool` counts the cells of a window in row-major order, from 0.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, shapes_differ, show
+from lowering.graph import TensorType
+from lowering.kernels import pool as kernels
+from lowering.kernels.windows import (
+    POOL_BORDERS,
+    Padding,
+    Windows,
+    basic,
+    require_attributes,
+    require_basic,
+    require_border,
+    require_positive,
+    require_reverse,
+    reverse,
+)
+from lowering.ops.registries import nnef
+from lowering.ops.typing import require_integer, require_real
+
+
+def _pool_type(
+    input: TensorType,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+) -> TensorType:
+    require_real(input=input)
+    require_border(border, POOL_BORDERS)
+    require_attributes(len(input.shape), padding, stride, dilation, size)
+    windows = basic(input.shape, size, padding, stride, dilation)
+    require_basic(windows, border)
+    return TensorType(windows.downscaled, input.dtype)
+
+
+def _reverse_type(
+    input: TensorType,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    output_shape: Shape,
+) -> TensorType:
+    require_real(input=input)
+    require_border(border, POOL_BORDERS)
+    require_attributes(len(input.shape), padding, stride, dilation, size)
+    if output_shape and len(output_shape) != len(input.shape):
+        raise InvalidOperation(
+            f"'output_shape' {list(output_shape)} must have {len(input.shape)} items"
+        )
+    windows = _reverse(input.shape, size, padding, stride, dilation, output_shape)
+    require_positive("output_shape", windows.upscaled if output_shape else ())
+    require_reverse(windows, padding, border)
+    return TensorType(windows.upscaled, input.dtype)
+
+
+def _reverse(
+    shape: Shape,
+    size: Shape,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    output_shape: Shape,
+) -> Windows:
+    # Where windows leave the batch alone it is the input's: the document may have baked in another.
+    alone = size[:1] in ((), (1,)) and stride[:1] in ((), (1,)) and padding[:1] in ((), ((0, 0),))
+    if output_shape and alone:
+        output_shape = (shape[0], *output_shape[1:])
+    return reverse(shape, size, padding, stride, dilation, output_shape)
+
+
+def _box_type(
+    input: TensorType,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    normalize: bool,
+) -> TensorType:
+    return _pool_type(input, size, border, padding, stride, dilation)
+
+
+@nnef.rule("box", _box_type)
+def box(
+    input: Array,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    normalize: bool,
+) -> Array:
+    """The sum of each window, or its mean: with border 'ignore' over the valid cells only."""
+    windows = basic(input.shape, size, padding, stride, dilation)
+    return kernels.window_sum(input, windows, border, normalize)
+
+
+def _debox_type(
+    input: TensorType,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    output_shape: Shape,
+    normalize: bool,
+) -> TensorType:
+    return _reverse_type(input, size, border, padding, stride, dilation, output_shape)
+
+
+@nnef.rule("debox", _debox_type)
+def debox(
+    input: Array,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    output_shape: Shape,
+    normalize: bool,
+) -> Array:
+    """Each item added to all cells of its window; over the window's volume where `normalize`."""
+    windows = _reverse(input.shape, size, padding, stride, dilation, output_shape)
+    total = kernels.reverse_window_sum(input, windows, border)
+    return total / windows.volume if normalize else total
+
+
+@nnef.rule("max_pool", _pool_type)
+def max_pool(
+    input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
+) -> Array:
+    """The maximum of each window. The zeros of border 'constant' win over negative data."""
+    windows = basic(input.shape, size, padding, stride, dilation)
+    return kernels.window_max(input, windows, border)
+
+
+@nnef.rule("avg_pool", _pool_type)
+def avg_pool(
+    input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
+) -> Array:
+    """The mean of each window, over the valid cells with border 'ignore'."""
+    return box(input, size, border, padding, stride, dilation, True)
+
+
+@nnef.rule("rms_pool", _pool_type)
+def rms_pool(
+    input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
+) -> Array:
+    """The root of the mean square of each window; its derivative is 0 where it is 0."""
+    mean = avg_pool(jnp.square(input), size, border, padding, stride, dilation)
+    return jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1)), mean)
+
+
+def _index_type(
+    input: TensorType,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+) -> TensorType:
+    return TensorType(_pool_type(input, size, border, padding, stride, dilation).shape, "int32")
+
+
+@nnef.rule("argmax_pool", _index_type, not_differentiable="its result is an index")
+def argmax_pool(
+    input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
+) -> Array:
+    """The index in each window where its maximum is first found."""
+    return max_pool_with_index(input, size, border, padding, stride, dilation)[1]
+
+
+def _max_and_index_type(
+    input: TensorType,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+) -> tuple[TensorType, TensorType]:
+    output = _pool_type(input, size, border, padding, stride, dilation)
+    return output, TensorType(output.shape, "int32")
+
+
+@nnef.rule("max_pool_with_index", _max_and_index_type)
+def max_pool_with_index(
+    input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
+) -> tuple[Array, Array]:
+    """The maximum of each window, and the index in the window where it is first found."""
+    windows = basic(input.shape, size, padding, stride, dilation)
+    return kernels.window_max_and_index(input, windows, border)
+
+
+def _sample_type(
+    input: TensorType,
+    index: TensorType,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+) -> TensorType:
+    output = _pool_type(input, size, border, padding, stride, dilation)
+    _require_index(index, output.shape, "the output")
+    return output
+
+
+@nnef.rule("sample", _sample_type)
+def sample(
+    input: Array,
+    index: Array,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+) -> Array:
+    """The cell that the index names in each window; a border 'constant' or 'ignore' gives 0."""
+    windows = basic(input.shape, size, padding, stride, dilation)
+    return kernels.sample(input, index, windows, border)
+
+
+def _desample_type(
+    input: TensorType,
+    index: TensorType,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    output_shape: Shape,
+) -> TensorType:
+    # No index belongs to a window outside the input: no border has a part in the result.
+    _require_index(index, input.shape, "the input")
+    require_border(border, POOL_BORDERS)
+    return _reverse_type(input, size, "constant", padding, stride, dilation, output_shape)
+
+
+@nnef.rule("desample", _desample_type)
+def desample(
+    input: Array,
+    index: Array,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    output_shape: Shape,
+) -> Array:
+    """Each item added to the cell of its window that the index names, the reverse of `sample`."""
+    windows = _reverse(input.shape, size, padding, stride, dilation, output_shape)
+    return kernels.desample(input, index, windows)
+
+
+def _require_index(index: TensorType, shape: Shape, whose: str) -> None:
+    require_integer(index=index)
+    if shapes_differ(index.shape, shape):
+        raise InvalidShape(
+            f"'index' {show(index.shape)} must have the shape of {whose}, {show(shape)}"
+        )

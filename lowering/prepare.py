@@ -1,0 +1,117 @@
+"""The split of a function of parameters and inputs into what depends on parameters alone and the rest.
+
+    prepared = split.prepare(parameters)          # once for each set of parameters
+    outputs = split.run(prepared, inputs)         # once for each call
+
+Rules know nothing of it: the function is traced to a jaxpr, and each equation that reads only parameters
+and constants goes into `prepare`. So a weight that a rule flips, transposes or scales is stored as the
+kernel wants it, and no constant is embedded in the compiled function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend import core
+
+# A prepared value may be this many times larger than what it is computed from (a transformed filter is);
+# beyond that it is a broadcast, which costs less to repeat inside the call than to read from memory.
+_GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The two halves; `outputs` is the tree of what the function returns."""
+
+    prepare: Callable[[Sequence[Any]], tuple[Any, ...]]
+    run: Callable[[Sequence[Any], Sequence[Any]], Any]
+
+
+def split(function: Callable[[Sequence[Any], Sequence[Any]], Any], parameters: Any, inputs: Any) -> Split:
+    """Split `function(parameters, inputs)`, both flat sequences of arrays or `jax.ShapeDtypeStruct`s."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
+    jaxpr = closed.jaxpr
+    count = len(jax.tree.leaves(parameters))
+    known_roots = [*jaxpr.invars[:count], *jaxpr.constvars]
+    known = _known_equations(jaxpr, known_roots)
+    outputs: list[Any] = list(jaxpr.outvars)
+    early, late, kept = _partition(jaxpr, known, set(known_roots), outputs)
+    tree = jax.tree.structure(shapes)
+    prepare_flat = _function("prepare", known_roots, kept, early)
+    run_flat = _function("run", [*kept, *jaxpr.invars[count:]], outputs, late)
+
+    def prepare(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(prepare_flat(*values, *closed.consts))
+
+    def run(prepared: Sequence[Any], values: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(tree, run_flat(*prepared, *values))
+
+    return Split(prepare, run)
+
+
+def _function(
+    name: str, arguments: Sequence[Any], results: Sequence[Any], equations: Sequence[Any]
+) -> Callable[..., Any]:
+    paths = tuple(f"result[{i}]" for i in range(len(results)))
+    info = core.DebugInfo(name, name, tuple(f"x{i}" for i in range(len(arguments))), paths)
+    jaxpr = core.Jaxpr([], arguments, results, equations, debug_info=info)
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))
+
+
+def _known_equations(jaxpr: Any, roots: Iterable[Any]) -> dict[Any, Any]:
+    """The equation of each variable that depends on the roots alone."""
+    known: dict[Any, Any] = dict.fromkeys(roots)
+    for equation in jaxpr.eqns:
+        if not equation.effects and all(_is_literal(v) or v in known for v in equation.invars):
+            known.update((variable, equation) for variable in equation.outvars)
+    return known
+
+
+def _partition(
+    jaxpr: Any, known: dict[Any, Any], roots: set[Any], outputs: Sequence[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Equations to evaluate early, equations to evaluate late, and the variables handed from one to the other."""
+    sources = _source_sizes(jaxpr, known, roots)
+    late = {id(e) for e in jaxpr.eqns if not all(v in known for v in e.outvars)}
+    by_id = {id(e): e for e in jaxpr.eqns}
+    pending = [v for e in jaxpr.eqns if id(e) in late for v in e.invars if not _is_literal(v) and v in known]
+    pending += [v for v in outputs if not _is_literal(v) and v in known]
+    kept: dict[Any, None] = {}
+    while pending:
+        variable = pending.pop()
+        equation = known[variable]
+        if equation is None or _size(variable) <= _GROWTH * sources[variable]:
+            kept[variable] = None
+        elif id(equation) not in late:
+            late.add(id(equation))
+            pending += [v for v in equation.invars if not _is_literal(v)]
+    needed = set(kept)
+    early: list[Any] = []
+    for equation in reversed(jaxpr.eqns):
+        if any(v in needed for v in equation.outvars) and known.get(equation.outvars[0]) is equation:
+            early.append(equation)
+            needed.update(v for v in equation.invars if not _is_literal(v))
+    return early[::-1], [e for e in by_id.values() if id(e) in late], list(kept)
+
+
+def _source_sizes(jaxpr: Any, known: dict[Any, Any], roots: set[Any]) -> dict[Any, int]:
+    """For each known variable the number of items of the largest root that it comes from."""
+    sizes = {variable: _size(variable) for variable in roots}
+    for equation in jaxpr.eqns:
+        if known.get(equation.outvars[0]) is equation:
+            found = max((sizes[v] for v in equation.invars if not _is_literal(v)), default=0)
+            sizes.update((variable, found) for variable in equation.outvars)
+    return sizes
+
+
+def _size(variable: Any) -> int:
+    return math.prod(variable.aval.shape)
+
+
+def _is_literal(variable: Any) -> bool:
+    return isinstance(variable, core.Literal)
+

@@ -1,0 +1,37 @@
+"""Values known on the host: literals and constants, and what is computed from them alone.
+
+They stay numpy arrays or Python numbers while a graph is traced, so that a rule finds a concrete shape,
+index or exponent where one is due, and never a tracer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowering.errors import NotHostKnown
+
+_HOST = (bool, int, float, np.ndarray, np.generic)
+
+
+def is_static(value: Any) -> bool:
+    """Whether a value, or every item of an array of values, is known on the host."""
+    if isinstance(value, tuple | list):
+        return all(map(is_static, value))  # pyright: ignore[reportUnknownArgumentType]
+    return isinstance(value, _HOST)
+
+
+def host_value(value: Any, what: str) -> np.ndarray[Any, Any]:
+    """The value as a numpy array; NotHostKnown naming `what` where it depends on inputs or parameters."""
+    if not is_static(value):
+        raise NotHostKnown(f"{what} must be known before the network runs, but it is computed by it")
+    return np.asarray(value)
+
+
+def on_host(compute: Callable[[], Any]) -> Any:
+    """Run a computation on static values now, outside of the tracing that goes on; numpy arrays result."""
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(np.asarray, compute())

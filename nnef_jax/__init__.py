@@ -1,0 +1,79 @@
+"""NNEF networks in JAX: `nnef_jax.load(path)` returns a jitted, differentiable callable.
+
+Names are resolved when they are first used: importing the package loads neither jax nor lark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nnef_jax.errors import (
+        ArchiveError,
+        DataError,
+        InputError,
+        LimitError,
+        NnefError,
+        NnefSyntaxError,
+        SemanticError,
+        ShapeError,
+        UnsupportedError,
+    )
+    from nnef_jax.limits import Limits
+    from nnef_jax.load import load
+    from nnef_jax.model import Model, TensorSpec
+    from nnef_jax.save import save
+    from nnef_jax.storage.tensorfile import read_tensor, write_tensor
+
+_HOMES = {
+    "ArchiveError": "errors",
+    "DataError": "errors",
+    "InputError": "errors",
+    "LimitError": "errors",
+    "Limits": "limits",
+    "Model": "model",
+    "NnefError": "errors",
+    "NnefSyntaxError": "errors",
+    "SemanticError": "errors",
+    "ShapeError": "errors",
+    "TensorSpec": "model",
+    "UnsupportedError": "errors",
+    "load": "load",
+    "read_tensor": "storage.tensorfile",
+    "save": "save",
+    "write_tensor": "storage.tensorfile",
+}
+
+__all__ = [
+    "ArchiveError",
+    "DataError",
+    "InputError",
+    "LimitError",
+    "Limits",
+    "Model",
+    "NnefError",
+    "NnefSyntaxError",
+    "SemanticError",
+    "ShapeError",
+    "TensorSpec",
+    "UnsupportedError",
+    "load",
+    "read_tensor",
+    "save",
+    "write_tensor",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nnef_jax' has no attribute {name!r}")
+    value: object = getattr(import_module(f"nnef_jax.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

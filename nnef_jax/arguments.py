@@ -1,0 +1,98 @@
+"""Which array of a call is which input of the graph, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowering.extents import shapes_differ, show
+from lowering.graph import Value
+from nnef_jax.errors import InputError, NnefError, raise_all
+from nnef_jax.network import Network
+
+
+def bind_inputs(network: Network, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The inputs in graph order as jax arrays of the declared dtypes.
+
+    Arrays of another width of the same kind are converted (float64 to float32); another kind is an error.
+
+    Raises InputError for wrong numbers, names, shapes and dtypes, for all inputs at once.
+    """
+    inputs = network.graph.inputs
+    names = [value.name for value in inputs]
+    if len(args) > len(inputs):
+        raise InputError(f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}")
+    given = dict(zip(names, args, strict=False))
+    for name, array in kwargs.items():
+        if name not in names:
+            raise InputError(f"the graph has no input '{name}', its inputs are {', '.join(names)}")
+        if name in given:
+            raise InputError(f"input '{name}' is given by position and by name")
+        given[name] = array
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise InputError(
+            f"input {', '.join(repr(name) for name in missing)} is missing, the graph takes {', '.join(names)}",
+            span=network.span_of(missing[0]),
+        )
+    errors: list[NnefError] = []
+    arrays: list[Any] = []
+    for value in inputs:
+        try:
+            arrays.append(_as_input(given[value.name], value))
+        except InputError as error:
+            error.span = network.span_of(value.name)
+            errors.append(error)
+    raise_all(errors)
+    return arrays
+
+
+def _as_input(array: Any, value: Value) -> Any:
+    dtype = jnp.dtype(value.type.dtype)
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        array = _from_python(array, value, dtype)
+    if shapes_differ(array.shape, value.type.shape):
+        raise InputError(
+            f"input '{value.name}' has shape {show(array.shape)}, the graph declares {show(value.type.shape)}",
+            hint="load(..., input_shapes=...) declares another; jax.vmap adds a batch axis",
+        )
+    if array.dtype == dtype:
+        return array if isinstance(array, jax.Array) else jnp.array(array)
+    if _kind(array.dtype) != _kind(dtype):
+        raise InputError(
+            f"input '{value.name}' has dtype {array.dtype}, the graph declares {dtype}",
+            hint=f"convert it: x.astype('{dtype}')",
+        )
+    if dtype.kind == "i" and isinstance(array, np.ndarray):
+        _require_range(array, value, dtype)
+    return jnp.asarray(array).astype(dtype)
+
+
+def _from_python(array: Any, value: Value, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Numbers and lists as an array; whole numbers may stand for scalars there."""
+    try:
+        result = np.asarray(array)
+    except ValueError:
+        raise InputError(f"input '{value.name}' is not an array") from None
+    if result.dtype.kind == "i" and _kind(dtype) == "f":
+        result = result.astype(np.float32)
+    return result
+
+
+def _kind(dtype: Any) -> str:
+    """ "f" for real numbers, "i" for integers, "b" for logical values, else numpy's letter."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return "f"
+    return "i" if jnp.issubdtype(dtype, jnp.integer) else jnp.dtype(dtype).kind
+
+
+def _require_range(array: np.ndarray[Any, Any], value: Value, dtype: np.dtype[Any]) -> None:
+    bounds = np.iinfo(dtype)
+    if array.size and (array.min() < bounds.min or array.max() > bounds.max):
+        raise InputError(
+            f"input '{value.name}' holds values from {array.min()} to {array.max()}, which do not fit {dtype}"
+        )

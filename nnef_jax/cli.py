@@ -1,0 +1,165 @@
+"""The command line, `nnef-jax`. A command reads its options, calls the library and prints.
+
+jax and what needs it are imported inside the commands, so that `--help` answers at once. Errors of
+the user's are raised as everywhere in the library; `main` makes a message and an exit code of them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nnef_jax import __version__
+from nnef_jax.errors import NnefError
+
+if TYPE_CHECKING:
+    from nnef_jax.network import Network
+
+# Plain usage errors and help, without boxes: they may be piped, and rich is not loaded for them.
+app = typer.Typer(
+    name="nnef-jax",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_STATUS_AFTER = 0.5  # seconds
+
+
+class Layout(StrEnum):
+    """What the axes of a picture's input are: n batch, c channels, h height, w width."""
+
+    nchw = "nchw"
+    nhwc = "nhwc"
+    chw = "chw"
+    hwc = "hwc"
+    nhw = "nhw"
+    hw = "hw"
+
+
+Source = Annotated[
+    str,
+    typer.Argument(metavar="SOURCE", help="The network: a folder, a graph.nnef or a tar archive.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nnef-jax {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Run and inspect NNEF networks with JAX."""
+
+
+@app.command()
+def info(source: Source, as_json: Json = False) -> None:
+    """Show what is in a network: inputs, outputs, sizes and a table of its operations."""
+    network = _read(source)
+    from nnef_jax.cli_outputs import describe, description
+
+    typer.echo(json.dumps(description(network)) if as_json else describe(network))
+
+
+@app.command()
+def check(source: Source) -> None:
+    """Read and validate a network with its data, and show all that is wrong with it."""
+    network = _read(source)
+    from nnef_jax.cli_outputs import dialect
+
+    graph = network.graph
+    variables = len(graph.parameters) + len(graph.states)
+    typer.echo(
+        f"ok: {source}: {graph.name}, {dialect(network)}, "
+        f"{len(graph.operations)} operations, {variables} variables"
+    )
+
+
+@app.command()
+def run(
+    source: Source,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=]FILE...",
+            help="The inputs by name, or in the order of the graph: .npy, .dat, .npz (arrays by input name), "
+            ".png, .jpg. Several pictures for one input are run as a batch.",
+            show_default=False,
+        ),
+    ] = None,
+    mean: Annotated[
+        str, typer.Option(help="For pictures: what is subtracted from pixels of 0 to 255, a number or one a channel.")
+    ] = "0",
+    scale: Annotated[
+        str, typer.Option(help="For pictures: what is multiplied with after that, a number or one a channel.")
+    ] = "1",
+    layout: Annotated[
+        Layout, typer.Option(help="For pictures: the axes of the input; n batch, c channels, h height, w width.")
+    ] = Layout.nchw,
+    resize: Annotated[
+        bool, typer.Option("--resize", help="For pictures: scale them to the size of the input (bilinear).")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Save the outputs: a .npz, .npy or .dat, else a folder with a .dat for each."
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Print only the largest entries of each row (the last axis longer than 1), this many."
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="With --top: a text file with the names of the entries, one a line.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a network on files and print its outputs, or save them."""
+    if labels and not top:
+        raise typer.BadParameter("needs --top", param_hint="--labels")
+    means, scales = _numbers(mean, "--mean"), _numbers(scale, "--scale")
+    with _status(f"reading {source}"):
+        from nnef_jax import cli_inputs, cli_outputs
+        from nnef_jax.load import load
+
+        largest = cli_outputs.Top(top, cli_outputs.read_labels(labels) if labels else ()) if top else None
+        model = load(source)
+        names = [spec.name for spec in model.outputs]
+        if output:
+            cli_outputs.check_output(output, names)
+        pictures = cli_inputs.PictureOptions(means, scales, layout.value, resize)
+        calls = cli_inputs.read_inputs(inputs or (), model.inputs, pictures)
+    results: list[cli_outputs.Result] = []
+    with _status("compiling and running"):
+        for call in calls:
+            results += cli_outputs.results_of(_outputs_of(model, call.arrays), call.pictures)
+    if largest:
+        cli_outputs.check_labels(largest, results)
+    saved = cli_outputs.save_results(output, results) if output else []
+    if as_json:
+        shown = cli_outputs.results_as_json(model.graph.name, results, largest, values=not saved, files=saved)
+    else:
+        shown = cli_outputs.shown_results(results, largest, values=not saved)
+        shown += "".join(f"\nsaved {file}" for file in saved)
+    typer.echo(shown)

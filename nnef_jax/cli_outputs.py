@@ -1,0 +1,305 @@
+"""What the commands print and save: descriptions of networks and the outputs of `nnef-jax run`."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.extents import UNKNOWN, show, volume
+from nnef_jax.errors import DataError, InputError
+from nnef_jax.storage import files
+from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.tensorfile import write_tensor
+
+if TYPE_CHECKING:
+    from lowering.graph import Graph, Value
+    from nnef_jax.network import Network
+
+Array = NDArray[Any]
+
+
+# Networks
+
+
+def dialect(network: Network) -> str:
+    """The name of the dialect that a document is written in."""
+    document = network.document
+    return f"NNEF {document.version}" + (" provisional" if document.provisional else "")
+
+
+def describe(network: Network) -> str:
+    """What a network is, in some lines of text above the table of its operations."""
+    from nnef_jax.summary import summarise
+
+    graph, counts = network.graph, _counts(network)
+    lines = [("name", graph.name), ("dialect", dialect(network))]
+    lines += [("extension", extension) for extension in network.document.extensions]
+    lines += [("input", f"{value.name}: {value.type}") for value in graph.inputs]
+    lines += [("output", f"{name}: {value.type}") for name, value in _outputs(graph)]
+    lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items()]
+    head = "\n".join(f"{name:<16}{text}" for name, text in lines)
+    return f"{head}\n\n{summarise(graph)}"
+
+
+def description(network: Network) -> dict[str, Any]:
+    """The same as an object for JSON; an extent or count that is not known is null."""
+    from nnef_jax.summary import multiply_adds
+
+    graph = network.graph
+    return {
+        "name": graph.name,
+        "dialect": dialect(network),
+        "extensions": list(network.document.extensions),
+        "inputs": [_tensor(value.name, value) for value in graph.inputs],
+        "outputs": [_tensor(name, value) for name, value in _outputs(graph)],
+        "counts": {name: _known(count) for name, count in _counts(network).items()},
+        "operations": [
+            {
+                "name": operation.name,
+                "kind": operation.kind,
+                "results": [_tensor(value.name, value) for value in operation.writes()],
+                "multiply_adds": _known(multiply_adds(operation)),
+            }
+            for operation in graph.operations
+        ],
+        "variables": [
+            {"label": v.label, "shape": list(v.value.type.shape), "dtype": v.value.type.dtype}
+            for v in (*graph.parameters, *graph.states)
+        ],
+    }
+
+
+def _counts(network: Network) -> dict[str, int]:
+    graph = network.graph
+    return {
+        "operations": len(graph.operations),
+        "variables": len(graph.parameters) + len(graph.states),
+        "parameters": sum(volume(p.value.type.shape) for p in graph.parameters),
+        "state": sum(volume(s.value.type.shape) for s in graph.states),
+        "weight_bytes": sum(array.nbytes for array in network.data.values()),
+    }
+
+
+def _outputs(graph: Graph) -> zip[tuple[str, Value]]:
+    return zip(graph.output_names, graph.outputs, strict=True)
+
+
+def _tensor(name: str, value: Value) -> dict[str, Any]:
+    return {"name": name, "shape": [_known(e) for e in value.type.shape], "dtype": value.type.dtype}
+
+
+def _known(count: int) -> int | None:
+    return None if count is UNKNOWN else count
+
+
+def _shown(count: int) -> str:
+    return "?" if count is UNKNOWN else f"{count:,}"
+
+
+# Results
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outputs of the network for one picture or one set of arrays; the title names the picture."""
+
+    title: str
+    outputs: dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """That only the `count` largest entries of each row are shown, under their names where there are labels."""
+
+    count: int
+    labels: tuple[str, ...] = ()
+
+
+def results_of(outputs: Mapping[str, Array], pictures: Sequence[str]) -> list[Result]:
+    """One result for each picture of a batch, or one for all where an output has no axis for them."""
+    count = len(pictures)
+    if count > 1 and all(array.shape[:1] == (count,) for array in outputs.values()):
+        return [
+            Result(title, {name: array[i : i + 1] for name, array in outputs.items()})
+            for i, title in enumerate(pictures)
+        ]
+    return [Result(", ".join(pictures), dict(outputs))]
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """The names in a text file, one a line."""
+    with files.open_regular(str(path), DataError) as file:
+        data = file.read()
+    try:
+        return tuple(data.decode("utf-8-sig").rstrip().splitlines())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: no UTF-8 text: {error.reason}") from None
+
+
+def shown_results(results: Sequence[Result], top: Top | None, *, values: bool) -> str:
+    """The results as text, a block for each; without `values` only what `top` asks for."""
+    blocks: list[str] = []
+    for result in results:
+        lines = [result.title] if len(results) > 1 else []
+        for name, array in result.outputs.items():
+            lines.append(f"{name}: {array.dtype}{show(array.shape)}")
+            if top:
+                lines += _top_lines(array, top)
+            elif values:
+                lines.append(np.array2string(array, max_line_width=100, precision=6, threshold=100))
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def results_as_json(
+    network: str, results: Sequence[Result], top: Top | None, *, values: bool, files: Sequence[str]
+) -> str:
+    """The results as one JSON object; numbers that JSON does not have are "NaN", "Infinity", "-Infinity"."""
+    shown: list[dict[str, Any]] = []
+    for result in results:
+        outputs: list[dict[str, Any]] = []
+        for name, array in result.outputs.items():
+            entry = {"name": name, "shape": list(array.shape), "dtype": str(array.dtype)}
+            if top:
+                entry["top"] = [_top_object(row, entries) for row, entries in _top_rows(array, top)]
+            elif values:
+                entry["values"] = _json_values(array)
+            outputs.append(entry)
+        shown.append({"input": result.title or None, "outputs": outputs})
+    return json.dumps({"network": network, "results": shown, "files": list(files)}, allow_nan=False)
+
+
+def _json_values(array: Array) -> Any:
+    return array.tolist() if np.isfinite(array).all() else _json_safe(array.tolist())
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_json_safe(item) for item in value]
+    if value != value:
+        return "NaN"
+    return value if abs(value) < float("inf") else "Infinity" if value > 0 else "-Infinity"
+
+
+# The largest entries
+
+_Entry = tuple[int, str | None, Any]
+
+
+def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[_Entry]]]:
+    """The position of each row, and the index, name and value of its largest entries.
+
+    Rows run along the last axis that is longer than 1, so that [1,1000,1,1] is one row of 1000.
+    """
+    shape = _row_shape(array)
+    rows = array.reshape(-1, shape[-1])
+    labels = top.labels if len(top.labels) == rows.shape[1] else ()
+    # NaN comes last, and of equal entries the first is first.
+    order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, : top.count]
+    found: list[tuple[tuple[int, ...], list[_Entry]]] = []
+    for position, row, indices in zip(np.ndindex(*shape[:-1]), rows, order, strict=True):
+        entries = [(int(i), labels[i] if labels else None, row[i].item()) for i in indices]
+        found.append((position, entries))
+    return found
+
+
+def _row_shape(array: Array) -> tuple[int, ...]:
+    shape = array.shape or (1,)
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def check_labels(top: Top, results: Sequence[Result]) -> None:
+    """Refuse labels that are not as many as the entries in the rows of any output."""
+    lengths = {name: _row_shape(array)[-1] for name, array in results[0].outputs.items()}
+    if top.labels and len(top.labels) not in lengths.values():
+        shown = ", ".join(f"of '{name}' {length}" for name, length in lengths.items())
+        raise InputError(f"there are {len(top.labels)} labels, rows have other lengths: {shown}")
+
+
+def _top_lines(array: Array, top: Top) -> list[str]:
+    lines: list[str] = []
+    rows = _top_rows(array, top)
+    for position, entries in rows:
+        if len(rows) > 1:
+            lines.append(f"  row {show(position)}")
+        for index, label, value in entries:
+            lines.append(f"{index:>8}  {value:<12.6g}  {label or ''}".rstrip())
+    return lines
+
+
+def _top_object(position: tuple[int, ...], entries: Sequence[_Entry]) -> dict[str, Any]:
+    return {
+        "row": list(position),
+        "entries": [{"index": i, "label": label, "value": _json_safe(value)} for i, label, value in entries],
+    }
+
+
+# Saving
+
+_SUFFIXES = (".npz", ".npy", ".dat")
+
+
+def check_output(path: Path, names: Sequence[str]) -> None:
+    """Refuse what could not be saved there, before the network is run."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    if path.suffix.lower() in _SUFFIXES:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if path.suffix.lower() != ".npz" and len(names) > 1:
+            raise InputError(
+                f"{path} holds one array, the graph has {len(names)} outputs: {', '.join(names)}",
+                hint="save them as .npz or into a folder",
+            )
+    elif path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+
+def save_results(path: Path, results: Sequence[Result]) -> list[str]:
+    """Save the outputs of all results together, and return the names of the files.
+
+    Outputs of several results are put together along their first axis where it is 1, and along a new
+    one otherwise.
+    """
+    arrays = {name: _together([r.outputs[name] for r in results]) for name in results[0].outputs}
+    match path.suffix.lower():
+        case ".npz":
+            with files.replacing(str(path)) as file, zipfile.ZipFile(file, "w") as archive:
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
+        case ".npy":
+            with files.replacing(str(path)) as file:
+                np.lib.format.write_array(file, next(iter(arrays.values())), allow_pickle=False)
+        case ".dat":
+            write_tensor(path, next(iter(arrays.values())))
+        case _:
+            targets = {path / member_of(name): array for name, array in arrays.items()}
+            for target, array in targets.items():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_tensor(target, array)
+            return [str(target) for target in targets]
+    return [str(path)]
+
+
+def _together(arrays: Sequence[Array]) -> Array:
+    if len(arrays) == 1:
+        return arrays[0]
+    shapes = sorted({array.shape for array in arrays})
+    if len(shapes) > 1:
+        raise InputError(
+            f"outputs of the shapes {', '.join(map(show, shapes))} cannot be saved as one array",
+            hint="run pictures of different sizes one by one",
+        )
+    return np.concatenate(arrays) if arrays[0].shape[:1] == (1,) else np.stack(arrays)

@@ -1,0 +1,160 @@
+"""Opening a container for reading: a folder, a tar archive, or the bytes of one (spec 5.1).
+
+Nothing is ever extracted. Links, devices and fifos are not followed, and no name leads outside.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol, Self
+
+from lowering.location import Source, Span
+from nnef_jax.errors import ArchiveError, LimitError, NnefSyntaxError
+from nnef_jax.limits import Limits
+from nnef_jax.storage import files
+from nnef_jax.storage.folder import Folder
+from nnef_jax.storage.tarball import Tarball, is_tarball
+
+_GRAPH = "graph.nnef"
+_SHOWN_NAMES = 5
+
+
+class _Container(Protocol):
+    def location(self, name: str) -> str: ...
+    def names(self) -> Iterator[str]: ...
+    def exists(self, name: str) -> bool: ...
+    def read(self, name: str) -> memoryview: ...
+
+
+class Archive:
+    """A container that is open for reading; a context manager.
+
+    Members go by their names with '/' between the parts and no leading './'. A name that is
+    absolute or has a '..' part matches nothing. Arrays that were read stay valid after closing.
+    """
+
+    def __init__(self, container: _Container, name: str, limits: Limits) -> None:
+        self.name = name
+        self._container: _Container | None = container
+        self._limits = limits
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the container; what was read from it lives on by itself."""
+        self._container = None
+
+    def names(self) -> list[str]:
+        """The names of all members, sorted; folders are none, links are."""
+        names = list(islice(self._open.names(), self._limits.archive_members + 1))
+        if len(names) > self._limits.archive_members:
+            raise LimitError(
+                f"{self.name} holds more than {self._limits.archive_members} files",
+                hint="raise Limits.archive_members if the container is to be trusted",
+            )
+        return sorted(names)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a member of this name, be it one that is read or a link, say."""
+        return self._open.exists(name)
+
+    def location(self, name: str) -> str:
+        """What errors call a member: 'model/graph.nnef', 'model.tgz/graph.nnef'."""
+        return self._open.location(name)
+
+    def read_text(self, name: str) -> Source:
+        """A text member, decoded as UTF-8.
+
+        Raises `NnefSyntaxError` at the first byte that is not UTF-8 or NUL, `LimitError` beyond
+        `limits.text_bytes`, `ArchiveError` where there is no regular member of this name.
+        """
+        data = self._open.read(name)
+        location = self.location(name)
+        if len(data) > self._limits.text_bytes:
+            raise LimitError(
+                f"{location}: {len(data)} bytes of text, more than {self._limits.text_bytes}",
+                hint="raise Limits.text_bytes if the text is to be trusted",
+            )
+        return _decode(bytes(data), location)
+
+    def open_tensor(self, name: str) -> memoryview:
+        """The bytes of a member, read-only and as far as possible without a copy.
+
+        They are a memory map of a large file in a folder, and a view of the expanded archive.
+        Raises `ArchiveError` where there is no regular member of this name.
+        """
+        return self._open.read(name)
+
+    @property
+    def _open(self) -> _Container:
+        if self._container is None:
+            raise ValueError(f"{self.name} is closed")
+        return self._container
+
+
+def open_archive(source: files.Readable, limits: Limits | None = None) -> Archive:
+    """Open a network's container.
+
+    `source` is a folder, the graph.nnef in a folder, a tar archive (plain, gzip, bzip2 or xz, told
+    apart by content), the bytes of an archive, or a binary file object that is read from where it
+    is to its end. An archive may hold the network in one folder, as made by `tar czf m.tgz model/`.
+
+    Raises `ArchiveError` for what is no container or has no graph.nnef, `LimitError` for one that
+    is too large or expands too much, and `OSError` where a path cannot be opened.
+    """
+    limits = limits or Limits()
+    name, container = _open_source(source, limits)
+    if not container.exists(_GRAPH):
+        found = list(islice(container.names(), _SHOWN_NAMES + 1))
+        shown = ", ".join(found[:_SHOWN_NAMES]) + ", ..." * (len(found) > _SHOWN_NAMES)
+        raise ArchiveError(
+            f"{name} has no {_GRAPH}; it holds {shown or 'nothing'}",
+            hint="a container has graph.nnef at its top, or in the one folder that it consists of",
+        )
+    return Archive(container, name, limits)
+
+
+def _open_source(source: files.Readable, limits: Limits) -> tuple[str, _Container]:
+    if not isinstance(source, str | os.PathLike):
+        name = getattr(source, "name", None)
+        name = name if isinstance(name, str) else "the archive"
+        data = files.bytes_of(source, limits.archive_bytes)
+        if data is None:
+            raise LimitError(
+                f"{name}: larger than {limits.archive_bytes} bytes",
+                hint="raise Limits.archive_bytes if the archive is to be trusted",
+            )
+        return name, Tarball(data, name, limits)
+    path = os.fsdecode(source)
+    if "\0" in path:
+        raise ArchiveError(f"path {path!r} holds a NUL character")
+    if stat.S_ISDIR(os.stat(path).st_mode):
+        return path, Folder(path)
+    with files.open_regular(path, ArchiveError) as file:
+        data = files.contents(file)
+    folder, file_name = os.path.split(path)
+    if file_name == _GRAPH and not is_tarball(bytes(data[:512])):
+        return folder or ".", Folder(folder)
+    return path, Tarball(data, path, limits)
+
+
+def _decode(data: bytes, location: str) -> Source:
+    try:
+        text, reason = data.decode(), ""
+        offset = text.find("\0")
+    except UnicodeDecodeError as error:
+        # Up to the first bad byte the replaced text and the bytes agree.
+        text, reason = data.decode(errors="replace"), error.reason
+        offset = len(data[: error.start].decode())
+        reason = f"byte {data[error.start]:#04x} is not UTF-8 text ({error.reason})"
+    source = Source(location, text)
+    if offset >= 0:
+        raise NnefSyntaxError(reason or "NUL character in the text", span=Span(source, offset))
+    return source

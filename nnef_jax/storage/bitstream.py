@@ -1,0 +1,53 @@
+"""Integers of any width in one continuous stream of bits, most significant bit first (spec 5.2).
+
+Two items of 12 bits, 0xABC and 0x123, are the bytes AB C1 23: no item starts at a byte of its own.
+The last byte is filled with zero bits. Signed items are two's complement.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# Items handled at a time: a multiple of 8, so that each block starts at a byte.
+_BLOCK = 1 << 16
+
+
+def packed_size(items: int, bits: int) -> int:
+    """How many bytes a number of items takes."""
+    return (items * bits + 7) // 8
+
+
+def unpack(data: memoryview, items: int, dtype: np.dtype[Any], bits: int) -> npt.NDArray[Any]:
+    """Read `items` items of `bits` bits each into integers of `dtype`, sign-extended if signed."""
+    width = dtype.itemsize * 8
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    result = np.empty(items, unsigned)
+    for start in range(0, items, _BLOCK):
+        block = result[start : start + _BLOCK]
+        stored = np.frombuffer(data, np.uint8, packed_size(len(block), bits), start * bits // 8)
+        stream = np.unpackbits(stored, count=len(block) * bits).reshape(-1, bits)
+        block[:] = 0
+        for bit in range(bits):
+            block <<= 1
+            block |= stream[:, bit]
+    if dtype.kind == "i":
+        # Shifted up and down again, the sign bit fills the upper ones.
+        return (result << (width - bits)).view(dtype) >> (width - bits)
+    return result
+
+
+def pack(values: npt.NDArray[Any], bits: int) -> bytes:
+    """Write integers, which must fit, as items of `bits` bits each."""
+    flat = values.reshape(-1)
+    unsigned = flat.view(f"u{flat.dtype.itemsize}")
+    blocks: list[bytes] = []
+    for start in range(0, flat.size, _BLOCK):
+        block = unsigned[start : start + _BLOCK]
+        stream = np.empty((block.size, bits), np.uint8)
+        for bit in range(bits):
+            stream[:, bit] = (block >> (bits - 1 - bit)) & 1
+        blocks.append(np.packbits(stream).tobytes())
+    return b"".join(blocks)

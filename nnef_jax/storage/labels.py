@@ -1,0 +1,68 @@
+"""The label of a variable and the member of the container that holds its data (spec 5.1)."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from nnef_jax.errors import ArchiveError
+
+_SUFFIX = ".dat"
+_DRIVE = re.compile(r"[A-Za-z]:(/|$)")
+
+
+def split_name(name: str) -> tuple[str, ...] | None:
+    """The parts of a member name without '.' and empty ones; None where it could lead outside.
+
+    That is the one normal form in which members are compared: './a//b' is ('a', 'b'). An absolute
+    name and one with a '..' part have none.
+    """
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    return None if name.startswith("/") or ".." in parts else parts
+
+
+def member_of(label: str) -> str:
+    """The member that holds the data of a label: 'conv1/filter' is stored in 'conv1/filter.dat'.
+
+    One leading '/' is dropped, as the Khronos tools do. A label that could name anything but a file
+    below the container raises `ArchiveError`; the caller knows its place in the text.
+    """
+    reason = refusal(label)
+    if reason:
+        raise ArchiveError(
+            f"label {label!r} {reason}",
+            hint="a label names a file below the container, as in 'conv1/filter'",
+        )
+    parts = split_name(label.removeprefix("/"))
+    assert parts
+    return "/".join(parts) + _SUFFIX
+
+
+def label_of(member: str) -> str | None:
+    """The label whose data a member holds, None for a member that is not a tensor file."""
+    label = member.removesuffix(_SUFFIX)
+    return label if label != member and not refusal(label) else None
+
+
+def refusal(label: str) -> str:
+    """Why a label, or the name of a member, can be that of no file below the container, or ''."""
+    path = label.removeprefix("/")
+    if not path:
+        return "is empty"
+    if "\0" in path:
+        return "holds a NUL character"
+    if any(unicodedata.category(c) in ("Cc", "Cs") for c in path):
+        return "holds a control character"
+    if "\\" in path:
+        return "holds a backslash: its parts are separated by '/'"
+    # A lone 'w:0' is a name that other frameworks give, and stays below the container.
+    if _DRIVE.match(path):
+        return "starts with a drive letter"
+    if path.startswith("/"):
+        return "is an absolute path"
+    parts = split_name(path)
+    if parts is None:
+        return "leads outside of the container by '..'"
+    if not parts or path.endswith(("/", "/.")):
+        return "names a folder, not a file"
+    return ""

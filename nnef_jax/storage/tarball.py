@@ -1,0 +1,280 @@
+"""A tar archive as a container: expanded in memory if compressed, indexed, never extracted.
+
+The index is made here and not by the standard library, so that members are views of the archive's
+bytes, and because the library takes a broken header in the middle for the end of the archive.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nnef_jax.errors import ArchiveError, LimitError
+from nnef_jax.limits import Limits
+from nnef_jax.storage.labels import split_name
+
+_BLOCK = 512
+_CHUNK = 1 << 20
+# An archive counts as so much longer than it is: a short one that holds zeros is not a bomb.
+_RATIO_SLACK = 1 << 14
+
+_COMPRESSIONS: tuple[tuple[bytes, Callable[..., Any]], ...] = (
+    (b"\x1f\x8b", gzip.open),
+    (b"BZh", bz2.open),
+    (b"\xfd7zXZ\0", lzma.open),
+)
+_OTHERS = ((b"PK\x03\x04", "a zip file"), (b"\x28\xb5\x2f\xfd", "compressed by zstandard"))
+
+_REGULAR = "\0" + "07"
+_FOLDERS = "5D"
+_WITHOUT_DATA = "123456"
+_LONG_NAME, _EXTENDED, _IGNORED = "L", "xX", "Kg"
+_HEADERS = _LONG_NAME + _EXTENDED + _IGNORED
+_MAX_HEADER = 1 << 20
+_KINDS = {
+    "1": "a hard link",
+    "2": "a symbolic link",
+    "3": "a character device",
+    "4": "a block device",
+    "6": "a fifo",
+    "S": "a sparse file",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: str
+    kind: str
+    start: int
+    size: int
+
+
+def is_tarball(start: bytes) -> bool:
+    """Whether a file that starts like this is a tar archive or a compressed file."""
+    return any(start.startswith(magic) for magic, _ in _COMPRESSIONS) or _is_header(start[:_BLOCK])
+
+
+class Tarball:
+    """The members of a tar archive. Of several with one name the last counts, as in tar.
+
+    Where graph.nnef is in a folder of the archive, that folder is the container. Names that are
+    absolute or have a '..' part, and folders, are left out.
+    """
+
+    def __init__(self, data: memoryview, name: str, limits: Limits) -> None:
+        self._name = name
+        self._data = _expand(data, name, limits)
+        members: dict[str, _Member] = {}
+        for member in _scan(self._data, name, limits):
+            parts = split_name(member.name)
+            if parts and member.kind not in _FOLDERS and not member.name.endswith("/"):
+                members["/".join(parts)] = member
+        self._members = _without_folder(members, name)
+
+    def location(self, name: str) -> str:
+        """What to show for a member: its name behind that of the archive."""
+        return f"{self._name}/{name}"
+
+    def names(self) -> Iterator[str]:
+        """The names of the members, links among them."""
+        return iter(self._members)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a member of this name, readable or not."""
+        return self._find(name) is not None
+
+    def read(self, name: str) -> memoryview:
+        """The bytes of a member: a view, not a copy."""
+        member = self._find(name)
+        if member is None:
+            raise ArchiveError(f"there is no member '{name}' in {self._name}")
+        if member.kind not in _REGULAR:
+            kind = _KINDS.get(member.kind, f"of type {member.kind!r}")
+            raise ArchiveError(
+                f"'{self.location(name)}' is {kind}; only regular members are read",
+                hint="pack the archive with the files themselves (tar --dereference)",
+            )
+        return self._data[member.start : member.start + member.size]
+
+    def _find(self, name: str) -> _Member | None:
+        parts = split_name(name)
+        return self._members.get("/".join(parts)) if parts else None
+
+
+def _without_folder(members: dict[str, _Member], name: str) -> dict[str, _Member]:
+    """The members of the one folder that has graph.nnef, unless it is at the top."""
+    if "graph.nnef" in members:
+        return members
+    found = [path for path in members if path.count("/") == 1 and path.endswith("/graph.nnef")]
+    if len(found) > 1:
+        raise ArchiveError(f"{name} holds several networks: {', '.join(found[:5])}")
+    prefix = found[0].removesuffix("graph.nnef") if found else ""
+    return {
+        path.removeprefix(prefix): member
+        for path, member in members.items()
+        if path.startswith(prefix)
+    }
+
+
+class _Reader:
+    """The reading end of some bytes, which knows how many have been asked for."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.position = 0
+        self._data = data
+
+    def read(self, size: int) -> bytes:
+        chunk = bytes(self._data[self.position : self.position + size])
+        self.position += len(chunk)
+        return chunk
+
+
+def _expand(data: memoryview, name: str, limits: Limits) -> memoryview:
+    """The bytes of the tar archive. A bomb is found out while it grows, not at its end."""
+    start = bytes(data[:_BLOCK])
+    opener = next((opener for magic, opener in _COMPRESSIONS if start.startswith(magic)), None)
+    if opener is None:
+        if len(data) > limits.archive_bytes:
+            raise _too_large(name, limits)
+        return data
+    reader = _Reader(data)
+    expanded = bytearray()
+    try:
+        with opener(reader) as stream:
+            while chunk := stream.read(_CHUNK):
+                expanded += chunk
+                if len(expanded) > limits.archive_bytes:
+                    raise _too_large(name, limits)
+                if len(expanded) > limits.archive_ratio * (reader.position + _RATIO_SLACK):
+                    raise LimitError(
+                        f"{name}: expands to more than {limits.archive_ratio} times its size",
+                        hint="raise Limits.archive_ratio if the archive is to be trusted",
+                    )
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise ArchiveError(f"{name}: broken or truncated compression: {error}") from None
+    except MemoryError:
+        raise LimitError(f"{name}: does not fit into memory when expanded") from None
+    return memoryview(expanded).toreadonly()
+
+
+def _too_large(name: str, limits: Limits) -> LimitError:
+    return LimitError(
+        f"{name}: holds more than {limits.archive_bytes} bytes",
+        hint="raise Limits.archive_bytes if the archive is to be trusted",
+    )
+
+
+def _scan(data: memoryview, name: str, limits: Limits) -> Iterator[_Member]:
+    """The members in the order of the archive, under the names of their extended headers."""
+    if not len(data):
+        raise ArchiveError(f"{name} is empty, not a tar archive")
+    position = headers = 0
+    extended: dict[str, str] = {}
+    while position < len(data):
+        header = bytes(data[position : position + _BLOCK])
+        # An archive ends with blocks of zeros; that they are missing is no harm.
+        if not any(header):
+            break
+        if not _is_header(header):
+            raise _broken(header, name, position)
+        headers += 1
+        if headers > limits.archive_members:
+            raise LimitError(
+                f"{name}: holds more than {limits.archive_members} members",
+                hint="raise Limits.archive_members if the archive is to be trusted",
+            )
+        kind = chr(header[156])
+        start = position + _BLOCK
+        try:
+            size = int(extended["size"]) if "size" in extended else _number(header[124:136])
+            if kind in _WITHOUT_DATA:
+                size = 0
+            if size > len(data) - start:
+                left = len(data) - start
+                raise ValueError(f"truncated: {left} of {size} bytes of data are left")
+            position = start + -(-size // _BLOCK) * _BLOCK
+            if kind in _HEADERS and size > _MAX_HEADER:
+                raise ValueError(f"an extended header of {size} bytes")
+            if kind == _LONG_NAME:
+                extended["path"] = _text(bytes(data[start : start + size]))
+            elif kind in _EXTENDED:
+                extended |= _records(bytes(data[start : start + size]))
+            elif kind not in _IGNORED:
+                path = extended.get("path") or _path(header)
+                yield _Member(path, "S" if "sparse" in extended else kind, start, size)
+                extended = {}
+        except ValueError as error:
+            raise ArchiveError(f"{name}: header at byte {start - _BLOCK}: {error}") from None
+
+
+def _broken(header: bytes, name: str, position: int) -> ArchiveError:
+    if position:
+        what = "truncated" if len(header) < _BLOCK else "broken"
+        return ArchiveError(f"{name}: the header at byte {position} is {what}")
+    other = next((f": it is {what}" for magic, what in _OTHERS if header.startswith(magic)), "")
+    return ArchiveError(
+        f"{name} is not a tar archive, compressed or not{other}",
+        hint="a network is a folder with graph.nnef, or a tar archive (gzip, bzip2, xz) of one",
+    )
+
+
+def _is_header(block: bytes) -> bool:
+    """Whether a block has the checksum of a header, which old writers summed over signed bytes."""
+    if len(block) < _BLOCK:
+        return False
+    try:
+        stored = _number(block[148:156])
+    except ValueError:
+        return False
+    summed = block[:148] + b" " * 8 + block[156:]
+    total = sum(summed)
+    return stored == total or stored == total - 256 * sum(byte > 127 for byte in summed)
+
+
+def _number(field: bytes) -> int:
+    """A number of a header: octal digits, or base 256 behind a byte of 0x80 where it is large."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    digits = field.split(b"\0")[0].strip()
+    if digits and not digits.isdigit():
+        raise ValueError(f"{field!r} is not an octal number")
+    return int(digits or b"0", 8)
+
+
+def _path(header: bytes) -> str:
+    path = _text(header[:100])
+    prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else ""
+    return f"{prefix}/{path}" if prefix else path
+
+
+def _text(field: bytes) -> str:
+    return field.split(b"\0")[0].decode("utf-8", "backslashreplace")
+
+
+def _records(data: bytes) -> dict[str, str]:
+    """The records of an extended header that count: the path, the size, and the mark of sparseness.
+
+    A record is its own length, a space, the key, '=', the value and a newline.
+    """
+    records: dict[str, str] = {}
+    position = 0
+    while position < len(data):
+        digits = data[position : position + 20].split(b" ")[0]
+        end = position + int(digits) if digits.isdigit() else 0
+        key, equals, value = data[position + len(digits) + 1 : end].partition(b"=")
+        if not equals or not value.endswith(b"\n") or end > len(data):
+            raise ValueError("a record of the extended header is broken")
+        text = value[:-1].decode("utf-8", "backslashreplace")
+        if key == b"size" and not (text.isdecimal() and len(text) <= 20):
+            raise ValueError(f"{text[:40]!r} is not a size")
+        if key in (b"path", b"size"):
+            records[key.decode()] = text
+        elif key.startswith(b"GNU.sparse"):
+            records["sparse"] = text
+        position = end
+    return records

@@ -1,0 +1,354 @@
+"""Tensor files, '.dat': the data of one tensor behind a header (spec 5.2).
+
+All numbers are little endian. The header of NNEF 1.0 is 128 bytes:
+
+    0   4E EF, major 1, minor 0
+    4   data length in bytes          8   rank, at most 8          12  8 extents, the unused ones 0
+    44  bits of an item               48  item type                52  19 reserved words
+
+Writers from before the end of 2018 put one reserved word more, so that the data start at 132. The
+header of the provisional specification is as long as it has to be:
+
+    0   4E EF, major 1, minor 0
+    4   length of this header         8   rank                     12  as many extents as the rank
+    +0  item type (one byte)          +1  bits of an item (one byte)
+    +2  length of the text            +4  quantisation algorithm, as text
+
+Items of 8, 16, 32 and 64 bits follow as they are, all others as one stream of bits (`bitstream`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from nnef_jax.errors import DataError, LimitError, UnsupportedError
+from nnef_jax.limits import Limits
+from nnef_jax.storage import bitstream, files
+
+_MAGIC = b"\x4e\xef"
+_HEADER = struct.Struct("<2sBBII8III76x")
+_MAX_RANK = 8
+_MAX_WORD = 0xFFFF_FFFF
+_LONGEST_HEADER = 1 << 17  # a provisional one with 64 KiB of text
+
+# Item types by their codes: name, numpy's kind of number, whether the items are quantised.
+_FINAL = {
+    0: ("FLOAT", "f", False),
+    1: ("UINT", "u", False),
+    2: ("QUINT", "u", True),
+    3: ("QINT", "i", True),
+    4: ("INT", "i", False),
+    5: ("BOOL", "b", False),
+}
+_PROVISIONAL = {
+    0: ("float", "f", False),
+    1: ("quantized", "u", True),
+    2: ("signed integer", "i", False),
+    3: ("unsigned integer", "u", False),
+}
+_BITS = {"f": "16, 32 or 64", "b": "1 or 8", "i": "1 to 64", "u": "1 to 64"}
+_WRITABLE = {np.dtype(c) for c in ("?", *np.typecodes["AllInteger"], *"efd")}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorFile:
+    """A tensor as its file stores it.
+
+    `array` is read-only, and a view of the file's bytes where these can be used as they are.
+    Integers of other widths than 8, 16, 32 and 64 bits are in the next larger dtype. Quantised
+    items are the stored codes; `quantization` is the algorithm that a provisional header names,
+    such as 'linear_quantize(min = -1.0, max = 1.0, bits = 8)', and '' everywhere else.
+    """
+
+    array: npt.NDArray[Any]
+    bits: int
+    signed: bool
+    quantized: bool
+    quantization: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    dtype: np.dtype[Any]
+    bits: int
+    shape: tuple[int, ...]
+    quantized: bool
+    start: int
+    length: int | None = None
+    quantization: str = ""
+
+
+def read_tensor(source: files.Readable) -> npt.NDArray[Any]:
+    """Read a tensor file of NNEF 1.0 or of its provisional specification (spec 5.2).
+
+    `source` is a path, bytes, or a binary file object, which is read from where it is to its end.
+    The array has the extents of the file and the dtype of its items: float16, float32, float64,
+    bool, or the smallest integer that holds the items. It is read-only, and memory-mapped where a
+    large file stores it just so: copy it to change it. Quantised items come as the stored codes.
+
+    Raises `DataError` for a broken file and `UnsupportedError` for a vendor's own item types.
+
+    >>> filter = nnef_jax.read_tensor("model/conv1/filter.dat")
+    """
+    return read_tensor_file(source).array
+
+
+def read_tensor_file(
+    source: files.Readable, *, name: str = "", limits: Limits | None = None
+) -> TensorFile:
+    """Read a tensor file with all that its header says; `name` is what errors call it.
+
+    Nothing is allocated before the header agrees with itself and with the size of the file.
+    Raises `DataError`, `UnsupportedError` for a vendor's item type, `LimitError` for a tensor of
+    more than `limits.tensor_bytes`.
+    """
+    limits = limits or Limits()
+    data, name = _contents(source, name, limits)
+    header = _read_header(data, name)
+    dtype = header.dtype
+    items = math.prod(header.shape)
+    size = bitstream.packed_size(items, header.bits)
+    start = _data_start(data, header, items, size, name)
+    if items * dtype.itemsize > limits.tensor_bytes:
+        _too_large(name, limits)
+    try:
+        array = _decode(data[start : start + size], header, items)
+    except MemoryError:
+        raise LimitError(f"{name}: {items} items do not fit into memory") from None
+    array = array.reshape(header.shape)
+    array.setflags(write=False)
+    signed = dtype.kind in "if"
+    return TensorFile(array, header.bits, signed, header.quantized, header.quantization)
+
+
+def _contents(source: files.Readable, name: str, limits: Limits) -> tuple[memoryview, str]:
+    if isinstance(source, str | os.PathLike):
+        path = os.fsdecode(source)
+        with files.open_regular(path, DataError) as file:
+            return files.contents(file), name or path
+    name = name or str(getattr(source, "name", "tensor"))
+    data = files.bytes_of(source, limits.tensor_bytes + _LONGEST_HEADER)
+    if data is None:
+        _too_large(name, limits)
+    return data, name
+
+
+def _too_large(name: str, limits: Limits) -> NoReturn:
+    raise LimitError(
+        f"{name}: the tensor is larger than {limits.tensor_bytes} bytes",
+        hint="raise Limits.tensor_bytes if the file is to be trusted",
+    )
+
+
+def _read_header(data: memoryview, name: str) -> _Header:
+    if bytes(data[:2]) != _MAGIC:
+        found = f"starts with {bytes(data[:2]).hex(' ')}" if len(data) else "is empty"
+        raise DataError(f"{name}: {found}, expected the magic number 4e ef of a tensor file")
+    if len(data) < 12:
+        raise DataError(f"{name}: the header ends after {len(data)} bytes")
+    major, minor, first, rank = struct.unpack_from("<BBII", data, 2)
+    if (major, minor) != (1, 0):
+        raise DataError(f"{name}: version {major}.{minor}, expected 1.0")
+    if rank > _MAX_RANK:
+        raise DataError(f"{name}: rank {rank}, expected at most {_MAX_RANK}")
+    # These bytes are zero in a final header, because an unused extent is zero and an item has less
+    # than 256 bits, whereas a provisional one has the bits of an item there.
+    at = 12 + 4 * rank
+    if len(data) < at + 4:
+        raise DataError(f"{name}: the header ends after {len(data)} bytes")
+    code, bits, text = struct.unpack_from("<BBH", data, at)
+    shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, 12)
+    if bits and (first == at + 4 + text or len(data) < _HEADER.size):
+        header = _provisional_header(data, name, shape, (code, bits, text))
+    else:
+        header = _final_header(data, name, shape)
+    if 0 in shape:
+        raise DataError(f"{name}: extents {list(shape)}, expected each to be at least 1")
+    return header
+
+
+def _final_header(data: memoryview, name: str, shape: tuple[int, ...]) -> _Header:
+    if len(data) < _HEADER.size:
+        raise DataError(f"{name}: the header ends after {len(data)} of {_HEADER.size} bytes")
+    length: int
+    bits: int
+    code: int
+    length, bits, code, signed = struct.unpack_from("<4x I 36x III", data)
+    if code >> 16:
+        vendor = (code >> 16).to_bytes(2, "big")
+        shown = f" ('{vendor.decode()}')" if vendor.isalnum() else ""
+        raise UnsupportedError(
+            f"{name}: item type {code & 0xFFFF:#x} of vendor {code >> 16:#06x}{shown}",
+            hint="NNEF defines the item types of vendor 0 only",
+        )
+    dtype, quantized = _item_type(_FINAL, code, bits, name)
+    if code == 1 and signed:  # how NNEF 1.0.0 marked signed integers
+        dtype = np.dtype(f"i{dtype.itemsize}")
+    return _Header(dtype, bits, shape, quantized, _HEADER.size, length)
+
+
+def _provisional_header(
+    data: memoryview, name: str, shape: tuple[int, ...], item: tuple[int, int, int]
+) -> _Header:
+    code, bits, length = item
+    dtype, quantized = _item_type(_PROVISIONAL, code, bits, name)
+    at = 16 + 4 * len(shape)
+    start = at + length
+    offset = struct.unpack_from("<I", data, 4)[0]
+    if offset != start:
+        raise DataError(f"{name}: offset {offset} of the data, but the header takes {start} bytes")
+    if start > len(data):
+        raise DataError(f"{name}: the header ends after {len(data)} of {start} bytes")
+    if length and not quantized:
+        raise DataError(f"{name}: a quantisation algorithm for items that are not quantised")
+    try:
+        quantization = bytes(data[at:start]).decode()
+    except UnicodeDecodeError:
+        raise DataError(f"{name}: the quantisation algorithm is not UTF-8 text") from None
+    return _Header(dtype, bits, shape, quantized, start, None, quantization)
+
+
+def _item_type(
+    types: dict[int, tuple[str, str, bool]], code: int, bits: int, name: str
+) -> tuple[np.dtype[Any], bool]:
+    if code not in types:
+        known = ", ".join(f"{number} {words}" for number, (words, _, _) in types.items())
+        raise DataError(f"{name}: item type {code}, expected one of {known}")
+    words, kind, quantized = types[code]
+    dtype = _dtype(kind, bits)
+    if dtype is None:
+        raise DataError(f"{name}: {bits} bits for an item of type {words}, expected {_BITS[kind]}")
+    return dtype, quantized
+
+
+def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
+    """The smallest dtype for items of a kind; None where there are no items of so many bits."""
+    if kind == "b":
+        return np.dtype(np.bool_) if bits in (1, 8) else None
+    if kind == "f":
+        return np.dtype(f"f{bits // 8}") if bits in (16, 32, 64) else None
+    width = next((width for width in (8, 16, 32, 64) if bits <= width), 0)
+    return np.dtype(f"{kind}{width // 8}") if bits >= 1 and width else None
+
+
+def _data_start(data: memoryview, header: _Header, items: int, size: int, name: str) -> int:
+    """Where the data start, once the file is known to hold them and nothing else."""
+    what = f"{items} items of {header.bits} bits take {size} bytes"
+    if header.length not in (None, size):
+        raise DataError(
+            f"{name}: data length {header.length}, but extents are {list(header.shape)}: {what}"
+        )
+    start, end = header.start, header.start + size
+    # The surplus word of old writers was reserved, so zero; any other one is data too many.
+    surplus = len(data) - end
+    if header.length is not None and surplus == 4 and not any(data[start : start + 4]):
+        return start + 4
+    if surplus < 0:
+        raise DataError(
+            f"{name}: truncated: {len(data) - start} bytes follow the header, but {what}"
+        )
+    if surplus > 0:
+        raise DataError(f"{name}: {surplus} bytes too many: {what}")
+    return start
+
+
+def _decode(data: memoryview, header: _Header, items: int) -> npt.NDArray[Any]:
+    dtype = header.dtype
+    if dtype.kind == "b":
+        stored = np.frombuffer(data, np.uint8)
+        return np.unpackbits(stored, count=items).view(dtype) if header.bits == 1 else stored != 0
+    if header.bits != dtype.itemsize * 8:
+        return bitstream.unpack(data, items, dtype, header.bits)
+    array = np.frombuffer(data, dtype.newbyteorder("<"))
+    # A view where the file has the machine's byte order, at addresses that the machine can load.
+    return np.require(array, dtype, "A")
+
+
+def write_tensor(
+    file: str | os.PathLike[Any] | BinaryIO,
+    array: npt.ArrayLike,
+    *,
+    bits: int | None = None,
+    quantized: bool = False,
+) -> None:
+    """Write a tensor file of NNEF 1.0 (spec 5.2) to a path or a binary file object.
+
+    The dtype of the array decides on the items: float16, float32, float64, signed and unsigned
+    integers, and bool, which takes one bit. bfloat16 is written as float32, since NNEF has no such
+    item type. `bits` stores integers in as many bits, from 1 to 64, and bool in 1 or 8; `quantized`
+    marks integers as the codes of a quantised tensor, whose algorithm stands in graph.quant.
+
+    A path gets the whole file or, where something fails, keeps what was there before.
+    Raises `DataError` for an array that a tensor file cannot hold: another dtype, values that do
+    not fit `bits`, rank above 8, an extent of 0, 4 GiB of data and more.
+
+    >>> nnef_jax.write_tensor("model/conv1/filter.dat", filter)
+    """
+    header, data = encode_tensor(array, bits=bits, quantized=quantized)
+    if isinstance(file, str | os.PathLike):
+        with files.replacing(os.fsdecode(file)) as stream:
+            stream.write(header)
+            stream.write(data)
+    else:
+        file.write(header)
+        file.write(data)
+
+
+def encode_tensor(
+    array: npt.ArrayLike, *, bits: int | None = None, quantized: bool = False
+) -> tuple[bytes, memoryview]:
+    """The header and the data that `write_tensor` writes."""
+    values: npt.NDArray[Any] = np.asarray(array)
+    if values.dtype.name == "bfloat16":
+        values = values.astype(np.float32)
+    kind = values.dtype.kind
+    if values.dtype.newbyteorder("=") not in _WRITABLE:
+        raise DataError(
+            f"a tensor file cannot hold items of dtype {values.dtype}",
+            hint="convert the array to float, integer or bool of at most 64 bits first",
+        )
+    own_bits = 1 if kind == "b" else values.dtype.itemsize * 8
+    bits = own_bits if bits is None else bits
+    dtype = _dtype(kind, bits)
+    if dtype is None or (kind == "f" and bits != own_bits):
+        raise DataError(f"items of dtype {values.dtype} cannot be stored in {bits} bits")
+    if quantized and kind not in "iu":
+        raise DataError(f"quantised codes are integers, not of dtype {values.dtype}")
+    if len(values.shape) > _MAX_RANK:
+        raise DataError(f"rank {values.ndim}, but a tensor file has at most {_MAX_RANK}")
+    if 0 in values.shape:
+        raise DataError(f"extents {list(values.shape)}: a tensor file cannot hold an empty tensor")
+    length = bitstream.packed_size(values.size, bits)
+    if length > _MAX_WORD:
+        raise DataError(f"{length} bytes of data, but a tensor file holds less than 4 GiB")
+    if bits < own_bits:
+        _check_range(values, kind, bits)
+    extents = values.shape + (0,) * (_MAX_RANK - values.ndim)
+    code = next(c for c, (_, k, q) in _FINAL.items() if (k, q) == (kind, quantized))
+    header = _HEADER.pack(_MAGIC, 1, 0, length, values.ndim, *extents, bits, code)
+    return header, _encode(values, dtype, bits)
+
+
+def _check_range(values: npt.NDArray[Any], kind: str, bits: int) -> None:
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind == "i" else (0, (1 << bits) - 1)
+    least, most = int(values.min()), int(values.max())
+    if least < low or most > high:
+        raise DataError(
+            f"values from {least} to {most} do not fit {bits} bits, which hold {low} to {high}"
+        )
+
+
+def _encode(values: npt.NDArray[Any], dtype: np.dtype[Any], bits: int) -> memoryview:
+    flat = values.reshape(-1)
+    if values.dtype.kind == "b" and bits == 1:
+        return np.packbits(flat).data
+    if bits == dtype.itemsize * 8:
+        return np.ascontiguousarray(flat, dtype.newbyteorder("<")).view(np.uint8).data
+    return memoryview(bitstream.pack(flat.astype(dtype), bits))

@@ -1,0 +1,229 @@
+"""What operators and built-in functions do to values that are known when a document is flattened (spec 3.3.3).
+
+Values are int, float, bool, str, lists (arrays), tuples, and `lowering.graph.Value` for tensors.
+Functions raise `InvalidValue`; the evaluator adds the place.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lowering.extents import UNKNOWN
+from lowering.graph import Value
+from nnef_jax.limits import Limits
+from nnef_jax.text.types import ArrayOf, Primitive, Tensor, TupleOf, Type
+
+Known = Any  # a value of the language, see the module's docstring
+_INTEGER_BITS = 63
+
+
+class InvalidValue(ValueError):
+    """An expression has no value: a division by zero, an index out of range, an overflow."""
+
+
+class ExtentNeeded(Exception):
+    """An expression depends on an extent that the document leaves open."""
+
+
+class TooLarge(ValueError):
+    """An array or string is longer than the limits allow."""
+
+
+def holds_tensor(value: Known) -> bool:
+    """Whether a value is a tensor, which operators map to operations."""
+    return isinstance(value, Value)
+
+
+def _checked(value: int) -> int:
+    if value.bit_length() > _INTEGER_BITS:
+        raise InvalidValue("the integer does not fit 64 bits")
+    return value
+
+
+def _divide(a: Known, b: Known) -> Known:
+    if isinstance(a, int):
+        if b == 0:
+            raise InvalidValue("division of an integer by zero")
+        quotient = abs(a) // abs(b)
+        return quotient if (a < 0) == (b < 0) else -quotient
+    if b == 0.0:
+        return math.nan if a == 0.0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
+    return a / b
+
+
+def _power(a: Known, b: Known) -> Known:
+    if isinstance(a, int):
+        if b < 0:
+            raise InvalidValue("an integer has no negative power")
+        if abs(a) > 1 and b > _INTEGER_BITS:
+            raise InvalidValue("the integer does not fit 64 bits")
+        return a**b
+    try:
+        return math.pow(a, b)
+    except ZeroDivisionError:
+        return math.inf
+    except OverflowError:
+        return math.inf if a > 0 or b % 2 == 0 else -math.inf
+    except ValueError:
+        if a == 0.0:
+            return math.inf
+        raise InvalidValue(f"{a} to the power {b} is not a real number") from None
+
+
+def _repeat(sequence: Known, times: int, limits: Limits) -> Known:
+    if len(sequence) * max(times, 0) > limits.array_items:
+        raise TooLarge(f"an array or string would be longer than {limits.array_items}")
+    return sequence * times
+
+
+_ARITHMETIC: dict[str, Callable[[Known, Known], Known]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divide,
+    "^": _power,
+}
+_COMPARISON: dict[str, Callable[[Known, Known], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+def binary(symbol: str, left: Known, right: Known, limits: Limits) -> Known:
+    """The value of `left symbol right`, neither of them a tensor."""
+    if symbol in _COMPARISON:
+        _require_known(left, right)
+        return _COMPARISON[symbol](left, right)
+    if symbol == "in":
+        _require_known(left, right)
+        return left in right
+    if symbol == "*" and isinstance(left, list | str):
+        _require_known(right)
+        return _repeat(left, right, limits)
+    if isinstance(left, list | str):
+        if len(left) + len(right) > limits.array_items:
+            raise TooLarge(f"an array or string would be longer than {limits.array_items}")
+        return left + right
+    if UNKNOWN is left or UNKNOWN is right:
+        return UNKNOWN
+    if isinstance(left, int) != isinstance(right, int):  # provisional texts may mix them
+        left, right = float(left), float(right)
+    result = _ARITHMETIC[symbol](left, right)
+    return _checked(result) if isinstance(result, int) else result
+
+
+def unary(symbol: str, value: Known) -> Known:
+    """The value of `symbol value`, not a tensor."""
+    if symbol == "!":
+        return not value
+    return -value if symbol == "-" else value
+
+
+def _require_known(*values: Known) -> None:
+    """Raise ExtentNeeded where an unknown extent occurs in one of the values."""
+    for value in values:
+        if value is UNKNOWN:
+            raise ExtentNeeded
+        if isinstance(value, list | tuple):
+            _require_known(*value)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def item(sequence: Known, index: int) -> Known:
+    """`sequence[index]`; negative indices are out of range."""
+    _require_known(index)
+    if not 0 <= index < len(sequence):
+        raise InvalidValue(f"index {index} is out of range, the length is {len(sequence)}")
+    return sequence[index]
+
+
+def subrange(sequence: Known, begin: int | None, end: int | None) -> Known:
+    """`sequence[begin:end]`; empty where begin is not below end."""
+    begin = 0 if begin is None else begin
+    end = len(sequence) if end is None else end
+    _require_known(begin, end)
+    for bound in (begin, end):
+        if not 0 <= bound <= len(sequence):
+            raise InvalidValue(f"bound {bound} is out of range, the length is {len(sequence)}")
+    return sequence[begin:end]
+
+
+_INTEGER_LITERAL = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBER_LITERAL = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+
+
+def builtin(function: str, value: Known) -> Known:
+    """The value of a built-in function or cast (spec 3.3.3)."""
+    match function:
+        case "shape_of":
+            shape = list(value.type.shape) if isinstance(value, Value) else []
+            return shape + [1] * (2 - len(shape))
+        case "length_of":
+            return len(value)
+        case "range_of":
+            return list(range(len(value)))
+        case "string":
+            _require_known(value)
+            return to_string(value)
+        case "logical":
+            _require_known(value)
+            return bool(value)
+        case "scalar":
+            if isinstance(value, str):
+                if not _NUMBER_LITERAL.fullmatch(value):
+                    raise InvalidValue(f"'{value}' is not a number")
+                return float(value)
+            _require_known(value)
+            return float(value)
+        case _:
+            return _to_integer(value)
+
+
+def _to_integer(value: Known) -> int:
+    if value is UNKNOWN:
+        return value
+    if isinstance(value, str):
+        if not _INTEGER_LITERAL.fullmatch(value):
+            raise InvalidValue(f"'{value}' is not an integer")
+        return _checked(int(value))
+    if isinstance(value, float):
+        # The provisional text says "truncated to the closest smaller integer value".
+        if not math.isfinite(value):
+            raise InvalidValue(f"{value} has no integer value")
+        return _checked(math.floor(value))
+    return int(value)
+
+
+def to_string(value: Known) -> str:
+    """A primitive value as the syntax writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else repr(value)
+
+
+def as_declared(value: Known, type: Type) -> Known:
+    """The value with integers made scalars where the type declares these (provisional texts)."""
+    match value, type:
+        case int(), (Primitive("scalar") | Tensor("scalar")) if not isinstance(value, bool):
+            return float(value)
+        case list(), ArrayOf(item_type):
+            return [as_declared(v, item_type) for v in value]  # pyright: ignore[reportUnknownVariableType]
+        case tuple(), TupleOf(types):
+            return tuple(as_declared(v, t) for v, t in zip(value, types, strict=True))  # pyright: ignore
+        case _:
+            return value
+
+
+def freeze(value: Known) -> Known:
+    """The value with arrays as tuples, hashable."""
+    if isinstance(value, list | tuple):
+        items: Sequence[Known] = value  # pyright: ignore[reportUnknownVariableType]
+        return tuple(freeze(v) for v in items)
+    return value

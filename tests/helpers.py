@@ -1,0 +1,37 @@
+"""What many tests need: archives in memory, and models of a text."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import Any
+
+import nnef_jax
+
+COMPOSITIONAL = (
+    "version 1.0;\n"
+    "extension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;\n"
+)
+
+
+def archive(**members: bytes | str) -> bytes:
+    """A tar archive of these members; 'graph' and 'quant' stand for graph.nnef and graph.quant."""
+    names = {"graph": "graph.nnef", "quant": "graph.quant"}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in members.items():
+            data = content.encode() if isinstance(content, str) else content
+            info = tarfile.TarInfo(names.get(name, f"{name}.dat"))
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def model_of(text: str, *, data: dict[str, Any] | None = None, **options: Any) -> nnef_jax.Model:
+    """The model of a document, with arrays for its variables by label."""
+    members: dict[str, bytes | str] = {"graph": text}
+    for label, array in (data or {}).items():
+        file = io.BytesIO()
+        nnef_jax.write_tensor(file, array)
+        members[label] = file.getvalue()
+    return nnef_jax.load(archive(**members), **options)

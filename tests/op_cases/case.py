@@ -1,0 +1,216 @@
+"""What a row of the table is, and the values, documents and results that follow from it."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.reference import OPERATIONS
+
+_MARGIN = 0.05
+
+
+@dataclass(frozen=True)
+class Real:
+    """Random reals in [low, high), none within 0.05 of a value to `avoid`.
+
+    `distinct` takes them from an even grid instead, shuffled: no two are close, none is close to 0.
+    """
+
+    shape: tuple[int, ...]
+    low: float = -1.0
+    high: float = 1.0
+    avoid: tuple[float, ...] = ()
+    distinct: bool = False
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Random integers in [low, high)."""
+
+    shape: tuple[int, ...]
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Logical:
+    """Random truth values."""
+
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Values written out as nested tuples: floats, ints or bools."""
+
+    values: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the nesting."""
+        return np.shape(self.values)
+
+
+Tensor = Real | Integers | Logical | Given
+Operand = Tensor | float | int | bool | list[Tensor | float]
+
+
+@dataclass(frozen=True, eq=False)
+class OpCase:
+    """One use of one operation.
+
+    `operands` are in the order of the declaration; a number is a literal, a list is an array of
+    tensors. `generic` is what stands in `cast<...>`. `not_differentiable` says why numerical
+    gradients do not apply. `tolerance`, relative and absolute, is what float32 needs.
+    """
+
+    name: str
+    operation: str
+    operands: dict[str, Operand]
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    generic: str = ""
+    not_differentiable: str = ""
+    tolerance: float = 1e-5
+
+
+def tensors(case: OpCase) -> dict[str, Tensor]:
+    """The tensors that a case takes from outside, by the names they have in its document."""
+    found: dict[str, Tensor] = {}
+    for name, operand in case.operands.items():
+        if isinstance(operand, list):
+            found |= {f"{name}{k}": x for k, x in enumerate(operand) if isinstance(x, Tensor)}
+        elif isinstance(operand, Tensor):
+            found[name] = operand
+    return found
+
+
+def inputs(case: OpCase) -> list[np.ndarray]:
+    """The values of `tensors`, always the same: float32, int32 or bool."""
+    return [
+        _values(tensor, np.random.default_rng(zlib.crc32(f"{case.name}/{name}".encode())))
+        for name, tensor in tensors(case).items()
+    ]
+
+
+def _values(tensor: Tensor, random: np.random.Generator) -> np.ndarray:
+    match tensor:
+        case Given(values):
+            array = np.array(values)
+            return array if array.dtype == bool else array.astype(f"{array.dtype.kind}4")
+        case Logical(shape):
+            return random.random(shape) < 0.5
+        case Integers(shape, low, high):
+            return random.integers(low, high, shape).astype(np.int32)
+        case Real(distinct=True):
+            return random.permutation(_grid(tensor)).reshape(tensor.shape).astype(np.float32)
+        case Real():
+            array = random.uniform(tensor.low, tensor.high, tensor.shape)
+            for point in tensor.avoid:
+                side = np.where(array < point, point - _MARGIN, point + _MARGIN)
+                array = np.where(np.abs(array - point) < _MARGIN, side, array)
+            return array.astype(np.float32)
+
+
+def _grid(tensor: Real) -> np.ndarray:
+    """Even steps from low to high, with 0 half-way between two of them where it lies inside."""
+    count = int(np.prod(tensor.shape))
+    below = round(count * min(max(-tensor.low / (tensor.high - tensor.low), 0.0), 1.0))
+    low, high = min(tensor.high, 0.0), max(tensor.low, 0.0)
+    down = low + (tensor.low - low) * (np.arange(below) + 0.5) / max(below, 1)
+    up = high + (tensor.high - high) * (np.arange(count - below) + 0.5) / max(count - below, 1)
+    return np.concatenate([down, up])
+
+
+def bind(case: OpCase, arrays: Sequence[Any]) -> dict[str, Any]:
+    """The operands by name, with these arrays in the place of the tensors."""
+    rest = iter(arrays)
+
+    def fill(operand: Any) -> Any:
+        return next(rest) if isinstance(operand, Tensor) else operand
+
+    return {
+        name: [fill(x) for x in operand] if isinstance(operand, list) else fill(operand)
+        for name, operand in case.operands.items()
+    }
+
+
+def evaluate(case: OpCase, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the reference makes of these values of the case's tensors, in 64 bits."""
+    result = _call(case, arrays)
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def expected(case: OpCase) -> list[np.ndarray]:
+    """The results of the case on its `inputs`, in 64 bits (float64, int64 or bool)."""
+    result = _own_result(case)
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+@functools.cache
+def _own_result(case: OpCase) -> Any:
+    return _call(case, inputs(case))
+
+
+def _call(case: OpCase, arrays: Sequence[np.ndarray]) -> Any:
+    wide = [x if x.dtype == bool else x.astype(f"{x.dtype.kind}8") for x in arrays]
+    arguments = bind(case, wide) | case.attributes
+    if "lambda" in arguments:
+        arguments["lambda_"] = arguments.pop("lambda")
+    if case.generic:
+        arguments["dtype"] = case.generic
+    return OPERATIONS[case.operation](**arguments)
+
+
+def document(case: OpCase) -> str:
+    """The case as a flat NNEF 1.0 document; it takes `inputs` and gives `expected`."""
+    externals = tensors(case)
+    result = _own_result(case)
+    names = (
+        [f"result{k}" for k in range(len(result))]
+        if isinstance(result, (list, tuple))
+        else ["result"]
+    )
+    left = ", ".join(names)
+    if isinstance(result, list):
+        left = f"[{left}]"
+    arguments = [_literal(x) for x in bind(case, [_Name(name) for name in externals]).values()]
+    arguments += [f"{name} = {_literal(value)}" for name, value in case.attributes.items()]
+    generic = f"<{case.generic}>" if case.generic else ""
+    lines = [
+        f"{name} = external<{_type(array)}>(shape = {_literal(list(array.shape))});"
+        for name, array in zip(externals, inputs(case), strict=True)
+    ]
+    lines.append(f"{left} = {case.operation}{generic}({', '.join(arguments)});")
+    body = "\n".join(f"    {line}" for line in lines)
+    header = f"graph G( {', '.join(externals)} ) -> ( {', '.join(names)} )"
+    return f"version 1.0;\n\n{header}\n{{\n{body}\n}}\n"
+
+
+class _Name(str):
+    """An identifier of the document, as opposed to a string literal."""
+
+
+def _type(array: np.ndarray) -> str:
+    return {"f": "scalar", "i": "integer", "b": "logical"}[array.dtype.kind]
+
+
+def _literal(value: Any) -> str:
+    match value:
+        case _Name():
+            return str(value)
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return f"'{value}'"
+        case list():
+            return "[" + ", ".join(map(_literal, value)) + "]"
+        case tuple():
+            return "(" + ", ".join(map(_literal, value)) + ")"
+        case _:
+            return repr(value)

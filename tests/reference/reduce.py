@@ -1,0 +1,63 @@
+"""Reductions (spec 4.4): the reduced axes stay, with extent 1."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .table import operation
+
+
+@operation
+def sum_reduce(input, axes, normalize=False):
+    total = np.sum(input, axis=tuple(axes), keepdims=True)
+    return total / math.prod(input.shape[axis] for axis in axes) if normalize else total
+
+
+@operation
+def max_reduce(input, axes):
+    return np.max(input, axis=tuple(axes), keepdims=True)
+
+
+@operation
+def min_reduce(input, axes):
+    return np.min(input, axis=tuple(axes), keepdims=True)
+
+
+@operation
+def argmax_reduce(input, axes):
+    """The row-major number, within the reduced part, of its first maximum."""
+    kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(input.shape))
+    output = np.zeros(kept, np.int64)
+    for i in np.ndindex(*kept):
+        part = input[tuple(slice(None) if axis in axes else i[axis] for axis in range(input.ndim))]
+        output[i] = np.argmax(part.flatten())
+    return output
+
+
+@operation
+def argmin_reduce(input, axes):
+    return argmax_reduce(-input, axes)
+
+
+@operation
+def any_reduce(input, axes):
+    return np.any(input, axis=tuple(axes), keepdims=True)
+
+
+@operation
+def all_reduce(input, axes):
+    return np.all(input, axis=tuple(axes), keepdims=True)
+
+
+@operation
+def mean_reduce(input, axes):
+    return sum_reduce(input, axes, normalize=True)
+
+
+@operation
+def moments(input, axes):
+    mean = mean_reduce(input, axes)
+    deviation = input - mean
+    return mean, mean_reduce(deviation * deviation, axes)
