@@ -79,7 +79,10 @@ class GraphBuilder:
             known = _Variable(label, value, span)
             self._variables[label] = known
             self._variable_of[value] = known
-        elif shapes_differ(known.value.type.shape, type.shape) or known.value.type.dtype != type.dtype:
+        elif (
+            shapes_differ(known.value.type.shape, type.shape)
+            or known.value.type.dtype != type.dtype
+        ):
             raise InvalidShape(
                 f"variable '{label}' is declared as {type} here and as {known.value.type} before",
                 hint="variables of one label share their data, so they must have one shape",
@@ -140,12 +143,16 @@ class GraphBuilder:
         """Add an operation. `names` are those wanted for its results; too few are made up from the first."""
         rule = self.registry[kind]
         types = {name: self._operand_type(operand) for name, operand in operands.items()}
-        arguments = {_python_name(name): value for name, value in (types | dict(attributes)).items()}
+        arguments = {
+            _python_name(name): value for name, value in (types | dict(attributes)).items()
+        }
         inferred: Types = rule.infer(**arguments)
         structure = inferred if isinstance(inferred, tuple) else (inferred,)
         count = sum(len(item) if isinstance(item, list) else 1 for item in structure)
         exact = len(names) == count
-        wanted = iter(names if exact else [f"{names[0]}_{i}" if count > 1 else names[0] for i in range(count)])
+        wanted = iter(
+            names if exact else [f"{names[0]}_{i}" if count > 1 else names[0] for i in range(count)]
+        )
 
         def value(type: TensorType) -> Value:
             return Value(self._name(next(wanted), exact), type)
@@ -154,7 +161,9 @@ class GraphBuilder:
             tuple(map(value, item)) if isinstance(item, list) else value(item) for item in structure
         )
         self.operations.append(
-            Operation(kind, tuple(operands.items()), tuple(attributes.items()), results, span, calls)
+            Operation(
+                kind, tuple(operands.items()), tuple(attributes.items()), results, span, calls
+            )
         )
         return results
 
@@ -169,7 +178,9 @@ class GraphBuilder:
             tuple(self.operations),
             tuple(Parameter(v.label, v.value, v.span) for v in variables if v.update is None),
             tuple(
-                StateVariable(v.label, v.value, v.update, v.span) for v in variables if v.update is not None
+                StateVariable(v.label, v.value, v.update, v.span)
+                for v in variables
+                if v.update is not None
             ),
             dict(self.aliases),
         )

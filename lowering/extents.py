@@ -23,7 +23,7 @@ class _Unknown(int):
         return self
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _absorb
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = __pow__ = __rpow__ = _absorb
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = _absorb
 
     def _never(self, _: object) -> bool:
         return False

@@ -25,13 +25,15 @@ _GROWTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The two halves; `outputs` is the tree of what the function returns."""
+    """The two halves; both are compiled when they are first called."""
 
     prepare: Callable[[Sequence[Any]], tuple[Any, ...]]
     run: Callable[[Sequence[Any], Sequence[Any]], Any]
 
 
-def split(function: Callable[[Sequence[Any], Sequence[Any]], Any], parameters: Any, inputs: Any) -> Split:
+def split(
+    function: Callable[[Sequence[Any], Sequence[Any]], Any], parameters: Any, inputs: Any
+) -> Split:
     """Split `function(parameters, inputs)`, both flat sequences of arrays or `jax.ShapeDtypeStruct`s."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
     jaxpr = closed.jaxpr
@@ -42,6 +44,7 @@ def split(function: Callable[[Sequence[Any], Sequence[Any]], Any], parameters: A
     early, late, kept = _partition(jaxpr, known, set(known_roots), outputs)
     tree = jax.tree.structure(shapes)
     prepare_flat = _function("prepare", known_roots, kept, early)
+    prepare_flat = jax.jit(prepare_flat) if early else prepare_flat
     run_flat = _function("run", [*kept, *jaxpr.invars[count:]], outputs, late)
 
     def prepare(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -50,7 +53,7 @@ def split(function: Callable[[Sequence[Any], Sequence[Any]], Any], parameters: A
     def run(prepared: Sequence[Any], values: Sequence[Any]) -> Any:
         return jax.tree.unflatten(tree, run_flat(*prepared, *values))
 
-    return Split(prepare, run)
+    return Split(prepare, jax.jit(run))
 
 
 def _function(
@@ -78,7 +81,13 @@ def _partition(
     sources = _source_sizes(jaxpr, known, roots)
     late = {id(e) for e in jaxpr.eqns if not all(v in known for v in e.outvars)}
     by_id = {id(e): e for e in jaxpr.eqns}
-    pending = [v for e in jaxpr.eqns if id(e) in late for v in e.invars if not _is_literal(v) and v in known]
+    pending = [
+        v
+        for e in jaxpr.eqns
+        if id(e) in late
+        for v in e.invars
+        if not _is_literal(v) and v in known
+    ]
     pending += [v for v in outputs if not _is_literal(v) and v in known]
     kept: dict[Any, None] = {}
     while pending:
@@ -92,7 +101,10 @@ def _partition(
     needed = set(kept)
     early: list[Any] = []
     for equation in reversed(jaxpr.eqns):
-        if any(v in needed for v in equation.outvars) and known.get(equation.outvars[0]) is equation:
+        if (
+            any(v in needed for v in equation.outvars)
+            and known.get(equation.outvars[0]) is equation
+        ):
             early.append(equation)
             needed.update(v for v in equation.invars if not _is_literal(v))
     return early[::-1], [e for e in by_id.values() if id(e) in late], list(kept)
@@ -114,4 +126,3 @@ def _size(variable: Any) -> int:
 
 def _is_literal(variable: Any) -> bool:
     return isinstance(variable, core.Literal)
-

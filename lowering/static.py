@@ -27,7 +27,9 @@ def is_static(value: Any) -> bool:
 def host_value(value: Any, what: str) -> np.ndarray[Any, Any]:
     """The value as a numpy array; NotHostKnown naming `what` where it depends on inputs or parameters."""
     if not is_static(value):
-        raise NotHostKnown(f"{what} must be known before the network runs, but it is computed by it")
+        raise NotHostKnown(
+            f"{what} must be known before the network runs, but it is computed by it"
+        )
     return np.asarray(value)
 
 

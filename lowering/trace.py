@@ -17,7 +17,9 @@ from lowering.static import is_static, on_host
 class Context:
     """What a rule may know beside its arguments."""
 
-    precision: jax.lax.PrecisionLike = None  # of matrix products and convolutions; None is jax's default
+    precision: jax.lax.PrecisionLike = (
+        None  # of matrix products and convolutions; None is jax's default
+    )
 
 
 def trace(
@@ -46,7 +48,9 @@ def trace(
     return values
 
 
-def _apply(operation: Operation, rule: Rule, context: Context, values: Mapping[Value, Any]) -> Sequence[Any]:
+def _apply(
+    operation: Operation, rule: Rule, context: Context, values: Mapping[Value, Any]
+) -> Sequence[Any]:
     operands = {name: _read(operand, values) for name, operand in operation.operands}
     arguments = {_python_name(n): x for n, x in (operands | dict(operation.attributes)).items()}
     if rule.wants_context:

@@ -15,17 +15,22 @@ from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network
 
 
-def bind_inputs(network: Network, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+def bind_inputs(
+    network: Network, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, leading: int = 0
+) -> list[Any]:
     """The inputs in graph order as jax arrays of the declared dtypes.
 
     Arrays of another width of the same kind are converted (float64 to float32); another kind is an error.
+    `leading` axes (of time) come before the declared shapes.
 
     Raises InputError for wrong numbers, names, shapes and dtypes, for all inputs at once.
     """
     inputs = network.graph.inputs
     names = [value.name for value in inputs]
     if len(args) > len(inputs):
-        raise InputError(f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}")
+        raise InputError(
+            f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
+        )
     given = dict(zip(names, args, strict=False))
     for name, array in kwargs.items():
         if name not in names:
@@ -43,7 +48,7 @@ def bind_inputs(network: Network, args: tuple[Any, ...], kwargs: Mapping[str, An
     arrays: list[Any] = []
     for value in inputs:
         try:
-            arrays.append(_as_input(given[value.name], value))
+            arrays.append(_as_input(given[value.name], value, leading))
         except InputError as error:
             error.span = network.span_of(value.name)
             errors.append(error)
@@ -51,13 +56,15 @@ def bind_inputs(network: Network, args: tuple[Any, ...], kwargs: Mapping[str, An
     return arrays
 
 
-def _as_input(array: Any, value: Value) -> Any:
+def _as_input(array: Any, value: Value, leading: int) -> Any:
     dtype = jnp.dtype(value.type.dtype)
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         array = _from_python(array, value, dtype)
-    if shapes_differ(array.shape, value.type.shape):
+    if len(array.shape) < leading or shapes_differ(array.shape[leading:], value.type.shape):
+        after = " after the axis of time" if leading else ""
         raise InputError(
-            f"input '{value.name}' has shape {show(array.shape)}, the graph declares {show(value.type.shape)}",
+            f"input '{value.name}' has shape {show(array.shape)}, the graph declares "
+            f"{show(value.type.shape)}{after}",
             hint="load(..., input_shapes=...) declares another; jax.vmap adds a batch axis",
         )
     if array.dtype == dtype:
@@ -69,7 +76,9 @@ def _as_input(array: Any, value: Value) -> Any:
         )
     if dtype.kind == "i" and isinstance(array, np.ndarray):
         _require_range(array, value, dtype)
-    return jnp.asarray(array).astype(dtype)
+    return (
+        array.astype(dtype) if isinstance(array, jax.Array) else jnp.array(np.asarray(array, dtype))
+    )
 
 
 def _from_python(array: Any, value: Value, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

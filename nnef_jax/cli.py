@@ -24,6 +24,7 @@ from nnef_jax import __version__
 from nnef_jax.errors import NnefError
 
 if TYPE_CHECKING:
+    from nnef_jax.cli_pictures import PictureOptions
     from nnef_jax.network import Network
 
 # Plain usage errors and help, without boxes: they may be piped, and rich is not loaded for them.
@@ -51,7 +52,11 @@ class Layout(StrEnum):
 
 Source = Annotated[
     str,
-    typer.Argument(metavar="SOURCE", help="The network: a folder, a graph.nnef or a tar archive.", show_default=False),
+    typer.Argument(
+        metavar="SOURCE",
+        help="The network: a folder, a graph.nnef or a tar archive.",
+        show_default=False,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -65,7 +70,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Run and inspect NNEF networks with JAX."""
@@ -73,18 +81,18 @@ def options(
 
 @app.command()
 def info(source: Source, as_json: Json = False) -> None:
-    """Show what is in a network: inputs, outputs, sizes and a table of its operations."""
+    """Show what a network consists of: inputs, outputs, sizes, a table of its operations."""
     network = _read(source)
-    from nnef_jax.cli_outputs import describe, description
+    from nnef_jax.cli_info import describe, description
 
     typer.echo(json.dumps(description(network)) if as_json else describe(network))
 
 
 @app.command()
 def check(source: Source) -> None:
-    """Read and validate a network with its data, and show all that is wrong with it."""
+    """Validate a network and its data, and show all that is wrong with it."""
     network = _read(source)
-    from nnef_jax.cli_outputs import dialect
+    from nnef_jax.cli_info import dialect
 
     graph = network.graph
     variables = len(graph.parameters) + len(graph.states)
@@ -101,65 +109,174 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[NAME=]FILE...",
-            help="The inputs by name, or in the order of the graph: .npy, .dat, .npz (arrays by input name), "
-            ".png, .jpg. Several pictures for one input are run as a batch.",
+            help="The inputs by name, or in the order of the graph: .npy, .dat, .npz (arrays by "
+            "input name), .png, .jpg. Several pictures for one input are run as a batch.",
             show_default=False,
         ),
     ] = None,
     mean: Annotated[
-        str, typer.Option(help="For pictures: what is subtracted from pixels of 0 to 255, a number or one a channel.")
+        str,
+        typer.Option(
+            help="For pictures: subtracted from pixels of 0 to 255; one number or one a channel."
+        ),
     ] = "0",
     scale: Annotated[
-        str, typer.Option(help="For pictures: what is multiplied with after that, a number or one a channel.")
+        str,
+        typer.Option(help="For pictures: multiplied with after that; one number or one a channel."),
     ] = "1",
     layout: Annotated[
-        Layout, typer.Option(help="For pictures: the axes of the input; n batch, c channels, h height, w width.")
+        Layout,
+        typer.Option(
+            help="For pictures: the axes of the input; n batch, c channels, h height, w width."
+        ),
     ] = Layout.nchw,
     resize: Annotated[
-        bool, typer.Option("--resize", help="For pictures: scale them to the size of the input (bilinear).")
+        bool,
+        typer.Option(
+            "--resize", help="For pictures: scale them to the size of the input (bilinear)."
+        ),
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Save the outputs: a .npz, .npy or .dat, else a folder with a .dat for each."
+            "--output",
+            "-o",
+            help="Save the outputs: a .npz, .npy or .dat, else a folder with a .dat for each.",
         ),
     ] = None,
     top: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Print only the largest entries of each row (the last axis longer than 1), this many."
+            min=1,
+            help="Print only so many entries, the largest of each row (last axis longer than 1).",
         ),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(help="With --top: a text file with the names of the entries, one a line.")
+        Path | None,
+        typer.Option(help="With --top: a text file with the names of the entries, one a line."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a network on files and print its outputs, or save them."""
     if labels and not top:
         raise typer.BadParameter("needs --top", param_hint="--labels")
-    means, scales = _numbers(mean, "--mean"), _numbers(scale, "--scale")
+    pictures = _picture_options(inputs or (), mean, scale, layout, resize)
     with _status(f"reading {source}"):
         from nnef_jax import cli_inputs, cli_outputs
         from nnef_jax.load import load
 
-        largest = cli_outputs.Top(top, cli_outputs.read_labels(labels) if labels else ()) if top else None
+        largest = (
+            cli_outputs.Top(top, cli_outputs.read_labels(labels) if labels else ()) if top else None
+        )
         model = load(source)
         names = [spec.name for spec in model.outputs]
         if output:
             cli_outputs.check_output(output, names)
-        pictures = cli_inputs.PictureOptions(means, scales, layout.value, resize)
         calls = cli_inputs.read_inputs(inputs or (), model.inputs, pictures)
     results: list[cli_outputs.Result] = []
     with _status("compiling and running"):
         for call in calls:
-            results += cli_outputs.results_of(_outputs_of(model, call.arrays), call.pictures)
+            results += cli_outputs.run_call(model, call)
     if largest:
         cli_outputs.check_labels(largest, results)
     saved = cli_outputs.save_results(output, results) if output else []
     if as_json:
-        shown = cli_outputs.results_as_json(model.graph.name, results, largest, values=not saved, files=saved)
+        shown = cli_outputs.results_as_json(
+            model.graph.name, results, largest, values=not saved, files=saved
+        )
     else:
         shown = cli_outputs.shown_results(results, largest, values=not saved)
         shown += "".join(f"\nsaved {file}" for file in saved)
     typer.echo(shown)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line: exit code 0, 1 for an error, 2 for wrong usage, 130 if interrupted.
+
+    An exception that is no error of the user's passes through, with its traceback.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # a table has characters that not every encoding has
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app(args, prog_name="nnef-jax")
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else 0
+    except NnefError as error:
+        for single in error.errors:
+            _report(single.block())
+    except OSError as error:
+        reason = error.strerror or str(error)
+        _report(f"{error.filename}: {reason}" if error.filename else reason)
+    return 1
+
+
+# For the commands
+
+
+def _read(source: str) -> Network:
+    with _status(f"reading {source}"):
+        from nnef_jax.load import read
+
+        return read(source)[0]
+
+
+def _picture_options(
+    inputs: Sequence[str], mean: str, scale: str, layout: Layout, resize: bool
+) -> PictureOptions:
+    from nnef_jax.cli_pictures import PictureOptions, is_picture
+
+    options = PictureOptions(
+        _numbers(mean, "--mean"), _numbers(scale, "--scale"), layout.value, resize
+    )
+    if options != PictureOptions() and not any(map(is_picture, inputs)):
+        raise typer.BadParameter(
+            "--mean, --scale, --layout and --resize are for pictures, none is given"
+        )
+    return options
+
+
+def _numbers(text: str, option: str) -> tuple[float, ...]:
+    """The numbers of a list such as '0.5,0.5,0.5'; usage error where there are others."""
+    try:
+        numbers = tuple(float(item) for item in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise typer.BadParameter(
+            f"{text!r} is no number nor a list as 0.5,0.5,0.5", param_hint=option
+        )
+    return numbers
+
+
+@contextmanager
+def _status(text: str) -> Generator[None]:
+    """A spinner on a terminal's stderr while the block takes longer than a moment."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    status = Console(stderr=True).status(Text(text))
+    timer = threading.Timer(_STATUS_AFTER, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+def _report(message: str) -> None:
+    """An error as it is, neither wrapped nor read as markup; names in it may hold anything."""
+    text = "".join(
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in message
+    )
+    color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal only
+    typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)
+    typer.echo(f" {text}", err=True)

@@ -1,19 +1,20 @@
-"""The inputs of `nnef-jax run`: which file is which input, reading it, and pictures as batches."""
+"""The inputs of `nnef-jax run`: which file is which input, reading it, and batches of pictures."""
 
 from __future__ import annotations
 
 import io
-import warnings
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nnef_jax.cli_pictures import PictureOptions, is_picture, read_picture
 from nnef_jax.errors import DataError, InputError, UnsupportedError
 from nnef_jax.storage import files
 from nnef_jax.storage.tensorfile import read_tensor_file
@@ -21,33 +22,47 @@ from nnef_jax.storage.tensorfile import read_tensor_file
 if TYPE_CHECKING:
     from nnef_jax.model import TensorSpec
 
-_PICTURES = (".png", ".jpg", ".jpeg")
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _KINDS = ".npy, .npz, .dat, .png, .jpg or .jpeg"
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class PictureOptions:
-    """How a picture becomes a tensor: value = (pixel - mean) * scale, pixels being 0 to 255.
-
-    Mean and scale hold one number or one for each channel. The layout has a letter for each axis of
-    the input: n batch, which comes first where there is one, c channels, h height, w width.
-    """
-
-    mean: tuple[float, ...] = (0.0,)
-    scale: tuple[float, ...] = (1.0,)
-    layout: str = "nchw"
-    resize: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the network: arrays by input name, and the pictures that its batch consists of."""
+    """One call of the network: arrays by input name, and the pictures that are its batch."""
 
     arrays: dict[str, Array]
     pictures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The pictures for one input."""
+
+    spec: TensorSpec
+    layout: str
+    paths: Sequence[Path]
+    pictures: Sequence[Array]
+
+    def check(self) -> None:
+        """Raise InputError where the batch extent is neither open nor 1 nor their number."""
+        count, extent = len(self.pictures), self._extent
+        if extent not in (None, 1, count):
+            raise InputError(
+                f"{count} picture{'s are' if count > 1 else ' is'} given for input "
+                f"'{self.spec.name}', which takes a batch of {extent}"
+            )
+
+    def stacks(self) -> bool:
+        """Whether the pictures make one tensor that the input takes."""
+        if len(self.pictures) == 1:
+            return True
+        same = len({picture.shape for picture in self.pictures}) == 1
+        return same and self._extent in (None, len(self.pictures))
+
+    @property
+    def _extent(self) -> int | None:
+        return self.spec.shape[0] if self.layout.startswith("n") else 1
 
 
 def read_inputs(
@@ -55,8 +70,8 @@ def read_inputs(
 ) -> list[Call]:
     """The calls that the files on a command line stand for.
 
-    A file is for the input named before it (`NAME=FILE`), otherwise for the next one in the order of
-    the graph that has none; a .npz without a name holds arrays by the names of inputs. Several
+    A file is for the input named before it (`NAME=FILE`), otherwise for the next one in the order
+    of the graph that has none; a .npz without a name holds arrays by the names of inputs. Several
     pictures for one input are a batch: stacked where the input's batch extent is open or their
     number, and a call each where it is 1 or there is none.
 
@@ -64,46 +79,42 @@ def read_inputs(
     one that cannot be read.
     """
     arrays, paths = _assign(arguments, [spec.name for spec in specs])
-    batches: dict[str, tuple[TensorSpec, list[Array], list[Path]]] = {}
+    batches: list[_Batch] = []
     for spec in specs:
         given = paths.get(spec.name, [])
-        if any(_is_picture(path) for path in given):
-            pictures = [_read_picture(path, spec, options) for path in given]
-            batches[spec.name] = spec, pictures, given
+        if any(map(is_picture, given)):
+            pictures = [read_picture(path, spec, options) for path in given]
+            batches.append(_Batch(spec, options.layout, given, pictures))
         elif given:
             arrays[spec.name] = _read_array(given[0], spec.name)
-    counts = {len(pictures) for _, pictures, _ in batches.values()}
-    several = counts - {1}
-    if len(several) > 1:
-        shown = ", ".join(f"{len(p)} for input '{name}'" for name, (_, p, _) in batches.items())
-        raise InputError(f"the numbers of pictures differ: {shown}")
-    count = max(counts, default=0)
-    if count == 0:
+    return _calls(arrays, batches)
+
+
+def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[Call]:
+    """All pictures in one call where every batch stacks, otherwise a call for each."""
+    if not batches:
         return [Call(arrays)]
-    titles = tuple(map(str, next(given for _, p, given in batches.values() if len(p) == count)))
-    for spec, pictures, _ in batches.values():
-        _check_batch(spec, len(pictures), options.layout)
-    if all(_stacks(spec, p, options.layout) for spec, p, _ in batches.values() if len(p) == count):
-        stacked = {
-            name: np.concatenate(pictures) if len(pictures) > 1 else pictures[0]
-            for name, (_, pictures, _) in batches.items()
-        }
+    for batch in batches:
+        batch.check()
+    longest = max(batches, key=lambda batch: len(batch.pictures))
+    count = len(longest.pictures)
+    if any(len(batch.pictures) not in (1, count) for batch in batches):
+        shown = ", ".join(f"{len(b.pictures)} for input '{b.spec.name}'" for b in batches)
+        raise InputError(f"the numbers of pictures differ: {shown}")
+    titles = tuple(map(str, longest.paths))
+    if all(batch.stacks() for batch in batches):
+        stacked = {batch.spec.name: np.concatenate(batch.pictures) for batch in batches}
         return [Call(arrays | stacked, titles)]
     return [
-        Call(arrays | {name: p[i % len(p)] for name, (_, p, _) in batches.items()}, (title,))
+        Call(arrays | {b.spec.name: b.pictures[i % len(b.pictures)] for b in batches}, (title,))
         for i, title in enumerate(titles)
     ]
-
-
-def has_pictures(arguments: Sequence[str]) -> bool:
-    """Whether one of the arguments is a picture by its suffix."""
-    return any(_is_picture(Path(argument)) for argument in arguments)
 
 
 def _assign(
     arguments: Sequence[str], names: Sequence[str]
 ) -> tuple[dict[str, Array], dict[str, list[Path]]]:
-    """The arrays of unnamed .npz files by input name, and for the other inputs the paths of their files."""
+    """The arrays of unnamed .npz files by input name, and the files of the other inputs."""
     arrays: dict[str, Array] = {}
     paths: dict[str, list[Path]] = {}
     unnamed: list[Path] = []
@@ -133,9 +144,9 @@ def _assign(
     if len(free) == 1 and unnamed:
         paths[free[0]] = unnamed
     elif len(unnamed) > len(free):
-        left = f", {len(free)} of them not given otherwise" if len(free) < len(names) else ""
+        left = f", of which {len(free)} are left" if len(free) < len(names) else ""
         raise InputError(
-            f"{len(unnamed)} files are given, the graph takes {len(names)} inputs: {shown}{left}",
+            f"{len(unnamed)} files are given without a name, the graph's inputs are {shown}{left}",
             hint="NAME=FILE says which input a file is for",
         )
     else:
@@ -145,7 +156,7 @@ def _assign(
         lacking = ", ".join(f"'{name}'" for name in missing)
         raise InputError(f"no file is given for input {lacking}, the graph takes {shown}")
     for name, given in paths.items():
-        if len(given) > 1 and not all(map(_is_picture, given)):
+        if len(given) > 1 and not all(map(is_picture, given)):
             raise InputError(
                 f"{len(given)} files are given for input '{name}', only pictures can be several",
                 hint="put the arrays of a batch into one file",
@@ -171,13 +182,14 @@ def _read_array(path: Path, name: str) -> Array:
                 raise UnsupportedError(f"{path} holds quantised data")
             return stored.array
         case _:
-            raise InputError(f"{path}: not a kind of file that inputs are read from", hint=f"take {_KINDS}")
+            raise InputError(
+                f"{path}: not a kind of file that inputs are read from", hint=f"take {_KINDS}"
+            )
 
 
 def _read_npy(path: Path) -> Array:
     with files.open_regular(str(path), DataError) as file:
-        data = files.contents(file)
-    return _parse_npy(bytes(data), str(path))
+        return _parse_npy(file, str(path))
 
 
 def _read_npz(path: Path) -> dict[str, Array]:
@@ -185,123 +197,16 @@ def _read_npz(path: Path) -> dict[str, Array]:
         try:
             with zipfile.ZipFile(file) as archive:
                 members = {n: archive.read(n) for n in archive.namelist() if n.endswith(".npy")}
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
+        except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, zlib.error) as error:
             raise DataError(f"{path}: no .npz file: {error}") from None
-    return {n.removesuffix(".npy"): _parse_npy(data, f"{path}/{n}") for n, data in members.items()}
+    return {
+        name.removesuffix(".npy"): _parse_npy(io.BytesIO(data), f"{path}/{name}")
+        for name, data in members.items()
+    }
 
 
-def _parse_npy(data: bytes, shown: str) -> Array:
+def _parse_npy(file: BinaryIO, shown: str) -> Array:
     try:
-        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, MemoryError) as error:
+        return np.lib.format.read_array(file, allow_pickle=False)
+    except (ValueError, EOFError, MemoryError, tokenize.TokenError) as error:
         raise DataError(f"{shown}: no .npy file: {error}") from None
-
-
-# Pictures
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in _PICTURES
-
-
-def _read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array:
-    """A picture as a tensor of the input's layout, with a batch axis of 1 where the layout has one."""
-    layout = options.layout
-    if len(spec.shape) != len(layout):
-        raise InputError(
-            f"input '{spec.name}' has {len(spec.shape)} axes, a picture in the layout {layout} has {len(layout)}",
-            hint="--layout says what the axes of the input are",
-        )
-    extents = dict(zip(layout, spec.shape, strict=True))
-    channels = extents.get("c", 1)
-    if channels not in (None, *_MODES):
-        raise InputError(
-            f"input '{spec.name}' has {channels} channels in the layout {layout}, a picture has 1, 3 or 4",
-            hint="--layout says what the axes of the input are",
-        )
-    pixels = _pixels(path, spec, channels, (extents["h"], extents["w"]), options.resize)
-    mean, scale = (
-        _per_channel(numbers, option, pixels.shape[2], spec.name)
-        for option, numbers in (("--mean", options.mean), ("--scale", options.scale))
-    )
-    values = (pixels - mean) * scale
-    if spec.dtype.startswith("int") and np.array_equal(values, np.round(values)):
-        values = values.astype(np.int32)
-    axes = [axis for axis in layout if axis != "n"]
-    if "c" not in axes:
-        values = values[..., 0]
-    values = values.transpose(["hwc".index(axis) for axis in axes])
-    return values[np.newaxis] if "n" in layout else values
-
-
-def _per_channel(numbers: tuple[float, ...], option: str, channels: int, name: str) -> Array:
-    if len(numbers) not in (1, channels):
-        raise InputError(f"{option} has {len(numbers)} numbers, input '{name}' has {channels} channels")
-    return np.array(numbers, np.float32)
-
-
-def _pixels(
-    path: Path, spec: TensorSpec, channels: int | None, size: tuple[int | None, int | None], resize: bool
-) -> Array:
-    """The pixels from 0 to 255 as float32 in the order height, width, channel."""
-    image = _open_picture(path)
-    if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
-        image = _image_module().fromarray(np.asarray(image, np.float32) / 257)
-    else:
-        grey = channels == 1 or (channels is None and image.mode in ("1", "L", "LA"))
-        image = image.convert("L" if grey else _MODES[channels or 3])
-    height, width = size[0] or image.height, size[1] or image.width
-    if (image.width, image.height) != (width, height):
-        if not resize:
-            raise InputError(
-                f"{path} is {image.width} pixels wide and {image.height} high, "
-                f"input '{spec.name}' takes {width} by {height}",
-                hint="--resize scales pictures to the size of the input",
-            )
-        image = image.resize((width, height), _image_module().Resampling.BILINEAR)
-    pixels = np.asarray(image, np.float32)
-    pixels = pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
-    return np.repeat(pixels, channels, 2) if channels and pixels.shape[2] != channels else pixels
-
-
-def _open_picture(path: Path) -> Any:
-    module = _image_module()
-    from PIL import ImageOps
-
-    with files.open_regular(str(path), DataError) as file, warnings.catch_warnings():
-        warnings.simplefilter("error", module.DecompressionBombWarning)
-        try:
-            image = module.open(file, formats=("PNG", "JPEG"))
-            image.load()
-            return ImageOps.exif_transpose(image)
-        except Exception as error:  # Pillow's decoders let all sorts through on broken data
-            raise DataError(f"{path}: no PNG or JPEG picture that can be read: {error}") from None
-
-
-def _image_module() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise UnsupportedError(
-            "reading pictures needs Pillow", hint="pip install 'nnef_jax[images]', or give arrays as .npy"
-        ) from None
-    return Image
-
-
-def _batch_extent(spec: TensorSpec, layout: str) -> int | None:
-    return spec.shape[layout.index("n")] if "n" in layout else 1
-
-
-def _check_batch(spec: TensorSpec, count: int, layout: str) -> None:
-    extent = _batch_extent(spec, layout)
-    if extent not in (None, 1, count):
-        raise InputError(
-            f"{count} picture{'s are' if count > 1 else ' is'} given for input '{spec.name}', "
-            f"which takes a batch of {extent}"
-        )
-
-
-def _stacks(spec: TensorSpec, pictures: Sequence[Array], layout: str) -> bool:
-    """Whether the pictures make one tensor that the input takes."""
-    fits = _batch_extent(spec, layout) in (None, len(pictures))
-    return fits and len({picture.shape for picture in pictures}) == 1

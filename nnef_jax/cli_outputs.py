@@ -1,4 +1,4 @@
-"""What the commands print and save: descriptions of networks and the outputs of `nnef-jax run`."""
+"""The outputs of `nnef-jax run`: as text, as JSON, the largest entries alone, saved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,103 +14,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.extents import UNKNOWN, show, volume
+from lowering.extents import show
 from nnef_jax.errors import DataError, InputError
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import write_tensor
 
 if TYPE_CHECKING:
-    from lowering.graph import Graph, Value
-    from nnef_jax.network import Network
+    from nnef_jax.cli_inputs import Call
+    from nnef_jax.model import Model
 
 Array = NDArray[Any]
 
 
-# Networks
-
-
-def dialect(network: Network) -> str:
-    """The name of the dialect that a document is written in."""
-    document = network.document
-    return f"NNEF {document.version}" + (" provisional" if document.provisional else "")
-
-
-def describe(network: Network) -> str:
-    """What a network is, in some lines of text above the table of its operations."""
-    from nnef_jax.summary import summarise
-
-    graph, counts = network.graph, _counts(network)
-    lines = [("name", graph.name), ("dialect", dialect(network))]
-    lines += [("extension", extension) for extension in network.document.extensions]
-    lines += [("input", f"{value.name}: {value.type}") for value in graph.inputs]
-    lines += [("output", f"{name}: {value.type}") for name, value in _outputs(graph)]
-    lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items()]
-    head = "\n".join(f"{name:<16}{text}" for name, text in lines)
-    return f"{head}\n\n{summarise(graph)}"
-
-
-def description(network: Network) -> dict[str, Any]:
-    """The same as an object for JSON; an extent or count that is not known is null."""
-    from nnef_jax.summary import multiply_adds
-
-    graph = network.graph
-    return {
-        "name": graph.name,
-        "dialect": dialect(network),
-        "extensions": list(network.document.extensions),
-        "inputs": [_tensor(value.name, value) for value in graph.inputs],
-        "outputs": [_tensor(name, value) for name, value in _outputs(graph)],
-        "counts": {name: _known(count) for name, count in _counts(network).items()},
-        "operations": [
-            {
-                "name": operation.name,
-                "kind": operation.kind,
-                "results": [_tensor(value.name, value) for value in operation.writes()],
-                "multiply_adds": _known(multiply_adds(operation)),
-            }
-            for operation in graph.operations
-        ],
-        "variables": [
-            {"label": v.label, "shape": list(v.value.type.shape), "dtype": v.value.type.dtype}
-            for v in (*graph.parameters, *graph.states)
-        ],
-    }
-
-
-def _counts(network: Network) -> dict[str, int]:
-    graph = network.graph
-    return {
-        "operations": len(graph.operations),
-        "variables": len(graph.parameters) + len(graph.states),
-        "parameters": sum(volume(p.value.type.shape) for p in graph.parameters),
-        "state": sum(volume(s.value.type.shape) for s in graph.states),
-        "weight_bytes": sum(array.nbytes for array in network.data.values()),
-    }
-
-
-def _outputs(graph: Graph) -> zip[tuple[str, Value]]:
-    return zip(graph.output_names, graph.outputs, strict=True)
-
-
-def _tensor(name: str, value: Value) -> dict[str, Any]:
-    return {"name": name, "shape": [_known(e) for e in value.type.shape], "dtype": value.type.dtype}
-
-
-def _known(count: int) -> int | None:
-    return None if count is UNKNOWN else count
-
-
-def _shown(count: int) -> str:
-    return "?" if count is UNKNOWN else f"{count:,}"
-
-
-# Results
-
-
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outputs of the network for one picture or one set of arrays; the title names the picture."""
+    """The outputs of the network for one picture, which the title names, or one set of arrays."""
 
     title: str
     outputs: dict[str, Array]
@@ -118,21 +37,24 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """That only the `count` largest entries of each row are shown, under their names where there are labels."""
+    """That only the `count` largest entries of each row are shown, with their labels if any."""
 
     count: int
     labels: tuple[str, ...] = ()
 
 
-def results_of(outputs: Mapping[str, Array], pictures: Sequence[str]) -> list[Result]:
-    """One result for each picture of a batch, or one for all where an output has no axis for them."""
-    count = len(pictures)
+def run_call(model: Model, call: Call) -> list[Result]:
+    """Run the network: a result for each picture, or one where an output has no axis for them."""
+    found = model(*(call.arrays[spec.name] for spec in model.inputs))
+    arrays = [found] if len(model.outputs) == 1 else list(found)
+    outputs = {s.name: np.asarray(array) for s, array in zip(model.outputs, arrays, strict=True)}
+    count = len(call.pictures)
     if count > 1 and all(array.shape[:1] == (count,) for array in outputs.values()):
         return [
             Result(title, {name: array[i : i + 1] for name, array in outputs.items()})
-            for i, title in enumerate(pictures)
+            for i, title in enumerate(call.pictures)
         ]
-    return [Result(", ".join(pictures), dict(outputs))]
+    return [Result(", ".join(call.pictures), outputs)]
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
@@ -163,7 +85,10 @@ def shown_results(results: Sequence[Result], top: Top | None, *, values: bool) -
 def results_as_json(
     network: str, results: Sequence[Result], top: Top | None, *, values: bool, files: Sequence[str]
 ) -> str:
-    """The results as one JSON object; numbers that JSON does not have are "NaN", "Infinity", "-Infinity"."""
+    """The results as one JSON object.
+
+    Numbers that JSON does not have are the strings "NaN", "Infinity" and "-Infinity".
+    """
     shown: list[dict[str, Any]] = []
     for result in results:
         outputs: list[dict[str, Any]] = []
@@ -179,12 +104,12 @@ def results_as_json(
 
 
 def _json_values(array: Array) -> Any:
-    return array.tolist() if np.isfinite(array).all() else _json_safe(array.tolist())
+    if array.ndim == 0:
+        return _json_number(array.item())
+    return array.tolist() if np.isfinite(array).all() else [_json_values(row) for row in array]
 
 
-def _json_safe(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_json_safe(item) for item in value]
+def _json_number(value: Any) -> Any:
     if value != value:
         return "NaN"
     return value if abs(value) < float("inf") else "Infinity" if value > 0 else "-Infinity"
@@ -207,7 +132,9 @@ def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[_Entry
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, : top.count]
     found: list[tuple[tuple[int, ...], list[_Entry]]] = []
     for position, row, indices in zip(np.ndindex(*shape[:-1]), rows, order, strict=True):
-        entries = [(int(i), labels[i] if labels else None, row[i].item()) for i in indices]
+        entries: list[_Entry] = [
+            (int(i), labels[i] if labels else None, row[i].item()) for i in indices
+        ]
         found.append((position, entries))
     return found
 
@@ -241,7 +168,10 @@ def _top_lines(array: Array, top: Top) -> list[str]:
 def _top_object(position: tuple[int, ...], entries: Sequence[_Entry]) -> dict[str, Any]:
     return {
         "row": list(position),
-        "entries": [{"index": i, "label": label, "value": _json_safe(value)} for i, label, value in entries],
+        "entries": [
+            {"index": i, "label": label, "value": _json_number(value)}
+            for i, label, value in entries
+        ],
     }
 
 
@@ -269,8 +199,8 @@ def check_output(path: Path, names: Sequence[str]) -> None:
 def save_results(path: Path, results: Sequence[Result]) -> list[str]:
     """Save the outputs of all results together, and return the names of the files.
 
-    Outputs of several results are put together along their first axis where it is 1, and along a new
-    one otherwise.
+    Outputs of several results are put together along their first axis where it is 1, and along a
+    new one otherwise.
     """
     arrays = {name: _together([r.outputs[name] for r in results]) for name in results[0].outputs}
     match path.suffix.lower():

@@ -58,7 +58,10 @@ class NnefError(ValueError):
             lines += ["    " + line for line in self.span.excerpt().split("\n")]
         hidden = len(self.calls) - _SHOWN_CALLS
         for call in reversed(self.calls[-_SHOWN_CALLS:]):
-            lines.append(f"  in fragment '{call.fragment}'" + (f", called at {call.span}" if call.span else ""))
+            lines.append(
+                f"  in fragment '{call.fragment}'"
+                + (f", called at {call.span}" if call.span else "")
+            )
         if hidden > 0:
             lines.append(f"  ... and {hidden} more calls")
         if self.hint:

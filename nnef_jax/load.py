@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO, Literal, get_args
 
 import jax
 
@@ -15,6 +15,7 @@ from lowering.trace import Context
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
 from nnef_jax.network import Network
+from nnef_jax.quantization import QuantizationReader
 from nnef_jax.storage.archive import open_archive
 from nnef_jax.text.checks import check
 from nnef_jax.text.flatten import Expand, Options
@@ -22,6 +23,7 @@ from nnef_jax.text.library import Scope, signatures
 from nnef_jax.text.parser import parse
 from nnef_jax.variables import read_variables
 
+Quantization = Literal["apply", "ignore"]
 Source = str | os.PathLike[str] | bytes | BinaryIO
 _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -32,6 +34,7 @@ def load(
     input_shapes: Mapping[str, Sequence[int | None]] | None = None,
     dtype: str = "float32",
     precision: jax.lax.PrecisionLike = None,
+    quantization: Quantization = "apply",
     expand: Expand = "auto",
     rules: Registry | None = None,
     limits: Limits | None = None,
@@ -46,6 +49,9 @@ def load(
         dtype: what scalar tensors are computed in: "float32", "bfloat16", "float16", "float64" (needs
             jax's x64 mode). Integer tensors are int32, logical ones bool.
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
+        quantization: "apply" rounds tensors as the network's graph.quant says, after they are computed;
+            "ignore" runs the network in real numbers. Variables that are stored quantised are real numbers
+            in either case.
         expand: "auto" keeps compound operations of the standard whole where there is a rule for them, "all"
             expands them to primitives by their definitions.
         rules: rules for operations beyond the standard, or in place of its own.
@@ -60,7 +66,13 @@ def load(
         >>> probabilities = model(images)
     """
     network, registry = read(
-        source, input_shapes=input_shapes, dtype=dtype, expand=expand, rules=rules, limits=limits
+        source,
+        input_shapes=input_shapes,
+        dtype=dtype,
+        quantization=quantization,
+        expand=expand,
+        rules=rules,
+        limits=limits,
     )
     return Model(network, registry, Context(precision))
 
@@ -70,6 +82,7 @@ def read(
     *,
     input_shapes: Mapping[str, Sequence[int | None]] | None = None,
     dtype: str = "float32",
+    quantization: Quantization = "apply",
     expand: Expand = "auto",
     rules: Registry | None = None,
     limits: Limits | None = None,
@@ -78,7 +91,11 @@ def read(
     if dtype not in _REAL_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_REAL_DTYPES)}, it is {dtype!r}")
     if dtype == "float64" and not jax.config.read("jax_enable_x64"):
-        raise ValueError("dtype='float64' needs jax's x64 mode: jax.config.update('jax_enable_x64', True)")
+        raise ValueError(
+            "dtype='float64' needs jax's x64 mode: jax.config.update('jax_enable_x64', True)"
+        )
+    if quantization not in get_args(Quantization):
+        raise ValueError(f"quantization must be 'apply' or 'ignore', it is {quantization!r}")
     limits = limits or Limits()
     registry = registry_of_standard()
     if rules is not None:
@@ -86,7 +103,15 @@ def read(
     options = Options(registry, expand, dtype, dict(input_shapes or {}), limits)
     with open_archive(source, limits) as archive:
         network = _network(archive.read_text("graph.nnef"), options)
-        network.data = read_variables(network.graph, archive, limits)
+        if archive.exists("graph.quant"):
+            network.quantization = archive.read_text("graph.quant")
+        reader = QuantizationReader(network.document, network.scope, options)
+        quantizers = reader.entries(network.quantization) if network.quantization else {}
+        stored = read_variables(network.graph, archive, limits, quantizers, reader.header)
+    network.data = stored.data
+    pending = {name: q for name, q in quantizers.items() if name not in stored.dequantized}
+    if pending and quantization == "apply":
+        network = network.quantized(pending)
     return network, registry
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,17 +10,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from lowering.extents import UNKNOWN, Shape
+from lowering.extents import UNKNOWN, show
 from lowering.graph import Graph, Value
-from lowering.prepare import Split, split
 from lowering.registry import Registry
-from lowering.trace import Context, trace
+from lowering.trace import Context
 from nnef_jax.arguments import bind_inputs
 from nnef_jax.errors import InputError
+from nnef_jax.execution import Execution
 from nnef_jax.network import Network
 
-Parameters = Mapping[str, jax.Array]
+Parameters = Mapping[str, Any]
+State = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +34,21 @@ class TensorSpec:
     dtype: str
 
 
-@dataclass(slots=True)
-class _Executable:
-    """The network compiled for given input shapes, with its parameters laid out for it."""
-
-    run: Callable[[tuple[Any, ...], list[jax.Array]], Any]
-    prepared: tuple[Any, ...]
-
-
 class Model:
     """An NNEF network, loaded by `nnef_jax.load`.
 
     Calling it runs the network, jitted, on its own parameters: inputs by position in the order of the
     graph or by name, as numpy or jax arrays. One output is an array, several are a NamedTuple with the
-    graph's output names. A model does not change.
+    graph's output names. A model does not change: `apply`, `step` and `scan` are pure.
     """
 
     def __init__(self, network: Network, registry: Registry, context: Context) -> None:
         self._network = network
-        self._registry = registry
-        self._context = context
-        self._executables: dict[tuple[Shape, ...], _Executable] = {}
+        self._execution = Execution(network, registry, context)
         self._captures: dict[tuple[str, ...], Callable[..., Any]] = {}
 
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{s.name}: {s.dtype}{_shown(s.shape)}" for s in self.inputs)
-        outputs = ", ".join(f"{s.name}: {s.dtype}{_shown(s.shape)}" for s in self.outputs)
+        inputs, outputs = (", ".join(map(_shown, specs)) for specs in (self.inputs, self.outputs))
         return f"<nnef_jax.Model {self.graph.name}({inputs}) -> ({outputs})>"
 
     # What it is
@@ -76,33 +66,31 @@ class Model:
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """What a call returns, in order."""
-        return tuple(_spec(*pair) for pair in zip(self.graph.output_names, self.graph.outputs, strict=True))
+        return tuple(
+            _spec(*pair) for pair in zip(self.graph.output_names, self.graph.outputs, strict=True)
+        )
 
     @property
     def params(self) -> dict[str, jax.Array]:
         """The parameters by label, an ordinary pytree: the first argument of `apply`."""
-        return dict(self._parameters)
+        return dict(self._execution.parameters)
 
-    @cached_property
-    def _parameters(self) -> dict[str, jax.Array]:
-        data = self._network.data
-        return {p.label: jnp.array(data[p.label]) for p in self.graph.parameters}
+    def summary(self) -> str:
+        """A table of the network: name, operation, shape, dtype, parameters and multiply-adds of each line."""
+        from nnef_jax.summary import summarise
 
-    @cached_property
-    def _initial_state(self) -> dict[str, jax.Array]:
-        data = self._network.data
-        return {s.label: jnp.array(data[s.label]) for s in self.graph.states}
+        return summarise(self.graph)
 
     # Running it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the network. A recurrent one runs a single cycle from its initial state."""
+        """Run the network. A recurrent one runs a single cycle from its initial state.
+
+        Raises InputError where the inputs do not fit, ShapeError where an operation does not take shapes
+        that follow from them.
+        """
         inputs = self._bind(args, kwargs)
-        shapes = tuple(x.shape for x in inputs)
-        executable = self._executables.get(shapes)
-        if executable is None:
-            executable = self._executables[shapes] = self._compile(inputs)
-        return executable.run(executable.prepared, inputs)
+        return self._execution.compiled_outputs(inputs)(inputs)
 
     def apply(self, params: Parameters, *args: Any, **kwargs: Any) -> Any:
         """The network as a pure function of its parameters and inputs, for `jax.grad`, `jax.vmap`, `jax.jit`.
@@ -113,20 +101,24 @@ class Model:
 
         Raises:
             InputError: labels are missing or unknown, or the inputs do not fit.
-        """
-        inputs = self._bind(args, kwargs)
-        return self._outputs(self._graph_for(inputs), self._check_params(params), inputs)
 
-    def intermediates(self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any) -> dict[str, jax.Array]:
+        Example:
+            >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
+        """
+        return self._execution.outputs(self._check_params(params), self._bind(args, kwargs))
+
+    def intermediates(
+        self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """Tensors inside the network by name, for the given inputs.
 
         Inputs and names may also be given as `intermediates(x, ["conv1"])`. Without names all tensors are
         returned. Raises InputError for a name that the graph does not have.
         """
         if names is None and args and _is_names(args[-1]):
-            *args, names = args
-        inputs = self._bind(tuple(args), kwargs)
-        graph = self._graph_for(inputs)
+            args, names = args[:-1], args[-1]
+        inputs = self._bind(args, kwargs)
+        graph = self._execution.graph_for(inputs)
         wanted = tuple(graph.values) if names is None else tuple(names)
         unknown = [name for name in wanted if name not in graph.values]
         if unknown:
@@ -137,11 +129,13 @@ class Model:
         if wanted not in self._captures:
 
             def capture(params: Parameters, inputs: list[jax.Array]) -> dict[str, jax.Array]:
-                values = self._trace(self._graph_for(inputs), params, inputs)
+                graph = self._execution.graph_for(inputs)
+                state = self._execution.initial_state
+                values = self._execution.values(graph, params, state, inputs)
                 return {name: jnp.asarray(values[graph.values[name]]) for name in wanted}
 
             self._captures[wanted] = jax.jit(capture)
-        return self._captures[wanted](self._parameters, inputs)
+        return self._captures[wanted](self._execution.parameters, inputs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """`apply` lowered by JAX for these inputs, parameters being arguments: `.as_text()`, `.compile()`.
@@ -149,78 +143,133 @@ class Model:
         Inputs may be arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
         """
         if not args and not kwargs and self.inputs:
-            args = tuple(jax.ShapeDtypeStruct(self._known_shape(s), s.dtype) for s in self.inputs)
-        return jax.jit(self.apply).lower(self._parameters, *args, **kwargs)
+            args = tuple(
+                jax.ShapeDtypeStruct(_known_shape(s), jnp.dtype(s.dtype)) for s in self.inputs
+            )
+        return jax.jit(self.apply).lower(self._execution.parameters, *args, **kwargs)
 
-    def summary(self) -> str:
-        """A table of the network: name, operation, shape, dtype, parameters and multiply-adds of each line."""
-        from nnef_jax.summary import summarise
+    # Recurrent networks (spec 4.7)
 
-        return summarise(self.graph)
+    def init_state(self) -> dict[str, jax.Array]:
+        """The stored values of the variables that the graph updates, by label: the state before a first cycle."""
+        return dict(self._execution.initial_state)
+
+    def step(
+        self, state: State, *args: Any, params: Parameters | None = None, **kwargs: Any
+    ) -> Any:
+        """One cycle: `outputs, state = model.step(state, x)`. Pure: the state is an argument and a result.
+
+        Args:
+            state: arrays by label, from `init_state` or an earlier step.
+            args, kwargs: the inputs by position or name.
+            params: other parameters than the network's own, to differentiate with respect to, say.
+        """
+        return self._recur("cycle", state, self._bind(args, kwargs), params)
+
+    def scan(
+        self,
+        *args: Any,
+        state: State | None = None,
+        params: Parameters | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Many cycles: `outputs, state = model.scan(xs)`, one for each item along the inputs' first axis.
+
+        The cycles are one `lax.scan`: what is compiled does not grow with their number, and gradients
+        pass through time. Outputs are stacked along a new first axis.
+
+        Args:
+            args, kwargs: the inputs by position or name, each with a leading time axis.
+            state: the state before the first cycle; `init_state()` where it is not given.
+            params: as in `step`.
+        """
+        inputs = bind_inputs(self._network, args, kwargs, leading=1)
+        if len({x.shape[0] for x in inputs}) > 1:
+            lengths = ", ".join(str(x.shape[0]) for x in inputs)
+            raise InputError(f"the inputs have different numbers of time steps: {lengths}")
+        if not inputs:
+            raise InputError(
+                "a network without inputs has no time axis", hint="call step in a loop"
+            )
+        return self._recur("scan", self.init_state() if state is None else state, inputs, params)
+
+    def _recur(self, kind: str, state: State, inputs: list[Any], params: Parameters | None) -> Any:
+        state = self._check_state(state)
+        if params is None:
+            arrays = list(state.values())
+            return self._execution.compiled_recurrence(kind, arrays, inputs)([*arrays, *inputs])
+        function = self._execution.cycle if kind == "cycle" else self._execution.scan
+        return function(self._check_params(params), state, inputs)
+
+    # Storing it
 
     def save(
-        self, path: str | os.PathLike[str], *, params: Parameters | None = None, overwrite: bool = False
+        self,
+        path: str | os.PathLike[str],
+        *,
+        params: Parameters | None = None,
+        state: State | None = None,
+        overwrite: bool = False,
     ) -> None:
-        """Write the network as an NNEF archive: its own text, and these parameters or its own.
+        """Write the network as an NNEF archive: its own text, with these parameters and state or its own.
 
         Args:
             path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
             params: arrays by label, as in `params`.
+            state: arrays by label, as in `init_state`; the stored one is where a later load starts from.
             overwrite: replace what is at the path; otherwise FileExistsError.
         """
         from nnef_jax.save import save
 
-        arrays = {**self._initial_state, **self._check_params(params or self._parameters)}
+        arrays = {
+            **self._check_state(self._execution.initial_state if state is None else state),
+            **self._check_params(self._execution.parameters if params is None else params),
+        }
         save(path, self._network.document.source.text, arrays, overwrite=overwrite)
 
-    # Inside
-
-    def _known_shape(self, spec: TensorSpec) -> tuple[int, ...]:
-        shape = tuple(extent for extent in spec.shape if extent is not None)
-        if len(shape) != len(spec.shape):
-            raise InputError(f"the shape of input '{spec.name}' is not known", hint="give an example input")
-        return shape
+    # Checks
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         return bind_inputs(self._network, args, kwargs)
 
-    def _graph_for(self, inputs: Sequence[Any]) -> Graph:
-        return self._network.specialise([tuple(x.shape) for x in inputs])
-
     def _check_params(self, params: Parameters) -> Parameters:
-        labels = {p.label for p in self.graph.parameters}
-        if labels != set(params):
-            missing, extra = sorted(labels - set(params)), sorted(set(params) - labels)
-            parts = [f"lacks {', '.join(missing)}"] if missing else []
-            parts += [f"has unknown {', '.join(extra)}"] if extra else []
-            raise InputError(f"params {' and '.join(parts)}", hint="take model.params and replace values in it")
+        _check_labels(params, {p.label: p.value for p in self.graph.parameters}, "params")
         return params
 
-    def _trace(self, graph: Graph, params: Parameters, inputs: Sequence[Any]) -> dict[Value, Any]:
-        return trace(graph, self._registry, self._context, params, self._initial_state, inputs)
+    def _check_state(self, state: State) -> dict[str, Any]:
+        """The state in the graph's order."""
+        variables = {s.label: s.value for s in self.graph.states}
+        _check_labels(state, variables, "state")
+        return {label: jnp.asarray(state[label]) for label in variables}
 
-    def _outputs(self, graph: Graph, params: Parameters, inputs: Sequence[Any]) -> Any:
-        values = self._trace(graph, params, inputs)
-        return self._pack([jnp.asarray(values[output]) for output in graph.outputs])
 
-    def _pack(self, outputs: Sequence[Any]) -> Any:
-        return outputs[0] if len(outputs) == 1 else self._output_type(*outputs)
+def _check_labels(arrays: Mapping[str, Any], variables: Mapping[str, Value], what: str) -> None:
+    if arrays.keys() != variables.keys():
+        missing, extra = (
+            sorted(variables.keys() - arrays.keys()),
+            sorted(arrays.keys() - variables.keys()),
+        )
+        parts = [f"lacks {', '.join(missing)}"] if missing else []
+        parts += [f"has unknown {', '.join(extra)}"] if extra else []
+        source = {"params": "model.params", "state": "model.init_state()"}[what]
+        raise InputError(
+            f"{what} {' and '.join(parts)}", hint=f"take {source} and replace values in it"
+        )
+    for label, value in variables.items():
+        if np.shape(arrays[label]) != value.type.shape:
+            raise InputError(
+                f"{what}: '{label}' has shape {show(np.shape(arrays[label]))}, "
+                f"declared is {show(value.type.shape)}"
+            )
 
-    @cached_property
-    def _output_type(self) -> Callable[..., Any]:
-        return namedtuple("Outputs", self.graph.output_names, rename=True)  # noqa: PYI024
 
-    def _compile(self, inputs: Sequence[jax.Array]) -> _Executable:
-        """Trace for the shapes of these inputs; what depends on parameters alone is computed now."""
-        graph = self._graph_for(inputs)
-        labels = [p.label for p in graph.parameters]
-        values = [self._parameters[label] for label in labels]
-
-        def function(params: Sequence[Any], inputs: Sequence[Any]) -> Any:
-            return self._outputs(graph, dict(zip(labels, params, strict=True)), inputs)
-
-        halves: Split = split(function, values, list(inputs))
-        return _Executable(jax.jit(halves.run), jax.jit(halves.prepare)(values))
+def _known_shape(spec: TensorSpec) -> tuple[int, ...]:
+    shape = tuple(extent for extent in spec.shape if extent is not None)
+    if len(shape) != len(spec.shape):
+        raise InputError(
+            f"the shape of input '{spec.name}' is not known", hint="give an example input"
+        )
+    return shape
 
 
 def _spec(name: str, value: Value) -> TensorSpec:
@@ -228,9 +277,14 @@ def _spec(name: str, value: Value) -> TensorSpec:
     return TensorSpec(name, shape, value.type.dtype)
 
 
-def _shown(shape: Sequence[int | None]) -> str:
-    return "[" + ",".join("?" if extent is None else str(extent) for extent in shape) + "]"
+def _shown(spec: TensorSpec) -> str:
+    extents = ",".join("?" if extent is None else str(extent) for extent in spec.shape)
+    return f"{spec.name}: {spec.dtype}[{extents}]"
 
 
 def _is_names(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(n, str) for n in value)  # pyright: ignore
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 0
+        and all(isinstance(n, str) for n in value)
+    )

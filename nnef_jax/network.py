@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN, Shape, is_known, show
 from lowering.graph import Graph, Operation, TensorType, Value
-from lowering.location import Span
+from lowering.location import Source, Span
 from nnef_jax.errors import InputError, SemanticError, ShapeError, raise_all
 from nnef_jax.text import syntax as s
-from nnef_jax.text.flatten import Options, flatten
+from nnef_jax.text.flatten import Options, Quantizer, flatten
 from nnef_jax.text.library import Scope
 from nnef_jax.text.syntax import Document, identifiers, span_in
 from nnef_jax.text.values import ExtentNeeded
@@ -31,11 +31,22 @@ class Network:
         self.document = document
         self.options = options
         self.data: dict[str, NDArray[Any]] = {}
-        self._scope = scope
+        self.quantization: Source | None = None  # the text of graph.quant
+        self.scope = scope
         self._specialised: dict[tuple[Shape, ...], Graph] = {}
         self._check_input_names(options.input_shapes)
         self._declared = self._flatten({}) if options.input_shapes else None
         self.graph = self._flatten(options.input_shapes)
+
+    def quantized(self, quantizers: Mapping[str, Quantizer]) -> Network:
+        """The same network with tensors quantised, by their identifiers, after they are computed.
+
+        Raises SemanticError or ShapeError, in the text of the quantisers, where one does not fit.
+        """
+        options = replace(self.options, quantizers=quantizers)
+        network = Network(self.document, self.scope, options)
+        network.data, network.quantization = self.data, self.quantization
+        return network
 
     def _flatten(self, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
         try:
@@ -53,7 +64,7 @@ class Network:
         return _with_open_outputs(guess)
 
     def _flatten_known(self, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
-        return flatten(self.document, self._scope, replace(self.options, input_shapes=shapes))
+        return flatten(self.document, self.scope, replace(self.options, input_shapes=shapes))
 
     def _guessed_shapes(self, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, list[int]]:
         declared = _externals(self.document) | {name: list(shape) for name, shape in shapes.items()}
@@ -64,7 +75,9 @@ class Network:
         declared = _externals(self.document)
         for name, shape in shapes.items():
             if name not in names:
-                raise InputError(f"input_shapes names '{name}', the graph's inputs are {', '.join(names)}")
+                raise InputError(
+                    f"input_shapes names '{name}', the graph's inputs are {', '.join(names)}"
+                )
             if name in declared and len(shape) != len(declared[name]):
                 raise InputError(
                     f"input_shapes gives '{name}' rank {len(shape)}, it is declared with {len(declared[name])}",
@@ -94,7 +107,9 @@ class Network:
             return self.graph
         key = tuple(shapes)
         if key not in self._specialised:
-            named = {value.name: shape for value, shape in zip(self.graph.inputs, shapes, strict=True)}
+            named = {
+                value.name: shape for value, shape in zip(self.graph.inputs, shapes, strict=True)
+            }
             graph = self._flatten_known(named)
             self._check_baked(graph)
             self._specialised[key] = graph
@@ -142,13 +157,16 @@ def _externals(document: Document) -> dict[str, list[int]]:
     for assignment in document.graph.body:
         match assignment:
             case s.Assignment(
-                target=s.Identifier(name=name), value=s.Invocation(operation="external", arguments=arguments)
+                target=s.Identifier(name=name),
+                value=s.Invocation(operation="external", arguments=arguments),
             ):
                 for argument in arguments:
                     if argument.name == "shape" and isinstance(argument.value, s.Array):
                         items = argument.value.items
                         found[name] = [
-                            item.value if isinstance(item, s.Literal) and isinstance(item.value, int) else 0
+                            item.value
+                            if isinstance(item, s.Literal) and isinstance(item.value, int)
+                            else 0
                             for item in items
                         ]
             case _:
@@ -163,4 +181,3 @@ def _with_open_outputs(graph: Graph) -> Graph:
         for value in graph.outputs
     )
     return replace(graph, outputs=outputs)
-

@@ -38,14 +38,22 @@ def save(
     from nnef_jax.load import network_of_text
 
     network = network_of_text(text)
-    variables = {v.label: v.value.type.shape for v in (*network.graph.parameters, *network.graph.states)}
-    errors = [DataError(f"there is no array for variable '{n}'") for n in variables if n not in params]
-    errors += [DataError(f"the document has no variable '{n}'") for n in params if n not in variables]
+    variables = {
+        v.label: v.value.type.shape for v in (*network.graph.parameters, *network.graph.states)
+    }
+    errors = [
+        DataError(f"there is no array for variable '{n}'") for n in variables if n not in params
+    ]
+    errors += [
+        DataError(f"the document has no variable '{n}'") for n in params if n not in variables
+    ]
     for label in variables.keys() & params.keys():
         shape = np.shape(params[label])
         if shape != variables[label]:
             errors.append(
-                DataError(f"the array for '{label}' has shape {shape}, declared is {variables[label]}")
+                DataError(
+                    f"the array for '{label}' has shape {shape}, declared is {variables[label]}"
+                )
             )
     raise_all(errors)
     members: dict[str, Any] = {"graph.nnef": text.encode()}

@@ -9,8 +9,7 @@ from typing import Any
 import nnef_jax
 
 COMPOSITIONAL = (
-    "version 1.0;\n"
-    "extension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;\n"
+    "version 1.0;\nextension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;\n"
 )
 
 

@@ -20,9 +20,7 @@ def _common(shapes: tuple[Shape, ...], axis: int) -> int:
     result = 1
     for shape in shapes:
         extent = shape[axis] if axis < len(shape) else 1
-        if result == 1:
-            result = extent
-        elif result is UNKNOWN and extent != 1:
+        if result == 1 or (result is UNKNOWN and extent != 1):
             result = extent
         elif extent != 1 and extent is not UNKNOWN and extent != result:
             raise InvalidShape(

@@ -1,6 +1,6 @@
-"""The rules, one file for each family of operations. `nnef` is the registry of the standard's own."""
+"""The rules, one file for each family of operations. `nnef` is the registry of the standard."""
 
-from lowering.ops import (  # noqa: F401  (each enters its rules into the registry)
+from lowering.ops import (
     activation,
     conv,
     elementwise,
@@ -16,4 +16,20 @@ from lowering.ops import (  # noqa: F401  (each enters its rules into the regist
 )
 from lowering.ops.registries import nnef
 
-__all__ = ["nnef"]
+# Each enters its rules into the registry when it is imported.
+FAMILIES = (
+    activation,
+    conv,
+    elementwise,
+    linear,
+    normalize,
+    quantize,
+    reduce,
+    resample,
+    roi,
+    shape,
+    tensors,
+    window,
+)
+
+__all__ = ["FAMILIES", "nnef"]

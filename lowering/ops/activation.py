@@ -13,9 +13,8 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
-from lowering.ops.normalize import require_fits
 from lowering.ops.registries import nnef
-from lowering.ops.typing import require_axes, require_real, require_same_dtype
+from lowering.ops.typing import require_axes, require_fits, require_real, require_same_dtype
 
 
 def _unary_type(x: TensorType) -> TensorType:
@@ -110,7 +109,7 @@ def selu(x: Any, alpha: float, lambda_: float) -> Array:
 def _prelu_type(x: TensorType, alpha: TensorType) -> TensorType:
     require_real(x=x, alpha=alpha)
     require_same_dtype(x=x, alpha=alpha)
-    require_fits("x", x, alpha=alpha)
+    require_fits("'x'", x, alpha=alpha)
     return x
 
 

@@ -10,6 +10,7 @@ from jax import Array, lax
 
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
+from lowering.kernels.rounding import round_half_up
 from lowering.ops.registries import nnef
 from lowering.ops.typing import require_logical, require_real, require_same_dtype
 
@@ -43,18 +44,15 @@ def _logic_type(x: TensorType, y: TensorType) -> TensorType:
 
 
 def _binary(
-    kind: str, infer: Callable[..., TensorType], function: Callable[[Any, Any], Array], why_not: str = ""
+    kind: str,
+    infer: Callable[..., TensorType],
+    function: Callable[[Any, Any], Array],
+    why_not: str = "",
 ) -> None:
     def lower(x: Any, y: Any) -> Array:
         return function(*align(x, y))
 
     nnef.rule(kind, infer, not_differentiable=why_not)(lower)
-
-
-def _round(x: Array) -> Array:
-    # spec 4.2.1: floor(x + 0.5), which adding 0.5 gets wrong just below it and from 2**23 on.
-    whole = lax.floor(x)
-    return jnp.where(x - whole >= 0.5, whole + 1, whole)
 
 
 def _reciprocal(x: Array) -> Array:
@@ -81,7 +79,7 @@ _unary("abs", jnp.abs)
 _unary("sign", jnp.sign)
 _unary("floor", jnp.floor)
 _unary("ceil", jnp.ceil)
-_unary("round", _round)
+_unary("round", round_half_up)
 _unary("sqr", jnp.square)
 _unary("sqrt", jnp.sqrt)
 _unary("rsqr", lambda x: 1 / jnp.square(x))
@@ -135,7 +133,9 @@ def logical_not(x: Any) -> Array:
     return jnp.logical_not(x)
 
 
-def _select_type(condition: TensorType, true_value: TensorType, false_value: TensorType) -> TensorType:
+def _select_type(
+    condition: TensorType, true_value: TensorType, false_value: TensorType
+) -> TensorType:
     require_logical(condition=condition)
     require_same_dtype(true_value=true_value, false_value=false_value)
     shape = broadcast_shapes(condition.shape, true_value.shape, false_value.shape)

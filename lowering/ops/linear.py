@@ -11,9 +11,8 @@ from lowering.errors import InvalidShape
 from lowering.extents import Shape, differ, show
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
-from lowering.ops.normalize import require_fits
 from lowering.ops.registries import nnef
-from lowering.ops.typing import padded, require_real, require_same_dtype
+from lowering.ops.typing import padded, require_fits, require_real, require_same_dtype
 from lowering.trace import Context
 
 

@@ -10,24 +10,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import shapes_differ, show
+from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
-from lowering.kernels.broadcast import align, broadcast_shapes
+from lowering.kernels.broadcast import align
 from lowering.ops.registries import nnef
-from lowering.ops.typing import require_axes, require_real, require_same_dtype
+from lowering.ops.typing import require_axes, require_fits, require_real, require_same_dtype
 from lowering.ops.window import box
-
-
-def require_fits(name: str, target: TensorType, **operands: TensorType) -> None:
-    """Refuse operands that do not broadcast to the shape of the target, or would enlarge it."""
-    for operand, found in operands.items():
-        if shapes_differ(broadcast_shapes(target.shape, found.shape), target.shape):
-            raise InvalidShape(
-                f"'{operand}' of shape {show(found.shape)} must broadcast to {name} of shape "
-                f"{show(target.shape)}",
-                hint="shapes are matched from the left: a value for each channel has shape [1,C]",
-            )
 
 
 def _axes_type(input: TensorType, axes: tuple[int, ...], bias: float, epsilon: float) -> TensorType:

@@ -15,20 +15,14 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
-from lowering.ops.normalize import require_fits
+from lowering.kernels.rounding import round_half_up
 from lowering.ops.registries import nnef
-from lowering.ops.typing import require_integer, require_real, require_same_dtype
+from lowering.ops.typing import require_fits, require_integer, require_real, require_same_dtype
 
 
 def _require_bits(bits: int, least: int = 1) -> None:
     if not least <= bits <= 32:
         raise InvalidOperation(f"'bits' must be at least {least} and at most 32, it is {bits}")
-
-
-def _round(x: Array) -> Array:
-    # As the operation `round`: adding 0.5 would be inexact.
-    whole = jnp.floor(x)
-    return jnp.where(x - whole >= 0.5, whole + 1, whole)
 
 
 def _wide(x: Any) -> Any:
@@ -61,7 +55,7 @@ def min_max_linear_quantize(
     steps = float(2**bits - 1 - (signed and symmetric))
     span = high - low
     inside = jnp.maximum(jnp.minimum(x, high), low) - low
-    level = _round(inside / jnp.where(span == 0, 1.0, span) * steps)
+    level = round_half_up(inside / jnp.where(span == 0, 1.0, span) * steps)
     return (level / steps * span + low).astype(dtype)
 
 
@@ -92,7 +86,7 @@ def zero_point_linear_quantize(
     zero = jnp.asarray(zero).astype(x.dtype)
     top = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
     bottom = 0 if not signed else -top if symmetric else -top - 1
-    level = jnp.maximum(jnp.minimum(_round(x / scale) + zero, float(top)), float(bottom))
+    level = jnp.maximum(jnp.minimum(round_half_up(x / scale) + zero, float(top)), float(bottom))
     return ((level - zero) * scale).astype(dtype)
 
 
@@ -113,8 +107,9 @@ def logarithmic_quantize(x: Any, max: Any, bits: int) -> Array:
     x, max = align(jnp.asarray(x), max)
     # Exponents by the bits of the numbers: log2 is inexact at powers of two, where ceil would jump.
     part, exponent = jnp.frexp(lax.stop_gradient(jnp.abs(x)))
-    exponent = exponent - (part < math.sqrt(0.5))
+    exponent = jnp.where(part < math.sqrt(0.5), exponent - 1, exponent)
     part, top = jnp.frexp(lax.stop_gradient(jnp.asarray(max)))
-    top = top - (part == 0.5)
-    exponent = jnp.maximum(jnp.minimum(exponent, top), top - (2**bits - 1))
+    top = jnp.where(part == 0.5, top - 1, top)
+    steps = 2 ** min(bits, 12) - 1  # no two exponents are further apart
+    exponent = jnp.maximum(jnp.minimum(exponent, top), top - steps)
     return jnp.ldexp(jnp.sign(x), exponent)

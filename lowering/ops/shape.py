@@ -88,12 +88,11 @@ def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shap
                 hint="0 copies an extent of the input, -1 stands for what is left",
             )
         return items
-    if (want == 0 and have != 0) or (want != 0 and differ(have % want, 0)):
+    if want == 0 or differ(have % want, 0):
         raise InvalidShape(
             f"{source} cannot be reshaped to {show(items)}: {have} items are no multiple of {want}"
         )
-    rest = have // want if want != 0 else 0
-    return tuple(rest if extent == -1 else extent for extent in items)
+    return tuple(have // want if extent == -1 else extent for extent in items)
 
 
 @nnef.rule("reshape", _reshape_type)

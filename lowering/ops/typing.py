@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowering.errors import InvalidOperation
-from lowering.extents import Shape
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, differ, show
 from lowering.graph import TensorType
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -61,3 +61,16 @@ def require_axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
 def padded(shape: Shape, rank: int) -> Shape:
     """The shape continued by 1s up to a rank."""
     return shape + (1,) * (rank - len(shape))
+
+
+def require_fits(name: str, target: TensorType, **operands: TensorType) -> None:
+    """Refuse operands that do not broadcast to the shape of the target, or would enlarge it."""
+    whole = target.shape
+    for operand, found in operands.items():
+        pairs = zip(found.shape, whole, strict=False)
+        if len(found.shape) > len(whole) or any(a != 1 and differ(a, b) for a, b in pairs):
+            raise InvalidShape(
+                f"'{operand}' of shape {show(found.shape)} must broadcast to {name} of shape "
+                f"{show(whole)}",
+                hint="shapes are matched from the left: a value for each channel has shape [1,C]",
+            )

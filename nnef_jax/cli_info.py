@@ -1,0 +1,81 @@
+"""What `nnef-jax info` shows of a network, as text and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowering.extents import UNKNOWN, volume
+from lowering.graph import Graph, Value
+from nnef_jax.network import Network
+from nnef_jax.summary import multiply_adds, summarise
+
+
+def dialect(network: Network) -> str:
+    """The name of the dialect that a document is written in."""
+    document = network.document
+    return f"NNEF {document.version}" + (" provisional" if document.provisional else "")
+
+
+def describe(network: Network) -> str:
+    """What a network is, in some lines of text above the table of its operations."""
+    graph, counts = network.graph, _counts(network)
+    lines = [("name", graph.name), ("dialect", dialect(network))]
+    lines += [("extension", extension) for extension in network.document.extensions]
+    lines += [("input", f"{value.name}: {value.type}") for value in graph.inputs]
+    lines += [("output", f"{name}: {value.type}") for name, value in _outputs(graph)]
+    lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
+    head = "\n".join(f"{name:<16}{text}" for name, text in lines)
+    return f"{head}\n\n{summarise(graph)}"
+
+
+def description(network: Network) -> dict[str, Any]:
+    """The same as an object for JSON; an extent or count that is not known is null."""
+    graph = network.graph
+    return {
+        "name": graph.name,
+        "dialect": dialect(network),
+        "extensions": list(network.document.extensions),
+        "inputs": [_tensor(value.name, value) for value in graph.inputs],
+        "outputs": [_tensor(name, value) for name, value in _outputs(graph)],
+        "counts": {name: _known(count) for name, count in _counts(network).items()},
+        "operations": [
+            {
+                "name": operation.name,
+                "kind": operation.kind,
+                "results": [_tensor(value.name, value) for value in operation.writes()],
+                "multiply_adds": _known(multiply_adds(operation)),
+            }
+            for operation in graph.operations
+        ],
+        "variables": [
+            {"label": v.label, "shape": list(v.value.type.shape), "dtype": v.value.type.dtype}
+            for v in (*graph.parameters, *graph.states)
+        ],
+    }
+
+
+def _counts(network: Network) -> dict[str, int]:
+    graph = network.graph
+    return {
+        "operations": len(graph.operations),
+        "variables": len(graph.parameters) + len(graph.states),
+        "parameters": sum(volume(p.value.type.shape) for p in graph.parameters),
+        "state": sum(volume(s.value.type.shape) for s in graph.states),
+        "weight_bytes": sum(array.nbytes for array in network.data.values()),
+    }
+
+
+def _outputs(graph: Graph) -> zip[tuple[str, Value]]:
+    return zip(graph.output_names, graph.outputs, strict=True)
+
+
+def _tensor(name: str, value: Value) -> dict[str, Any]:
+    return {"name": name, "shape": [_known(e) for e in value.type.shape], "dtype": value.type.dtype}
+
+
+def _known(count: int) -> int | None:
+    return None if count is UNKNOWN else count
+
+
+def _shown(count: int) -> str:
+    return "?" if count is UNKNOWN else f"{count:,}"

@@ -1,0 +1,101 @@
+"""From the codes that a quantised tensor file stores to the real numbers that they stand for (spec 7.1).
+
+With n bits, and q a code:
+
+    min_max_linear_quantize     (q + p) / r * (max - min) + min, so that the lowest code is min and the
+                                highest max: p = 2^(n-1) - symmetric where signed, else 0;
+                                r = 2^n - 1, less 1 where signed and symmetric
+    linear_quantize             the same, not symmetric; signed where the item type of the file is
+    zero_point_linear_quantize  (q - zero_point) * scale
+    logarithmic_quantize        2^(t - (2^n - 1) + q) with t = ceil(log2(max)); where the item type of
+                                the file is signed, sign(q) * 2^(t - (2^(n-1) - 1) + |q|), and 0 is 0
+
+All these are values that the operation itself yields. The standard does not say how logarithmic codes
+hold a sign: it is taken from the item type, as for the other algorithms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.extents import show
+from lowering.kernels.broadcast import expand
+from nnef_jax.errors import DataError, LimitError, UnsupportedError
+from nnef_jax.limits import Limits
+from nnef_jax.quantization import ALGORITHMS, Quantizer
+from nnef_jax.storage.tensorfile import TensorFile
+
+
+def dequantize(
+    stored: TensorFile, quantizer: Quantizer, member: str, limits: Limits
+) -> NDArray[Any]:
+    """The real numbers, in float64, of the codes in a tensor file.
+
+    Raises DataError for codes that the algorithm does not have, UnsupportedError for an algorithm that
+    is a fragment of the document, ShapeError for a wrong number of values for the channels.
+    """
+    codes = stored.array
+    if quantizer.operation not in ALGORITHMS:
+        raise UnsupportedError(
+            f"{member} holds quantised codes, and what they stand for by fragment "
+            f"'{quantizer.operation}' is not known",
+            span=quantizer.span(),
+            hint=f"store real numbers, or use one of {', '.join(ALGORITHMS)}",
+        )
+    if codes.size * 8 > limits.tensor_bytes:
+        raise LimitError(
+            f"{member}: {codes.size} real numbers take more than {limits.tensor_bytes} bytes"
+        )
+    given = {name: _argument(quantizer, name, codes.shape) for name in quantizer.arguments}
+    bits, signed, symmetric = (
+        given["bits"],
+        given.get("signed", stored.signed),
+        given.get("symmetric", False),
+    )
+    _check_codes(codes, bits, signed, quantizer, member)
+    q = codes.astype(np.float64)
+    match quantizer.operation:
+        case "zero_point_linear_quantize":
+            return (q - given["zero_point"]) * given["scale"]
+        case "logarithmic_quantize":
+            top = np.ceil(np.log2(given["max"]))
+            if not signed:
+                return np.exp2(top - (2.0**bits - 1) + q)
+            return np.sign(q) * np.exp2(top - (2.0 ** (bits - 1) - 1) + np.abs(q))
+        case _:
+            lowest = 2.0 ** (bits - 1) - symmetric if signed else 0.0
+            steps = 2.0**bits - 1 - (signed and symmetric)
+            low, high = given["min"], given["max"]
+            return (q + lowest) / steps * (high - low) + low
+
+
+def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
+    value = quantizer.value(name, shape, variable=True)
+    if not isinstance(value, np.ndarray):
+        return value
+    value = expand(value, len(shape))
+    if value.ndim != len(shape) or any(
+        a not in (1, b) for a, b in zip(value.shape, shape, strict=True)
+    ):
+        raise DataError(
+            f"'{name}' of shape {show(value.shape)} does not broadcast to shape {show(shape)}",
+            span=quantizer.span(name),
+        )
+    return value
+
+
+def _check_codes(
+    codes: NDArray[Any], bits: int, signed: bool, quantizer: Quantizer, member: str
+) -> None:
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    least, most = int(codes.min()), int(codes.max())
+    if least < low or most > high:
+        kind = "signed" if signed else "unsigned"
+        raise DataError(
+            f"{member} holds codes from {least} to {most}, the {bits} {kind} bits of "
+            f"'{quantizer.operation}' are codes from {low} to {high}",
+            span=quantizer.span(),
+        )

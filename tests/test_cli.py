@@ -1,0 +1,247 @@
+"""The command line: starting it, `info`, `check`, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import nnef_jax
+import nnef_jax.load
+from nnef_jax import cli
+from tests.cli_support import call, fails, linear_scores, ok, write
+
+
+@pytest.fixture
+def scores(tmp_path):
+    return linear_scores(tmp_path / "scores")
+
+
+# Starting
+
+
+def python(code, *, check=True, **options):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=60,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_help_and_version_import_little(option):
+    done = python(
+        "import sys\n"
+        "from nnef_jax.cli import main\n"
+        f"assert main(['{option}']) == 0\n"
+        "heavy = {'jax', 'jaxlib', 'numpy', 'lark', 'PIL'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    assert done.stderr == ""
+    if option == "--version":
+        assert done.stdout == f"nnef-jax {nnef_jax.__version__}\n"
+    else:
+        assert all(command in done.stdout for command in ("info", "check", "run"))
+
+
+def test_module_runs(scores):
+    done = subprocess.run(
+        [sys.executable, "-m", "nnef_jax", "check", scores],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ok: ")
+
+
+@pytest.mark.parametrize(
+    "args", [["nonsense"], ["run"], ["info", "--nonsense"], ["run", "m", "--top", "0"]]
+)
+def test_wrong_usage(args):
+    code, out, err = call(*args)
+    assert (code, out) == (2, "")
+    assert "Usage: nnef-jax" in err
+
+
+# info and check
+
+
+def test_info(scores):
+    out = ok("info", scores)
+    lines = [line.split() for line in out.splitlines()]
+    assert ["name", "scores"] in lines
+    assert ["dialect", "NNEF", "1.0"] in lines
+    assert ["input", "x:", "float32[?,4]"] in lines
+    assert ["output", "y:", "float32[?,3]"] in lines
+    assert ["operations", "1"] in lines
+    assert ["parameters", "15"] in lines
+    assert ["weight", "bytes", "60"] in lines
+    assert any(line[:3] == ["y", "linear", "[?,3]"] for line in lines)
+
+
+def test_info_as_json(scores):
+    found = json.loads(ok("info", scores, "--json"))
+    assert found["name"] == "scores"
+    assert found["dialect"] == "NNEF 1.0"
+    assert found["inputs"] == [{"name": "x", "shape": [None, 4], "dtype": "float32"}]
+    assert found["outputs"] == [{"name": "y", "shape": [None, 3], "dtype": "float32"}]
+    counts = {"operations": 1, "variables": 2, "parameters": 15, "state": 0, "weight_bytes": 60}
+    assert found["counts"] == counts
+    assert [o["kind"] for o in found["operations"]] == ["linear"]
+    assert found["operations"][0]["multiply_adds"] is None
+    assert {v["label"] for v in found["variables"]} == {"dense/filter", "bias"}
+
+
+def test_info_names_the_provisional_dialect(tmp_path):
+    text = "version 1.0\ngraph g(x) -> (y) { x = external(shape = [1, 2]); y = relu(x); }"
+    assert "NNEF 1.0 provisional" in ok("info", write(tmp_path / "m", text))
+
+
+def test_info_keeps_long_names(tmp_path):
+    name = "layer_" * 40
+    text = f"version 1.0; graph g(x) -> ({name}) {{ x = external(shape = [1]); {name} = relu(x); }}"
+    out = ok("info", write(tmp_path / "m", text))
+    assert "…" not in out
+    assert out.replace("\n", "").replace(" ", "").count("layer_") >= 40
+
+
+def test_check(scores):
+    assert ok("check", scores) == f"ok: {scores}: scores, NNEF 1.0, 1 operations, 2 variables\n"
+
+
+def test_check_shows_all_errors(tmp_path):
+    rows = "".join(f"    y{i} = nothing{i}(x);\n" for i in range(30))
+    text = f"version 1.0;\ngraph g(x) -> (y0) {{\n    x = external(shape = [1]);\n{rows}}}"
+    folder = write(tmp_path / "m", text)
+    err = fails("check", folder)
+    assert err.count("error: ") == 30
+    for i in range(30):
+        assert f"graph.nnef:{4 + i}:" in err
+        assert f"    y{i} = nothing{i}(x);\n" in err
+
+
+def test_errors_are_neither_wrapped_nor_markup(tmp_path):
+    row = "    y = [bold]nothing[/bold](x, " + "x, " * 18 + "x);"
+    text = f"version 1.0;\ngraph g(x) -> (y) {{\n    x = external(shape = [1]);\n{row}\n}}"
+    err = fails("check", write(tmp_path / "m", text))
+    assert row in err
+    assert re.search(r"^ +\^", err, re.MULTILINE)
+
+
+def test_check_finds_missing_data(scores):
+    (scores / "bias.dat").unlink()
+    (scores / "dense/filter.dat").write_bytes(b"no tensor")
+    err = fails("check", scores)
+    assert err.count("error: ") == 2
+    assert "bias.dat" in err and "dense/filter.dat" in err
+
+
+@pytest.mark.parametrize("command", ["info", "check", "run"])
+def test_missing_source(command, tmp_path):
+    err = fails(command, tmp_path / "none")
+    assert err == f"error: {tmp_path / 'none'}: No such file or directory\n"
+
+
+def test_broken_archive(tmp_path):
+    (tmp_path / "m.tgz").write_bytes(b"\x1f\x8b\x08 no archive")
+    assert "m.tgz" in fails("info", tmp_path / "m.tgz")
+
+
+def test_names_in_errors_hold_no_escapes(tmp_path):
+    assert "none\N{REPLACEMENT CHARACTER}[31m" in fails("check", tmp_path / "none\x1b[31m")
+
+
+# Endings
+
+
+def test_interrupt_is_quiet(scores, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nnef_jax.load, "read", interrupted)
+    assert call("check", scores) == (130, "", "")
+
+
+def test_other_exceptions_pass_through(scores, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(nnef_jax.load, "read", broken)
+    with pytest.raises(ZeroDivisionError, match="a fault of ours"):
+        cli.main(["check", str(scores)])
+
+
+def test_broken_pipe_is_quiet(scores):
+    read, written = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "nnef_jax", "info", scores],
+            stdout=written,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    finally:
+        os.close(written)
+    assert done.stderr == b""
+
+
+def on_a_terminal(code, **environment):
+    """Run code with stderr on a terminal: exit code, stdout, stderr."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    chunks = []
+
+    def drain():
+        with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+            while chunk := os.read(ours, 4096):
+                chunks.append(chunk)
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        timeout=60,
+        env=plain | {"TERM": "xterm"} | environment,
+    )
+    os.close(theirs)
+    reader.join()
+    os.close(ours)
+    return done.returncode, done.stdout.decode(), b"".join(chunks).decode()
+
+
+def test_spinner_on_a_terminal(scores):
+    code, out, err = on_a_terminal(
+        "import sys\n"
+        "from nnef_jax import cli\n"
+        "cli._STATUS_AFTER = 0.01\n"
+        f"sys.exit(cli.main(['check', {str(scores)!r}]))"
+    )
+    assert code == 0
+    assert out.startswith("ok: ") and "\x1b" not in out
+    assert "reading" in err
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_errors_on_a_terminal(tmp_path, no_color):
+    code, out, err = on_a_terminal(
+        f"import sys; from nnef_jax import cli; sys.exit(cli.main(['check', {str(tmp_path)!r}]))",
+        **({"NO_COLOR": "1"} if no_color else {}),
+    )
+    assert (code, out) == (1, "")
+    error = err[err.rindex("error:") - 10 :]
+    assert ("\x1b[31m\x1b[1merror:\x1b[0m" in err) != no_color
+    assert "has no graph.nnef" in error

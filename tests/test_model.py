@@ -1,0 +1,227 @@
+"""The Model: calls, transformations, intermediates, what is compiled, saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnef_jax
+from lowering.graph import TensorType
+from lowering.registry import Registry
+from tests.helpers import model_of
+
+NET = """
+version 1.0;
+graph net( x ) -> ( y, hidden )
+{
+    x = external(shape = [2,3,8,8]);
+    filter = variable(shape = [4,3,3,3], label = 'conv/filter');
+    bias = variable(shape = [1,4], label = 'conv/bias');
+    mean = variable(shape = [1,4], label = 'norm/mean');
+    variance = variable(shape = [1,4], label = 'norm/variance');
+    conv1 = conv(x, filter, bias);
+    norm1 = batch_normalization(conv1, mean, variance, 0.0, 1.0, epsilon = 1e-3);
+    hidden = relu(norm1);
+    y = mean_reduce(hidden, axes = [2,3]);
+}
+"""
+
+
+def arrays() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    return {
+        "conv/filter": random.uniform(-1, 1, (4, 3, 3, 3)).astype(np.float32),
+        "conv/bias": random.uniform(-1, 1, (1, 4)).astype(np.float32),
+        "norm/mean": random.uniform(-1, 1, (1, 4)).astype(np.float32),
+        "norm/variance": random.uniform(1, 2, (1, 4)).astype(np.float32),
+    }
+
+
+@pytest.fixture(scope="module")
+def net() -> nnef_jax.Model:
+    return model_of(NET, data=arrays())
+
+
+@pytest.fixture(scope="module")
+def x() -> np.ndarray:
+    return np.random.default_rng(1).uniform(-1, 1, (2, 3, 8, 8)).astype(np.float32)
+
+
+def test_specs(net: nnef_jax.Model) -> None:
+    assert net.inputs == (nnef_jax.TensorSpec("x", (2, 3, 8, 8), "float32"),)
+    assert net.outputs == (
+        nnef_jax.TensorSpec("y", (2, 4, 1, 1), "float32"),
+        nnef_jax.TensorSpec("hidden", (2, 4, 8, 8), "float32"),
+    )
+    assert repr(net).startswith("<nnef_jax.Model net(x: float32[2,3,8,8]) -> (y: float32[2,4,1,1]")
+
+
+def test_several_outputs_are_a_named_tuple(net: nnef_jax.Model, x: np.ndarray) -> None:
+    outputs = net(x)
+    assert outputs._fields == ("y", "hidden")
+    np.testing.assert_allclose(outputs.y, np.mean(outputs.hidden, (2, 3), keepdims=True), rtol=1e-5)
+    np.testing.assert_array_equal(net(x=x).y, outputs.y)
+    np.testing.assert_array_equal(net(jnp.asarray(x)).y, outputs.y)
+
+
+def test_params_are_a_pytree_and_a_copy(net: nnef_jax.Model, x: np.ndarray) -> None:
+    params = net.params
+    assert {k: v.shape for k, v in params.items()} == {k: v.shape for k, v in arrays().items()}
+    before = net(x).y
+    params["conv/bias"] = params["conv/bias"] + 1
+    np.testing.assert_array_equal(net(x).y, before)
+    assert not np.allclose(net.apply(params, x).y, before)
+    zero = jax.tree.map(jnp.zeros_like, net.params)
+    np.testing.assert_allclose(net.apply(zero, x).hidden, 0)
+
+
+def test_wrong_params(net: nnef_jax.Model, x: np.ndarray) -> None:
+    params = net.params
+    params["conv/bios"] = params.pop("conv/bias")
+    with pytest.raises(nnef_jax.InputError, match="lacks conv/bias and has unknown conv/bios"):
+        net.apply(params, x)
+
+
+def test_gradients_in_params_and_inputs(net: nnef_jax.Model, x: np.ndarray) -> None:
+    def loss(params: Any, x: Any) -> jax.Array:
+        return jnp.sum(net.apply(params, x).y ** 2)
+
+    by_params, by_x = jax.jit(jax.grad(loss, argnums=(0, 1)))(net.params, x)
+    assert by_params.keys() == net.params.keys() and by_x.shape == x.shape
+    step = jax.tree.map(lambda p, g: p - 0.01 * g, net.params, by_params)
+    assert loss(step, x) < loss(net.params, x)
+    assert all(float(jnp.abs(g).max()) > 0 for g in by_params.values())
+
+
+def test_hessian_and_jacobian(net: nnef_jax.Model, x: np.ndarray) -> None:
+    def scale(s: jax.Array) -> jax.Array:
+        return net.apply(net.params, x * s).y
+
+    s = jnp.float32(1)
+    assert jax.jacobian(scale)(s).shape == (2, 4, 1, 1)
+    assert jax.hessian(lambda s: jnp.sum(scale(s) ** 2))(s).shape == ()
+
+
+def test_vmap_adds_a_batch_axis(net: nnef_jax.Model, x: np.ndarray) -> None:
+    many = np.stack([x, x[::-1], 2 * x])
+    together = jax.vmap(net.apply, (None, 0))(net.params, many).y
+    for one, xs in zip(together, many, strict=True):
+        np.testing.assert_allclose(one, net(xs).y, rtol=1e-5, atol=1e-6)
+
+
+def test_intermediates(net: nnef_jax.Model, x: np.ndarray) -> None:
+    found = net.intermediates(x, ["conv1", "hidden"])
+    assert found.keys() == {"conv1", "hidden"}
+    np.testing.assert_allclose(found["hidden"], net(x).hidden, rtol=1e-5, atol=1e-6)
+    assert {"x", "filter", "conv1", "norm1", "y"} <= net.intermediates(x).keys()
+    with pytest.raises(nnef_jax.InputError, match="no tensor 'conv7'"):
+        net.intermediates(x, ["conv7"])
+
+
+def test_jaxpr_is_flat_and_carries_names(net: nnef_jax.Model, x: np.ndarray) -> None:
+    jaxpr = jax.make_jaxpr(net.apply)(net.params, x)
+    primitives = {equation.primitive.name for equation in jaxpr.eqns}
+    assert "conv_general_dilated" in primitives
+    stacks = {str(equation.source_info.name_stack) for equation in jaxpr.eqns}
+    assert {"conv1", "norm1", "hidden", "y"} <= stacks
+    assert "conv1" in net.lower(x).compile().as_text()
+
+
+def test_parameters_are_arguments(x: np.ndarray) -> None:
+    big = """version 1.0; graph g(x) -> (y) {
+        x = external(shape = [1,1024]);
+        w = variable(shape = [1024,1024], label = 'w');
+        y = linear(x, w);
+    }"""
+    model = model_of(big, data={"w": np.ones((1024, 1024), np.float32)})
+    assert len(model.lower().as_text()) < 4_000
+    np.testing.assert_allclose(model(np.ones((1, 1024), np.float32)), 1024)
+
+
+def test_summary_names_operations_and_counts(net: nnef_jax.Model) -> None:
+    table = net.summary()
+    assert "conv1" in table and "[2,4,8,8]" in table
+    # 4*3*3*3 + 3*4 parameters; 2*4*8*8 outputs of 3*3*3 products each.
+    assert "120 parameters, 13,824 multiply-adds" in table
+
+
+def test_save_and_load(net: nnef_jax.Model, x: np.ndarray, tmp_path: Path) -> None:
+    changed = jax.tree.map(lambda p: 2 * p, net.params)
+    for name in ("folder", "archive.nnef.tgz"):
+        net.save(tmp_path / name, params=changed)
+        np.testing.assert_array_equal(nnef_jax.load(tmp_path / name)(x).y, net_with(changed)(x).y)
+    with pytest.raises(FileExistsError):
+        net.save(tmp_path / "folder")
+    net.save(tmp_path / "folder", overwrite=True)
+    np.testing.assert_array_equal(nnef_jax.load(tmp_path / "folder")(x).y, net(x).y)
+
+
+def net_with(params: dict[str, Any]) -> nnef_jax.Model:
+    return model_of(NET, data={k: np.asarray(v) for k, v in params.items()})
+
+
+def test_save_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    text = "version 1.0; graph g(x) -> (y) { x = external(shape = [1]); w = variable(shape = [2], label = 'w'); y = mul(x, w); }"
+    with pytest.raises(nnef_jax.DataError, match=r"'w' has shape \(3,\)") as caught:
+        nnef_jax.save(tmp_path / "n", text, {"w": np.zeros(3, np.float32), "v": np.zeros(1)})
+    assert len(caught.value.errors) == 2
+    assert not (tmp_path / "n").exists()
+    with pytest.raises(nnef_jax.NnefSyntaxError):
+        nnef_jax.save(tmp_path / "n", "version 1.0; graph", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bfloat16(net: nnef_jax.Model, x: np.ndarray) -> None:
+    model = model_of(NET, data=arrays(), dtype="bfloat16")
+    assert all(p.dtype == jnp.bfloat16 for p in model.params.values())
+    y = model(x).y
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(y, np.float32), net(x).y, rtol=0.05, atol=0.05)
+
+
+def test_float64_needs_x64() -> None:
+    with pytest.raises(ValueError, match="jax_enable_x64"):
+        model_of(NET, data=arrays(), dtype="float64")
+
+
+def test_own_rule_for_an_own_operation() -> None:
+    text = """version 1.0; extension KHR_enable_fragment_definitions;
+    fragment erf( x: tensor<scalar> ) -> ( y: tensor<scalar> );
+    graph g(x) -> (y) { x = external(shape = [3]); y = erf(x); }"""
+    with pytest.raises(nnef_jax.UnsupportedError, match="no rule for operation 'erf', used 1 time"):
+        model_of(text)
+    rules = Registry()
+
+    def infer(x: TensorType) -> TensorType:
+        return x
+
+    @rules.rule("erf", infer)
+    def lower(x: Any) -> jax.Array:
+        return jax.scipy.special.erf(x)
+
+    model = model_of(text, rules=rules)
+    np.testing.assert_allclose(model(np.float32([0, 1, -1])), [0, 0.8427008, -0.8427008], rtol=1e-6)
+
+
+def test_output_that_is_a_variable_or_an_input() -> None:
+    text = """version 1.0; graph g(x) -> (x, w, y) {
+        x = external(shape = [1,2]);
+        w = variable(shape = [1,2], label = 'w');
+        y = mul(x, w);
+    }"""
+    outputs = model_of(text, data={"w": np.float32([[3, 4]])})(np.float32([[1, 2]]))
+    np.testing.assert_array_equal(outputs.x, [[1, 2]])
+    np.testing.assert_array_equal(outputs.w, [[3, 4]])
+    np.testing.assert_array_equal(outputs.y, [[3, 8]])
+
+
+def test_inputs_are_not_aliased(net: nnef_jax.Model, x: np.ndarray) -> None:
+    mine = x.copy()
+    outputs = net(mine)
+    mine[:] = 0
+    np.testing.assert_array_equal(outputs.y, net(x).y)

@@ -1,0 +1,76 @@
+"""What imports what: one direction between the packages, nothing heavy on import, honest public names."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import nnef_jax
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level packages that a module imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "lowering").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_lowering_knows_neither_formats_nor_parsers(path: Path) -> None:
+    assert not imported(path) & {"nnef_jax", "lark", "rich", "typer", "tests"}
+
+
+@pytest.mark.parametrize("name", ["graph", "extents", "location", "errors", "registry", "builder"])
+def test_the_graph_knows_no_jax(name: str) -> None:
+    assert "jax" not in imported(ROOT / "lowering" / f"{name}.py")
+
+
+@pytest.mark.parametrize("statement", ["import nnef_jax", "from nnef_jax import NnefError, Limits"])
+def test_import_is_light(statement: str) -> None:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"jax", "jaxlib", "lark", "numpy", "rich", "typer"} & set(loaded.stdout.split())
+
+
+def test_import_leaves_jax_as_it_is() -> None:
+    code = (
+        "import jax; before = dict(jax.config.values); import nnef_jax; nnef_jax.load;"
+        "assert dict(jax.config.values) == before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_resolve_and_are_all_there_is() -> None:
+    for name in nnef_jax.__all__:
+        assert getattr(nnef_jax, name) is not None
+        assert name in dir(nnef_jax)
+    assert set(nnef_jax.__all__) == set(nnef_jax._HOMES)
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        nnef_jax.lode  # noqa: B018
+
+
+def test_errors_are_one_tree() -> None:
+    for name in nnef_jax.__all__:
+        if name.endswith("Error"):
+            assert issubclass(getattr(nnef_jax, name), nnef_jax.NnefError)
+    assert issubclass(nnef_jax.NnefError, ValueError)
+
+
+def test_package_data_is_there() -> None:
+    for name in ("grammar.lark", "stdlib.nnef", "provisional.nnef"):
+        assert files("nnef_jax.text").joinpath(name).is_file()
