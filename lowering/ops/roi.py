@@ -112,7 +112,10 @@ def roi_resample(
 
 
 def _places(start: Array, end: Array, count: int, method: str) -> Array:
-    step = np.arange(count).astype(start.dtype)[None, :]
+    # Places between pixels need more digits than a half-precision dtype has.
+    dtype = jnp.promote_types(start.dtype, jnp.float32)
+    start, end = start.astype(dtype), end.astype(dtype)
+    step = np.arange(count, dtype=dtype)[None, :]
     start, length = start[:, None], (end - start)[:, None]
     if method == "symmetric":
         return start + (step + 0.5) * length / count - 0.5
