@@ -113,7 +113,7 @@ def roi_resample(
 
 def _places(start: Array, end: Array, count: int, method: str) -> Array:
     # Places between pixels need more digits than a half-precision dtype has.
-    dtype = jnp.promote_types(start.dtype, jnp.float32)
+    dtype = start.dtype if start.dtype.itemsize > 4 else np.dtype(np.float32)
     start, end = start.astype(dtype), end.astype(dtype)
     step = np.arange(count, dtype=dtype)[None, :]
     start, length = start[:, None], (end - start)[:, None]
