@@ -1,1 +1,1 @@
-"""From a flat graph to a pure JAX function. Knows no file format; imports neither nnef_jax nor lark."""
+"""From a flat graph to a pure JAX function. It knows no file format and no parser."""

@@ -1,4 +1,4 @@
-"""Builds a flat graph one operation at a time, with the types of its values inferred by the rules."""
+"""Builds a flat graph one operation at a time; the rules infer the types of its values."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class GraphBuilder:
         span: Span | None = None,
         calls: tuple[Call, ...] = (),
     ) -> tuple[Result, ...]:
-        """Add an operation. `names` are those wanted for its results; too few are made up from the first."""
+        """Add an operation. `names` are wanted for its results; of too few more are made."""
         rule = self.registry[kind]
         types = {name: self._operand_type(operand) for name, operand in operands.items()}
         arguments = {

@@ -1,10 +1,10 @@
-"""What a rule says when it cannot take its arguments. It knows no place in a text: the caller adds it."""
+"""What a rule says when it cannot take its arguments. The caller adds the place in the text."""
 
 from __future__ import annotations
 
 
 class InvalidOperation(ValueError):
-    """The arguments of an operation break one of its rules: an attribute out of range, a wrong type."""
+    """The arguments break a rule of the operation: an attribute out of range, a wrong type."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

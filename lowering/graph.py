@@ -1,4 +1,4 @@
-"""The flat graph: single assignment, topologically ordered, immutable. It knows no file format and no jax."""
+"""The flat graph: single assignment, in topological order, immutable. No file format, no jax."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Value:
     type: TensorType
 
 
-# What an operation reads: a tensor, a literal that stands for a constant tensor, or an array of them.
+# What an operation reads: a tensor, a literal that stands for a constant one, or an array of these.
 Operand = Value | Scalar | tuple["Operand", ...]
 # What it yields for one declared result: a tensor, or as many as the result array has items.
 Result = Value | tuple[Value, ...]
@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """One operation: `kind` is its canonical name, operands and attributes carry the parameters' names."""
+    """One operation: `kind` is its canonical name, operands and attributes have parameter names."""
 
     kind: str
     operands: tuple[tuple[str, Operand], ...]
@@ -92,7 +92,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateVariable:
-    """A variable that the graph updates: `value` is read in a cycle, `update` takes its place after it."""
+    """A variable that is updated: `value` is read in a cycle, `update` takes its place after it."""
 
     label: str
     value: Value
@@ -114,7 +114,7 @@ class Graph:
     operations: tuple[Operation, ...]
     parameters: tuple[Parameter, ...] = ()
     states: tuple[StateVariable, ...] = ()
-    # Identifiers of the document that name a value which goes by another name (shared labels, aliases).
+    # Identifiers for values that go by another name: of variables that share a label, say.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
 
     @cached_property

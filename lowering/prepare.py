@@ -1,11 +1,11 @@
-"""The split of a function of parameters and inputs into what depends on parameters alone and the rest.
+"""Splits a function of parameters and inputs: what depends on parameters alone, and the rest.
 
     prepared = split.prepare(parameters)          # once for each set of parameters
     outputs = split.run(prepared, inputs)         # once for each call
 
-Rules know nothing of it: the function is traced to a jaxpr, and each equation that reads only parameters
-and constants goes into `prepare`. So a weight that a rule flips, transposes or scales is stored as the
-kernel wants it, and no constant is embedded in the compiled function.
+Rules know nothing of it: the function is traced to a jaxpr, and each equation that reads only
+parameters and constants goes into `prepare`. So a weight that a rule flips, transposes or scales is
+stored as the kernel wants it, and no constant is embedded in the compiled function.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 import jax
 from jax.extend import core
 
-# A prepared value may be this many times larger than what it is computed from (a transformed filter is);
-# beyond that it is a broadcast, which costs less to repeat inside the call than to read from memory.
+# A prepared value may be this many times larger than what it is computed from (a transformed filter
+# is); beyond that it is a broadcast, which costs less to repeat inside the call than to read from
+# memory.
 _GROWTH = 4
 
 
@@ -34,7 +35,7 @@ class Split:
 def split(
     function: Callable[[Sequence[Any], Sequence[Any]], Any], parameters: Any, inputs: Any
 ) -> Split:
-    """Split `function(parameters, inputs)`, both flat sequences of arrays or `jax.ShapeDtypeStruct`s."""
+    """Split `function(parameters, inputs)`, given sequences of arrays or ShapeDtypeStructs."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
     jaxpr = closed.jaxpr
     count = len(jax.tree.leaves(parameters))
@@ -77,7 +78,7 @@ def _known_equations(jaxpr: Any, roots: Iterable[Any]) -> dict[Any, Any]:
 def _partition(
     jaxpr: Any, known: dict[Any, Any], roots: set[Any], outputs: Sequence[Any]
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """Equations to evaluate early, equations to evaluate late, and the variables handed from one to the other."""
+    """Equations to evaluate early, those to evaluate late, and the variables handed over."""
     sources = _source_sizes(jaxpr, known, roots)
     late = {id(e) for e in jaxpr.eqns if not all(v in known for v in e.outvars)}
     by_id = {id(e): e for e in jaxpr.eqns}

@@ -1,9 +1,9 @@
-"""Which rule lowers which operation. Registries are objects: a dialect or a user lays one over another.
+"""Which rule lowers which operation. A dialect or a user lays one registry over another.
 
-A rule has two facets, kept side by side: `infer` says the types of the results from the types of the
-operands (and refuses arguments that break the operation's rules), `lower` computes the results under
-JAX tracing. Both take the operands and attributes under the names that the standard gives them; a name
-that Python reserves gets an underscore (`lambda_`).
+A rule has two facets, kept side by side: `infer` says the types of the results from the types of
+the operands (and refuses arguments that break the operation's rules), `lower` computes the results
+under JAX tracing. Both take the operands and attributes under the names that the standard gives
+them; a name that Python reserves gets an underscore (`lambda_`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Types = TensorType | list[TensorType] | tuple[TensorType | list[TensorType], ...
 class Rule:
     """How one operation is checked and computed.
 
-    `infer(**types_and_attributes)` returns a `TensorType` for one result, a list for a result array, a
-    tuple of these for several results; `lower(**arrays_and_attributes)` returns arrays in the same
-    structure, and takes `ctx`, a `lowering.trace.Context`, where `wants_context`.
+    `infer(**types_and_attributes)` returns a `TensorType` for one result, a list for a result
+    array, a tuple of these for several results; `lower(**arrays_and_attributes)` returns arrays in
+    the same structure, and takes `ctx`, a `lowering.trace.Context`, where `wants_context`.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Registry:
     def rule(
         self, kind: str, infer: Callable[..., Types], *, not_differentiable: str = ""
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator that registers a function as the rule of an operation; a second one is an error."""
+        """Decorator that makes a function the rule of an operation; a second one is an error."""
 
         def register(lower: Callable[..., Any]) -> Callable[..., Any]:
             if kind in self._rules:
@@ -56,7 +56,7 @@ class Registry:
             names = _parameter_names(lower)
             if _parameter_names(infer) != names:
                 raise TypeError(
-                    f"rule of '{kind}': infer takes {_parameter_names(infer)} but lower takes {names}"
+                    f"rule of '{kind}': infer takes {_parameter_names(infer)}, lower takes {names}"
                 )
             wants_context = "ctx" in inspect.signature(lower).parameters
             self._rules[kind] = Rule(kind, infer, lower, wants_context, not_differentiable)
@@ -69,7 +69,7 @@ class Registry:
         return Registry(self._rules | other._rules)
 
     def check_signatures(self, signatures: Mapping[str, Iterable[str]]) -> None:
-        """Raise TypeError where a rule's parameters are not those of the operation's declaration."""
+        """Raise TypeError where a rule's parameters are not those of the declaration."""
         for kind, rule in self._rules.items():
             if kind in signatures and tuple(signatures[kind]) != rule.parameters:
                 raise TypeError(

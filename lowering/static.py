@@ -1,7 +1,7 @@
 """Values known on the host: literals and constants, and what is computed from them alone.
 
-They stay numpy arrays or Python numbers while a graph is traced, so that a rule finds a concrete shape,
-index or exponent where one is due, and never a tracer.
+They stay numpy arrays or Python numbers while a graph is traced, so that a rule finds a concrete
+shape, index or exponent where one is due, and never a tracer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_static(value: Any) -> bool:
 
 
 def host_value(value: Any, what: str) -> np.ndarray[Any, Any]:
-    """The value as a numpy array; NotHostKnown naming `what` where it depends on inputs or parameters."""
+    """The value as a numpy array; NotHostKnown, naming `what`, where the network computes it."""
     if not is_static(value):
         raise NotHostKnown(
             f"{what} must be known before the network runs, but it is computed by it"
@@ -34,6 +34,6 @@ def host_value(value: Any, what: str) -> np.ndarray[Any, Any]:
 
 
 def on_host(compute: Callable[[], Any]) -> Any:
-    """Run a computation on static values now, outside of the tracing that goes on; numpy arrays result."""
+    """Run a computation on static values now, outside of any tracing, to numpy arrays."""
     with jax.ensure_compile_time_eval():
         return jax.tree.map(np.asarray, compute())

@@ -30,9 +30,10 @@ def trace(
     states: Mapping[str, Any],
     inputs: Sequence[Any],
 ) -> dict[Value, Any]:
-    """Every value of the graph, computed by the rules from parameters and states by label and inputs in order.
+    """Every value of the graph, from parameters and states by label and the inputs in order.
 
-    Under `jax.jit` what nobody reads is left out by XLA. What depends on constants alone is a numpy array.
+    Under `jax.jit` what nobody reads is left out by XLA. What depends on constants alone is a numpy
+    array.
     """
     values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     values.update((p.value, parameters[p.label]) for p in graph.parameters)

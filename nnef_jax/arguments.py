@@ -20,8 +20,8 @@ def bind_inputs(
 ) -> list[Any]:
     """The inputs in graph order as jax arrays of the declared dtypes.
 
-    Arrays of another width of the same kind are converted (float64 to float32); another kind is an error.
-    `leading` axes (of time) come before the declared shapes.
+    Arrays of another width of the same kind are converted (float64 to float32); another kind is an
+    error. `leading` axes (of time) come before the declared shapes.
 
     Raises InputError for wrong numbers, names, shapes and dtypes, for all inputs at once.
     """
@@ -41,7 +41,7 @@ def bind_inputs(
     missing = [name for name in names if name not in given]
     if missing:
         raise InputError(
-            f"input {', '.join(repr(name) for name in missing)} is missing, the graph takes {', '.join(names)}",
+            f"input {', '.join(map(repr, missing))} is missing, the graph takes {', '.join(names)}",
             span=network.span_of(missing[0]),
         )
     errors: list[NnefError] = []
@@ -103,5 +103,6 @@ def _require_range(array: np.ndarray[Any, Any], value: Value, dtype: np.dtype[An
     bounds = np.iinfo(dtype)
     if array.size and (array.min() < bounds.min or array.max() > bounds.max):
         raise InputError(
-            f"input '{value.name}' holds values from {array.min()} to {array.max()}, which do not fit {dtype}"
+            f"input '{value.name}' holds values from {array.min()} to {array.max()}, "
+            f"which do not fit {dtype}"
         )

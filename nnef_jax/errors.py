@@ -3,9 +3,9 @@
     ValueError
      └─ NnefError                something is wrong with the document, its data, or what it is given
          ├─ NnefSyntaxError      the text does not follow the grammar (spec 3.1, 3.2)
-         ├─ SemanticError        the text breaks a rule of the language or of an operation (spec 3.3, 4)
+         ├─ SemanticError        the text breaks a rule of the language or an operation (3.3, 4)
          │   └─ ShapeError       shapes do not agree (spec 3.3.4, 4)
-         ├─ DataError            a tensor file or quantisation file is broken or does not fit (spec 5)
+         ├─ DataError            a tensor or quantisation file is broken or does not fit (spec 5)
          ├─ ArchiveError         the container is not one, or lacks or hides a member (spec 5.1)
          ├─ UnsupportedError     valid, but nothing here can run it
          ├─ LimitError           larger or deeper than `nnef_jax.Limits` allows

@@ -32,6 +32,7 @@ class Executable:
     prepared: tuple[Any, ...]
 
     def __call__(self, arrays: list[Any]) -> Any:
+        """Run it."""
         return self.run(self.prepared, arrays)
 
 
@@ -110,7 +111,7 @@ class Execution:
     def compiled_recurrence(
         self, kind: str, state: list[jax.Array], inputs: list[jax.Array]
     ) -> Executable:
-        """`cycle` or `scan` on the network's own parameters; takes the state's arrays, then the inputs."""
+        """`cycle` or `scan` on the network's own parameters, of the state's arrays and inputs."""
         shapes = tuple(x.shape for x in inputs)
         function = {"cycle": self.cycle, "scan": self.scan}[kind]
         labels = [s.label for s in self.graph.states]

@@ -12,7 +12,8 @@ _GIB = 1 << 30
 class Limits:
     """Bounds on what `load` reads; whatever is beyond one of them is a `LimitError`.
 
-    The defaults are far above what real networks need and keep a hostile file from taking the machine.
+    The defaults are far above what real networks need and keep a hostile file from taking the
+    machine.
     """
 
     text_bytes: int = 256 * _MIB  # a text member: graph.nnef, graph.quant
@@ -24,4 +25,4 @@ class Limits:
     call_depth: int = 2_000  # of fragment calls
     steps: int = 2_000_000  # expressions evaluated while flattening
     array_items: int = 10_000_000  # items of one array, characters of one string
-    operations: int = 200_000  # of the flat graph
+    operations: int = 100_000  # of the flat graph

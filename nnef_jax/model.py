@@ -1,4 +1,4 @@
-"""What a user holds: a network as a jitted callable, and as a pure function of parameters and inputs."""
+"""What a user holds: a network as a jitted callable, and as a pure function."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class TensorSpec:
 class Model:
     """An NNEF network, loaded by `nnef_jax.load`.
 
-    Calling it runs the network, jitted, on its own parameters: inputs by position in the order of the
-    graph or by name, as numpy or jax arrays. One output is an array, several are a NamedTuple with the
-    graph's output names. A model does not change: `apply`, `step` and `scan` are pure.
+    Calling it runs the network, jitted, on its own parameters: inputs by position in the order of
+    the graph or by name, as numpy or jax arrays. One output is an array, several are a NamedTuple
+    with the graph's output names. A model does not change: `apply`, `step` and `scan` are pure.
     """
 
     def __init__(self, network: Network, registry: Registry, context: Context) -> None:
@@ -76,7 +76,7 @@ class Model:
         return dict(self._execution.parameters)
 
     def summary(self) -> str:
-        """A table of the network: name, operation, shape, dtype, parameters and multiply-adds of each line."""
+        """A table: name, operation, shape, dtype, parameters and multiply-adds of each line."""
         from nnef_jax.summary import summarise
 
         return summarise(self.graph)
@@ -86,14 +86,14 @@ class Model:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network. A recurrent one runs a single cycle from its initial state.
 
-        Raises InputError where the inputs do not fit, ShapeError where an operation does not take shapes
-        that follow from them.
+        Raises InputError where the inputs do not fit, ShapeError where an operation does not take
+        shapes that follow from them.
         """
         inputs = self._bind(args, kwargs)
         return self._execution.compiled_outputs(inputs)(inputs)
 
     def apply(self, params: Parameters, *args: Any, **kwargs: Any) -> Any:
-        """The network as a pure function of its parameters and inputs, for `jax.grad`, `jax.vmap`, `jax.jit`.
+        """The network as a pure function of its parameters and inputs, for `jax.grad` and the like.
 
         Args:
             params: arrays by label, as in `params`.
@@ -112,8 +112,8 @@ class Model:
     ) -> dict[str, Any]:
         """Tensors inside the network by name, for the given inputs.
 
-        Inputs and names may also be given as `intermediates(x, ["conv1"])`. Without names all tensors are
-        returned. Raises InputError for a name that the graph does not have.
+        Inputs and names may also be given as `intermediates(x, ["conv1"])`. Without names all
+        tensors are returned. Raises InputError for a name that the graph does not have.
         """
         if names is None and args and _is_names(args[-1]):
             args, names = args[:-1], args[-1]
@@ -138,7 +138,7 @@ class Model:
         return self._captures[wanted](self._execution.parameters, inputs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """`apply` lowered by JAX for these inputs, parameters being arguments: `.as_text()`, `.compile()`.
+        """`apply` lowered by JAX, parameters being arguments: `.as_text()`, `.compile()`.
 
         Inputs may be arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
         """
@@ -151,13 +151,13 @@ class Model:
     # Recurrent networks (spec 4.7)
 
     def init_state(self) -> dict[str, jax.Array]:
-        """The stored values of the variables that the graph updates, by label: the state before a first cycle."""
+        """The state before a first cycle: stored values of the updated variables by label."""
         return dict(self._execution.initial_state)
 
     def step(
         self, state: State, *args: Any, params: Parameters | None = None, **kwargs: Any
     ) -> Any:
-        """One cycle: `outputs, state = model.step(state, x)`. Pure: the state is an argument and a result.
+        """One cycle: `outputs, state = model.step(state, x)`.
 
         Args:
             state: arrays by label, from `init_state` or an earlier step.
@@ -173,10 +173,10 @@ class Model:
         params: Parameters | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Many cycles: `outputs, state = model.scan(xs)`, one for each item along the inputs' first axis.
+        """Many cycles: `outputs, state = model.scan(xs)`, along the inputs' first axis.
 
-        The cycles are one `lax.scan`: what is compiled does not grow with their number, and gradients
-        pass through time. Outputs are stacked along a new first axis.
+        The cycles are one `lax.scan`: what is compiled does not grow with their number, and
+        gradients pass through time. Outputs are stacked along a new first axis.
 
         Args:
             args, kwargs: the inputs by position or name, each with a leading time axis.
@@ -211,12 +211,13 @@ class Model:
         state: State | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Write the network as an NNEF archive: its own text, with these parameters and state or its own.
+        """Write the network as an NNEF archive, with these parameters and state or its own.
 
         Args:
             path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
             params: arrays by label, as in `params`.
-            state: arrays by label, as in `init_state`; the stored one is where a later load starts from.
+            state: arrays by label, as in `init_state`; the stored one is where a later load starts
+            from.
             overwrite: replace what is at the path; otherwise FileExistsError.
         """
         from nnef_jax.save import save

@@ -1,1 +1,1 @@
-"""How the hard operations are computed: window arithmetic, convolution, pooling, interpolation, alignment."""
+"""How the hard operations are computed: windows, convolution, pooling, interpolation."""

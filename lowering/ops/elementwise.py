@@ -1,4 +1,4 @@
-"""Element-wise operations (spec 4.2): unary, binary, comparison, logic, select, and what abbreviates them."""
+"""Element-wise operations (spec 4.2): unary, binary, comparison, logic, selection."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _binary("or", _logic_type, jnp.logical_or, _LOGICAL)
 
 @nnef.rule("pow", _binary_type)
 def power(x: Any, y: Any) -> Array:
-    """x to the power y. A literal exponent stays static: its derivative is finite for negative x."""
+    """x to the power y. A literal whole exponent has a finite derivative at negative x."""
     if isinstance(y, float) and y.is_integer() and abs(y) <= 16:
         return lax.integer_pow(jnp.asarray(x), int(y))
     return jnp.power(*align(x, y))

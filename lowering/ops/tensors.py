@@ -17,7 +17,8 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
             raise InvalidOperation(f"'shape' of a constant must be positive, it is {show(shape)}")
     if len(value) not in (1, volume(shape)):
         raise InvalidShape(
-            f"a constant of shape {show(shape)} takes 1 or {volume(shape)} values, given are {len(value)}"
+            f"a constant of shape {show(shape)} takes 1 or {volume(shape)} values, "
+            f"given are {len(value)}"
         )
     return TensorType(shape, dtype)
 
