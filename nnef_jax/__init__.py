@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nnef_jax.calibration import calibrate
     from nnef_jax.errors import (
         ArchiveError,
         DataError,
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from nnef_jax.limits import Limits
-    from nnef_jax.load import load
+    from nnef_jax.loading import load
     from nnef_jax.model import Model, TensorSpec
-    from nnef_jax.save import save
+    from nnef_jax.saving import save
     from nnef_jax.storage.tensorfile import read_tensor, write_tensor
 
 _HOMES = {
@@ -39,9 +40,10 @@ _HOMES = {
     "ShapeError": "errors",
     "TensorSpec": "model",
     "UnsupportedError": "errors",
-    "load": "load",
+    "calibrate": "calibration",
+    "load": "loading",
     "read_tensor": "storage.tensorfile",
-    "save": "save",
+    "save": "saving",
     "write_tensor": "storage.tensorfile",
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "ShapeError",
     "TensorSpec",
     "UnsupportedError",
+    "calibrate",
     "load",
     "read_tensor",
     "save",

@@ -62,10 +62,13 @@ def _as_input(array: Any, value: Value, leading: int) -> Any:
         array = _from_python(array, value, dtype)
     if len(array.shape) < leading or shapes_differ(array.shape[leading:], value.type.shape):
         after = " after the axis of time" if leading else ""
+        permuted = sorted(array.shape[leading:]) == sorted(value.type.shape)
         raise InputError(
             f"input '{value.name}' has shape {show(array.shape)}, the graph declares "
             f"{show(value.type.shape)}{after}",
-            hint="load(..., input_shapes=...) declares another; jax.vmap adds a batch axis",
+            hint="its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
+            if permuted
+            else "load(..., input_shapes=...) declares another; jax.vmap adds a batch axis",
         )
     if array.dtype == dtype:
         return array if isinstance(array, jax.Array) else jnp.array(array)

@@ -163,7 +163,7 @@ def run(
     pictures = _picture_options(inputs or (), mean, scale, layout, resize)
     with _status(f"reading {source}"):
         from nnef_jax import cli_inputs, cli_outputs
-        from nnef_jax.load import load
+        from nnef_jax.loading import load
 
         largest = (
             cli_outputs.Top(top, cli_outputs.read_labels(labels) if labels else ()) if top else None
@@ -218,7 +218,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _read(source: str) -> Network:
     with _status(f"reading {source}"):
-        from nnef_jax.load import read
+        from nnef_jax.loading import read
 
         return read(source)[0]
 

@@ -1,17 +1,18 @@
-"""From the codes that a quantised tensor file stores to the real numbers that they stand for (spec 7.1).
+"""From the codes in a quantised tensor file to the real numbers that they stand for (spec 7.1).
 
 With n bits, and q a code:
 
-    min_max_linear_quantize     (q + p) / r * (max - min) + min, so that the lowest code is min and the
-                                highest max: p = 2^(n-1) - symmetric where signed, else 0;
+    min_max_linear_quantize     (q + p) / r * (max - min) + min: the lowest code is min, the highest
+                                max. p = 2^(n-1) - symmetric where signed, else 0;
                                 r = 2^n - 1, less 1 where signed and symmetric
-    linear_quantize             the same, not symmetric; signed where the item type of the file is
+    linear_quantize             the same, never symmetric; signed where the file's item type is
     zero_point_linear_quantize  (q - zero_point) * scale
-    logarithmic_quantize        2^(t - (2^n - 1) + q) with t = ceil(log2(max)); where the item type of
-                                the file is signed, sign(q) * 2^(t - (2^(n-1) - 1) + |q|), and 0 is 0
+    logarithmic_quantize        2^(t - (2^n - 1) + q), with t = ceil(log2(max)). Where the file's
+                                item type is signed, sign(q) * 2^(t - (2^(n-1) - 1) + |q|) and
+                                0 for code 0: the highest code is 2^t in either case
 
-All these are values that the operation itself yields. The standard does not say how logarithmic codes
-hold a sign: it is taken from the item type, as for the other algorithms.
+All these are values that the operation itself yields, in the form of 1.0 final. The standard leaves
+open how logarithmic codes hold a sign; here the item type of the file tells whether they do.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lowering.extents import show
 from lowering.kernels.broadcast import expand
 from nnef_jax.errors import DataError, LimitError, UnsupportedError
 from nnef_jax.limits import Limits
-from nnef_jax.quantization import ALGORITHMS, Quantizer
+from nnef_jax.quantizer import ALGORITHMS, Quantizer
 from nnef_jax.storage.tensorfile import TensorFile
 
 
@@ -34,8 +35,8 @@ def dequantize(
 ) -> NDArray[Any]:
     """The real numbers, in float64, of the codes in a tensor file.
 
-    Raises DataError for codes that the algorithm does not have, UnsupportedError for an algorithm that
-    is a fragment of the document, ShapeError for a wrong number of values for the channels.
+    Raises DataError for codes that the algorithm does not have, UnsupportedError for an algorithm
+    that is a fragment of the document, ShapeError for a wrong number of values for the channels.
     """
     codes = stored.array
     if quantizer.operation not in ALGORITHMS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -209,6 +209,7 @@ class Model:
         *,
         params: Parameters | None = None,
         state: State | None = None,
+        quantize: Iterable[Any] | None = None,
         overwrite: bool = False,
     ) -> None:
         """Write the network as an NNEF archive, with these parameters and state or its own.
@@ -216,17 +217,24 @@ class Model:
         Args:
             path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
             params: arrays by label, as in `params`.
-            state: arrays by label, as in `init_state`; the stored one is where a later load starts
-            from.
+            state: arrays by label, as in `init_state`: where a later load starts from.
+            quantize: sample inputs; the ranges of tensors over them are written to `graph.quant`,
+                as `nnef_jax.calibrate` finds them. Otherwise a `graph.quant` that was read is kept.
             overwrite: replace what is at the path; otherwise FileExistsError.
         """
-        from nnef_jax.save import save
+        from nnef_jax.saving import write_network
 
         arrays = {
             **self._check_state(self._execution.initial_state if state is None else state),
             **self._check_params(self._execution.parameters if params is None else params),
         }
-        save(path, self._network.document.source.text, arrays, overwrite=overwrite)
+        kept = self._network.quantization
+        text = kept.text if kept is not None else None
+        if quantize is not None:
+            from nnef_jax.calibration import calibrate
+
+            text = calibrate(self, quantize)
+        write_network(path, self._network, arrays, text, overwrite=overwrite)
 
     # Checks
 

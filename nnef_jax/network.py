@@ -39,13 +39,22 @@ class Network:
         self.graph = self._flatten(options.input_shapes)
 
     def quantized(self, quantizers: Mapping[str, Quantizer]) -> Network:
-        """The same network with tensors quantised, by their identifiers, after they are computed.
+        """The same network with tensors quantised, by their identifiers, once they are computed.
 
         Raises SemanticError or ShapeError, in the text of the quantisers, where one does not fit.
         """
         options = replace(self.options, quantizers=quantizers)
         network = Network(self.document, self.scope, options)
         network.data, network.quantization = self.data, self.quantization
+        raise_all(
+            [
+                SemanticError(
+                    "a quantisation algorithm must not have variables", span=variable.span
+                )
+                for variable in (*network.graph.parameters, *network.graph.states)
+                if variable.label not in self.data
+            ]
+        )
         return network
 
     def _flatten(self, shapes: Mapping[str, Sequence[int | None]]) -> Graph:

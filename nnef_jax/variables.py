@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,50 +12,97 @@ from numpy.typing import NDArray
 
 from lowering.extents import show
 from lowering.graph import Graph, Parameter, StateVariable
-from nnef_jax.errors import ArchiveError, DataError, NnefError, UnsupportedError, raise_all
+from nnef_jax.dequantization import dequantize
+from nnef_jax.errors import ArchiveError, DataError, NnefError, raise_all
 from nnef_jax.limits import Limits
+from nnef_jax.quantizer import Quantizer
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import member_of
-from nnef_jax.storage.tensorfile import read_tensor_file
+from nnef_jax.storage.tensorfile import TensorFile, read_tensor_file
 
 _KINDS = {"f": "scalars", "i": "integers", "u": "integers", "b": "logical values"}
 
 
-def read_variables(graph: Graph, archive: Archive, limits: Limits) -> dict[str, NDArray[Any]]:
-    """The data of every variable by label, in the dtype that the graph declares, memory-mapped where possible.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The data of variables by label, and which entries of graph.quant they are the codes of.
 
-    Raises DataError or ArchiveError for all the variables at once that lack data or have data that do not fit.
+    These entries, by the identifiers of their tensors, have nothing to round when the network runs.
     """
-    found: dict[str, NDArray[Any]] = {}
+
+    data: dict[str, NDArray[Any]]
+    dequantized: set[str]
+
+
+def read_variables(
+    graph: Graph,
+    archive: Archive,
+    limits: Limits,
+    quantizers: Mapping[str, Quantizer],
+    header: Callable[[str, str], Quantizer],
+) -> Stored:
+    """The data of every variable in the dtype that the graph declares, memory-mapped if possible.
+
+    Quantised data become real numbers: by the algorithm in the header of a provisional file, which
+    `header` reads, else by the entry of graph.quant for the variable.
+
+    Raises DataError or ArchiveError for all the variables at once whose data are missing or do
+    not fit.
+    """
+    stored = Stored({}, set())
     errors: list[NnefError] = []
     for variable in (*graph.parameters, *graph.states):
+        names = [name for name in quantizers if graph.values.get(name) is variable.value]
         try:
-            found[variable.label] = _read(variable, archive, limits)
+            member = member_of(variable.label)
+            file = _open(variable, member, archive, limits)
+            array = file.array
+            if file.quantization:
+                array = dequantize(file, header(file.quantization, member), member, limits)
+            elif file.quantized:
+                if not names:
+                    raise _without_entry(variable, member)
+                array = dequantize(file, quantizers[names[0]], member, limits)
+                # A variable that is updated takes other values later on.
+                if isinstance(variable, Parameter):
+                    stored.dequantized.add(names[0])
+            declared = variable.value.type
+            dtype = jnp.dtype(declared.dtype)
+            stored.data[variable.label] = _convert(array.reshape(declared.shape), dtype, member)
         except NnefError as error:
             error.span = error.span or variable.span
-            errors.append(error)
+            errors += error.errors
     raise_all(errors)
-    return found
+    return stored
 
 
-def _read(variable: Parameter | StateVariable, archive: Archive, limits: Limits) -> NDArray[Any]:
-    member = member_of(variable.label)
+def _open(
+    variable: Parameter | StateVariable, member: str, archive: Archive, limits: Limits
+) -> TensorFile:
     if not archive.exists(member):
         raise ArchiveError(
             f"{archive.name} has no member '{member}' for the variable '{variable.label}'",
-            hint="each variable is stored in LABEL.dat",
+            hint="each variable is stored in LABEL.dat: correct the label, or add the file",
         )
-    stored = read_tensor_file(archive.open_tensor(member), name=member, limits=limits)
-    if stored.quantized:
-        raise UnsupportedError(f"{member} holds quantised data")
-    declared = variable.value.type
-    array = stored.array
-    if _strip(array.shape) != _strip(declared.shape):
+    file = read_tensor_file(archive.open_tensor(member), name=member, limits=limits)
+    declared = variable.value.type.shape
+    if _strip(file.array.shape) != _strip(declared):
         raise DataError(
-            f"{member} has shape {show(array.shape)}, variable '{variable.label}' is declared "
-            f"with {show(declared.shape)}"
+            f"{member} has shape {show(file.array.shape)}, variable '{variable.label}' is declared "
+            f"with {show(declared)}",
+            hint="declare the shape that is stored, or store a tensor of the declared shape",
         )
-    return _convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member)
+    return file
+
+
+def _without_entry(variable: Parameter | StateVariable, member: str) -> DataError:
+    name = variable.value.name
+    return DataError(
+        f"{member} holds quantised codes, but graph.quant has no entry for '{name}' that says "
+        "what they stand for",
+        hint=f'write "{name}": linear_quantize(min = ..., max = ..., bits = ...); or another '
+        "algorithm into graph.quant",
+    )
 
 
 def _strip(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -68,7 +117,7 @@ def _convert(array: NDArray[Any], dtype: np.dtype[Any], member: str) -> NDArray[
     if array.dtype == dtype:
         return array
     kind = "f" if jnp.issubdtype(dtype, jnp.floating) else dtype.kind
-    if kind != "f" and array.dtype.kind == "f" or (kind == "b") != (array.dtype.kind == "b"):
+    if (kind != "f" and array.dtype.kind == "f") or (kind == "b") != (array.dtype.kind == "b"):
         raise DataError(
             f"{member} holds {_KINDS.get(array.dtype.kind, array.dtype)}, the variable is declared "
             f"to hold {_KINDS[kind]}"

@@ -13,7 +13,7 @@ import threading
 import pytest
 
 import nnef_jax
-import nnef_jax.load
+import nnef_jax.loading
 from nnef_jax import cli
 from tests.cli_support import call, fails, linear_scores, ok, write
 
@@ -98,7 +98,7 @@ def test_info_as_json(scores):
     counts = {"operations": 1, "variables": 2, "parameters": 15, "state": 0, "weight_bytes": 60}
     assert found["counts"] == counts
     assert [o["kind"] for o in found["operations"]] == ["linear"]
-    assert found["operations"][0]["multiply_adds"] is None
+    assert found["operations"][0]["multiply_adds"] == 12  # for one item of the open batch
     assert {v["label"] for v in found["variables"]} == {"dense/filter", "bias"}
 
 
@@ -168,7 +168,7 @@ def test_interrupt_is_quiet(scores, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(nnef_jax.load, "read", interrupted)
+    monkeypatch.setattr(nnef_jax.loading, "read", interrupted)
     assert call("check", scores) == (130, "", "")
 
 
@@ -176,7 +176,7 @@ def test_other_exceptions_pass_through(scores, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(nnef_jax.load, "read", broken)
+    monkeypatch.setattr(nnef_jax.loading, "read", broken)
     with pytest.raises(ZeroDivisionError, match="a fault of ours"):
         cli.main(["check", str(scores)])
 

@@ -74,3 +74,9 @@ def test_errors_are_one_tree() -> None:
 def test_package_data_is_there() -> None:
     for name in ("grammar.lark", "stdlib.nnef", "provisional.nnef"):
         assert files("nnef_jax.text").joinpath(name).is_file()
+
+
+@pytest.mark.parametrize("name", sorted(nnef_jax._HOMES))
+def test_no_module_hides_a_public_name(name: str) -> None:
+    """Importing a module makes it an attribute of the package, over a function of that name."""
+    assert not (ROOT / "nnef_jax" / f"{name}.py").exists()

@@ -23,10 +23,13 @@ def _common(shapes: tuple[Shape, ...], axis: int) -> int:
         if result == 1 or (result is UNKNOWN and extent != 1):
             result = extent
         elif extent != 1 and extent is not UNKNOWN and extent != result:
+            one_rank = len({len(s) for s in shapes if s}) == 1
             raise InvalidShape(
                 f"shapes {' and '.join(show(s) for s in shapes)} do not broadcast: "
                 f"extents {result} and {extent} at axis {axis}",
-                hint="shapes are matched from the left, a shorter one is continued by 1s: "
+                hint="along each axis extents must be equal, or 1"
+                if one_rank
+                else "shapes are matched from the left, a shorter one is continued by 1s: "
                 "a value for each channel has shape [1,C]",
             )
     return result

@@ -179,7 +179,9 @@ def require_basic(windows: Windows, border: str, first_axis: int = 0) -> None:
             raise InvalidShape(
                 f"the window spans {span} items at axis {axis}, "
                 f"the input with its padding has only {p} + {extent} + {q}",
-                hint="give more padding, or leave 'padding' empty to have it computed",
+                hint="'size', 'stride' and 'padding' begin with batch and channel, as in [1,1,2,2]"
+                if first_axis == 0 and axis < 2
+                else "give more padding, or leave 'padding' empty to have it computed",
             )
     _require_reflection(windows.upscaled, windows.padding, border, first_axis)
 

@@ -21,7 +21,7 @@ def _matrix(shape: Shape, transpose: bool) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if transpose else shape
 
 
-def _product(names: tuple[str, str], left: Shape, right: Shape) -> Shape:
+def _product(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
     a, b = names
     if len(left) != len(right):
         raise InvalidShape(
@@ -33,7 +33,7 @@ def _product(names: tuple[str, str], left: Shape, right: Shape) -> Shape:
         raise InvalidShape(
             f"the columns of '{a}' must be as many as the rows of '{b}', their shapes "
             f"(after transposition) are {show(left)} and {show(right)}",
-            hint="transpose an operand if it is stored the other way round",
+            hint=layout,
         )
     return (*broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1])
 
@@ -41,7 +41,12 @@ def _product(names: tuple[str, str], left: Shape, right: Shape) -> Shape:
 def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: bool) -> TensorType:
     require_real(A=A, B=B)
     require_same_dtype(A=A, B=B)
-    shape = _product(("A", "B"), _matrix(A.shape, transposeA), _matrix(B.shape, transposeB))
+    shape = _product(
+        ("A", "B"),
+        _matrix(A.shape, transposeA),
+        _matrix(B.shape, transposeB),
+        "'transposeA' or 'transposeB' is for an operand that is stored the other way round",
+    )
     return TensorType(shape, A.dtype)
 
 
@@ -64,6 +69,7 @@ def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> Ten
         ("input", "filter"),
         _matrix(input.shape, transpose=False),
         _matrix(filter.shape, transpose=True),
+        "'filter' has the shape [output channels, input channels]",
     )
     output = TensorType(shape, input.dtype)
     require_fits("the product of 'input' and 'filter'", output, bias=bias)

@@ -21,8 +21,8 @@ from lowering.ops.typing import require_fits, require_integer, require_real, req
 
 
 def _require_bits(bits: int, least: int = 1) -> None:
-    if not least <= bits <= 32:
-        raise InvalidOperation(f"'bits' must be at least {least} and at most 32, it is {bits}")
+    if not least <= bits <= 64:
+        raise InvalidOperation(f"'bits' must be at least {least} and at most 64, it is {bits}")
 
 
 def _wide(x: Any) -> Any:

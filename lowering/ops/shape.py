@@ -90,7 +90,8 @@ def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shap
         return items
     if want == 0 or differ(have % want, 0):
         raise InvalidShape(
-            f"{source} cannot be reshaped to {show(items)}: {have} items are no multiple of {want}"
+            f"{source} cannot be reshaped to {show(items)}: {have} items are no multiple of {want}",
+            hint="0 copies an extent of the input, -1 stands for what is left",
         )
     return tuple(have // want if extent == -1 else extent for extent in items)
 
@@ -166,7 +167,8 @@ def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
     if any(shapes_differ(a, b) for a in others for b in others[:1]):
         raise InvalidShape(
             f"'values' must have one shape except along axis {axis}, they have "
-            + " and ".join(show(value.shape) for value in values)
+            + " and ".join(show(value.shape) for value in values),
+            hint="join them along the axis in which they differ, or pad or slice one of them",
         )
     extent = sum(value.shape[axis] for value in values)
     return TensorType(_with_extent(_known(others), axis, extent), values[0].dtype)

@@ -55,7 +55,10 @@ def require_axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
         raise InvalidOperation(f"'{name}' must not repeat an axis, it is {list(axes)}")
     for axis in axes:
         if not 0 <= axis < rank:
-            raise InvalidOperation(f"'{name}' must lie in [0,{rank}), it has {axis}")
+            raise InvalidOperation(
+                f"'{name}' must lie in [0,{rank}), it has {axis}",
+                hint=f"axes count from 0, the last one is {rank - 1}" if rank else "",
+            )
 
 
 def padded(shape: Shape, rank: int) -> Shape:

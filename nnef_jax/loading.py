@@ -49,9 +49,8 @@ def load(
         dtype: what scalar tensors are computed in: "float32", "bfloat16", "float16", "float64" (needs
             jax's x64 mode). Integer tensors are int32, logical ones bool.
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
-        quantization: "apply" rounds tensors as the network's graph.quant says, after they are computed;
-            "ignore" runs the network in real numbers. Variables that are stored quantised are real numbers
-            in either case.
+        quantization: "apply" rounds each tensor that graph.quant names once it is computed,
+            "ignore" rounds none. Variables stored quantised become real numbers in either case.
         expand: "auto" keeps compound operations of the standard whole where there is a rule for them, "all"
             expands them to primitives by their definitions.
         rules: rules for operations beyond the standard, or in place of its own.

@@ -1,0 +1,211 @@
+"""`calibrate`: the ranges of a network's tensors over sample inputs, as a graph.quant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.graph import Graph, Value
+from nnef_jax.errors import InputError
+from nnef_jax.model import Model
+from nnef_jax.text.syntax import identifiers
+
+Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
+_ALGORITHMS = ("min_max_linear_quantize", "zero_point_linear_quantize")
+_MOST_BITS = 16
+# The operands that are weights: biases and statistics lose too much in a few bits.
+_WEIGHTS = {"filter", "plane_filter", "point_filter", "A", "B"}
+
+_Range = tuple[NDArray[Any], NDArray[Any]]
+
+
+def calibrate(
+    model: Model,
+    samples: Iterable[Any],
+    *,
+    bits: int = 8,
+    signed: bool = False,
+    symmetric: bool = False,
+    algorithm: Algorithm = "min_max_linear_quantize",
+    per_channel: bool = False,
+    percentile: float | None = None,
+    names: Sequence[str] | None = None,
+) -> str:
+    """The text of a graph.quant for a network, from the ranges of its tensors over sample inputs.
+
+    Args:
+        model: the network, in real numbers: `load(..., quantization="ignore")` if it has a
+            graph.quant already. A recurrent one runs a single cycle from its initial state.
+        samples: what the network is to be called with, one call each: an array, a tuple of arrays,
+            or a dict of arrays by input name.
+        bits: of the codes, 2 to 16.
+        signed, symmetric: of the codes; symmetric ones reach as far below zero as above.
+        algorithm: "zero_point_linear_quantize" has a level for zero, at the price of a range that
+            always holds it.
+        per_channel: a range for each extent of axis 0 of the weights, instead of one.
+        percentile: of the values of an activation, in each sample, that its range holds at either
+            end, 99.9 say, so that a few outliers do not widen the steps; None takes all.
+        names: the tensors to quantise, by the identifiers of the document. Without it these are
+            the inputs, all that the graph computes, and the weights: variables that are a filter
+            or a factor of a matrix product.
+
+    Raises:
+        InputError: there is no sample, one does not fit, or a tensor has no finite range.
+
+    Example:
+        >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
+        >>> nnef_jax.save("quantised", document, model.params, quantization=text)
+    """
+    if algorithm not in _ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(_ALGORITHMS)}, it is {algorithm!r}")
+    if not 2 <= bits <= _MOST_BITS:
+        raise ValueError(f"bits must be at least 2 and at most {_MOST_BITS}, it is {bits}")
+    if symmetric and not signed:
+        raise ValueError("symmetric codes are signed: give signed=True too")
+    if percentile is not None and not 50 < percentile <= 100:
+        raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
+    activations, weights = _chosen(model, names)
+    ranges = _ranges_of_runs(model, samples, activations, percentile)
+    for name, label in weights.items():
+        array = np.asarray(model.params[label], np.float32)
+        axes = tuple(range(int(per_channel), array.ndim))
+        ranges[name] = array.min(axes), array.max(axes)
+    describe = _zero_point if algorithm == "zero_point_linear_quantize" else _min_max
+    lines: list[str] = []
+    for name, (low, high) in ranges.items():
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise InputError(f"tensor '{name}' has values that are not finite")
+        given = describe(*_not_empty(low, high), bits, signed, symmetric) | {
+            "bits": str(bits),
+            "signed": str(signed).lower(),
+            "symmetric": str(symmetric).lower(),
+        }
+        arguments = ", ".join(f"{key} = {value}" for key, value in given.items())
+        lines.append(f'"{name}": {algorithm}({arguments});\n')
+    return "".join(lines)
+
+
+def _chosen(model: Model, names: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
+    """The tensors to quantise: those that a run computes, and variables with their labels."""
+    network = model._network  # pyright: ignore[reportPrivateUsage]
+    if network.options.quantizers:
+        raise InputError(
+            "the network is quantised already, its ranges would be those of rounded values",
+            hint="load it with quantization='ignore'",
+        )
+    values = model.graph.values
+    known = {
+        identifier.name: values[identifier.name]
+        for assignment in network.document.graph.body
+        for identifier in identifiers(assignment.target)
+    }
+    labels = {parameter.value: parameter.label for parameter in model.graph.parameters}
+    if names is None:
+        names = _by_default(model.graph, known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InputError(f"the graph has no tensor {', '.join(map(repr, unknown))}")
+    whole = [name for name in names if not _is_real(known[name])]
+    if whole:
+        raise InputError(f"tensor {', '.join(map(repr, whole))} does not hold scalars")
+    activations = [name for name in names if known[name] not in labels]
+    return activations, {n: labels[known[n]] for n in names if known[n] in labels}
+
+
+def _is_real(value: Value) -> bool:
+    return jnp.issubdtype(jnp.dtype(value.type.dtype), jnp.floating)
+
+
+def _by_default(graph: Graph, known: Mapping[str, Value]) -> list[str]:
+    """The identifiers of inputs, activations and weights, one for each tensor."""
+    weights = {
+        operand
+        for operation in graph.operations
+        for name, operand in operation.operands
+        if name in _WEIGHTS and isinstance(operand, Value)
+    }
+    left_out = {variable.value for variable in (*graph.parameters, *graph.states)} - weights
+    for operation in graph.operations:
+        if operation.kind == "constant":
+            left_out.update(operation.writes())
+    names: dict[Value, str] = {}
+    for name, value in known.items():
+        if _is_real(value) and value not in left_out:
+            names.setdefault(value, name)
+    return list(names.values())
+
+
+def _ranges_of_runs(
+    model: Model, samples: Iterable[Any], names: list[str], percentile: float | None
+) -> dict[str, _Range]:
+    """The least and the greatest value of each tensor over the samples."""
+
+    @jax.jit
+    def extremes(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
+        reals = {name: array.astype(jnp.float32) for name, array in arrays.items()}
+        if percentile is None:
+            return {name: (x.min(), x.max()) for name, x in reals.items()}
+        ends = jnp.array([100 - percentile, percentile], jnp.float32)
+        return {name: tuple(jnp.percentile(x, ends)) for name, x in reals.items()}
+
+    ranges: dict[str, _Range] = {}
+    for sample in samples if names else ():
+        args, kwargs = _arguments(sample)
+        found = jax.device_get(extremes(model.intermediates(*args, names=names, **kwargs)))
+        for name, (low, high) in found.items():
+            known = ranges.get(name, (low, high))
+            ranges[name] = np.minimum(known[0], low), np.maximum(known[1], high)
+    if names and not ranges:
+        raise InputError("calibration needs at least one sample")
+    return {name: ranges[name] for name in names}
+
+
+def _arguments(sample: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(sample, Mapping):
+        return (), sample  # pyright: ignore[reportUnknownVariableType]
+    return (sample if isinstance(sample, tuple) else (sample,)), {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _not_empty(low: NDArray[Any], high: NDArray[Any]) -> _Range:
+    """The range; a single value and 0, or 0 and 1, where it would be empty."""
+    empty = low == high
+    top = np.where(high > 0, high, np.where(high < 0, 0, 1))
+    return np.where(empty & (low > 0), 0, low), np.where(empty, top, high)
+
+
+def _min_max(
+    low: NDArray[Any], high: NDArray[Any], bits: int, signed: bool, symmetric: bool
+) -> dict[str, str]:
+    if symmetric:
+        high = np.maximum(np.abs(low), np.abs(high))
+        low = -high
+    return {"min": _text(low), "max": _text(high)}
+
+
+def _zero_point(
+    low: NDArray[Any], high: NDArray[Any], bits: int, signed: bool, symmetric: bool
+) -> dict[str, str]:
+    top = 2 ** (bits - int(signed)) - 1
+    bottom = 0 if not signed else -top if symmetric else -top - 1
+    low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
+    if symmetric:
+        high = np.maximum(-low, high)
+        low = -high
+    scale = np.maximum((high - low) / (top - bottom), np.finfo(np.float32).tiny)
+    zero_point = np.clip(np.rint(bottom - low / scale), bottom, top).astype(np.int64)
+    return {"zero_point": _text(zero_point), "scale": _text(scale)}
+
+
+def _text(numbers: NDArray[Any]) -> str:
+    """A number, or an array of them, as NNEF writes it: scalars have a point."""
+    if numbers.ndim:
+        return f"[{', '.join(map(_text, numbers))}]"
+    if numbers.dtype.kind == "i":
+        return str(int(numbers))
+    mantissa, mark, exponent = str(np.float32(numbers)).partition("e")
+    return (mantissa if "." in mantissa else f"{mantissa}.0") + mark + exponent

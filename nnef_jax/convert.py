@@ -1,0 +1,197 @@
+"""`convert`: a network of either dialect as one of 1.0 final, compositional or flat."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from lowering.graph import Parameter, Value
+from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.limits import Limits
+from nnef_jax.loading import Source, registry_of_standard
+from nnef_jax.quantization import QuantizationReader
+from nnef_jax.quantizer import ALGORITHMS, Quantizer
+from nnef_jax.storage.archive import Archive, open_archive
+from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.tensorfile import read_tensor_file
+from nnef_jax.storage.writer import Member, write_archive
+from nnef_jax.text import syntax as s
+from nnef_jax.text.checks import check
+from nnef_jax.text.flat_document import flat_document
+from nnef_jax.text.flatten import Expand, Options, flatten
+from nnef_jax.text.library import Scope
+from nnef_jax.text.parser import parse
+from nnef_jax.text.printing import print_document, print_expression
+from nnef_jax.text.values import ExtentNeeded
+from nnef_jax.variables import read_variables
+
+
+def convert(
+    source: Source,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    flat: bool = False,
+    expand: Expand = "auto",
+    overwrite: bool = False,
+    limits: Limits | None = None,
+) -> str:
+    """The text of a network as a document of NNEF 1.0 final; with a path, all of it is written.
+
+    A document of 1.0 final keeps its text, unless it is to be flat. One of 1.0 provisional always
+    becomes flat: its variables may stand in fragments, which 1.0 final does not allow. Tensor files
+    get the layout of 1.0 final, with the same items; quantised ones stay so.
+
+    Args:
+        source: a network as `load` takes it. Without a path its tensor files are not read.
+        path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
+        flat: expand the fragments of the document: what is left are operations of the standard.
+        expand: "all" expands the compound operations of the standard to primitives too, and makes
+            the document flat.
+        overwrite: replace what is at the path; otherwise FileExistsError.
+        limits: bounds on what is read.
+
+    Raises:
+        NnefError: something is wrong with the network, or a flat document cannot describe it
+            (UnsupportedError).
+
+    Example:
+        >>> print(nnef_jax.convert("provisional.tgz", "final.tgz"))
+    """
+    limits = limits or Limits()
+    options = Options(registry_of_standard(), expand, limits=limits)
+    with open_archive(source, limits) as archive:
+        network = _Reading(archive, options)
+        make_flat = flat or expand == "all" or network.document.provisional
+        result = network.flat() if make_flat else network.kept()
+        if path is not None:
+            write_archive(path, network.members(result), overwrite=overwrite)
+    return result.text
+
+
+def flatten_command(
+    source: str, output: str | None = None, expand: Expand = "auto", overwrite: bool = False
+) -> str:
+    """What the command `flatten` prints: the flat document, or where the network was saved."""
+    text = convert(source, output, flat=True, expand=expand, overwrite=overwrite)
+    return text.removesuffix("\n") if output is None else f"saved {output}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A document of 1.0 final, the identifiers of values in it, and its graph.quant or ''."""
+
+    text: str
+    names: Mapping[Value, str]
+    quantization: str
+
+
+class _Reading:
+    """A network that was read and checked, but for its data."""
+
+    def __init__(self, archive: Archive, options: Options) -> None:
+        self._archive = archive
+        self._limits = options.limits
+        self.document = parse(archive.read_text("graph.nnef"), options.limits)
+        scope = Scope(self.document)
+        check(self.document, scope)
+        self._reader = QuantizationReader(self.document, scope, options)
+        try:
+            self._graph = flatten(self.document, scope, options)
+        except ExtentNeeded:
+            raise UnsupportedError(
+                "the text depends on an extent that is left open",
+                hint="write the extents of the inputs into the document",
+            ) from None
+        self._variables = {v.value for v in (*self._graph.parameters, *self._graph.states)}
+        self._quantization = ""
+        self._quantizers: dict[str, Quantizer] = {}
+        if archive.exists("graph.quant"):
+            text = archive.read_text("graph.quant")
+            self._quantization = text.text
+            self._quantizers = self._reader.entries(text)
+
+    def kept(self) -> _Result:
+        """The document as it is."""
+        body = self.document.graph.body
+        own = {i.name for assignment in body for i in s.identifiers(assignment.target)}
+        names = {value: name for name, value in self._graph.values.items() if name in own}
+        return _Result(self.document.source.text, names, self._quantization)
+
+    def flat(self) -> _Result:
+        """The flat document, with the entries of graph.quant as 1.0 final writes them."""
+        flat = flat_document(self._graph)
+        raise_all(list(self._unfit_entries()))
+        values = {name: self._graph.values[name] for name in self._quantizers}
+        entries = [
+            self._entry(flat.names[values[name]], values[name], quantizer)
+            for name, quantizer in self._quantizers.items()
+        ]
+        return _Result(print_document(flat.document), flat.names, "".join(entries))
+
+    def _unfit_entries(self) -> Iterator[NnefError]:
+        """The errors for entries of graph.quant that would mean something else when flat."""
+        for name, quantizer in self._quantizers.items():
+            other = self._other_name(name)
+            if other:
+                reason = (
+                    f"'{name}' and '{other}' become one tensor, the entry is for '{name}' alone"
+                )
+            elif quantizer.operation not in ALGORITHMS:
+                reason = f"'{quantizer.operation}' is a fragment of the document"
+            elif self.document.provisional and quantizer.operation == "logarithmic_quantize":
+                reason = f"'{quantizer.operation}' is another operation in 1.0 final"
+            else:
+                continue
+            message = f"graph.quant cannot go with the flat document: {reason}"
+            yield UnsupportedError(message, span=quantizer.span())
+
+    def _other_name(self, name: str) -> str | None:
+        """A name of the same value that does not stand for what the first name stands for.
+
+        An identifier assigned later reads the value through its first name, be it rounded or not.
+        One assigned beside it does not, nor does a variable of the same label.
+        """
+        value = self._graph.values[name]
+        others = {alias for alias, aliased in self._graph.aliases.items() if aliased is value}
+        if name in others:
+            return value.name
+        if value not in self._variables:
+            targets = (list(s.identifiers(a.target)) for a in self.document.graph.body)
+            beside = next(names for names in targets if any(i.name == name for i in names))
+            others &= {identifier.name for identifier in beside}
+        return min(others, default=None)
+
+    def _entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
+        """The line of graph.quant that quantises a value under a name."""
+        node = quantizer.invocation(name, value.type, variable=value in self._variables)
+        return f'"{name}": {print_expression(replace(node, arguments=node.arguments[1:]))};\n'
+
+    def members(self, result: _Result) -> dict[str, Member]:
+        """The members of the archive of a result."""
+        # All the errors of the data are found here, with their places.
+        arguments = (self._archive, self._limits, self._quantizers, self._reader.header)
+        stored = read_variables(self._graph, *arguments)
+        members: dict[str, Member] = {}
+        entries = [result.quantization]
+        for variable in (*self._graph.parameters, *self._graph.states):
+            member = member_of(variable.label)
+            data = self._archive.open_tensor(member)
+            file = read_tensor_file(data, name=member, limits=self._limits)
+            file = replace(file, array=file.array.reshape(variable.value.type.shape))
+            members[member] = file
+            if not file.quantization:
+                continue
+            # The header of 1.0 final has no place for the algorithm, graph.quant has: where the
+            # variable has an identifier, and rounding it while the network runs changes nothing.
+            quantizer = self._reader.header(file.quantization, member)
+            name = result.names.get(variable.value)
+            if isinstance(variable, Parameter) and name and name not in self._quantizers:
+                entries.append(self._entry(name, variable.value, quantizer))
+            else:
+                members[member] = stored.data[variable.label]
+        members["graph.nnef"] = result.text.encode()
+        quantization = "\n".join(filter(None, entries))
+        if quantization:
+            members["graph.quant"] = quantization.encode()
+        return members

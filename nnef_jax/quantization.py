@@ -1,0 +1,211 @@
+"""Quantisation as an archive describes it: graph.quant, and the text in a provisional .dat header.
+
+Each says which operation rounds a tensor (spec 5.3, 7.1). The arguments are numbers, arrays of
+numbers, or `constant(shape = ..., value = ...)`; `quantizer.Quantizer` says how arrays are applied.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lowering.extents import show, volume
+from lowering.location import Source, Span
+from nnef_jax.errors import NnefError, SemanticError, ShapeError, raise_all
+from nnef_jax.quantizer import ALGORITHMS, Given, Quantizer
+from nnef_jax.text import syntax as s
+from nnef_jax.text.expressions import ExpressionTypes
+from nnef_jax.text.flatten import Options, evaluate
+from nnef_jax.text.invocation import InvalidInvocation, bind
+from nnef_jax.text.library import Scope
+from nnef_jax.text.parser import parse_quantization
+from nnef_jax.text.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
+
+_ALIASES = {"quantize_linear": "linear_quantize"}  # chapter 7 of the provisional text calls it so
+_SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
+_REAL = (SCALAR, Tensor("scalar"))
+
+
+class QuantizationReader:
+    """Reads and checks the quantisation of one document."""
+
+    def __init__(self, document: s.Document, scope: Scope, options: Options) -> None:
+        self._document = document
+        self._scope = scope
+        self._options = options
+
+    def entries(self, source: Source) -> dict[str, Quantizer]:
+        """The quantisers of a graph.quant by the identifiers of their tensors (spec 5.3).
+
+        Raises NnefSyntaxError, or SemanticError for all that is wrong at once.
+        """
+        lines: dict[str, int] = {}
+        found: dict[str, Quantizer] = {}
+        errors: list[NnefError] = []
+        names = self._identifiers()
+        for key, node in parse_quantization(source, self._options.limits):
+            name = str(key.value)
+            span = Span(source, key.offset, len(name) + 2)
+            try:
+                if name not in names:
+                    message = f"the graph has no tensor '{name}'"
+                    raise SemanticError(message, span=span, hint=self._meant(name, names))
+                if name in lines:
+                    message = f"tensor '{name}' already has an entry on line {lines[name]}"
+                    raise SemanticError(message, span=span)
+                lines[name] = span.line
+                found[name] = self._quantizer(node, source, self._document.provisional)
+            except NnefError as error:
+                errors += error.errors
+        raise_all(errors)
+        return found
+
+    def header(self, text: str, member: str) -> Quantizer:
+        """The quantiser that the header of a provisional tensor file names (spec 5.2)."""
+        source = Source(member, f'"data": {text}')
+        entries = parse_quantization(source, self._options.limits)
+        if len(entries) != 1:
+            message = "the header of a tensor file names one quantisation algorithm"
+            raise SemanticError(message, span=Span(source, 0))
+        return self._quantizer(entries[0][1], source, provisional=True)
+
+    def _identifiers(self) -> dict[str, s.Assignment]:
+        return {
+            identifier.name: assignment
+            for assignment in self._document.graph.body
+            for identifier in s.identifiers(assignment.target)
+        }
+
+    def _meant(self, name: str, names: dict[str, s.Assignment]) -> str:
+        for identifier, assignment in names.items():
+            match assignment.value:
+                case s.Invocation(operation="variable", arguments=arguments):
+                    if any(a.name == "label" and a.value == s.Literal(0, name) for a in arguments):
+                        return f"that is a label: write the variable's identifier, '{identifier}'"
+                case _:
+                    pass
+        similar = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+        if similar:
+            return f"did you mean {' or '.join(repr(n) for n in similar)}?"
+        return "an entry names what the graph's own body assigns"
+
+    def _quantizer(self, node: s.Expression, source: Source, provisional: bool) -> Quantizer:
+        fragment = self._algorithm(node, source)
+        assert isinstance(node, s.Invocation)
+        given = _bound(fragment, node, source)
+        types = ExpressionTypes(self._scope, None, {}, provisional)
+        values: dict[str, Given] = {}
+        errors: list[NnefError] = []
+        for parameter in fragment.parameters[1:]:
+            expression = given.get(parameter.name)
+            if expression is None:
+                continue
+            actual = types.of(expression)
+            if not _suits(types, actual, parameter.type):
+                span = s.span_in(source, expression)
+                errors.append(_unsuitable(parameter, fragment, actual, span))
+            elif not types.errors:
+                value = _as_declared(self._value(expression, source), parameter.type)
+                if not isinstance(parameter.type, ArrayOf | TupleOf):
+                    values[parameter.name] = value
+        for problem in types.errors:
+            span, hint = s.span_in(source, problem.node), problem.hint
+            if isinstance(problem.node, s.Identifier):
+                hint = "the arguments are numbers, tensors have no value here"
+            errors.append(SemanticError(problem.message, span=span, hint=hint))
+        raise_all(errors)
+        quantizer = Quantizer(source, node, fragment.name, values)
+        if fragment.name in ALGORITHMS:
+            raise_all(list(quantizer.problems()))
+        return quantizer
+
+    def _algorithm(self, node: s.Expression, source: Source) -> s.Fragment:
+        """The declaration of the operation, which must turn a tensor of scalars into one."""
+        match node:
+            case s.Invocation(operation=written) | s.Builtin(function=written):
+                pass
+            case _:
+                raise TypeError(f"not an invocation: {node!r}")
+        name = _ALIASES.get(written, written)
+        known = [*ALGORITHMS, *(fragment.name for fragment in self._document.fragments)]
+        fragment = self._scope.lookup(name, None)
+        if fragment is None or name not in known:
+            similar = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+            if similar:
+                hint = f"did you mean {' or '.join(repr(n) for n in similar)}?"
+            else:
+                hint = f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
+            message = f"'{written}' is not a quantisation algorithm"
+            raise SemanticError(message, span=s.span_in(source, node), hint=hint)
+        types = [*(p.type for p in fragment.parameters[:1]), *(r.type for r in fragment.results)]
+        if len(types) != 2 or any(type not in _SCALARS for type in types):
+            raise SemanticError(
+                f"fragment '{name}' cannot quantise a tensor",
+                span=s.span_in(source, node),
+                hint="its first parameter and its only result must be of type tensor<scalar>",
+            )
+        return fragment
+
+    def _value(self, expression: s.Expression, source: Source) -> Any:
+        match expression:
+            case s.Invocation(operation="constant", arguments=arguments):
+                parts = {a.name: self._value(a.value, source) for a in arguments}
+                shape, items = tuple(parts["shape"]), np.array(parts["value"])
+                if any(extent < 1 for extent in shape) or items.size not in (1, volume(shape)):
+                    message = f"a constant of shape {show(shape)} cannot hold {items.size} values"
+                    raise ShapeError(message, span=s.span_in(source, expression))
+                return np.broadcast_to(items, shape) if items.size == 1 else items.reshape(shape)
+            case _:
+                return evaluate(expression, source, self._document, self._scope, self._options)
+
+
+def _bound(fragment: s.Fragment, node: s.Invocation, source: Source) -> dict[str, s.Expression]:
+    """The expressions given to the parameters; all but the tensor must be there, by name."""
+    tensor, *others = fragment.parameters
+    hint = f"write {', '.join(f'{p.name} = ...' for p in others)}"
+    for argument in node.arguments:
+        if argument.name in (None, tensor.name):
+            what = "the tensor must not be given" if argument.name else "arguments must be named"
+            span = s.span_in(source, argument)
+            raise SemanticError(f"in a quantisation entry {what}", span=span, hint=hint)
+    itself = s.Argument(node.offset, None, s.Identifier(node.offset, tensor.name))
+    try:
+        return bind(fragment, replace(node, arguments=(itself, *node.arguments)))
+    except InvalidInvocation as error:
+        span = s.span_in(source, error.node)
+        raise SemanticError(error.message, span=span, hint=error.hint or hint) from None
+
+
+def _suits(types: ExpressionTypes, actual: Type, formal: Type) -> bool:
+    """Whether a value of a type may be given; for a tensor also an array of numbers."""
+    if types.fits(actual, formal):
+        return True
+    match actual, formal:
+        case ArrayOf(item), Tensor():
+            return types.fits(item, formal)
+        case _:
+            return False
+
+
+def _unsuitable(
+    parameter: s.Parameter, fragment: s.Fragment, actual: Type, span: Span
+) -> SemanticError:
+    expected = str(parameter.type)
+    if isinstance(parameter.type, Tensor):
+        expected = f"{parameter.type.item or 'scalar'} or {parameter.type.item or 'scalar'}[]"
+    wants_point = "scalar" in expected and "integer" in str(actual)
+    return SemanticError(
+        f"'{parameter.name}' of '{fragment.name}' must be of type {expected}, this is {actual}",
+        span=span,
+        hint="write numbers with a point, as in 2.0" if wants_point else "",
+    )
+
+
+def _as_declared(value: Any, type: Type) -> Any:
+    """The value with integers made scalars, where provisional texts write them so."""
+    if isinstance(value, list):
+        return [_as_declared(item, type) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return float(value) if type in _REAL and isinstance(value, int) else value
