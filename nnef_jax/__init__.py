@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nnef_jax.calibration import calibrate
+    from nnef_jax.conversion import convert
     from nnef_jax.errors import (
         ArchiveError,
         DataError,
@@ -41,6 +42,7 @@ _HOMES = {
     "TensorSpec": "model",
     "UnsupportedError": "errors",
     "calibrate": "calibration",
+    "convert": "conversion",
     "load": "loading",
     "read_tensor": "storage.tensorfile",
     "save": "saving",
@@ -61,6 +63,7 @@ __all__ = [
     "TensorSpec",
     "UnsupportedError",
     "calibrate",
+    "convert",
     "load",
     "read_tensor",
     "save",

@@ -102,6 +102,36 @@ def check(source: Source) -> None:
     )
 
 
+class Expand(StrEnum):
+    """Which operations are expanded, as in `nnef_jax.load`."""
+
+    auto = "auto"
+    all = "all"
+
+
+@app.command()
+def flatten(
+    source: Source,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Save the network: a folder, or .tar, .tgz, .tar.xz."),
+    ] = None,
+    expand: Annotated[
+        Expand,
+        typer.Option(help="all: primitive operations only; auto: as the network is run."),
+    ] = Expand.auto,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is at the output.")
+    ] = False,
+) -> None:
+    """Print a network as one flat graph of NNEF 1.0 final, or save it so."""
+    with _status(f"reading {source}"):
+        from nnef_jax.conversion import convert
+
+        text = convert(source, output, flat=True, expand=expand.value, overwrite=overwrite)
+    typer.echo(text.removesuffix("\n") if output is None else f"saved {output}")
+
+
 @app.command()
 def run(
     source: Source,

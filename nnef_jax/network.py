@@ -14,7 +14,7 @@ from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.location import Source, Span
 from nnef_jax.errors import InputError, SemanticError, ShapeError, raise_all
 from nnef_jax.text import syntax as s
-from nnef_jax.text.flatten import Options, Quantizer, flatten
+from nnef_jax.text.flatten import Options, Quantizer, evaluate, flatten
 from nnef_jax.text.library import Scope
 from nnef_jax.text.syntax import Document, identifiers, span_in
 from nnef_jax.text.values import ExtentNeeded
@@ -35,8 +35,11 @@ class Network:
         self.scope = scope
         self._specialised: dict[tuple[Shape, ...], Graph] = {}
         self._check_input_names(options.input_shapes)
-        self._declared = self._flatten({}) if options.input_shapes else None
+        self._declared = self._flatten_declared() if options.input_shapes else None
+        self._check_input_ranks(options.input_shapes)
         self.graph = self._flatten(options.input_shapes)
+        if self._is_known():
+            self._check_baked(self.graph)
 
     def quantized(self, quantizers: Mapping[str, Quantizer]) -> Network:
         """The same network with tensors quantised, by their identifiers, once they are computed.
@@ -58,40 +61,69 @@ class Network:
         return network
 
     def _flatten(self, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
+        options = replace(self.options, input_shapes=shapes)
         try:
-            return self._flatten_known(shapes)
+            return flatten(self.document, self.scope, options)
         except ExtentNeeded:
             pass
         # The structure depends on an open extent: take 1 for it, to learn the rest.
         try:
-            guess = self._flatten_known(self._guessed_shapes(shapes))
-        except ExtentNeeded:  # pragma: no cover - every extent is known now
-            raise AssertionError from None
+            guess = flatten(self.document, self.scope, replace(options, open_extent=1))
         except SemanticError as error:
-            error.hint = "an extent is left open and the text depends on it: give it by load(..., input_shapes=...)"
+            error.hint = (
+                "open extents of inputs were taken for 1 here, since the text depends on them: "
+                "give them by load(..., input_shapes=...)"
+            )
             raise
-        return _with_open_outputs(guess)
+        return _opened(guess, self._declared_shapes() | shapes)
 
-    def _flatten_known(self, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
-        return flatten(self.document, self.scope, replace(self.options, input_shapes=shapes))
+    def _declared_shapes(self) -> dict[str, Sequence[int | None]]:
+        """The shapes of the inputs as the document gives them, 0 where an extent is left open."""
+        shapes: dict[str, Sequence[int | None]] = {}
+        for assignment in self.document.graph.body:
+            match assignment:
+                case s.Assignment(
+                    target=s.Identifier(name=name),
+                    value=s.Invocation(operation="external", arguments=(shape,)),
+                ):
+                    source = self.document.source
+                    shapes[name] = evaluate(
+                        shape.value, source, self.document, self.scope, self.options
+                    )
+                case _:
+                    pass
+        return shapes
 
-    def _guessed_shapes(self, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, list[int]]:
-        declared = _externals(self.document) | {name: list(shape) for name, shape in shapes.items()}
-        return {name: [extent or 1 for extent in shape] for name, shape in declared.items()}
+    def _flatten_declared(self) -> Graph | None:
+        """The graph for the document's own input shapes; None where it has none for them."""
+        try:
+            return self._flatten({})
+        except SemanticError:
+            return None
 
     def _check_input_names(self, shapes: Mapping[str, Sequence[int | None]]) -> None:
         names = [parameter.name for parameter in self.document.graph.parameters]
-        declared = _externals(self.document)
-        for name, shape in shapes.items():
-            if name not in names:
-                raise InputError(
-                    f"input_shapes names '{name}', the graph's inputs are {', '.join(names)}"
+        raise_all(
+            [
+                InputError(f"input_shapes names '{name}', the graph's inputs are {', '.join(names)}")
+                for name in shapes
+                if name not in names
+            ]
+        )
+
+    def _check_input_ranks(self, shapes: Mapping[str, Sequence[int | None]]) -> None:
+        declared = self._declared.inputs if self._declared else ()
+        raise_all(
+            [
+                InputError(
+                    f"input_shapes gives '{value.name}' rank {len(shapes[value.name])}, "
+                    f"the graph declares {show(value.type.shape)}",
+                    span=self.span_of(value.name),
                 )
-            if name in declared and len(shape) != len(declared[name]):
-                raise InputError(
-                    f"input_shapes gives '{name}' rank {len(shape)}, it is declared with {len(declared[name])}",
-                    span=self.span_of(name),
-                )
+                for value in declared
+                if value.name in shapes and len(shapes[value.name]) != len(value.type.shape)
+            ]
+        )
 
     @cached_property
     def _spans(self) -> dict[str, Span]:
@@ -111,18 +143,37 @@ class Network:
 
         Raises ShapeError or SemanticError naming the operation that does not take them.
         """
-        if all(is_known(value.type.shape) for value in self.graph.inputs):
-            self._check_baked(self.graph)
+        if self._is_known():
             return self.graph
         key = tuple(shapes)
         if key not in self._specialised:
             named = {
                 value.name: shape for value, shape in zip(self.graph.inputs, shapes, strict=True)
             }
-            graph = self._flatten_known(named)
+            options = replace(self.options, input_shapes=named)
+            graph = flatten(self.document, self.scope, options)
             self._check_baked(graph)
+            self._check_variables(graph)
             self._specialised[key] = graph
         return self._specialised[key]
+
+    def _is_known(self) -> bool:
+        return all(is_known(value.type.shape) for value in self.graph.inputs)
+
+    def _check_variables(self, graph: Graph) -> None:
+        """Refuse variables that were not there, or not of this type, when their data were read."""
+        known = {v.label: v.value.type for v in (*self.graph.parameters, *self.graph.states)}
+        raise_all(
+            [
+                SemanticError(
+                    f"variable '{variable.label}' depends on an open extent of an input",
+                    span=variable.span,
+                    hint="give the extent by load(..., input_shapes=...)",
+                )
+                for variable in (*graph.parameters, *graph.states)
+                if known.get(variable.label) != variable.value.type
+            ]
+        )
 
     def _check_baked(self, graph: Graph) -> None:
         """Refuse reshapes that wrote down an extent which `input_shapes` has changed since."""
@@ -160,33 +211,36 @@ def _baked_axis(old: Operation, new: Operation) -> int | None:
     return None
 
 
-def _externals(document: Document) -> dict[str, list[int]]:
-    """The declared shapes of the externals whose shape is written as a literal."""
-    found: dict[str, list[int]] = {}
-    for assignment in document.graph.body:
-        match assignment:
-            case s.Assignment(
-                target=s.Identifier(name=name),
-                value=s.Invocation(operation="external", arguments=arguments),
-            ):
-                for argument in arguments:
-                    if argument.name == "shape" and isinstance(argument.value, s.Array):
-                        items = argument.value.items
-                        found[name] = [
-                            item.value
-                            if isinstance(item, s.Literal) and isinstance(item.value, int)
-                            else 0
-                            for item in items
-                        ]
-            case _:
-                pass
-    return found
+def _opened(graph: Graph, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
+    """The graph with the inputs of these shapes, and all extents that were computed from guessed ones open."""
+    swapped: dict[Value, Value] = {}
 
+    def open(value: Value, shape: Sequence[int | None]) -> Value:
+        extents = tuple(extent or UNKNOWN for extent in shape)
+        swapped[value] = Value(value.name, TensorType(extents, value.type.dtype))
+        return swapped[value]
 
-def _with_open_outputs(graph: Graph) -> Graph:
-    """The graph with all extents of its outputs unknown: they were found with guessed input shapes."""
-    outputs = tuple(
-        Value(value.name, TensorType((UNKNOWN,) * len(value.type.shape), value.type.dtype))
-        for value in graph.outputs
+    def swap(operand: Any) -> Any:
+        if isinstance(operand, tuple):
+            return tuple(map(swap, operand))  # pyright: ignore[reportUnknownArgumentType]
+        return swapped.get(operand, operand) if isinstance(operand, Value) else operand
+
+    inputs = tuple(open(value, shapes[value.name]) for value in graph.inputs)
+    for operation in graph.operations:
+        for value in operation.writes():
+            open(value, [None] * len(value.type.shape))
+    return replace(
+        graph,
+        inputs=inputs,
+        outputs=swap(graph.outputs),
+        operations=tuple(
+            replace(
+                operation,
+                operands=tuple((name, swap(operand)) for name, operand in operation.operands),
+                results=swap(operation.results),
+            )
+            for operation in graph.operations
+        ),
+        states=tuple(replace(state, update=swap(state.update)) for state in graph.states),
+        aliases={name: swap(value) for name, value in graph.aliases.items()},
     )
-    return replace(graph, outputs=outputs)

@@ -12,12 +12,12 @@ import pytest
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph, Operation, Parameter, TensorType, Value
 from nnef_jax import Model, UnsupportedError, load
-from nnef_jax.load import network_of_text, read
+from nnef_jax.loading import network_of_text, read
 from nnef_jax.text.printing import print_graph
 from tests.helpers import model_of
 from tests.printed import ALIASES, assert_same_results, khronos
 
-MOST_RUN = 30  # of the shared cases; compiling takes most of the time
+MOST_RUN = 50  # of the shared cases; compiling takes most of the time
 
 
 def flat_body(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lowering.location import Source
 from nnef_jax.text import syntax as s
 from nnef_jax.text.parser import parse
-from nnef_jax.text.printing import print_document
+from nnef_jax.text.printing import print_document, print_expression
 from nnef_jax.text.types import (
     GENERIC,
     INTEGER,
@@ -328,6 +328,30 @@ def documents(provisional: bool) -> st.SearchStrategy[s.Document]:
         tuples_of(fragment),
         graph,
     )
+
+
+def operations() -> st.SearchStrategy[s.Expression]:
+    """Expressions of operators alone, in which most trees need parentheses somewhere."""
+    at = st.just(0)
+
+    def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        binary = [st.builds(s.Binary, at, st.just(o), inner, inner) for o in "+-*/^<"]
+        binary += [st.builds(s.Binary, at, st.just(o), inner, inner) for o in ("&&", "||", "in")]
+        operand = inner.filter(lambda node: not is_number(node))
+        unary = st.builds(s.Unary, at, st.sampled_from("+-!"), operand)
+        select = st.builds(s.Select, at, inner, inner, inner)
+        return st.one_of(*binary, unary, select, st.builds(s.Subscript, at, inner, inner))
+
+    leaves = [s.Identifier(0, "x"), s.Literal(0, 1), s.Literal(0, -1.5), s.Literal(0, True)]
+    return st.recursive(st.sampled_from(leaves), larger, max_leaves=6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(operations())
+def test_any_expression_round_trips(expression: s.Expression) -> None:
+    text = f"{COMPOSITIONAL}graph G( x ) -> ( y ) {{ y = {print_expression(expression)}; }}"
+    found = tree(text).graph.body[0].value
+    assert found == expression and repr(found) == repr(expression), text
 
 
 @settings(max_examples=120, deadline=None)

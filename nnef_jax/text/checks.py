@@ -10,17 +10,31 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from lowering.location import Source, Span
-from nnef_jax.errors import NnefError, SemanticError, raise_all
+from nnef_jax.errors import LimitError, NnefError, SemanticError, raise_all
 from nnef_jax.text import syntax as s
 from nnef_jax.text.expressions import ExpressionTypes
 from nnef_jax.text.library import Scope
-from nnef_jax.text.types import ANY, TENSOR, Anything, ArrayOf, Tensor, TupleOf, Type, fits, has_tensor
+from nnef_jax.text.types import (
+    ANY,
+    TENSOR,
+    Anything,
+    ArrayOf,
+    Tensor,
+    TupleOf,
+    Type,
+    fits,
+    has_tensor,
+    substitute,
+)
 
 
 def check(document: s.Document, scope: Scope) -> None:
     """Raise the errors of a document, all at once (SemanticError with `others`)."""
     checker = _Checker(document, scope)
-    checker.run()
+    try:
+        checker.run()
+    except RecursionError:  # with limits far above the default ones
+        raise LimitError("expressions are nested too deeply for Python's stack") from None
     raise_all(sorted(checker.errors, key=lambda error: error.span.offset if error.span else 0))
 
 
@@ -47,7 +61,7 @@ class _Checker:
     def _fragment_names(self) -> None:
         seen: dict[str, s.Fragment] = {}
         for fragment in self.document.fragments:
-            if fragment.name in self.scope.library:
+            if self.scope.is_taken(fragment.name):
                 self._report(
                     f"'{fragment.name}' is an operation of the standard, it cannot be defined again",
                     fragment,
@@ -88,8 +102,10 @@ class _Checker:
         if not _is_literal(default):
             self._report(f"the default of '{parameter.name}' is not a literal", default)
             return
-        actual = ExpressionTypes(self.scope, fragment, {}, self.document.provisional).of(default)
-        if not fits(actual, parameter.type):
+        expressions = ExpressionTypes(self.scope, fragment, {}, self.document.provisional)
+        actual = expressions.of(default)
+        self._report_all(expressions)
+        if not expressions.fits(actual, substitute(parameter.type, fragment.generic_default)):
             self._report(
                 f"the default of '{parameter.name}' has type {actual}, declared is {parameter.type}", default
             )
@@ -104,9 +120,10 @@ class _Checker:
         fragment: s.Fragment | None,
     ) -> set[str]:
         """Check the assignments in order; the names that they assign."""
-        parameters = set(types) if fragment else set[str]()
+        parameters = types.keys() - results.keys() if fragment else set[str]()
         assigned: set[str] = set()
         expressions = ExpressionTypes(self.scope, fragment, types, self.document.provisional)
+        expressions.targets = {i.name for a in body for i in s.identifiers(a.target)}
         for assignment in body:
             actual = expressions.of(assignment.value)
             for identifier, type in self._unpack(assignment.target, actual):
@@ -122,11 +139,14 @@ class _Checker:
                     )
                 assigned.add(name)
                 types[name] = results.get(name, type)
-        for error in expressions.errors:
-            self._report(error.message, error.node, error.hint)
+        self._report_all(expressions)
         for name, uses in expressions.unknown.items():
             self.unknown[name].extend(uses)
         return assigned
+
+    def _report_all(self, expressions: ExpressionTypes) -> None:
+        for error in expressions.errors:
+            self._report(error.message, error.node, error.hint)
 
     def _unpack(self, target: s.Target, type: Type) -> list[tuple[s.Identifier, Type]]:
         """The identifiers of a target with the types that they get."""
@@ -191,8 +211,10 @@ class _Checker:
         """Graph parameters, and only they, are assigned by 'external' (spec 3.3.1)."""
         value = assignment.value
         is_external = isinstance(value, s.Invocation) and value.operation == "external"
+        wrong = False
         for identifier in s.identifiers(assignment.target):
             if identifier.name in parameters and not is_external:
+                wrong = True
                 self._report(
                     f"graph parameter '{identifier.name}' must be assigned by 'external'", identifier
                 )
@@ -202,6 +224,10 @@ class _Checker:
                     identifier,
                     hint=f"add it: graph {self.document.graph.name}( ..., {identifier.name} ) -> ...",
                 )
+        for node in s.invocations([value]):
+            if node.operation == "external" and node is not value and not wrong:
+                hint = f"make it a parameter: graph {self.document.graph.name}( ..., name ) -> ..."
+                self._report("'external' must be assigned to a parameter of the graph", node, hint)
 
     def _unknown_operations(self) -> None:
         for name, uses in self.unknown.items():

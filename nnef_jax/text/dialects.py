@@ -8,38 +8,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from lowering.location import Source, Span
-from nnef_jax.errors import NnefError, NnefSyntaxError
+from nnef_jax.errors import NnefError, NnefSyntaxError, raise_all
 
-# What the parser noted -> what to write instead, for texts of the other dialect.
+# What the parser noted -> how to call it, and what to write instead in texts of the other dialect.
 FINAL_FEATURES = {
-    "extension": "",
-    "typed tensor": "write 'tensor'",
-    "generic": "",
-    "yield": "write [item for name in array if condition]",
-    "integer type": "write 'extent'",
+    "extension": ("'extension'", ""),
+    "typed tensor": ("a tensor type with an item type", ""),
+    "generic": ("a generic type '<...>'", ""),
+    "yield": ("'yield'", ""),
+    "integer type": ("type 'integer'", ""),
 }
 PROVISIONAL_FEATURES = {
-    "extent type": "write 'integer'",
-    "untyped tensor": "write 'tensor<scalar>', 'tensor<integer>' or 'tensor<logical>'",
-    "comprehension without yield": "write [for name in array if condition yield item]",
-    "tensor()": "write 'external'",
-    "tuple without parentheses": "put the tuple into parentheses",
-    "shape_of": "it was deprecated in 1.0.1; pass the extents as arguments",
+    "extent type": ("type 'extent'", "write 'integer'"),
+    "untyped tensor": (
+        "'tensor' without an item type",
+        "write 'tensor<scalar>', 'tensor<integer>' or 'tensor<logical>'",
+    ),
+    "comprehension without yield": (
+        "an array comprehension without 'yield'",
+        "write [for name in array if condition yield item]",
+    ),
+    "tensor()": ("operation 'tensor'", "write 'external'"),
+    "tuple without parentheses": ("a tuple without parentheses", "put the tuple into parentheses"),
+    "shape_of": ("'shape_of'", "it was deprecated in 1.0.1; pass the extents as arguments"),
 }
 
 FRAGMENTS = "KHR_enable_fragment_definitions"
 OPERATORS = "KHR_enable_operator_expressions"
 
-KEYWORDS = frozenset(
-    "graph fragment tensor scalar logical string shape_of length_of range_of for in if else true false "
-    "version extension yield".split()
-)
+_SHARED_KEYWORDS = {
+    *("graph", "fragment", "tensor", "scalar", "logical", "string", "true", "false"),
+    *("shape_of", "length_of", "range_of", "for", "in", "if", "else"),
+}
+KEYWORDS = frozenset(_SHARED_KEYWORDS | {"integer", "version", "extension", "yield"})
+PROVISIONAL_KEYWORDS = frozenset(_SHARED_KEYWORDS | {"extent"})
 CASTS = frozenset({"scalar", "integer", "extent", "logical", "string"})
 BUILTINS = CASTS | {"shape_of", "length_of", "range_of"}
 
-_VERSION = re.compile(r"(?:\s|#[^\n\f]*)*version\s+[^\s;#]+\s*(;)?")
+_VERSION = re.compile(r"(?:\s|#[^\n\f]*[\n\f])*version\s+[^\s;#]+(?:\s|#[^\n\f]*[\n\f])*(;)?")
 
 
 def is_provisional(text: str) -> bool:
@@ -49,21 +58,27 @@ def is_provisional(text: str) -> bool:
 
 
 def check_features(source: Source, provisional: bool, features: Sequence[tuple[str, int]]) -> None:
-    """Raise for the constructions that the dialect of the text does not have."""
+    """Raise for the constructions that the dialect of the text does not have, once for each kind of them."""
     foreign = FINAL_FEATURES if provisional else PROVISIONAL_FEATURES
     dialect = "1.0 provisional" if provisional else "1.0 final"
+    first: dict[str, int] = {}
+    for name, offset in features:
+        if name in foreign:
+            first[name] = min(offset, first.get(name, offset))
+    places = sorted(first.items(), key=lambda place: place[1])
     errors: list[NnefError] = [
         NnefSyntaxError(
-            f"'{name}' is not part of NNEF {dialect}", span=Span(source, offset), hint=foreign[name]
+            f"{foreign[name][0]} is not part of NNEF {dialect}",
+            span=Span(source, offset),
+            hint=foreign[name][1],
         )
-        for name, offset in features
-        if name in foreign
+        for name, offset in places
     ]
     if provisional and errors:
-        errors[0].hint = "a final text starts with 'version 1.0;', with the semicolon"
-    for error in errors[:1]:
-        error.others = tuple(errors[1:])
-        raise error
+        # What makes the text a provisional one is the version's missing semicolon: that is the mistake.
+        errors[0].hint = "if this is a text of 1.0 final, begin it with 'version 1.0;', with the semicolon"
+        del errors[1:]
+    raise_all(errors)
 
 
 _TOKEN = re.compile(
@@ -74,32 +89,43 @@ _TOKEN = re.compile(
 )
 
 
+def space_statements(text: str) -> str:
+    """A provisional text with white space before each statement and each `}` of a body."""
+    tokens = _tokens(text)
+    tight = [tokens[i][1] for i in _statement_ends(tokens) if tokens[i - 1][2] == tokens[i][1]]
+    return " ".join(text[begin:end] for begin, end in pairwise([0, *tight, len(text)]))
+
+
 def end_statements(text: str) -> str:
-    """A provisional text with the optional semicolons put in, every character at its old offset.
+    """A spaced provisional text with the optional semicolons put in, every character at its old offset.
 
     A semicolon takes the place of the white space (or comment) before each statement and each `}`. A
     statement starts where the identifiers, arrays and tuples before a lone `=` outside of brackets start.
     """
     characters = list(text)
-    tokens: list[tuple[str, int, int]] = []  # text (strings as ''), start, end
     for match in _TOKEN.finditer(text):
-        if match.lastgroup == "skip":
-            if match[0].startswith("#"):
-                characters[match.start() : match.end()] = " " * len(match[0])
-        else:
-            word = "''" if match.lastgroup == "string" else match[0]
-            tokens.append((word, match.start(), match.end()))
+        if match[0].startswith("#"):
+            characters[match.start() : match.end()] = " " * len(match[0])
+    tokens = _tokens(text)
     for index in _statement_ends(tokens):
-        previous, _, end = tokens[index - 1]
-        if previous not in ("{", ";") and end < len(characters) and characters[end].isspace():
-            characters[end] = ";"
+        characters[tokens[index - 1][2]] = ";"
     return "".join(characters)
 
 
+def _tokens(text: str) -> list[tuple[str, int, int]]:
+    """The tokens with start and end; a string is ''."""
+    return [
+        ("''" if match.lastgroup == "string" else match[0], match.start(), match.end())
+        for match in _TOKEN.finditer(text)
+        if match.lastgroup != "skip"
+    ]
+
+
 def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
-    """Indices of the tokens that start a statement in a body, or close a body."""
+    """Indices of the tokens before which a semicolon may be missing: starts of statements, ends of bodies."""
     depth, in_body = 0, False
     for index, (token, _, _) in enumerate(tokens):
+        end = 0
         if token in ("(", "["):
             depth += 1
         elif token in (")", "]"):
@@ -108,9 +134,15 @@ def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
             depth, in_body = 0, True
         elif token == "}" and in_body:
             in_body = False
-            yield index
+            end = index
         elif token == "=" and in_body and depth == 0:
-            yield _target_start(tokens, index)
+            start = _target_start(tokens, index)
+            end = start if _TARGET.match(tokens[start][0]) else 0
+        if end and tokens[end - 1][0] not in ("{", ";"):
+            yield end
+
+
+_TARGET = re.compile(r"[A-Za-z_0-9(\[]")
 
 
 def _target_start(tokens: Sequence[tuple[str, int, int]], index: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from nnef_jax.text.types import (
     common,
     deduce,
     fits,
+    has_tensor,
+    holds_strings,
     is_generic,
     substitute,
 )
@@ -32,6 +35,7 @@ _ARITHMETIC = frozenset("+-*/^")
 _ORDER = frozenset({"<", "<=", ">", ">="})
 _EQUALITY = frozenset({"==", "!="})
 _LOGIC = frozenset({"&&", "||"})
+_LARGEST_TUPLE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class ExpressionTypes:
         self._types = types
         self._provisional = provisional
         self._loops: dict[str, Type] = {}
+        self._undefined: set[str] = set()
+        self.targets: set[str] = set()  # names that the body assigns anywhere
         self.errors: list[TypeProblem] = []
         self.unknown: defaultdict[str, list[s.Invocation]] = defaultdict(list)
 
@@ -81,16 +87,14 @@ class ExpressionTypes:
             case s.Literal(value=value):
                 return literal_type(value)
             case s.Identifier(name=name):
-                found = self._loops.get(name) or self._types.get(name)
-                if found is None:
-                    return self._wrong(
-                        f"'{name}' is not defined here", expression, "names are assigned before they are used"
-                    )
-                return found
+                return self._loops.get(name) or self._types.get(name) or self._not_defined(expression)
             case s.Array(items=items):
                 return self._array(items, expression)
             case s.Tuple(items=items):
-                return TupleOf(tuple(self.of(item) for item in items))
+                type = TupleOf(tuple(self.of(item) for item in items))
+                if type.size > _LARGEST_TUPLE:  # sharing makes such tuples from little text
+                    return self._wrong(f"tuples within tuples have over {_LARGEST_TUPLE} items here", expression)
+                return type
             case s.Invocation():
                 return self._invocation(expression)
             case s.Unary(operator=operator, operand=operand):
@@ -113,6 +117,21 @@ class ExpressionTypes:
                 return self._comprehension(expression)
             case s.Builtin(function=function, argument=argument):
                 return self._builtin(function, self.of(argument), expression)
+
+    def _not_defined(self, node: s.Identifier) -> Type:
+        """Report a name once, however often it is used."""
+        name = node.name
+        if name not in self._undefined:
+            self._undefined.add(name)
+            similar = difflib.get_close_matches(name, [*self._types, *self._loops], n=1, cutoff=0.7)
+            if name in self.targets:
+                hint = "it is assigned later: a name must be assigned before it is used"
+            elif similar:
+                hint = f"did you mean '{similar[0]}'?"
+            else:
+                hint = "assign it before this" + (", or make it a parameter" if self._fragment else "")
+            self._wrong(f"'{name}' is not defined here", node, hint)
+        return ANY
 
     def _expect(self, expression: s.Expression, expected: Type, what: str) -> None:
         actual = self.of(expression)
@@ -202,7 +221,7 @@ class ExpressionTypes:
                         return items[index]
                     case _:
                         return self._wrong(
-                            f"a tuple of {len(items)} takes a literal index below {len(items)}", node
+                            f"the index into a tuple must be a literal from 0 to {len(items) - 1}", node
                         )
             case ArrayOf(item):
                 self._expect(node.index, INTEGER, "an index")
@@ -221,15 +240,16 @@ class ExpressionTypes:
         for loop in node.loops:
             match self.of(loop.iterable):
                 case ArrayOf(item):
-                    bound[loop.name] = item
+                    found = item
                 case Primitive("string"):
-                    bound[loop.name] = STRING
+                    found = STRING
                 case Anything():
-                    bound[loop.name] = ANY
+                    found = ANY
                 case type:
-                    bound[loop.name] = self._wrong(f"a value of type {type} cannot be iterated", loop)
-            if loop.name in self._types or loop.name in outer:
+                    found = self._wrong(f"a value of type {type} cannot be iterated", loop.iterable)
+            if loop.name in self._types or loop.name in outer or loop.name in bound:
                 self._wrong(f"'{loop.name}' is already defined", loop, "give the loop another name")
+            bound[loop.name] = found
         self._loops |= bound
         if node.condition is not None:
             self._expect(node.condition, LOGICAL, "the condition of a comprehension")
@@ -271,18 +291,19 @@ class ExpressionTypes:
             if parameter.name not in types:
                 continue
             actual, formal = types[parameter.name], parameter.type
-            if is_generic(formal):
-                formal = substitute(formal, generic)
-            if not self.fits(actual, formal):
-                hint = ""
-                if actual == INTEGER and fits(SCALAR, formal):
-                    hint = "write the number with a point, as in 2.0"
+            told = substitute(formal, generic or "scalar") if is_generic(formal) else formal
+            if generic is not None:
+                formal = told
+            if not self.fits(actual, told):
                 self._wrong(
                     f"'{parameter.name}' of '{fragment.name}' must be of type {formal}, this is {actual}",
                     given[parameter.name],
-                    hint,
+                    _how_to_write(formal, actual),
                 )
         results = tuple(substitute(result.type, generic) for result in fragment.results)
+        if any(map(holds_strings, results)):
+            self._wrong("a tensor cannot hold strings", node)
+            results = (ANY,) * len(results)
         return results[0] if len(results) == 1 else TupleOf(results)
 
     def _generic(self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, Type]) -> str | None:
@@ -299,8 +320,26 @@ class ExpressionTypes:
             if parameter.name in types:
                 told = deduce(types[parameter.name], parameter.type)
                 if told:
-                    return told
+                    literal = self._provisional and types[parameter.name] == INTEGER
+                    return "scalar" if literal and has_tensor(parameter.type) else told
+        if fragment.generic_default is None and not any(is_generic(p.type) for p in fragment.parameters):
+            name = fragment.name
+            hint = f"write {name}<scalar>(...), {name}<integer>(...) or {name}<logical>(...)"
+            self._wrong(f"the arguments of '{name}' do not tell what its '?' stands for", node, hint)
         return fragment.generic_default
+
+
+def _how_to_write(formal: Type, actual: Type) -> str:
+    """What to write for a value of a type in place of one that looks like it."""
+    match formal, actual:
+        case _, Primitive("integer") if fits(SCALAR, formal):
+            return "write the number with a point, as in 2.0"
+        case ArrayOf(TupleOf()), ArrayOf():
+            return "write a pair for each dimension, as in [(0,0), (1,1)]"
+        case ArrayOf(), TupleOf():
+            return "write an array with brackets, as in [1, 2]"
+        case _:
+            return ""
 
 
 _BUILTIN_RESULTS: dict[str, Type] = {

@@ -16,11 +16,11 @@ from nnef_jax.text.dialects import BUILTINS, KEYWORDS
 from nnef_jax.text.types import PRIMITIVES
 
 _TOKEN = re.compile(
-    r"[ \t\r\n\f]*(?:#[^\n\f]*[ \t\r\n\f]*)*"
+    r"(?:[ \t\r\n\f]|#[^\n\f]*+)*+"
     r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?"
     r"""|'[^'\\\n]*'|"[^"\\\n]*"|->|[][(){},;:=<>?-])"""
 )
-_SPACE = re.compile(r"[ \t\r\n\f]*(?:#[^\n\f]*[ \t\r\n\f]*)*")
+_SPACE = re.compile(r"(?:[ \t\r\n\f]|#[^\n\f]*+)*+")
 _HEADER = re.compile(r"(?:\s|#[^\n\f]*[\n\f])*version\s+1\.0\s*;")
 _EXTENSION = re.compile(r"\s*extension\s+([^;#,\s][^;#\n,]*(?:,[ \t]*[^;#,\s][^;#\n,]*)*);")
 _NOT_NAMES = KEYWORDS | BUILTINS

@@ -6,24 +6,26 @@ by recursion: how deep fragments call each other is bounded by `Limits`, not by 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from types import GeneratorType
+from typing import Any, Literal, Protocol, cast
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, is_known
+from lowering.extents import UNKNOWN
 from lowering.graph import Call, Graph, Operand, TensorType, Value
 from lowering.location import Source, Span
 from lowering.registry import Registry
-from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError, raise_all
+from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, raise_all
 from nnef_jax.limits import Limits
 from nnef_jax.text import syntax as s
 from nnef_jax.text import values as v
-from nnef_jax.text.expressions import literal_type
 from nnef_jax.text.invocation import bind
-from nnef_jax.text.library import GENERIC_RESULT, Scope, standard
-from nnef_jax.text.types import ANY, ArrayOf, Tensor, Type, deduce, has_tensor
+from nnef_jax.text.library import GENERIC_RESULT, INTRODUCING, Scope, standard
+from nnef_jax.text.tensors import dtype_of, external_type, generic_of, result_count, variable_type
+from nnef_jax.text.types import Tensor, Type, has_tensor
+from nnef_jax.text.unsupported import Body, refuse_unsupported
 
 Expand = Literal["auto", "all"]
 _OPERATORS = {
@@ -32,7 +34,26 @@ _OPERATORS = {
     "&&": "and", "||": "or",
 }  # fmt: skip
 _UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
-_INTRODUCING = frozenset({"external", "variable", "update"})
+_ITEMS_PER_STEP = 32
+_LONGEST_PREFIX = 200
+
+
+class Quantizer(Protocol):
+    """An operation that quantises one tensor, named by `node` in a text of its own (spec 5.3)."""
+
+    @property
+    def source(self) -> Source:
+        """That text."""
+        ...
+
+    @property
+    def node(self) -> s.Invocation:
+        """The invocation as written, without the tensor."""
+        ...
+
+    def invocation(self, name: str, type: TensorType, *, variable: bool) -> s.Invocation:
+        """The invocation for a tensor, which it calls by its name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +65,8 @@ class Options:
     real: str = "float32"
     input_shapes: Mapping[str, Sequence[int | None]] = field(default_factory=dict[str, Sequence[int | None]])
     limits: Limits = field(default_factory=Limits)
+    quantizers: Mapping[str, Quantizer] = field(default_factory=dict[str, Quantizer])
+    open_extent: int = UNKNOWN  # what an extent that the document leaves open is taken for
 
 
 def flatten(document: s.Document, scope: Scope, options: Options) -> Graph:
@@ -53,6 +76,17 @@ def flatten(document: s.Document, scope: Scope, options: Options) -> Graph:
     depend on each other; `values.ExtentNeeded` where something depends on an extent left open.
     """
     return _Flattener(document, scope, options).flatten()
+
+
+def evaluate(
+    expression: s.Expression, source: Source, document: s.Document, scope: Scope, options: Options
+) -> Any:
+    """The value of a checked expression that stands in no body, such as an argument in graph.quant.
+
+    Raises SemanticError where it has none or calls an operation, LimitError.
+    """
+    flattener = _Flattener(document, scope, options)
+    return flattener.evaluate(expression, _Frame(None, source, {}, ""))
 
 
 @dataclass(slots=True)
@@ -83,18 +117,40 @@ class _Flattener:
         self.builder = GraphBuilder(options.registry, real=options.real)
         self.steps = 0
         self.errors: list[NnefError] = []
+        self.identifiers: set[str] = set()
+        self.variables: set[Value] = set()
+        self.unquantized: dict[Value, Value] = {}
+
+    def evaluate(self, expression: s.Expression, frame: _Frame) -> Any:
+        called = next(s.invocations([expression]), None)
+        if called is not None:
+            hint = "write numbers and arrays of numbers"
+            raise self._error("an expression here must not call operations", called, frame, hint)
+        return self._run(self._evaluate(expression, frame))
 
     def flatten(self) -> Graph:
+        try:
+            return self._flatten()
+        except RecursionError:
+            raise LimitError("values are nested too deeply for Python's stack") from None
+        except MemoryError:
+            raise LimitError("flattening takes more memory than there is") from None
+
+    def _flatten(self) -> Graph:
         graph = self.document.graph
-        self._refuse_unsupported()
+        source = self.document.source
+        bodies: list[Body] = [(None, [assignment.value for assignment in graph.body], source)]
+        bodies += [(None, [q.node], q.source) for q in self.options.quantizers.values()]
+        refuse_unsupported(bodies, self.scope, self.options.registry, self._is_atomic)
         frame = _Frame(None, self.document.source, {}, "")
-        self.builder.reserve(i.name for a in graph.body for i in s.identifiers(a.target))
+        self.identifiers = {i.name for a in graph.body for i in s.identifiers(a.target)}
+        self.builder.reserve(self.identifiers)
         for assignment in graph.body:
             names = [identifier.name for identifier in s.identifiers(assignment.target)]
             try:
                 value = self._run(self._evaluate(assignment.value, frame, names))
                 for name, item in self._unpack(assignment.target, value, frame):
-                    frame.values[name] = self._named(name, item, assignment)
+                    frame.values[name] = self._quantized(name, self._named(name, item, assignment))
             except _Poisoned:
                 pass
             except LimitError:
@@ -117,21 +173,37 @@ class _Flattener:
             self.builder.aliases[name] = item
         return item
 
+    def _quantized(self, name: str, value: Value) -> Value:
+        """What a name stands for downstream: the value as graph.quant has it quantised (spec 7.1)."""
+        quantizer = self.options.quantizers.get(name)
+        if quantizer is None:
+            return value
+        wanted = f"{name}_quantized"
+        while wanted in self.identifiers:
+            wanted += "_"
+        frame = _Frame(None, quantizer.source, {name: value}, f"{wanted}_")
+        node = quantizer.invocation(name, value.type, variable=value in self.variables)
+        result = self._run(self._invoke(node, frame, [wanted]))
+        self.builder.aliases[name] = result
+        self.unquantized[result] = value
+        return result
+
     # The loop that drives evaluation
 
-    def _run(self, step: _Step) -> Any:
-        stack = [step]
-        result: Any = None
-        while stack:
+    def _run(self, step: Any) -> Any:
+        """What evaluation ends in: it yields generators for its parts, or values where there is nothing to do."""
+        stack: list[_Step] = []
+        while True:
+            if isinstance(step, GeneratorType):
+                stack.append(step)
+                step = None
+            if not stack:
+                return step
             try:
-                step = stack[-1].send(result)
+                step = stack[-1].send(step)
             except StopIteration as stop:
                 stack.pop()
-                result = stop.value
-            else:
-                stack.append(step)
-                result = None
-        return result
+                step = stop.value
 
     def _span(self, node: s.Node, frame: _Frame | None) -> Span:
         return s.span_in(frame.source if frame else self.document.source, node)
@@ -139,16 +211,24 @@ class _Flattener:
     def _error(self, message: str, node: s.Node, frame: _Frame, hint: str = "") -> SemanticError:
         return SemanticError(message, span=self._span(node, frame), calls=frame.calls, hint=hint)
 
-    def _limit(self, message: str, node: s.Node, frame: _Frame) -> LimitError:
-        return LimitError(message, span=self._span(node, frame), calls=frame.calls)
+    def _limit(self, message: str, limit: str, node: s.Node, frame: _Frame) -> LimitError:
+        endless = "is the recursion endless? " if limit == "call_depth" else ""
+        hint = f"{endless}load(..., limits=nnef_jax.Limits({limit}=...)) allows more"
+        return LimitError(message, span=self._span(node, frame), calls=frame.calls, hint=hint)
+
+    def _spend(self, steps: int, node: s.Node, frame: _Frame) -> None:
+        self.steps += steps
+        if self.steps > self.limits.steps:
+            raise self._limit(f"flattening takes more than {self.limits.steps} steps", "steps", node, frame)
 
     # Expressions
 
-    def _evaluate(self, node: s.Expression, frame: _Frame, names: Sequence[str] = ()) -> _Step:
-        """The value of an expression; `names` are those wanted for the tensors that it makes."""
-        self.steps += 1
-        if self.steps > self.limits.steps:
-            raise self._limit(f"flattening takes more than {self.limits.steps} steps", node, frame)
+    def _evaluate(self, node: s.Expression, frame: _Frame, names: Sequence[str] = ()) -> Any:
+        """The value of an expression, or a generator that finds it.
+
+        `names` are those wanted for the tensors that it makes.
+        """
+        self._spend(1, node, frame)
         match node:
             case s.Literal(value=value):
                 return value
@@ -157,13 +237,22 @@ class _Flattener:
                 if found is _Poisoned:
                     raise _Poisoned
                 return found
+            case s.Invocation():
+                return self._invoke(node, frame, names)
+            case s.Binary(operator=operator, left=left, right=right):
+                return self._binary(node, operator, left, right, frame, names)
+            case s.Comprehension():
+                return self._comprehension(node, frame)
+            case _:
+                return self._compound(node, frame, names)
+
+    def _compound(self, node: s.Expression, frame: _Frame, names: Sequence[str]) -> _Step:
+        match node:
             case s.Array(items=items):
                 result: list[Any] = []
                 for item in items:
                     result.append((yield self._evaluate(item, frame)))
                 return result
-            case s.Invocation():
-                return (yield self._invoke(node, frame, names))
             case s.Tuple(items=items):
                 result = []
                 for item in items:
@@ -172,8 +261,6 @@ class _Flattener:
             case s.Select(condition=condition, true_value=true_value, false_value=false_value):
                 chosen = true_value if (yield self._evaluate(condition, frame)) else false_value
                 return (yield self._evaluate(chosen, frame, names))
-            case s.Binary(operator=operator, left=left, right=right):
-                return (yield self._binary(node, operator, left, right, frame, names))
             case s.Unary(operator=operator, operand=operand):
                 value = yield self._evaluate(operand, frame)
                 if v.holds_tensor(value):
@@ -189,19 +276,29 @@ class _Flattener:
                 first = (yield self._evaluate(begin, frame)) if begin else None
                 last = (yield self._evaluate(end, frame)) if end else None
                 return self._value(node, frame, lambda: v.subrange(values, first, last))
-            case s.Comprehension():
-                return (yield self._comprehension(node, frame))
             case s.Builtin(function=function, argument=argument):
                 value = yield self._evaluate(argument, frame)
-                return self._value(node, frame, lambda: v.builtin(function, value))
+                return self._value(node, frame, lambda: v.builtin(function, value), value)
+            case _:
+                raise TypeError(f"not an expression: {node!r}")
 
-    def _value(self, node: s.Node, frame: _Frame, compute: Any) -> Any:
+    def _declared(self, node: s.Node, frame: _Frame, value: Any, type: Type) -> Any:
+        """The value of an argument as its parameter has it."""
+        if not self.document.provisional:
+            return value
+        return self._value(node, frame, lambda: v.as_declared(value, type, self.limits))
+
+    def _value(self, node: s.Node, frame: _Frame, compute: Any, *read: Any) -> Any:
         try:
-            return compute()
+            value = compute()
         except v.InvalidValue as error:
             raise self._error(str(error), node, frame) from None
         except v.TooLarge as error:
-            raise self._limit(str(error), node, frame) from None
+            raise self._limit(str(error), "array_items", node, frame) from None
+        for sequence in (value, *read):  # time and memory that one step does not stand for
+            if isinstance(sequence, list | str):
+                self._spend(len(sequence) // _ITEMS_PER_STEP, node, frame)
+        return value
 
     def _binary(
         self,
@@ -220,10 +317,9 @@ class _Flattener:
         if operator in ("&&", "||") and not v.holds_tensor(a):
             return b
         if v.holds_tensor(a) or v.holds_tensor(b):
-            if self.document.provisional:
-                a, b = (v.as_declared(x, Tensor("scalar")) for x in (a, b))
+            a, b = (self._declared(node, frame, x, Tensor("scalar")) for x in (a, b))
             return self._emit(_OPERATORS[operator], {"x": a, "y": b}, {}, node, frame, names)[0]
-        return self._value(node, frame, lambda: v.binary(operator, a, b, self.limits))
+        return self._value(node, frame, lambda: v.binary(operator, a, b, self.limits), a, b)
 
     def _comprehension(self, node: s.Comprehension, frame: _Frame) -> _Step:
         iterables: list[Any] = []
@@ -252,18 +348,21 @@ class _Flattener:
         for parameter in fragment.parameters:
             expression = given.get(parameter.name, parameter.default)
             assert expression is not None
-            value = yield self._evaluate(expression, frame)
-            arguments[parameter.name] = (
-                v.as_declared(value, parameter.type) if self.document.provisional else value
-            )
-        generic = self._generic(fragment, node, arguments, frame)
-        if fragment.name in _INTRODUCING and fragment is standard()[fragment.name]:
+            value = self._evaluate(expression, frame)
+            if isinstance(value, GeneratorType):
+                value = yield value
+            arguments[parameter.name] = self._declared(node, frame, value, parameter.type)
+        generic = generic_of(fragment, node, arguments, frame.generic)
+        if fragment.name in INTRODUCING and fragment is standard()[fragment.name]:
             return self._introduce(fragment.name, arguments, generic, node, frame, names)
         if self._is_atomic(fragment):
             operands = {p.name: arguments[p.name] for p in fragment.parameters if has_tensor(p.type)}
             attributes = {p.name: arguments[p.name] for p in fragment.parameters if not has_tensor(p.type)}
             if fragment.name in GENERIC_RESULT:
-                attributes["dtype"] = self._dtype(generic)
+                try:
+                    attributes["dtype"] = dtype_of(generic, self.builder)
+                except InvalidOperation as error:
+                    raise self._invalid(error, fragment.name, {}, node, frame) from None
             results = self._emit(fragment.name, operands, attributes, node, frame, names)
             return results[0] if len(results) == 1 else results
         return (yield self._call(fragment, arguments, generic, node, frame, names))
@@ -280,20 +379,25 @@ class _Flattener:
         """Evaluate the body of a fragment."""
         calls = (*frame.calls, Call(fragment.name, self._span(node, frame)))
         if len(calls) > self.limits.call_depth:
-            raise self._limit(f"fragments call each other more than {self.limits.call_depth} deep", node, frame)
+            message = f"fragments call each other more than {self.limits.call_depth} deep"
+            raise self._limit(message, "call_depth", node, frame)
         own = dict(zip((r.name for r in fragment.results), names, strict=False))
         prefix = f"{names[0] if names else frame.prefix + fragment.name}_"
+        if len(prefix) > _LONGEST_PREFIX:  # in deep recursion names would take more room than all else
+            prefix = f"{fragment.name[:_LONGEST_PREFIX]}_"
         inner = _Frame(fragment, fragment.source, arguments, prefix, calls, generic)
         assert fragment.body is not None
         for assignment in fragment.body:
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
             # A fragment that makes arrays gets names for all their tensors at once.
-            wanted = names if len(fragment.results) == 1 and targets == [fragment.results[0].name] and names else [
-                own.get(target, prefix + target) for target in targets
-            ]
+            whole = names and len(fragment.results) == 1 and targets == [fragment.results[0].name]
+            wanted = names if whole else [own.get(name, prefix + name) for name in targets]
             value = yield self._evaluate(assignment.value, inner, wanted)
             inner.values.update(self._unpack(assignment.target, value, inner))
-        results = [inner.values[result.name] for result in fragment.results]
+        results = [
+            self._declared(node, frame, inner.values[result.name], result.type)
+            for result in fragment.results
+        ]
         return results[0] if len(results) == 1 else tuple(results)
 
     def _emit(
@@ -307,8 +411,12 @@ class _Flattener:
     ) -> tuple[Any, ...]:
         """Add an operation to the graph; its results, result arrays as lists."""
         if len(self.builder.operations) >= self.limits.operations:
-            raise self._limit(f"the flat graph has more than {self.limits.operations} operations", node, frame)
+            message = f"the flat graph has more than {self.limits.operations} operations"
+            raise self._limit(message, "operations", node, frame)
+        arrays = sum(len(operand) for operand in operands.values() if isinstance(operand, list))
+        self._spend(arrays + max(0, result_count(kind, operands, attributes)), node, frame)
         operands = {name: cast(Operand, v.freeze(operand)) for name, operand in operands.items()}
+        v.require_known(*operands.values(), limits=self.limits)
         attributes = {name: v.freeze(value) for name, value in attributes.items()}
         wanted = names or [frame.prefix + kind]
         try:
@@ -341,72 +449,27 @@ class _Flattener:
     ) -> Value:
         name = names[0] if names else frame.prefix + kind
         try:
+            dtype = dtype_of(generic, self.builder)
             if kind == "external":
-                return self.builder.input(name, self._external_type(name, arguments["shape"], generic))
+                shape = self.options.input_shapes.get(name, arguments["shape"])
+                return self.builder.input(name, external_type(shape, dtype, self.options.open_extent))
             if kind == "variable":
-                type = self._variable_type(arguments["shape"], arguments["label"], generic)
-                return self.builder.variable(name, arguments["label"], type, self._span(node, frame))
-            value = arguments["value"]
-            if not isinstance(value, Value):
-                (value,) = self._emit(
-                    "constant",
-                    {},
-                    {"shape": [1], "value": [value], "dtype": self.builder.literal_type(value).dtype},
-                    node,
-                    frame,
-                    names,
-                )
-            return self.builder.update(arguments["variable"], value)
+                label = arguments["label"]
+                type = variable_type(arguments["shape"], label, dtype)
+                made = self.builder.variable(name, label, type, self._span(node, frame))
+                self.variables.add(made)
+                return made
+            variable, value = arguments["variable"], arguments["value"]
+            if not isinstance(value, Value):  # a constant of singleton shape (spec 3.3.2)
+                rank = len(variable.type.shape) if isinstance(variable, Value) else 1
+                dtype = self.builder.literal_type(value).dtype
+                constant = {"shape": [1] * rank, "value": [value], "dtype": dtype}
+                (value,) = self._emit("constant", {}, constant, node, frame, names)
+            if isinstance(variable, Value):
+                variable = self.unquantized.get(variable, variable)
+            return self.builder.update(variable, value)
         except InvalidOperation as error:
             raise self._invalid(error, kind, {}, node, frame) from None
-
-    def _external_type(self, name: str, declared: Sequence[int], generic: str | None) -> TensorType:
-        shape = self.options.input_shapes.get(name, declared)
-        extents: list[int] = []
-        for extent in shape:
-            if extent is not None and extent is not UNKNOWN and extent < 0:
-                raise InvalidOperation(
-                    f"'shape' of an external must not be negative, it is {list(shape)}",
-                    hint="0 stands for an extent that is not known yet",
-                )
-            extents.append(UNKNOWN if extent is None or extent == 0 else extent)
-        return TensorType(tuple(extents), self._dtype(generic))
-
-    def _variable_type(self, shape: Sequence[int], label: str, generic: str | None) -> TensorType:
-        if not label:
-            raise InvalidOperation("'label' of a variable must not be empty")
-        if not is_known(shape):
-            raise v.ExtentNeeded
-        if any(extent < 1 for extent in shape):
-            raise InvalidOperation(f"'shape' of a variable must be positive, it is {list(shape)}")
-        return TensorType(tuple(shape), self._dtype(generic))
-
-    def _dtype(self, generic: str | None) -> str:
-        match generic:
-            case "logical":
-                return "bool"
-            case "integer":
-                return self.builder.integer
-            case "scalar" | None:
-                return self.builder.real
-            case _:
-                raise InvalidOperation(f"a tensor cannot hold '{generic}'")
-
-    def _generic(
-        self, fragment: s.Fragment, node: s.Invocation, arguments: Mapping[str, Any], frame: _Frame
-    ) -> str | None:
-        """What `?` stands for in an invocation (spec 1.0 final, generic fragments)."""
-        if not fragment.generic:
-            return None
-        if node.generic == "?":
-            return frame.generic
-        if node.generic is not None:
-            return node.generic
-        for parameter in fragment.parameters:
-            told = deduce(_type_of(arguments[parameter.name]), parameter.type)
-            if told:
-                return told
-        return fragment.generic_default
 
     # What can be run
 
@@ -416,43 +479,8 @@ class _Flattener:
             return True
         if self.options.expand == "all" or fragment.name not in self.options.registry:
             return False
-        # A provisional operation with a body of its own is not the one that the rule is for.
-        return self.scope.library.get(fragment.name) is not fragment or (
-            standard().get(fragment.name) is fragment
-        )
-
-    def _refuse_unsupported(self) -> None:
-        """Raise for all the operations at once that have neither a rule nor a body."""
-        uses: dict[str, list[Span]] = {}
-        seen: set[int] = set()
-        pending: list[tuple[s.Fragment | None, Iterable[s.Assignment], Source, Span | None]] = [
-            (None, self.document.graph.body, self.document.source, None)
-        ]
-        while pending:
-            caller, body, source, reached = pending.pop()
-            for node in _invocations(body):
-                fragment = self.scope.lookup(node.operation, caller)
-                if fragment is None or fragment.name in _INTRODUCING:
-                    continue
-                span = reached or s.span_in(source, node)
-                if self._is_atomic(fragment):
-                    if fragment.name not in self.options.registry:
-                        uses.setdefault(fragment.name, []).append(span)
-                elif id(fragment) not in seen and fragment.body is not None:
-                    seen.add(id(fragment))
-                    inside_document = fragment.source is self.document.source
-                    pending.append((fragment, fragment.body, fragment.source, None if inside_document else span))
-        raise_all(
-            [
-                UnsupportedError(
-                    f"there is no rule for operation '{name}', used {len(spans)} "
-                    f"time{'s' if len(spans) > 1 else ''}",
-                    span=spans[0],
-                    hint="give one by load(..., rules=registry)",
-                )
-                for name, spans in uses.items()
-            ]
-        )
+        # A rule is for the final operation of its name, or for one that the standard does not have.
+        return standard().get(fragment.name, fragment) is fragment
 
     def _unpack(self, target: s.Target, value: Any, frame: _Frame) -> Iterator[tuple[str, Any]]:
         match target:
@@ -467,19 +495,6 @@ class _Flattener:
                     yield from self._unpack(cast(s.Target, item), part, frame)
 
 
-def _type_of(value: Any) -> Type:
-    """The type of a value, as far as generic parameters ask for it."""
-    match value:
-        case Value(type=TensorType(dtype=dtype)):
-            return Tensor({"bool": "logical"}.get(dtype, "integer" if "int" in dtype else "scalar"))
-        case list():
-            return ArrayOf(_type_of(value[0])) if value else ArrayOf(ANY)
-        case bool() | int() | float() | str():
-            return literal_type(value)
-        case _:
-            return ANY
-
-
 def _show(operand: Operand) -> str:
     match operand:
         case Value():
@@ -488,29 +503,3 @@ def _show(operand: Operand) -> str:
             return "[" + ", ".join(map(_show, operand)) + "]"
         case _:
             return repr(operand)
-
-
-def _invocations(body: Iterable[s.Assignment]) -> Iterator[s.Invocation]:
-    """All invocations in a body, in any order."""
-    pending: list[Any] = [assignment.value for assignment in body]
-    while pending:
-        match pending.pop():
-            case s.Invocation(arguments=arguments) as node:
-                yield node
-                pending += [argument.value for argument in arguments]
-            case s.Array(items=items) | s.Tuple(items=items):
-                pending += items
-            case s.Unary(operand=inner) | s.Builtin(argument=inner):
-                pending.append(inner)
-            case s.Binary(left=left, right=right):
-                pending += (left, right)
-            case s.Select(condition=condition, true_value=left, false_value=right):
-                pending += (condition, left, right)
-            case s.Subscript(sequence=sequence, index=index):
-                pending += (sequence, index)
-            case s.Subrange(sequence=sequence, begin=begin, end=end):
-                pending += (sequence, begin, end)
-            case s.Comprehension(loops=loops, condition=condition, item=item):
-                pending += (*(loop.iterable for loop in loops), condition, item)
-            case _:
-                pass

@@ -29,9 +29,9 @@ def bind(fragment: Fragment, invocation: Invocation) -> dict[str, Expression]:
             _bind_named(fragment, argument, given)
             continue
         if position >= len(parameters):
+            most = f"{len(parameters)} argument{'s' * (len(parameters) != 1)}"
             raise InvalidInvocation(
-                f"'{fragment.name}' takes {len(parameters)} arguments at most, this is number {position + 1}",
-                argument,
+                f"'{fragment.name}' takes at most {most}, this is number {position + 1}", argument
             )
         if position and arguments[position - 1].name is not None:
             raise InvalidInvocation("a positional argument must not follow a named one", argument)
@@ -46,7 +46,12 @@ def bind(fragment: Fragment, invocation: Invocation) -> dict[str, Expression]:
     missing = [p.name for p in parameters if p.name not in given and p.default is None]
     if missing:
         names = ", ".join(f"'{name}'" for name in missing)
-        raise InvalidInvocation(f"'{fragment.name}' lacks its argument {names}", invocation)
+        plural = "s" * (len(missing) > 1)
+        raise InvalidInvocation(
+            f"'{fragment.name}' lacks its argument{plural} {names}",
+            invocation,
+            hint=f"write {fragment.name}(..., {', '.join(f'{name} = ...' for name in missing)})",
+        )
     return {p.name: given[p.name].value for p in parameters if p.name in given}
 
 
@@ -57,7 +62,7 @@ def _bind_named(fragment: Fragment, argument: Argument, given: dict[str, Argumen
         raise InvalidInvocation(
             f"'{fragment.name}' has no parameter '{name}'",
             argument,
-            hint=f"its parameters are {', '.join(names)}",
+            hint=f"its parameters are {', '.join(names)}" if names else "it has none",
         )
     if name in given:
         twice = "twice" if given[name].name else "by position and by name"

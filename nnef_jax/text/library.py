@@ -41,6 +41,18 @@ def signatures() -> dict[str, tuple[str, ...]]:
 # Operations whose arguments do not tell what their result holds: `?` alone does.
 GENERIC_RESULT = ("constant", "cast")
 
+# Operations that the flat graph has other things for: inputs, variables and their updates.
+INTRODUCING = frozenset({"external", "variable", "update"})
+
+
+# Operations that only 1.0 final has: a provisional document may define fragments of these names.
+FINAL_ONLY = frozenset(
+    "slice squeeze unsqueeze stack unstack tile pad gather cast sin cos tan sinh cosh asin acos atan asinh "
+    "acosh atanh argmax_reduce argmin_reduce any_reduce all_reduce softabs selu gelu silu prelu "
+    "avg_roi_pool max_roi_pool roi_resample avg_roi_align max_roi_align min_max_linear_quantize "
+    "zero_point_linear_quantize".split()
+)
+
 
 class Scope:
     """The operations that a document may call: its own fragments and those of its dialect.
@@ -53,6 +65,11 @@ class Scope:
         self.library = provisional() if document.provisional else standard()
         self._own = {fragment.name: fragment for fragment in document.fragments}
         self._source = document.source
+        self._provisional = document.provisional
+
+    def is_taken(self, name: str) -> bool:
+        """Whether the dialect of the document has an operation of this name."""
+        return name in self.library and not (self._provisional and name in FINAL_ONLY)
 
     def lookup(self, name: str, caller: Fragment | None) -> Fragment | None:
         """The declaration that a name stands for in a fragment's body, or in the graph (None)."""

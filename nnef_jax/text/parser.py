@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,8 +18,8 @@ from nnef_jax.errors import LimitError, NnefSyntaxError, SemanticError
 from nnef_jax.limits import Limits
 from nnef_jax.text import dialects
 from nnef_jax.text import syntax as s
+from nnef_jax.text.fast_parser import parse_flat
 from nnef_jax.text.types import (
-    ANY,
     GENERIC,
     INTEGER,
     LOGICAL,
@@ -31,6 +31,7 @@ from nnef_jax.text.types import (
     Tensor,
     TupleOf,
     Type,
+    nesting,
 )
 
 _BIG_TEXT = 200_000  # characters from which collecting garbage while parsing takes most of the time
@@ -43,9 +44,19 @@ def parse(source: Source, limits: Limits | None = None) -> s.Document:
     Raises NnefSyntaxError where the text does not follow the grammar, LimitError where expressions are
     nested too deeply.
     """
+    limits = limits or Limits()
+    return parse_flat(source, limits) or parse_by_grammar(source, limits)
+
+
+def parse_by_grammar(source: Source, limits: Limits) -> s.Document:
+    """As `parse`, by the grammar alone."""
     provisional = dialects.is_provisional(source.text)
-    text = dialects.end_statements(source.text) if provisional else source.text
-    tree, features = _run("document", source, text, limits or Limits())
+    text = source.text
+    if provisional:
+        spaced = dialects.space_statements(text)
+        source = source if spaced == text else Source(source.name, spaced)
+        text = dialects.end_statements(spaced)
+    tree, features = _run("document", source, text, limits, provisional)
     version, extensions, fragments, graph = tree
     document = s.Document(source, version, provisional, extensions, fragments, graph)
     dialects.check_features(source, provisional, features)
@@ -75,17 +86,19 @@ def _parser() -> tuple[Lark, _Builder]:
     return Lark(grammar, parser="lalr", start=starts, transformer=builder), builder
 
 
-def _run(start: str, source: Source, text: str, limits: Limits) -> tuple[Any, list[tuple[str, int]]]:
+def _run(
+    start: str, source: Source, text: str, limits: Limits, provisional: bool = False
+) -> tuple[Any, list[tuple[str, int]]]:
     collecting = gc.isenabled() and len(text) > _BIG_TEXT
     with _LOCK:  # the builder holds what it notes while one text is read
         lark, builder = _parser()
-        builder.begin(source, limits)
+        builder.begin(source, limits, provisional)
         if collecting:
             gc.disable()
         try:
             return lark.parse(text, start=start), builder.features
         except UnexpectedInput as error:
-            raise _syntax_error(source, text, error) from None
+            raise _syntax_error(source, text, error, provisional) from None
         finally:
             if collecting:
                 gc.enable()
@@ -93,19 +106,27 @@ def _run(start: str, source: Source, text: str, limits: Limits) -> tuple[Any, li
 
 
 def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:
-    """Compositional syntax needs its extensions: in 1.0 final each, in 1.0 provisional fragments alone."""
-    offset = next((at for name, at in features if name == "operator in graph"), None)
-    allowed = not document.provisional and dialects.OPERATORS in document.extensions
-    if offset is not None and not allowed:
-        hint = (
-            "the graph of a provisional document is flat: move the expression into a fragment"
-            if document.provisional
-            else f"write 'extension {dialects.OPERATORS};' after the version"
-        )
-        span = Span(document.source, offset)
-        raise NnefSyntaxError("an expression is not allowed here", span=span, hint=hint)
+    """Compositional syntax needs its extensions in 1.0 final.
+
+    The provisional text calls the graph flat, yet computes arguments in it (appendix C, chapter 7): there
+    it is the statements of the graph that must be plain invocations.
+    """
     if document.provisional:
+        for statement in document.graph.body:
+            if not isinstance(statement.value, s.Invocation):
+                raise NnefSyntaxError(
+                    "a statement of the graph must invoke an operation",
+                    span=s.span_in(document.source, statement.value),
+                    hint="the graph of a provisional document is flat: move expressions into a fragment",
+                )
         return
+    offset = next((at for name, at in features if name == "operator in graph"), None)
+    if offset is not None and dialects.OPERATORS not in document.extensions:
+        raise NnefSyntaxError(
+            "an expression is not allowed here",
+            span=Span(document.source, offset),
+            hint=f"write 'extension {dialects.OPERATORS};' after the version",
+        )
     if document.fragments and dialects.FRAGMENTS not in document.extensions:
         raise NnefSyntaxError(
             "fragment definitions need an extension",
@@ -136,7 +157,9 @@ _SHOWN = {
 }
 
 
-def _syntax_error(source: Source, text: str, error: UnexpectedInput) -> NnefSyntaxError:
+def _syntax_error(
+    source: Source, text: str, error: UnexpectedInput, provisional: bool
+) -> NnefSyntaxError:
     lark, _ = _parser()
     patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
 
@@ -147,34 +170,55 @@ def _syntax_error(source: Source, text: str, error: UnexpectedInput) -> NnefSynt
     match error:
         case UnexpectedCharacters():
             offset, allowed = error.pos_in_stream or 0, error.allowed
-            found = repr(text[offset]) if offset < len(text) else "the end of the text"
         case UnexpectedToken(token=Token(type="$END")) | UnexpectedEOF():
             offset, allowed = len(text.rstrip()), error.expected
-            found = "the end of the text"
         case UnexpectedToken():
             offset, allowed = error.token.start_pos or 0, error.accepts or error.expected
-            word = _WORD.match(text, offset)
-            found = f"'{word[0]}'" if word else repr(text[offset])
         case _:
-            offset, allowed, found = 0, (), "this"
-    names = sorted({shown(name) for name in allowed or ()})
-    expected = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
-    message = f"unexpected {found}" + (f", expected {expected}" if 0 < len(names) <= 8 else "")
+            offset, allowed = 0, ()
+    if text[offset : offset + 1] != source.text[offset : offset + 1]:  # a semicolon that was put in
+        offset += len(text[offset:]) - len(text[offset + 1 :].lstrip())
+    names = {shown(name) for name in allowed or ()} - ({"';'"} if provisional else set())
+    word = _WORD.match(source.text, offset)
+    found = _quoted(word[0]) if word else "end of the text"
+    message = f"unexpected {found}"
+    if 0 < len(names) <= 8:
+        message += f", expected {'one of ' * (len(names) > 1)}{', '.join(sorted(names))}"
     hint = ""
-    if text[offset : offset + 1] in ("'", '"'):
+    broken = isinstance(error, UnexpectedCharacters)
+    if found[1] in "'\"" and not _STRING.match(text, offset):
         hint = "the string does not end on its line, or has quotes of two kinds"
-    elif "END" in (allowed or ()) and offset < len(text):
-        hint = "a semicolon may be missing before this"
-    elif _UNCLOSED.search(text, max(0, offset - 40), offset):
-        hint = "the body before this may lack its '}'"
     elif not text.strip():
         hint = "the text is empty: a document starts with 'version 1.0;' and has a graph"
-    return NnefSyntaxError(message, span=Span(source, min(offset, max(0, len(source.text) - 1))), hint=hint)
+    elif names == {"'version'"}:
+        hint = "a document starts with 'version 1.0;'"
+    elif (found == "':'" and "'='" in names) or text[max(0, offset - 1) : offset + 1] == "==":
+        hint = "write a single '=' to assign a name, or to name an argument"
+    elif text[offset : offset + 1] == "\ufeff":
+        hint = "save the text without a byte order mark"
+    elif found[1] in ";}" and "')'" in names:
+        hint = "a ')' may be missing before this"
+    elif found[1] in ";}" and "']'" in names:
+        hint = "a ']' may be missing before this"
+    elif "';'" in names and not broken and word and _STATEMENT.match(word[0]):
+        hint = "a semicolon may be missing before this"
+    elif word and word[0][0].isalpha() and _UNCLOSED.search(text, max(0, offset - 40), offset):
+        hint = "the body before this may lack its '}'"
+    length = len(word[0]) if word else 1
+    span = Span(source, min(offset, max(0, len(source.text) - 1)), length)
+    return NnefSyntaxError(message, span=span, hint=hint)
 
 
-_WORD = re.compile(r"[A-Za-z_0-9.]+|[^\sA-Za-z_0-9]{1,2}?")
+def _quoted(word: str) -> str:
+    return f'"{word}"' if "'" in word else f"'{word}'" if word.isprintable() else repr(word)
+
+
+_WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
+_STRING = re.compile(r"'([^'\\\n]|\\.)*'|\"([^\"\\\n]|\\.)*\"")
+_STATEMENT = re.compile(r"[A-Za-z_([}]")
 _UNCLOSED = re.compile(r"\b(graph|fragment)\s+$")
 _GENERIC = re.compile(r"[A-Za-z_]+|\?")
+_GENERIC_HINT = "the types are scalar, integer, logical and string"
 _ESCAPE = re.compile(r"\\(.)")
 _TYPES = {"scalar": SCALAR, "integer": INTEGER, "extent": INTEGER, "logical": LOGICAL, "string": STRING}
 
@@ -190,17 +234,17 @@ class _Builder(Transformer[Token, Any]):
         super().__init__(visit_tokens=False)
         self.end()
 
-    def begin(self, source: Source, limits: Limits) -> None:
+    def begin(self, source: Source, limits: Limits, provisional: bool) -> None:
         """Start on a new text."""
         self._source: Source = source
         self._nesting = limits.nesting
+        self._keywords = dialects.PROVISIONAL_KEYWORDS if provisional else dialects.KEYWORDS
         self.features: list[tuple[str, int]] = []
         self._operators: list[int] = []
 
     def end(self) -> None:
         """Forget the text."""
         self._source = Source("", "")
-        self._nesting = 0
 
     def _fail(self, message: str, offset: int, hint: str = "", length: int = 1) -> NnefSyntaxError:
         return NnefSyntaxError(message, span=Span(self._source, offset, length), hint=hint)
@@ -210,14 +254,19 @@ class _Builder(Transformer[Token, Any]):
 
     def _nested(self, items: Sequence[s.Node | None], offset: int) -> int:
         depth = _depth(items)
-        if depth > self._nesting:
-            raise LimitError(
-                f"expressions are nested more than {self._nesting} deep", span=Span(self._source, offset)
-            )
+        self._check_nesting("expressions", depth, offset)
         return depth
 
+    def _check_nesting(self, what: str, depth: int, offset: int) -> None:
+        if depth > self._nesting:
+            raise LimitError(
+                f"{what} are nested more than {self._nesting} deep",
+                span=Span(self._source, offset),
+                hint="load(..., limits=nnef_jax.Limits(nesting=...)) allows more",
+            )
+
     def _name(self, token: Token) -> str:
-        if token in dialects.KEYWORDS:
+        if token in self._keywords:
             offset = token.start_pos or 0
             raise self._fail(f"'{token}' is a keyword, it cannot be a name", offset, length=len(token))
         return str(token)
@@ -249,8 +298,9 @@ class _Builder(Transformer[Token, Any]):
         return str(number)
 
     def extension(self, items: list[Token]) -> list[str]:
-        self._note("extension", items[0].start_pos or 0)
-        return [name.strip() for name in items[0].split(",")]
+        *names, _ = items
+        self._note("extension", names[0].start_pos or 0)
+        return [name.strip() for name in names]
 
     def fragment(self, items: list[Any]) -> s.Fragment:
         name, generic, opening, parameters, _, results, body = items
@@ -260,7 +310,8 @@ class _Builder(Transformer[Token, Any]):
             words = _GENERIC.findall(generic)
             default = words[1] if len(words) > 1 else None
             if default and default not in PRIMITIVES:
-                raise self._fail(f"'{default}' is not a type that '?' can stand for", generic.start_pos)
+                message, hint = f"'{default}' is not a type that '?' can stand for", _GENERIC_HINT
+                raise self._fail(message, generic.start_pos, hint, len(generic))
         del opening
         for offset in self._operators:
             self._note("operator in fragment", offset)
@@ -282,6 +333,7 @@ class _Builder(Transformer[Token, Any]):
 
     def parameter(self, items: list[Any]) -> s.Parameter:
         name, type, default = items
+        self._check_nesting("types", nesting(type), name.start_pos)
         return s.Parameter(name.start_pos, self._name(name), type, default)
 
     def results(self, items: list[s.ResultDeclaration]) -> tuple[s.ResultDeclaration, ...]:
@@ -289,6 +341,7 @@ class _Builder(Transformer[Token, Any]):
 
     def result(self, items: list[Any]) -> s.ResultDeclaration:
         name, type = items
+        self._check_nesting("types", nesting(type), name.start_pos)
         return s.ResultDeclaration(name.start_pos, self._name(name), type)
 
     def names(self, items: list[Token]) -> tuple[s.Identifier, ...]:
@@ -313,7 +366,8 @@ class _Builder(Transformer[Token, Any]):
 
     def named_type(self, items: list[Any]) -> Type:
         name, generic = items
-        if name == "tensor":
+        word = str(name)
+        if word == "tensor":
             self._note("typed tensor" if generic else "untyped tensor", name.start_pos)
             if generic is None:
                 return TENSOR
@@ -322,12 +376,13 @@ class _Builder(Transformer[Token, Any]):
                 return Tensor(None)
             if words[0] in ("scalar", "integer", "logical", "?"):
                 return Tensor(words[0])
-            raise self._fail(f"a tensor cannot hold '{words[0]}'", generic.start_pos)
-        if name in ("extent", "integer"):
-            self._note(f"{name} type", name.start_pos)
-        if name not in _TYPES or generic:
-            raise self._fail(f"'{name}' is not a type", name.start_pos, length=len(name))
-        return _TYPES[name]
+            message, hint = f"a tensor cannot hold '{words[0]}'", "it holds scalar, integer or logical"
+            raise self._fail(message, generic.start_pos, hint, len(generic))
+        if word in ("extent", "integer"):
+            self._note(f"{word} type", name.start_pos)
+        if word not in _TYPES or generic:
+            raise self._fail(f"'{word}' is not a type", name.start_pos, length=len(word))
+        return _TYPES[word]
 
     def generic_type(self, items: list[Any]) -> Type:
         return GENERIC
@@ -405,7 +460,7 @@ class _Builder(Transformer[Token, Any]):
         operator, operand = items
         offset = operator.start_pos
         match operand:
-            case s.Literal(value=int() | float() as value) if operator != "!" and value is not True:
+            case s.Literal(value=int() | float() as value) if operator != "!" and not isinstance(value, bool):
                 return s.Literal(offset, -value if operator == "-" else value)
             case _:
                 self._operators.append(offset)
@@ -477,7 +532,8 @@ class _Builder(Transformer[Token, Any]):
             self._note("generic", generic.start_pos)
             type = (_GENERIC.findall(generic) or [""])[0]
             if type not in (*PRIMITIVES, "?"):
-                raise self._fail(f"'{type}' is not a type", generic.start_pos)
+                message = f"'{generic}' does not name a type"
+                raise self._fail(message, generic.start_pos, _GENERIC_HINT, len(generic))
         return s.Invocation(offset, self._name(name), type, arguments, depth=depth)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from lowering.location import Source, Span
 from nnef_jax.text.types import Type
@@ -225,6 +226,32 @@ def span_in(source: Source, node: Node) -> Span:
             return Span(source, node.offset, len(name))
         case _:
             return Span(source, node.offset)
+
+
+def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
+    """All invocations in some expressions, in any order."""
+    pending: list[Any] = [*expressions]
+    while pending:
+        match pending.pop():
+            case Invocation(arguments=arguments) as node:
+                yield node
+                pending += [argument.value for argument in arguments]
+            case Array(items=items) | Tuple(items=items):
+                pending += items
+            case Unary(operand=inner) | Builtin(argument=inner):
+                pending.append(inner)
+            case Binary(left=left, right=right):
+                pending += (left, right)
+            case Select(condition=condition, true_value=left, false_value=right):
+                pending += (condition, left, right)
+            case Subscript(sequence=sequence, index=index):
+                pending += (sequence, index)
+            case Subrange(sequence=sequence, begin=begin, end=end):
+                pending += (sequence, begin, end)
+            case Comprehension(loops=loops, condition=condition, item=item):
+                pending += (*(loop.iterable for loop in loops), condition, item)
+            case _:
+                pass
 
 
 def identifiers(target: Expression) -> Iterator[Identifier]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PRIMITIVES = ("scalar", "integer", "logical", "string")
 
@@ -39,9 +39,13 @@ class ArrayOf:
 
 @dataclass(frozen=True, slots=True)
 class TupleOf:
-    """A tuple of a fixed number of items."""
+    """A tuple of a fixed number of items. `size` counts those in all, tuples among them counted by theirs."""
 
     items: tuple[Type, ...]
+    size: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", sum(map(_size, self.items)))
 
     def __str__(self) -> str:
         return "(" + ",".join(map(str, self.items)) + ")"
@@ -53,6 +57,12 @@ class Anything:
 
     def __str__(self) -> str:
         return "any"
+
+
+def _size(type: Type) -> int:
+    while isinstance(type, ArrayOf):
+        type = type.item
+    return type.size if isinstance(type, TupleOf) else 1
 
 
 Type = Primitive | Tensor | ArrayOf | TupleOf | Anything
@@ -103,21 +113,21 @@ def fits(actual: Type, formal: Type) -> bool:
 
 def common(a: Type, b: Type) -> Type | None:
     """The type that both fit, None where there is none."""
-    if isinstance(a, Anything):
-        return b
-    if fits(a, b):
-        return b
-    if fits(b, a):
-        return a
     match a, b:
+        case Anything(), _:
+            return b
+        case _, Anything():
+            return a
         case ArrayOf(x), ArrayOf(y):
             item = common(x, y)
             return ArrayOf(item) if item else None
         case TupleOf(x), TupleOf(y) if len(x) == len(y):
             items = tuple(common(i, j) for i, j in zip(x, y, strict=True))
             return TupleOf(tuple(i for i in items if i)) if all(items) else None
+        case _ if fits(a, b):
+            return b
         case _:
-            return None
+            return a if fits(b, a) else None
 
 
 def deduce(actual: Type, formal: Type) -> str | None:
@@ -146,6 +156,19 @@ def is_generic(type: Type) -> bool:
             return False
 
 
+def holds_strings(type: Type) -> bool:
+    """Whether a tensor of strings, which there is none of, occurs in the type."""
+    match type:
+        case Tensor("string"):
+            return True
+        case ArrayOf(item):
+            return holds_strings(item)
+        case TupleOf(items):
+            return any(map(holds_strings, items))
+        case _:
+            return False
+
+
 def has_tensor(type: Type) -> bool:
     """Whether values of the type hold tensors, so that arguments for it may be positional."""
     match type:
@@ -157,3 +180,19 @@ def has_tensor(type: Type) -> bool:
             return any(map(has_tensor, items))
         case _:
             return False
+
+
+def nesting(type: Type) -> int:
+    """How deep arrays and tuples are nested in the type; does not recurse, the text may nest without bound."""
+    depth = 0
+    level: list[Type] = [type]
+    while level:
+        inner: list[Type] = []
+        for compound in level:
+            if isinstance(compound, ArrayOf):
+                inner.append(compound.item)
+            elif isinstance(compound, TupleOf):
+                inner += compound.items
+        level = inner
+        depth += bool(level)
+    return depth

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from lowering.extents import UNKNOWN
@@ -100,13 +101,13 @@ _COMPARISON: dict[str, Callable[[Known, Known], bool]] = {
 def binary(symbol: str, left: Known, right: Known, limits: Limits) -> Known:
     """The value of `left symbol right`, neither of them a tensor."""
     if symbol in _COMPARISON:
-        _require_known(left, right)
+        require_known(left, right, limits=limits)
         return _COMPARISON[symbol](left, right)
     if symbol == "in":
-        _require_known(left, right)
+        require_known(left, right, limits=limits)
         return left in right
     if symbol == "*" and isinstance(left, list | str):
-        _require_known(right)
+        _require_extent(right)
         return _repeat(left, right, limits)
     if isinstance(left, list | str):
         if len(left) + len(right) > limits.array_items:
@@ -127,18 +128,33 @@ def unary(symbol: str, value: Known) -> Known:
     return -value if symbol == "-" else value
 
 
-def _require_known(*values: Known) -> None:
-    """Raise ExtentNeeded where an unknown extent occurs in one of the values."""
-    for value in values:
-        if value is UNKNOWN:
-            raise ExtentNeeded
+def _leaves(values: Iterable[Known], limits: Limits) -> Iterator[Known]:
+    """What arrays and tuples hold in the end; TooLarge where that is more than one array may hold.
+
+    Arrays that hold one array many times may stand for more items than there is memory or time for.
+    """
+    pending = list(values)
+    count = len(pending)
+    while pending:
+        value = pending.pop()
         if isinstance(value, list | tuple):
-            _require_known(*value)  # pyright: ignore[reportUnknownArgumentType]
+            count += len(value)  # pyright: ignore[reportUnknownArgumentType]
+            if count > limits.array_items:
+                raise TooLarge(f"arrays of arrays have more than {limits.array_items} items here")
+            pending += value
+        else:
+            yield value
+
+
+def require_known(*values: Known, limits: Limits) -> None:
+    """Raise ExtentNeeded where an unknown extent occurs in one of the values."""
+    if any(leaf is UNKNOWN for leaf in _leaves(values, limits)):
+        raise ExtentNeeded
 
 
 def item(sequence: Known, index: int) -> Known:
     """`sequence[index]`; negative indices are out of range."""
-    _require_known(index)
+    _require_extent(index)
     if not 0 <= index < len(sequence):
         raise InvalidValue(f"index {index} is out of range, the length is {len(sequence)}")
     return sequence[index]
@@ -148,7 +164,7 @@ def subrange(sequence: Known, begin: int | None, end: int | None) -> Known:
     """`sequence[begin:end]`; empty where begin is not below end."""
     begin = 0 if begin is None else begin
     end = len(sequence) if end is None else end
-    _require_known(begin, end)
+    _require_extent(begin, end)
     for bound in (begin, end):
         if not 0 <= bound <= len(sequence):
             raise InvalidValue(f"bound {bound} is out of range, the length is {len(sequence)}")
@@ -170,17 +186,17 @@ def builtin(function: str, value: Known) -> Known:
         case "range_of":
             return list(range(len(value)))
         case "string":
-            _require_known(value)
+            _require_extent(value)
             return to_string(value)
         case "logical":
-            _require_known(value)
+            _require_extent(value)
             return bool(value)
         case "scalar":
             if isinstance(value, str):
-                if not _NUMBER_LITERAL.fullmatch(value):
+                if not _NUMBER_LITERAL.fullmatch(value) or math.isinf(float(value)):
                     raise InvalidValue(f"'{value}' is not a number")
                 return float(value)
-            _require_known(value)
+            _require_extent(value)
             return float(value)
         case _:
             return _to_integer(value)
@@ -208,15 +224,28 @@ def to_string(value: Known) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def as_declared(value: Known, type: Type) -> Known:
+def _require_extent(*values: Known) -> None:
+    for value in values:
+        if value is UNKNOWN:
+            raise ExtentNeeded
+
+
+def as_declared(value: Known, type: Type, limits: Limits) -> Known:
     """The value with integers made scalars where the type declares these (provisional texts)."""
+    if isinstance(value, list | tuple):
+        deque(_leaves([value], limits), maxlen=0)
+    return _as_declared(value, type)
+
+
+def _as_declared(value: Known, type: Type) -> Known:
     match value, type:
-        case int(), (Primitive("scalar") | Tensor("scalar")) if not isinstance(value, bool):
+        case int(), (Primitive("scalar") | Tensor("scalar" | "?" | None)) if not isinstance(value, bool):
+            _require_extent(value)
             return float(value)
         case list(), ArrayOf(item_type):
-            return [as_declared(v, item_type) for v in value]  # pyright: ignore[reportUnknownVariableType]
+            return [_as_declared(v, item_type) for v in value]  # pyright: ignore[reportUnknownVariableType]
         case tuple(), TupleOf(types):
-            return tuple(as_declared(v, t) for v, t in zip(value, types, strict=True))  # pyright: ignore
+            return tuple(_as_declared(v, t) for v, t in zip(value, types, strict=True))  # pyright: ignore
         case _:
             return value
 

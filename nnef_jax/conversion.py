@@ -40,7 +40,8 @@ def convert(
 
     A document of 1.0 final keeps its text, unless it is to be flat. One of 1.0 provisional always
     becomes flat: its variables may stand in fragments, which 1.0 final does not allow. Tensor files
-    get the layout of 1.0 final, with the same items; quantised ones stay so.
+    get the layout of 1.0 final, with the same items. Codes whose algorithm stands in the header of
+    their file get a line in graph.quant for it, or become real numbers where it would not do.
 
     Args:
         source: a network as `load` takes it. Without a path its tensor files are not read.
@@ -67,14 +68,6 @@ def convert(
         if path is not None:
             write_archive(path, network.members(result), overwrite=overwrite)
     return result.text
-
-
-def flatten_command(
-    source: str, output: str | None = None, expand: Expand = "auto", overwrite: bool = False
-) -> str:
-    """What the command `flatten` prints: the flat document, or where the network was saved."""
-    text = convert(source, output, flat=True, expand=expand, overwrite=overwrite)
-    return text.removesuffix("\n") if output is None else f"saved {output}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,251 @@
+"""From the flat graph back to a syntax tree: the flat document of 1.0 final that describes it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowering.extents import UNKNOWN
+from lowering.graph import Graph, Operation, Value
+from lowering.location import Source
+from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.text import syntax as s
+from nnef_jax.text.dialects import KEYWORDS
+from nnef_jax.text.library import GENERIC_RESULT, standard
+from nnef_jax.text.types import ANY, SCALAR, ArrayOf, Tensor, TupleOf, Type, has_tensor, substitute
+
+_RESERVED = KEYWORDS | {
+    "integer"
+}  # a keyword of 1.0 final that provisional texts may use as a name
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
+
+
+@dataclass(frozen=True, slots=True)
+class FlatDocument:
+    """A flat document, and the identifiers that the values of its graph have in it."""
+
+    document: s.Document
+    names: dict[Value, str]
+
+
+def flat_document(graph: Graph) -> FlatDocument:
+    """The flat document of 1.0 final for a graph.
+
+    A result that goes by another name inside the graph, or that is an input, is a copy. Variables
+    are updated last, when all that reads their old values is computed.
+
+    Raises UnsupportedError, several at once, for what the language cannot say.
+    """
+    writer = _Writer(graph)
+    document = writer.document()
+    raise_all(writer.errors)
+    return FlatDocument(document, writer.names)
+
+
+class _Names:
+    """Hands out valid identifiers, each once."""
+
+    def __init__(self, taken: Iterator[str]) -> None:
+        self._taken = set(taken)
+        self._suffixes: dict[str, int] = {}
+
+    def fresh(self, wanted: str) -> str:
+        """The name itself, or where it is taken or not valid one that is close to it."""
+        base = _NOT_IN_NAMES.sub("_", wanted)
+        if not base or base[0].isdigit():
+            base = f"_{base}"
+        name = base
+        while name in self._taken:
+            self._suffixes[base] = self._suffixes.get(base, 0) + 1
+            name = f"{base}_{self._suffixes[base]}"
+        self._taken.add(name)
+        return name
+
+
+@dataclass(slots=True)
+class _Writer:
+    graph: Graph
+    errors: list[NnefError] = field(default_factory=list[NnefError])
+    names: dict[Value, str] = field(default_factory=dict[Value, str])
+
+    def document(self) -> s.Document:
+        graph = self.graph
+        if not graph.inputs:
+            self._refuse("a graph without inputs cannot be written")
+        names = _Names(iter(_RESERVED))
+        self.names.update((value, names.fresh(value.name)) for value in graph.inputs)
+        results, copies = self._results(names)
+        for value in self._computed():
+            if value not in self.names:
+                self.names[value] = names.fresh(value.name)
+        body = [*self._externals(), *self._variables()]
+        for operation in graph.operations:
+            body += self._operation(operation)
+        updates = list(self._updates(names, copies))
+        body += [_assign(name, "copy", (None, self._tensor(v))) for name, v in copies.items()]
+        body += updates
+        own = _Names(iter((*_RESERVED, *standard()))).fresh(graph.name)
+        inputs = tuple(s.Identifier(0, self.names[value]) for value in graph.inputs)
+        definition = s.GraphDefinition(0, own, inputs, results, tuple(body))
+        return s.Document(Source("graph.nnef", ""), "1.0", False, (), (), definition)
+
+    # Names
+
+    def _computed(self) -> Iterator[Value]:
+        """The values besides the inputs, in the order in which they are assigned."""
+        for variable in (*self.graph.parameters, *self.graph.states):
+            yield variable.value
+        for operation in self.graph.operations:
+            yield from operation.writes()
+
+    def _results(self, names: _Names) -> tuple[tuple[s.Identifier, ...], dict[str, Value]]:
+        """The identifiers of the graph's results, and those of them that are copies of values."""
+        copies: dict[str, Value] = {}
+        results: list[s.Identifier] = []
+        computed = set(self._computed())
+        for wanted, value in zip(self.graph.output_names, self.graph.outputs, strict=True):
+            name = names.fresh(wanted)
+            results.append(s.Identifier(0, name))
+            if value.name == wanted and value in computed and value not in self.names:
+                self.names[value] = name
+            elif value in computed or value in self.names:
+                copies[name] = value
+            else:
+                self._refuse(f"result '{wanted}' is not computed by the graph")
+        return tuple(results), copies
+
+    # Statements
+
+    def _externals(self) -> Iterator[s.Assignment]:
+        for value in self.graph.inputs:
+            shape = tuple(0 if extent is UNKNOWN else extent for extent in value.type.shape)
+            generic = _generic(value.type.dtype)
+            yield _assign(
+                self.names[value], "external", ("shape", _integers(shape)), generic=generic
+            )
+
+    def _variables(self) -> Iterator[s.Assignment]:
+        for variable in (*self.graph.parameters, *self.graph.states):
+            value = variable.value
+            yield _assign(
+                self.names[value],
+                "variable",
+                ("shape", _integers(value.type.shape)),
+                ("label", s.Literal(0, variable.label)),
+                generic=_generic(value.type.dtype),
+            )
+
+    def _updates(self, names: _Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
+        """The updates, each under the name of a result that is a copy of the new value, if any."""
+        for state in self.graph.states:
+            name = next((name for name, value in copies.items() if value is state.update), None)
+            if name is None:
+                name = names.fresh(f"{self.names[state.value]}_update")
+            else:
+                del copies[name]
+            variable, value = self._tensor(state.value), self._tensor(state.update)
+            yield _assign(name, "update", (None, variable), (None, value))
+
+    def _operation(self, operation: Operation) -> Iterator[s.Assignment]:
+        declaration = standard().get(operation.kind)
+        if declaration is None:
+            self._refuse(f"'{operation.kind}' is not an operation of the standard", operation)
+            return
+        if next(operation.writes(), None) is None:  # an array of no items has nothing to name
+            return
+        given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
+        generic = None
+        if operation.kind in GENERIC_RESULT:
+            generic = _generic(given["dtype"]) or "scalar"
+        arguments: list[s.Argument] = []
+        positional = True
+        for parameter in declaration.parameters:
+            type = substitute(parameter.type, generic)
+            default = parameter.default
+            expression = self._expression(given[parameter.name], type, operation)
+            # Equal trees may differ: 1 == 1.0, and 0.0 == -0.0.
+            if default is not None and repr(expression) == repr(default):
+                positional = False
+                continue
+            positional = positional and has_tensor(parameter.type)
+            name = None if positional else parameter.name
+            arguments.append(s.Argument(0, name, expression))
+        if generic == declaration.generic_default:
+            generic = None
+        invocation = s.Invocation(0, operation.kind, generic, tuple(arguments))
+        yield s.Assignment(0, self._target(operation), invocation)
+
+    def _target(self, operation: Operation) -> s.Target:
+        targets = tuple(
+            s.Identifier(0, self.names[result])
+            if isinstance(result, Value)
+            else s.Array(0, tuple(map(self._tensor, result)))
+            for result in operation.results
+        )
+        return targets[0] if len(targets) == 1 else s.Tuple(0, targets)
+
+    # Expressions
+
+    def _tensor(self, value: Value) -> s.Identifier:
+        return s.Identifier(0, self.names[value])
+
+    def _expression(self, value: Any, type: Type, operation: Operation) -> s.Expression:
+        """An operand or attribute where a type is declared."""
+        match value:
+            case Value():
+                return self._tensor(value)
+            case tuple():
+                items: tuple[Any, ...] = value
+                match type:
+                    case TupleOf(types):
+                        pairs = zip(items, types, strict=True)
+                        return s.Tuple(
+                            0, tuple(self._expression(v, t, operation) for v, t in pairs)
+                        )
+                    case _:
+                        inner = type.item if isinstance(type, ArrayOf) else ANY
+                        found = tuple(self._expression(v, inner, operation) for v in items)
+                        return s.Array(0, found)
+            case _:
+                return s.Literal(0, self._literal(value, type, operation))
+
+    def _literal(self, value: Any, type: Type, operation: Operation) -> Any:
+        if value is UNKNOWN:
+            self._refuse(
+                f"an argument of '{operation.kind}' depends on an extent that is left open",
+                operation,
+                hint="write the extents of the inputs into the document",
+            )
+        elif type in (SCALAR, Tensor("scalar")):
+            value = float(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            self._refuse(
+                f"an argument of '{operation.kind}' is {value}, NNEF cannot write that", operation
+            )
+        return value
+
+    def _refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
+        span, calls = (operation.span, operation.calls) if operation else (None, ())
+        self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
+
+
+def _assign(
+    name: str,
+    operation: str,
+    *arguments: tuple[str | None, s.Expression],
+    generic: str | None = None,
+) -> s.Assignment:
+    given = tuple(s.Argument(0, key, value) for key, value in arguments)
+    return s.Assignment(0, s.Identifier(0, name), s.Invocation(0, operation, generic, given))
+
+
+def _integers(values: tuple[int, ...]) -> s.Array:
+    return s.Array(0, tuple(s.Literal(0, value) for value in values))
+
+
+def _generic(dtype: str) -> str | None:
+    """What `?` stands for where a tensor has a dtype; None for scalars, which it does by itself."""
+    return "logical" if dtype == "bool" else "integer" if "int" in dtype else None

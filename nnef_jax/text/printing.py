@@ -1,0 +1,204 @@
+"""Syntax trees and flat graphs as text (spec 3.1, 3.2), which `parser.parse` reads back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from lowering.graph import Graph
+from nnef_jax.text import syntax as s
+from nnef_jax.text.flat_document import flat_document
+from nnef_jax.text.types import ArrayOf, Primitive, Tensor, TupleOf, Type
+
+_INDENT = "    "
+_WIDTH = 100  # of a declaration; one that is longer is broken
+
+# How tightly expressions bind, loosest first, as the productions of the grammar are nested.
+_SELECT, _OR, _AND, _COMPARISON, _SUM, _PRODUCT, _UNARY, _POWER, _POSTFIX, _ATOM = range(10)
+# How tightly an operator binds, and its operands have to.
+_OPERATORS = {
+    "||": (_OR, _OR, _AND),
+    "&&": (_AND, _AND, _COMPARISON),
+    **dict.fromkeys(("<", "<=", ">", ">=", "==", "!=", "in"), (_COMPARISON, _SUM, _SUM)),
+    **dict.fromkeys(("+", "-"), (_SUM, _SUM, _PRODUCT)),
+    **dict.fromkeys(("*", "/"), (_PRODUCT, _PRODUCT, _UNARY)),
+    "^": (_POWER, _POSTFIX, _UNARY),
+}
+
+
+def print_document(document: s.Document) -> str:
+    """A document in its own dialect, laid out in one way; comments are not in the tree.
+
+    Parentheses are those that the tree needs. Reading the text gives an equal document.
+    """
+    return _Printer(document.provisional).document(document)
+
+
+def print_graph(graph: Graph) -> str:
+    """A flat graph as a flat document of 1.0 final.
+
+    Values keep their names as far as the language allows. Extents that are unknown are 0 in
+    `external`.
+
+    Raises UnsupportedError for what the language cannot say: operations that the standard does not
+    have, numbers that are not finite, attributes that depend on unknown extents.
+    """
+    return print_document(flat_document(graph).document)
+
+
+def print_expression(expression: s.Expression) -> str:
+    """An expression in the syntax of 1.0 final."""
+    return _Printer(provisional=False).expression(expression)
+
+
+class _Printer:
+    def __init__(self, provisional: bool) -> None:
+        self.provisional = provisional
+        self.end = "" if provisional else ";"  # of the version and of statements
+
+    # Declarations
+
+    def document(self, document: s.Document) -> str:
+        head = f"version {document.version}{self.end}\n"
+        if document.extensions:
+            head += f"extension {', '.join(document.extensions)};\n"
+        parts = [*map(self.fragment, document.fragments), self.graph(document.graph)]
+        return "\n".join([head, *parts])
+
+    def fragment(self, fragment: s.Fragment) -> str:
+        generic = ""
+        if fragment.generic:
+            default = fragment.generic_default
+            generic = f"<? = {default}>" if default else "<?>"
+        head = _declaration(
+            f"fragment {fragment.name}{generic}",
+            [self.parameter(p) for p in fragment.parameters],
+            [f"{result.name}: {self.type(result.type)}" for result in fragment.results],
+        )
+        return f"{head};\n" if fragment.body is None else head + self.body(fragment.body)
+
+    def graph(self, graph: s.GraphDefinition) -> str:
+        names = ([identifier.name for identifier in i] for i in (graph.parameters, graph.results))
+        return _declaration(f"graph {graph.name}", *names) + self.body(graph.body)
+
+    def parameter(self, parameter: s.Parameter) -> str:
+        text = f"{parameter.name}: {self.type(parameter.type)}"
+        return (
+            text if parameter.default is None else f"{text} = {self.expression(parameter.default)}"
+        )
+
+    def type(self, type: Type) -> str:
+        match type:
+            case Tensor(None) if self.provisional:
+                return "tensor"
+            case Primitive("integer") if self.provisional:
+                return "extent"
+            case ArrayOf(item):
+                return f"{self.type(item)}[]"
+            case TupleOf(items):
+                return f"({','.join(map(self.type, items))})"
+            case _:
+                return str(type)
+
+    def body(self, body: Iterable[s.Assignment]) -> str:
+        return "\n{\n" + "".join(map(self.assignment, body)) + "}\n"
+
+    def assignment(self, assignment: s.Assignment) -> str:
+        target = assignment.target
+        if isinstance(target, s.Tuple):
+            left = ", ".join(map(self.expression, target.items))
+        else:
+            left = self.expression(target)
+        return f"{_INDENT}{left} = {self.expression(assignment.value)}{self.end}\n"
+
+    # Expressions
+
+    def expression(self, node: s.Expression, level: int = _SELECT) -> str:
+        """An expression, in parentheses where it binds less tightly than its place asks for."""
+        text, own = self.bare(node)
+        return text if own >= level else f"({text})"
+
+    def bare(self, node: s.Expression) -> tuple[str, int]:
+        """An expression without parentheses around it, and how tightly it binds."""
+        match node:
+            case s.Literal(value=value):
+                text = _literal(value)
+                return text, _UNARY if text.startswith("-") else _ATOM
+            case s.Identifier(name=name):
+                return name, _ATOM
+            case s.Array(items=items):
+                return f"[{self.items(items)}]", _ATOM
+            case s.Tuple(items=items):
+                return f"({self.items(items)})", _ATOM
+            case s.Subscript(sequence=sequence, index=index):
+                return f"{self.expression(sequence, _POSTFIX)}[{self.expression(index)}]", _POSTFIX
+            case s.Subrange(sequence=sequence, begin=begin, end=end):
+                first = self.expression(begin) if begin else ""
+                last = self.expression(end) if end else ""
+                return f"{self.expression(sequence, _POSTFIX)}[{first}:{last}]", _POSTFIX
+            case s.Unary(operator=operator, operand=operand):
+                return operator + self.expression(operand, _UNARY), _UNARY
+            case s.Binary(operator=operator, left=left, right=right):
+                own, on_left, on_right = _OPERATORS[operator]
+                left_text = self.expression(left, on_left)
+                return f"{left_text} {operator} {self.expression(right, on_right)}", own
+            case s.Select(condition=condition, true_value=true_value, false_value=false_value):
+                start = f"{self.expression(true_value, _OR)} if {self.expression(condition, _OR)}"
+                return f"{start} else {self.expression(false_value)}", _SELECT
+            case s.Comprehension():
+                return self.comprehension(node), _ATOM
+            case s.Builtin(function=function, argument=argument):
+                return f"{function}({self.expression(argument)})", _ATOM
+            case s.Invocation(operation=operation, generic=generic, arguments=arguments):
+                given = ", ".join(map(self.argument, arguments))
+                return f"{operation}{f'<{generic}>' if generic else ''}({given})", _ATOM
+
+    def items(self, items: Sequence[s.Expression]) -> str:
+        """The items of an array or tuple, set tight where all are literals, as in `[1,1]`."""
+        return ("," if all(map(_is_plain, items)) else ", ").join(map(self.expression, items))
+
+    def comprehension(self, node: s.Comprehension) -> str:
+        loops = [f"{loop.name} in {self.expression(loop.iterable, _OR)}" for loop in node.loops]
+        parts = [f"for {', '.join(loops)}"]
+        if node.condition is not None:
+            parts.append(f"if {self.expression(node.condition, _OR)}")
+        item = self.expression(node.item)
+        parts = [item, *parts] if self.provisional else [*parts, f"yield {item}"]
+        return f"[{' '.join(parts)}]"
+
+    def argument(self, argument: s.Argument) -> str:
+        value = self.expression(argument.value)
+        return value if argument.name is None else f"{argument.name} = {value}"
+
+
+def _declaration(head: str, parameters: Sequence[str], results: Sequence[str]) -> str:
+    taken = f"{head}( {', '.join(parameters)} )" if parameters else f"{head}()"
+    given = f"-> ( {', '.join(results)} )"
+    if len(taken) + 1 + len(given) <= _WIDTH:
+        return f"{taken} {given}"
+    if len(taken) > _WIDTH:
+        lines = f",\n{_INDENT}".join(parameters)
+        taken = f"{head}(\n{_INDENT}{lines} )"
+    return f"{taken}\n{given}"
+
+
+def _is_plain(node: s.Expression) -> bool:
+    match node:
+        case s.Literal():
+            return True
+        case s.Array(items=items) | s.Tuple(items=items):
+            return all(map(_is_plain, items))
+        case _:
+            return False
+
+
+def _literal(value: float | int | bool | str) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            # Other readers know no escapes: take the quotes that need none, if there are.
+            quote = '"' if "'" in value and '"' not in value else "'"
+            escaped = value.replace("\\", "\\\\").replace(quote, f"\\{quote}")
+            return f"{quote}{escaped}{quote}"
+        case _:
+            return repr(value)

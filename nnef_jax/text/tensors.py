@@ -1,0 +1,101 @@
+"""The types of the tensors that a document introduces, and what `?` stands for where it is flattened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lowering.builder import GraphBuilder
+from lowering.errors import InvalidOperation
+from lowering.extents import UNKNOWN, is_known, show
+from lowering.graph import TensorType, Value
+from nnef_jax.text import syntax as s
+from nnef_jax.text.expressions import literal_type
+from nnef_jax.text.types import ANY, ArrayOf, Tensor, Type, deduce
+from nnef_jax.text.values import ExtentNeeded
+
+
+def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:
+    """The type of an external; 0 and None are extents left open (spec 4.1.1)."""
+    extents: list[int] = []
+    for extent in shape:
+        if extent is not None and extent is not UNKNOWN and extent < 0:
+            raise InvalidOperation(
+                f"'shape' of an external must not be negative, it is {list(shape)}",
+                hint="0 stands for an extent that is not known yet",
+            )
+        extents.append(open_extent if extent is None or extent == 0 else extent)
+    return TensorType(tuple(extents), dtype)
+
+
+def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
+    """The type of a variable (spec 4.1.3)."""
+    if not label:
+        raise InvalidOperation("'label' of a variable must not be empty")
+    if not is_known(shape):
+        raise InvalidOperation(
+            f"'shape' of a variable must be known, it is {show(shape)}",
+            hint="it depends on an open extent of an input: give that by load(..., input_shapes=...)",
+        )
+    if any(extent < 1 for extent in shape):
+        raise InvalidOperation(f"'shape' of a variable must be positive, it is {list(shape)}")
+    return TensorType(tuple(shape), dtype)
+
+
+def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
+    """The dtype of tensors that hold what `?` stands for."""
+    match generic:
+        case "logical":
+            return "bool"
+        case "integer":
+            return builder.integer
+        case "scalar" | None:
+            return builder.real
+        case _:
+            raise InvalidOperation(f"a tensor cannot hold '{generic}'")
+
+
+def generic_of(
+    fragment: s.Fragment, node: s.Invocation, arguments: Mapping[str, Any], outer: str | None
+) -> str | None:
+    """What `?` stands for in an invocation: given, else told by an argument, else the default.
+
+    `outer` is what it stands for in the body that the invocation is in.
+    """
+    if not fragment.generic:
+        return None
+    if node.generic is not None:
+        return outer if node.generic == "?" else node.generic
+    for parameter in fragment.parameters:
+        told = deduce(_type_of(arguments[parameter.name]), parameter.type)
+        if told:
+            return told
+    return fragment.generic_default
+
+
+def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
+    """How many tensors an operation makes, where that is not bounded by the length of the text."""
+    match kind, operands, attributes:
+        case "copy_n", _, {"times": int(times)}:
+            return times
+        case "unstack", {"value": Value(type=TensorType(shape=shape))}, {"axis": int(axis)}:
+            if not 0 <= axis < len(shape):
+                return 0
+            if shape[axis] is UNKNOWN:
+                raise ExtentNeeded
+            return shape[axis]
+        case _:
+            return 0
+
+
+def _type_of(value: Any) -> Type:
+    """The type of a value, as far as generic parameters ask for it."""
+    match value:
+        case Value(type=TensorType(dtype=dtype)):
+            return Tensor({"bool": "logical"}.get(dtype, "integer" if "int" in dtype else "scalar"))
+        case list():
+            return ArrayOf(_type_of(value[0])) if value else ArrayOf(ANY)
+        case bool() | int() | float() | str():
+            return literal_type(value)
+        case _:
+            return ANY
