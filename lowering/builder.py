@@ -57,6 +57,12 @@ class GraphBuilder:
         """Keep names for the values that are created under exactly them."""
         self._reserved.update(names)
 
+    def unreserved(self, name: str) -> str:
+        """The name, or a longer one where it is reserved."""
+        while name in self._reserved:
+            name += "_"
+        return name
+
     def _name(self, wanted: str, exact: bool) -> str:
         name = wanted
         while name in self._taken or (name in self._reserved and not exact):

@@ -42,23 +42,28 @@ def load(
     """Read an NNEF network and return it as a jitted callable.
 
     Args:
-        source: a folder, a `graph.nnef`, a tar archive (plain, gz, bz2, xz), the bytes of one, or an open
+        source: a folder, a `graph.nnef`, a tar archive (plain, gz, bz2, xz), the bytes of one, or
+        an open
             binary file.
-        input_shapes: shapes by input name that replace the document's; None is an extent that each call may
+        input_shapes: shapes by input name that replace the document's; None is an extent that each
+        call may
             choose, and the network is compiled once for each.
-        dtype: what scalar tensors are computed in: "float32", "bfloat16", "float16", "float64" (needs
+        dtype: what scalar tensors are computed in: "float32", "bfloat16", "float16", "float64"
+        (needs
             jax's x64 mode). Integer tensors are int32, logical ones bool.
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
         quantization: "apply" rounds each tensor that graph.quant names once it is computed,
             "ignore" rounds none. Variables stored quantised become real numbers in either case.
-        expand: "auto" keeps compound operations of the standard whole where there is a rule for them, "all"
+        expand: "auto" keeps compound operations of the standard whole where there is a rule for
+        them, "all"
             expands them to primitives by their definitions.
         rules: rules for operations beyond the standard, or in place of its own.
         limits: bounds on what is read.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
-        NnefError: something is wrong with the network; the message says what, where, and what to do.
+        NnefError: something is wrong with the network; the message says what, where, and what to
+        do.
 
     Example:
         >>> model = nnef_jax.load("examples/digits/model")
@@ -86,7 +91,7 @@ def read(
     rules: Registry | None = None,
     limits: Limits | None = None,
 ) -> tuple[Network, Registry]:
-    """Read and check a network without touching a device; also the rules that it is to be run with."""
+    """Read and check a network without touching a device; also the rules to run it with."""
     if dtype not in _REAL_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_REAL_DTYPES)}, it is {dtype!r}")
     if dtype == "float64" and not jax.config.read("jax_enable_x64"):

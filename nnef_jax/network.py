@@ -1,4 +1,4 @@
-"""A network that was read: its graph for given input shapes, and the data stored for its variables."""
+"""A network that was read: its graph for given input shapes, and its stored data."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from nnef_jax.text.values import ExtentNeeded
 class Network:
     """A checked document with what is needed to flatten it, and its stored data by label.
 
-    `graph` is its graph for the declared input shapes (or those of `options.input_shapes`), in which
-    extents that are left open are UNKNOWN; `specialise` gives the one for known shapes.
+    `graph` is its graph for the declared input shapes (or those of `options.input_shapes`), in
+    which extents that are left open are UNKNOWN; `specialise` gives the one for known shapes.
     """
 
     def __init__(self, document: Document, scope: Scope, options: Options) -> None:
@@ -105,7 +105,9 @@ class Network:
         names = [parameter.name for parameter in self.document.graph.parameters]
         raise_all(
             [
-                InputError(f"input_shapes names '{name}', the graph's inputs are {', '.join(names)}")
+                InputError(
+                    f"input_shapes names '{name}', the graph's inputs are {', '.join(names)}"
+                )
                 for name in shapes
                 if name not in names
             ]
@@ -182,7 +184,7 @@ class Network:
         errors = [
             ShapeError(
                 f"'reshape' of {show(_input_shape(new))} to {show(new.results[0].type.shape)} "
-                f"keeps the extent {old.results[0].type.shape[axis]} that the document's own input shapes "
+                f"keeps the extent {old.results[0].type.shape[axis]} that the document's input shapes "
                 f"had at axis {axis}, input_shapes made it {_input_shape(new)[axis]}",
                 span=new.span,
                 calls=new.calls,
@@ -200,7 +202,7 @@ def _input_shape(operation: Operation) -> Shape:
 
 
 def _baked_axis(old: Operation, new: Operation) -> int | None:
-    """The leading axis that a reshape passes through as declared but not with the new input shapes."""
+    """The leading axis that a reshape passes through as declared, but not with new shapes."""
     before, after = _input_shape(old), _input_shape(new)
     old_out, new_out = next(old.writes()).type.shape, next(new.writes()).type.shape
     for axis, (a, b) in enumerate(zip(before, old_out, strict=False)):
@@ -212,7 +214,7 @@ def _baked_axis(old: Operation, new: Operation) -> int | None:
 
 
 def _opened(graph: Graph, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
-    """The graph with the inputs of these shapes, and all extents that were computed from guessed ones open."""
+    """The graph with inputs of these shapes, and all extents open that were guessed."""
     swapped: dict[Value, Value] = {}
 
     def open(value: Value, shape: Sequence[int | None]) -> Value:

@@ -26,7 +26,8 @@ graph net( x, k ) -> ( y, z )   # another
     x = external<scalar>(shape = [1, 2,3]);
     k = external<integer>(shape = []);
     [a, b] = split(x, axis = 1, ratios = [1,1]);
-    (c, i) = max_pool_with_index(a, size = [1,1,3], border = "ignore", padding = [(0,0),(0,0),(1,-1)]);
+    (c, i) = max_pool_with_index(a, size = [1,1,3], border = "ignore", 
+        padding = [(0,0),(0,0),(1,-1)]);
     m, v = moments(b, axes = [2]);
     d = concat([m, v, 1.5], axis = 1);
     y = leaky_relu(x = d, alpha = -1e-2);
@@ -36,7 +37,7 @@ graph net( x, k ) -> ( y, z )   # another
 
 
 def whole(node: Any) -> Any:
-    """A tree with offsets and depths, which dataclass equality leaves out, and types of literals."""
+    """A tree with the offsets and depths that its equality leaves out, and types of literals."""
     if isinstance(node, Source):
         return None
     if dataclasses.is_dataclass(node):
@@ -96,7 +97,7 @@ def test_anything_else_is_left_to_the_grammar(statement: str) -> None:
 
 
 def test_mutations_are_read_alike() -> None:
-    """Whatever becomes of a text, the fast reader takes it only where the grammar does, with one tree."""
+    """Whatever becomes of a text, the fast reader takes it only where the grammar does."""
     rng = random.Random(0)
     pieces = [
         "",

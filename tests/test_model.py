@@ -166,7 +166,11 @@ def net_with(params: dict[str, Any]) -> nnef_jax.Model:
 
 
 def test_save_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    text = "version 1.0; graph g(x) -> (y) { x = external(shape = [1]); w = variable(shape = [2], label = 'w'); y = mul(x, w); }"
+    text = """version 1.0; graph g(x) -> (y) {
+        x = external(shape = [1]);
+        w = variable(shape = [2], label = 'w');
+        y = mul(x, w);
+    }"""
     with pytest.raises(nnef_jax.DataError, match="no variable 'v'") as caught:
         nnef_jax.save(tmp_path / "n", text, {"w": np.zeros(3, np.float32), "v": np.zeros(1)})
     assert len(caught.value.errors) == 2

@@ -1,4 +1,4 @@
-"""What imports what: one direction between the packages, nothing heavy on import, honest public names."""
+"""What imports what: one direction, nothing heavy on import, honest public names."""
 
 from __future__ import annotations
 

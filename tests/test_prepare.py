@@ -1,4 +1,4 @@
-"""The split: what depends on parameters alone is computed once, and large broadcasts are not kept."""
+"""The split: what depends on parameters alone is done once, large broadcasts are not kept."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ ALEXNET = (
 graph alexnet( x ) -> ( y )
 {
     x = external(shape = [1,3,224,224])
-    c1 = conv_layer(x, channels = 96, size = [11,11], padding = [(0,0)] * 2, stride = [4,4], scope = 'c1')
+    c1 = conv_layer(x, channels = 96, size = [11,11], 
+                    padding = [(0,0)] * 2, stride = [4,4], scope = 'c1')
     n1 = local_response_normalization(relu(c1), size = [1,5], alpha = 1e-4, beta = 0.75)
     p1 = pool_layer(n1, size = [3,3], stride = [2,2], padding = [(0,1)] * 2)
     c2 = conv_layer(p1, channels = 256, size = [5,5], groups = 2, scope = 'c2')
@@ -91,7 +92,8 @@ fragment stack( x: tensor, modules: extent[][], scope: string ) -> ( y: tensor )
 graph googlenet( x ) -> ( y )
 {
     x = external(shape = [1,3,224,224])
-    c1 = conv_layer(x, channels = 64, size = [7,7], stride = [2,2], padding = [(3,2)] * 2, scope = 'c1')
+    c1 = conv_layer(x, channels = 64, size = [7,7], stride = [2,2],
+                    padding = [(3,2)] * 2, scope = 'c1')
     p1 = pool_layer(relu(c1), size = [3,3], stride = [2,2], padding = [(0,1)] * 2)
     c2 = conv_layer(p1, channels = 64, size = [1,1], scope = 'c2')
     c3 = conv_layer(relu(c2), channels = 192, size = [3,3], scope = 'c3')
@@ -102,7 +104,8 @@ graph googlenet( x ) -> ( y )
         [192, 96, 208, 16, 48, 64], [160, 112, 224, 24, 64, 64], [128, 128, 256, 24, 64, 64],
         [112, 144, 288, 32, 64, 64], [256, 160, 320, 32, 128, 128]])
     p4 = pool_layer(b, size = [3,3], stride = [2,2], padding = [(0,1)] * 2)
-    c = stack(p4, scope = 'c', modules = [[256, 160, 320, 32, 128, 128], [384, 192, 384, 48, 128, 128]])
+    c = stack(p4, scope = 'c', modules = [
+        [256, 160, 320, 32, 128, 128], [384, 192, 384, 48, 128, 128]])
     p5 = avg_pool(c, size = [1,1,7,7], padding = [(0,0)] * 4)
     c4 = conv_layer(p5, channels = 1000, size = [1,1], scope = 'c4')
     y = softmax(c4)
@@ -177,8 +180,9 @@ def random_arrays(text: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-# Convolutions, and millions of parameters as the papers count them, to 2 %: AlexNet 60 M; GoogLeNet 7.0 M
-# without its auxiliary heads; ResNet-101 44.5 M, here with a projecting shortcut in each of its 33 units.
+# Convolutions, and millions of parameters as the papers count them, to 2 %: AlexNet 61 M, GoogLeNet
+# 7.0 M without its auxiliary heads; ResNet-101 has a projection in each of its 33 units here, which
+# the paper's has not.
 @pytest.mark.parametrize(
     ("text", "convolutions", "millions"),
     [
@@ -223,3 +227,14 @@ def test_names_tell_the_fragments(thin: nnef_jax.Model) -> None:
     fragments = [call.fragment for call in deepest.calls]
     assert fragments[0] == "blocks"
     assert fragments[-3:] == ["unit", "step", "conv_layer"]
+
+
+def test_inner_names_leave_the_graphs_own_alone() -> None:
+    text = """version 1.0
+    fragment f( x: tensor ) -> ( y: tensor ) { t = neg(x) y = exp(t) }
+    graph g( x ) -> ( y, y_t ) { x = external(shape = [2]) y = f(x) y_t = sin(x) }
+    """
+    model = model_of(text)
+    x = np.float32([1, 2])
+    np.testing.assert_allclose(model.intermediates(x, ["y_t"])["y_t"], np.sin(x), rtol=1e-6)
+    np.testing.assert_allclose(model(x).y_t, np.sin(x), rtol=1e-6)

@@ -391,7 +391,9 @@ class _Flattener:
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
             # A fragment that makes arrays gets names for all their tensors at once.
             whole = names and len(fragment.results) == 1 and targets == [fragment.results[0].name]
-            wanted = names if whole else [own.get(name, prefix + name) for name in targets]
+            wanted = names if whole else [
+                own.get(name) or self.builder.unreserved(prefix + name) for name in targets
+            ]
             value = yield self._evaluate(assignment.value, inner, wanted)
             inner.values.update(self._unpack(assignment.target, value, inner))
         results = [

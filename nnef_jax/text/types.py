@@ -34,7 +34,7 @@ class ArrayOf:
     item: Type
 
     def __str__(self) -> str:
-        return f"{self.item}[]"
+        return "[]" if isinstance(self.item, Anything) else f"{self.item}[]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,97 @@
+"""Short ways to write documents for the tests of the text layer, and to say where they are wrong.
+
+A `§` in a text marks where an error is expected; it is taken out before the text is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from lowering.graph import Graph
+from lowering.location import Source
+from nnef_jax import Limits, NnefError
+from nnef_jax.loading import registry_of_standard
+from nnef_jax.network import Network
+from nnef_jax.text.checks import check
+from nnef_jax.text.flatten import Expand, Options
+from nnef_jax.text.library import Scope
+from nnef_jax.text.parser import parse
+from nnef_jax.text.syntax import Document
+from tests.helpers import COMPOSITIONAL
+
+MARK = "§"
+PROVISIONAL = "version 1.0\n"
+
+
+def parsed(text: str, limits: Limits | None = None) -> Document:
+    """The syntax tree of a text."""
+    return parse(Source("graph.nnef", text), limits)
+
+
+def checked(text: str) -> Document:
+    """The syntax tree of a text that the semantic checks have passed."""
+    document = parsed(text)
+    check(document, Scope(document))
+    return document
+
+
+def network(
+    text: str,
+    *,
+    input_shapes: Mapping[str, Sequence[int | None]] | None = None,
+    expand: Expand = "auto",
+    limits: Limits | None = None,
+) -> Network:
+    """The network of a text, without data for its variables."""
+    limits = limits or Limits()
+    document = parsed(text, limits)
+    scope = Scope(document)
+    check(document, scope)
+    registry = registry_of_standard()
+    options = Options(registry, expand, input_shapes=dict(input_shapes or {}), limits=limits)
+    return Network(document, scope, options)
+
+
+def flat(text: str, **options: Any) -> Graph:
+    """The flat graph of a text."""
+    return network(text, **options).graph
+
+
+def errors(text: str, **options: Any) -> tuple[NnefError, ...]:
+    """The errors of a text, which must stand at its marks, in their order."""
+    pieces = text.split(MARK)
+    offsets = [sum(map(len, pieces[: i + 1])) for i in range(len(pieces) - 1)]
+    with pytest.raises(NnefError) as caught:
+        network("".join(pieces), **options)
+    found = caught.value.errors
+    assert [error.span and error.span.offset for error in found] == offsets, str(caught.value)
+    assert all(line in str(caught.value) for error in found for line in error.block().split("\n"))
+    return found
+
+
+def error(text: str, **options: Any) -> NnefError:
+    """The only error of a text."""
+    (found,) = errors(text, **options)
+    return found
+
+
+def graph(body: str, fragments: str = "", *, results: str = "y", header: str = COMPOSITIONAL) -> str:
+    """A document with one input x of shape [2,3]; `T` stands for `tensor<scalar>` in fragments."""
+    fragments = fragments.replace(" T", " tensor<scalar>")
+    end = ";" if header is not PROVISIONAL else ""
+    return (
+        f"{header}{fragments}\ngraph net( x ) -> ( {results} )\n"
+        f"{{\n    x = external(shape = [2,3]){end}\n    {body}\n}}\n"
+    )
+
+
+def in_fragment(body: str, *, header: str = COMPOSITIONAL) -> str:
+    """A document whose graph is y = f(x), with this body of f( x: tensor ) -> ( y: tensor )."""
+    if header is PROVISIONAL:
+        fragment = f"fragment f( x: tensor ) -> ( y: tensor ) {{ {body} }}"
+        return graph("y = f(x)", fragment, header=header)
+    fragment = f"fragment f( x: T ) -> ( y: T ) {{ {body} }}"
+    return graph("y = f(x);", fragment, header=header)
