@@ -180,7 +180,7 @@ class _Reader:
         if first.isdigit():
             self.at += 1
             return s.Literal(offset, _number(token))
-        if first == "-":
+        if token == "-":
             token = self.tokens[self.at + 1]
             if not token[0].isdigit():
                 raise _NotFlat

@@ -1,0 +1,184 @@
+"""Writes docs/operations.md and docs/errors.md from the tables that the tests run on.
+
+python docs/generate.py            write both
+python docs/generate.py --check    write nothing; exit status 1 where one is not up to date
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from lowering.ops import nnef  # noqa: E402
+from nnef_jax.text.library import standard  # noqa: E402
+from tests import test_operations  # noqa: E402
+from tests.op_cases import ALL_CASES, OpCase, tensors  # noqa: E402
+from tests.wrong_documents import SECTIONS, WrongDocument, message  # noqa: E402
+
+_OPERATIONS = """\
+# Operations
+
+The {count} operations of NNEF 1.0, what each is here, and what is tested of it. Nobody typed the
+tables: `python docs/generate.py` takes them from `tests/op_cases` ({cases} rows, each a use of an
+operation) and from which rows each test of `tests/test_operations.py` runs on. "yes" is at least
+one row, "-" is where the question does not arise.
+
+- **kind**: a primitive, or a compound operation that the standard defines by others.
+- **run by**: a rule of its own, its definition (expanded to the operations in it), or the graph's
+  own structure: inputs, parameters and state.
+- **cases**: rows of the table: shapes, attributes, border modes, numbers of dimensions.
+- **value**: equal to a slow interpreter in 64 bits, which is written from the standard alone.
+- **expansion**: the rule equal to the definition. Primitives have none; an operation that is run
+  by its definition has no rule to compare.
+- **jit**: compiled equal to operation by operation.
+- **vmap**: a batch equal to a loop.
+- **gradient**: forward and reverse mode equal to central differences of the interpreter in 64
+  bits; or why there is no gradient to compare.
+- **bfloat16**: within what eight bits of precision allow. Compared where there is a gradient,
+  that is, where a small change of the input is a small change of the result; not for `pow`, which
+  magnifies it.
+
+"yes" is said of the rows that can be compared: a maximum of equal values, say, has no central
+difference.
+
+`external`, `variable` and `update` are tested with the networks around them, in
+`tests/test_model.py` and `tests/test_recurrent.py`, `constant` in `tests/test_numerics.py`.
+"""
+
+_ERRORS = """\
+# What wrong documents are told
+
+Twenty documents as one may write them, and what `nnef_jax.load` says. A message gives the place,
+what was found there, what is expected, the fragments it was reached through, and a hint how to
+mend it. Errors that do not depend on each other are reported at once, by `nnef-jax check` too.
+
+The documents are in `tests/wrong_documents.py`; a test holds each message to its place and to the
+words that it takes to mend the document. Tensor files are left out where nothing depends on them.
+This page is written by `python docs/generate.py`, which loads the documents.
+"""
+
+
+def operations() -> str:
+    """The text of docs/operations.md."""
+    parts = [_OPERATIONS.format(count=len(standard()), cases=len(ALL_CASES))]
+    for family, names in _families():
+        header = ("operation", "kind", "run by", "cases", *_TESTS, "gradient", "bfloat16")
+        parts.append(f"## {family}\n\n{_table([header, *map(_row, names)])}")
+    return "\n".join(parts)
+
+
+def errors() -> str:
+    """The text of docs/errors.md."""
+    parts = [_ERRORS]
+    for section, documents in SECTIONS.items():
+        parts.append(f"## {section}\n")
+        parts += map(_wrong, documents)
+    return "\n".join(parts)
+
+
+def _families() -> Iterator[tuple[str, list[str]]]:
+    """The headings of stdlib.nnef with the operations below them."""
+    text = files("nnef_jax.text").joinpath("stdlib.nnef").read_text(encoding="utf-8")
+    for section in text.split("\n\n\n# ")[1:]:
+        heading, body = section.split("\n", 1)
+        yield heading, re.findall(r"^fragment (\w+)", body, re.MULTILINE)
+
+
+def _tested(test: Callable[..., Any]) -> list[OpCase]:
+    """The rows that a test is parametrised with."""
+    (mark,) = (mark for mark in getattr(test, "pytestmark") if mark.name == "parametrize")  # noqa: B009
+    return list(mark.args[1])
+
+
+_ALL = Counter(case.operation for case in ALL_CASES)
+_TESTS = {
+    "value": Counter(case.operation for case in _tested(test_operations.test_value)),
+    "expansion": Counter(
+        case.operation for case in _tested(test_operations.test_rule_equals_expansion)
+    ),
+    "jit": Counter(case.operation for case in _tested(test_operations.test_jit_equals_eager)),
+    "vmap": Counter(
+        case.operation
+        for case in _tested(test_operations.test_vmap_equals_loop)
+        if tensors(case)  # without a tensor the test has nothing to stack
+    ),
+}
+_GRADIENT = Counter(case.operation for case in _tested(test_operations.test_gradient))
+_BFLOAT16 = Counter(case.operation for case in _tested(test_operations.test_bfloat16))
+
+
+def _row(name: str) -> tuple[str, ...]:
+    kind = "compound" if standard()[name].body is not None else "primitive"
+    run_by = "rule" if name in nnef else "definition" if kind == "compound" else "structure"
+    columns = ["yes" if counter[name] else "-" for counter in _TESTS.values()]
+    return (
+        f"`{name}`",
+        kind,
+        run_by,
+        str(_ALL[name]) if _ALL[name] else "-",
+        *columns,
+        "yes" if _GRADIENT[name] else _why_not(name),
+        "yes" if _BFLOAT16[name] else "-" if not _ALL[name] else "no",
+    )
+
+
+def _why_not(name: str) -> str:
+    rule = nnef.get(name)
+    if rule is not None and rule.not_differentiable:
+        return f"no: {rule.not_differentiable}"
+    reasons = {case.not_differentiable: None for case in ALL_CASES if case.operation == name}
+    return f"no: {', '.join(reasons)}" if reasons else "-"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        + " |\n"
+        for row in rows
+    ]
+    return "".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|\n", *lines[1:]])
+
+
+def _wrong(document: WrongDocument) -> str:
+    title = document.name.replace("_", " ").capitalize()
+    lines = [f"### {title}\n", f"{document.mistake}\n", f"```\n{document.text}```\n"]
+    for label, shape in document.tensors.items():
+        extents = ",".join(map(str, shape))
+        lines.append(f"Beside it is `{label}.dat`, a tensor of shape [{extents}].\n")
+    if document.call:
+        lines.append(f"It is called by `{document.call}`.\n")
+    return "\n".join([*lines, f"```\n{message(document)}\n```\n"])
+
+
+GENERATED: dict[str, Callable[[], str]] = {"operations.md": operations, "errors.md": errors}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the documents, or say which are out of date; the exit status."""
+    stale = 0
+    for name, text in GENERATED.items():
+        path = ROOT / "docs" / name
+        written = path.read_text(encoding="utf-8") if path.exists() else ""
+        if written == text():
+            continue
+        if "--check" in arguments:
+            print(f"docs/{name} is not up to date: run python docs/generate.py")
+            stale = 1
+        else:
+            path.write_text(text(), encoding="utf-8")
+            print(f"docs/{name} written")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

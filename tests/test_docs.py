@@ -1,0 +1,92 @@
+"""The documentation: generated pages are up to date, messages suffice, claims have tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from nnef_jax.text.library import standard
+from tests import test_numerics
+from tests.wrong_documents import SECTIONS, WRONG_DOCUMENTS, WrongDocument, message
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = script(DOCS / "generate.py")
+
+
+@pytest.mark.parametrize("name", generate.GENERATED)
+def test_generated_page_is_up_to_date(name: str) -> None:
+    text: Callable[[], str] = generate.GENERATED[name]
+    written = (DOCS / name).read_text(encoding="utf-8")
+    assert written == text(), f"docs/{name} is not up to date: run python docs/generate.py"
+
+
+def test_check_fails_for_a_stale_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    assert generate.main(["--check"]) == 1
+    assert "docs/errors.md is not up to date" in capsys.readouterr().out
+    assert not list((tmp_path / "docs").iterdir())
+    assert generate.main([]) == 0
+    assert generate.main(["--check"]) == 0
+    (tmp_path / "docs" / "errors.md").write_text("stale", encoding="utf-8")
+    assert generate.main(["--check"]) == 1
+
+
+def test_every_operation_is_in_the_table() -> None:
+    rows = re.findall(r"^\| `(\w+)` ", (DOCS / "operations.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(standard())
+
+
+def test_there_are_twenty_wrong_documents() -> None:
+    assert len(WRONG_DOCUMENTS) == len({document.name for document in WRONG_DOCUMENTS}) == 20
+
+
+@pytest.mark.parametrize("document", WRONG_DOCUMENTS, ids=lambda document: document.name)
+def test_message_is_enough_to_mend_the_document(document: WrongDocument) -> None:
+    told = message(document)
+    assert [words for words in document.words if words not in told] == []
+    assert re.match(r"net/graph\.nnef:\d+:\d+: ", told)
+    assert len(told.splitlines()) <= 15
+
+
+@pytest.mark.parametrize(
+    "document", SECTIONS["Shapes, inside fragments"], ids=lambda document: document.name
+)
+def test_shape_errors_show_the_chain_of_calls(document: WrongDocument) -> None:
+    called = len(
+        re.findall(r"in fragment '\w+', called at net/graph\.nnef:\d+:\d+", message(document))
+    )
+    assert called == document.text.count("fragment ")
+
+
+def test_a_right_document_is_no_wrong_one() -> None:
+    right = WRONG_DOCUMENTS[0].text.replace("relu(x)", "relu(x);")
+    with pytest.raises(ValueError, match="nothing is wrong with 'right'"):
+        message(WrongDocument("right", "", right, []))
+
+
+def test_every_numerical_claim_has_a_test() -> None:
+    text = (DOCS / "numerics.md").read_text(encoding="utf-8")
+    claims = re.split(r"^- ", text, flags=re.MULTILINE)[1:]
+    named = [re.findall(r"`(test_\w+)`", claim.split("\n\n")[0]) for claim in claims]
+    assert all(named), "a claim names no test"
+    tests = {name for name in vars(test_numerics) if name.startswith("test_")}
+    pages = {name for names in named for name in names}
+    assert tests == pages
