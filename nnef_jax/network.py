@@ -75,7 +75,7 @@ class Network:
                 "give them by load(..., input_shapes=...)"
             )
             raise
-        return _opened(guess, self._declared_shapes() | shapes)
+        return _opened(guess, {**self._declared_shapes(), **shapes})
 
     def _declared_shapes(self) -> dict[str, Sequence[int | None]]:
         """The shapes of the inputs as the document gives them, 0 where an extent is left open."""
@@ -184,8 +184,8 @@ class Network:
         errors = [
             ShapeError(
                 f"'reshape' of {show(_input_shape(new))} to {show(new.results[0].type.shape)} "
-                f"keeps the extent {old.results[0].type.shape[axis]} that the document's input shapes "
-                f"had at axis {axis}, input_shapes made it {_input_shape(new)[axis]}",
+                f"keeps the extent {old.results[0].type.shape[axis]} that the document's input "
+                f"shapes had at axis {axis}, input_shapes made it {_input_shape(new)[axis]}",
                 span=new.span,
                 calls=new.calls,
                 hint="write 0 there in the document, which takes the extent of the input",

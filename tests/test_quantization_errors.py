@@ -94,7 +94,7 @@ def test_bad_entry(quant: str, place: Any, message: str, hint: str) -> None:
 
 @pytest.mark.parametrize(
     ("quant", "column"),
-    [(f'"y": {_ENTRY[:-1]}', 51), (f"y: {_ENTRY}", 1), ('"y": 3', 6), ('"y"', 3)],
+    [(f'"y": {_ENTRY[:-1]}', 52), (f"y: {_ENTRY}", 1), ('"y": 3', 6), ('"y"', 4)],
 )
 def test_bad_syntax(quant: str, column: int) -> None:
     with pytest.raises(nnef_jax.NnefSyntaxError) as caught:

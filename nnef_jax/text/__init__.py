@@ -1,1 +1,1 @@
-"""NNEF as text: grammar, syntax tree, types, checks, the standard library, evaluation, flattening, printing."""
+"""NNEF as text: grammar, syntax tree, types, checks, standard library, flattening, printing."""

@@ -1,7 +1,7 @@
 """The semantic rules that need no shapes (spec 3.3): declarations, names, invocations, types.
 
-All errors of a document are found in one reading. The type of an expression that is wrong is `ANY`, so
-that one mistake is reported once.
+All errors of a document are found in one reading. The type of an expression that is wrong is `ANY`,
+so that one mistake is reported once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class _Checker:
         self._graph(self.document.graph)
         self._unknown_operations()
 
-    def _report(self, message: str, node: s.Node, hint: str = "", source: Source | None = None) -> None:
+    def _report(
+        self, message: str, node: s.Node, hint: str = "", source: Source | None = None
+    ) -> None:
         span = s.span_in(source or self.document.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
 
@@ -63,13 +65,16 @@ class _Checker:
         for fragment in self.document.fragments:
             if self.scope.is_taken(fragment.name):
                 self._report(
-                    f"'{fragment.name}' is an operation of the standard, it cannot be defined again",
+                    f"'{fragment.name}' is an operation of the standard, "
+                    "it cannot be defined again",
                     fragment,
                     hint="give the fragment another name",
                 )
             elif fragment.name in seen:
                 line = self.document.source.position(seen[fragment.name].offset)[0]
-                self._report(f"fragment '{fragment.name}' is already defined on line {line}", fragment)
+                self._report(
+                    f"fragment '{fragment.name}' is already defined on line {line}", fragment
+                )
             seen.setdefault(fragment.name, fragment)
 
     def _fragment(self, fragment: s.Fragment) -> None:
@@ -93,7 +98,9 @@ class _Checker:
         if fragment.body is not None:
             types = {p.name: p.type for p in fragment.parameters}
             results = {r.name: r for r in fragment.results}
-            assigned = self._body(fragment.body, types, {n: r.type for n, r in results.items()}, fragment)
+            assigned = self._body(
+                fragment.body, types, {n: r.type for n, r in results.items()}, fragment
+            )
             for name, result in results.items():
                 if name not in assigned:
                     self._report(f"result '{name}' of '{fragment.name}' is never assigned", result)
@@ -107,7 +114,9 @@ class _Checker:
         self._report_all(expressions)
         if not expressions.fits(actual, substitute(parameter.type, fragment.generic_default)):
             self._report(
-                f"the default of '{parameter.name}' has type {actual}, declared is {parameter.type}", default
+                f"the default of '{parameter.name}' has type {actual}, "
+                f"declared is {parameter.type}",
+                default,
             )
 
     # Bodies
@@ -134,7 +143,8 @@ class _Checker:
                     self._report(f"'{name}' is already assigned", identifier, "use another name")
                 elif name in results and not expressions.fits(type, results[name]):
                     self._report(
-                        f"result '{name}' is declared as {results[name]}, what is assigned is {type}",
+                        f"result '{name}' is declared as {results[name]}, "
+                        f"what is assigned is {type}",
                         identifier,
                     )
                 assigned.add(name)
@@ -153,14 +163,16 @@ class _Checker:
         match target, type:
             case s.Identifier(), _:
                 return [(target, type)]
-            case (s.Array(items=targets) | s.Tuple(items=targets)), Anything():
+            case ((s.Array(items=targets) | s.Tuple(items=targets)), Anything()):
                 types: Sequence[Type] = [ANY] * len(targets)
             case s.Array(items=targets), ArrayOf(item):
                 types = [item] * len(targets)
             case s.Tuple(items=targets), TupleOf(items):
                 types = items
                 if len(items) != len(targets):
-                    self._report(f"{len(items)} results cannot be assigned to {len(targets)} names", target)
+                    self._report(
+                        f"{len(items)} results cannot be assigned to {len(targets)} names", target
+                    )
                     types = [ANY] * len(targets)
             case _:
                 self._report(f"a value of type {type} cannot be assigned to this target", target)
@@ -179,7 +191,9 @@ class _Checker:
             seen: set[str] = set()
             for identifier in names:
                 if identifier.name in seen:
-                    self._report(f"{kind} '{identifier.name}' of the graph is declared twice", identifier)
+                    self._report(
+                        f"{kind} '{identifier.name}' of the graph is declared twice", identifier
+                    )
                 seen.add(identifier.name)
         types: dict[str, Type] = {}
         parameters = {p.name for p in graph.parameters}
@@ -202,12 +216,15 @@ class _Checker:
                 type = types.get(identifier.name, ANY)
                 if not isinstance(type, Tensor) and not fits(type, TENSOR):
                     self._report(
-                        f"'{identifier.name}' has type {type}, in the graph every name stands for one tensor",
+                        f"'{identifier.name}' has type {type}, "
+                        "in the graph every name stands for one tensor",
                         identifier,
                         hint="unpack tuples as (a, b) = ... and arrays as [a, b] = ...",
                     )
 
-    def _external(self, assignment: s.Assignment, parameters: set[str], externals: set[str]) -> None:
+    def _external(
+        self, assignment: s.Assignment, parameters: set[str], externals: set[str]
+    ) -> None:
         """Graph parameters, and only they, are assigned by 'external' (spec 3.3.1)."""
         value = assignment.value
         is_external = isinstance(value, s.Invocation) and value.operation == "external"
@@ -216,13 +233,16 @@ class _Checker:
             if identifier.name in parameters and not is_external:
                 wrong = True
                 self._report(
-                    f"graph parameter '{identifier.name}' must be assigned by 'external'", identifier
+                    f"graph parameter '{identifier.name}' must be assigned by 'external'",
+                    identifier,
                 )
             elif is_external and identifier.name not in parameters:
                 self._report(
-                    f"'{identifier.name}' is assigned by 'external' but is not a parameter of the graph",
+                    f"'{identifier.name}' is assigned by 'external' but is not a parameter "
+                    "of the graph",
                     identifier,
-                    hint=f"add it: graph {self.document.graph.name}( ..., {identifier.name} ) -> ...",
+                    hint=f"add it: graph {self.document.graph.name}"
+                    f"( ..., {identifier.name} ) -> ...",
                 )
         for node in s.invocations([value]):
             if node.operation == "external" and node is not value and not wrong:
@@ -233,8 +253,10 @@ class _Checker:
         for name, uses in self.unknown.items():
             similar = self.scope.similar(name)
             often = f", used {len(uses)} times" if len(uses) > 1 else ""
-            hint = f"did you mean {' or '.join(repr(n) for n in similar)}?" if similar else (
-                "operations beyond the standard need a fragment that defines them"
+            hint = (
+                f"did you mean {' or '.join(repr(n) for n in similar)}?"
+                if similar
+                else ("operations beyond the standard need a fragment that defines them")
             )
             self.errors.append(
                 SemanticError(

@@ -1,7 +1,7 @@
-"""The two dialects of the language, 1.0 final and 1.0 provisional: how to tell them apart, what only one has.
+"""The two dialects of the language, 1.0 final and provisional: telling them apart, differences.
 
-A final text ends its version with a semicolon, a provisional one does not: that decides. Everything else
-that differs in the text is named by a feature that the parser notes where it meets it.
+A final text ends its version with a semicolon, a provisional one does not: that decides. Everything
+else that differs in the text is named by a feature that the parser notes where it meets it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def is_provisional(text: str) -> bool:
 
 
 def check_features(source: Source, provisional: bool, features: Sequence[tuple[str, int]]) -> None:
-    """Raise for the constructions that the dialect of the text does not have, once for each kind of them."""
+    """Raise for constructions that the dialect does not have, once for each kind of them."""
     foreign = FINAL_FEATURES if provisional else PROVISIONAL_FEATURES
     dialect = "1.0 provisional" if provisional else "1.0 final"
     first: dict[str, int] = {}
@@ -75,8 +75,11 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
         for name, offset in places
     ]
     if provisional and errors:
-        # What makes the text a provisional one is the version's missing semicolon: that is the mistake.
-        errors[0].hint = "if this is a text of 1.0 final, begin it with 'version 1.0;', with the semicolon"
+        # What makes the text a provisional one is the version's missing semicolon: that is the
+        # mistake.
+        errors[
+            0
+        ].hint = "if this is a text of 1.0 final, begin it with 'version 1.0;', with the semicolon"
         del errors[1:]
     raise_all(errors)
 
@@ -97,10 +100,11 @@ def space_statements(text: str) -> str:
 
 
 def end_statements(text: str) -> str:
-    """A spaced provisional text with the optional semicolons put in, every character at its old offset.
+    """A spaced provisional text with the optional semicolons put in, all else at its old offset.
 
-    A semicolon takes the place of the white space (or comment) before each statement and each `}`. A
-    statement starts where the identifiers, arrays and tuples before a lone `=` outside of brackets start.
+    A semicolon takes the place of the white space (or comment) before each statement and each `}`.
+    A statement starts where the identifiers, arrays and tuples before a lone `=` outside of
+    brackets start.
     """
     characters = list(text)
     for match in _TOKEN.finditer(text):
@@ -122,7 +126,7 @@ def _tokens(text: str) -> list[tuple[str, int, int]]:
 
 
 def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
-    """Indices of the tokens before which a semicolon may be missing: starts of statements, ends of bodies."""
+    """Indices of tokens that may lack a semicolon before them: statements start, bodies end."""
     depth, in_body = 0, False
     for index, (token, _, _) in enumerate(tokens):
         end = 0

@@ -51,7 +51,11 @@ class ExpressionTypes:
     """Types of expressions in one body; collects problems and unknown operations as it goes."""
 
     def __init__(
-        self, scope: Scope, fragment: s.Fragment | None, types: Mapping[str, Type], provisional: bool
+        self,
+        scope: Scope,
+        fragment: s.Fragment | None,
+        types: Mapping[str, Type],
+        provisional: bool,
     ) -> None:
         self._scope = scope
         self._fragment = fragment
@@ -64,7 +68,7 @@ class ExpressionTypes:
         self.unknown: defaultdict[str, list[s.Invocation]] = defaultdict(list)
 
     def fits(self, actual: Type, formal: Type) -> bool:
-        """As `types.fits`; provisional texts may write scalars as integers (spec 3.2.2's own example)."""
+        """As `types.fits`; provisional texts may write scalars as integers (spec 3.2.2)."""
         if fits(actual, formal):
             return True
         match actual, formal:
@@ -87,13 +91,17 @@ class ExpressionTypes:
             case s.Literal(value=value):
                 return literal_type(value)
             case s.Identifier(name=name):
-                return self._loops.get(name) or self._types.get(name) or self._not_defined(expression)
+                return (
+                    self._loops.get(name) or self._types.get(name) or self._not_defined(expression)
+                )
             case s.Array(items=items):
                 return self._array(items, expression)
             case s.Tuple(items=items):
                 type = TupleOf(tuple(self.of(item) for item in items))
                 if type.size > _LARGEST_TUPLE:  # sharing makes such tuples from little text
-                    return self._wrong(f"tuples within tuples have over {_LARGEST_TUPLE} items here", expression)
+                    return self._wrong(
+                        f"tuples within tuples have over {_LARGEST_TUPLE} items here", expression
+                    )
                 return type
             case s.Invocation():
                 return self._invocation(expression)
@@ -129,7 +137,9 @@ class ExpressionTypes:
             elif similar:
                 hint = f"did you mean '{similar[0]}'?"
             else:
-                hint = "assign it before this" + (", or make it a parameter" if self._fragment else "")
+                hint = "assign it before this" + (
+                    ", or make it a parameter" if self._fragment else ""
+                )
             self._wrong(f"'{name}' is not defined here", node, hint)
         return ANY
 
@@ -146,7 +156,9 @@ class ExpressionTypes:
             if unified is None and self._provisional and {item, type} == {INTEGER, SCALAR}:
                 unified = SCALAR
             if unified is None:
-                return self._wrong(f"item {position} has type {type}, the items before it {item}", expression)
+                return self._wrong(
+                    f"item {position} has type {type}, the items before it {item}", expression
+                )
             item = unified
         return ArrayOf(item)
 
@@ -160,7 +172,9 @@ class ExpressionTypes:
             case Tensor(item) if item is None or item in wanted[:1]:
                 return Tensor(wanted[0])
             case _:
-                return self._wrong(f"operator '{operator}' does not take a value of type {type}", node)
+                return self._wrong(
+                    f"operator '{operator}' does not take a value of type {type}", node
+                )
 
     def _binary(self, operator: str, left: Type, right: Type, node: s.Node) -> Type:
         if isinstance(left, Anything) or isinstance(right, Anything):
@@ -192,15 +206,29 @@ class ExpressionTypes:
         if self._provisional and {left, right} == {INTEGER, SCALAR}:
             return self._binary(operator, SCALAR, SCALAR, node)
         mixed = {left, right} == {INTEGER, SCALAR}
-        hint = "integers and scalars do not mix: write scalar(...) or a number with a point" if mixed else ""
-        return self._wrong(f"operator '{operator}' does not take types {left} and {right}", node, hint)
+        hint = (
+            "integers and scalars do not mix: write scalar(...) or a number with a point"
+            if mixed
+            else ""
+        )
+        return self._wrong(
+            f"operator '{operator}' does not take types {left} and {right}", node, hint
+        )
 
     def _tensor_binary(self, operator: str, left: Type, right: Type, node: s.Node) -> Type:
         item = "logical" if operator in _LOGIC else "scalar"
         result = Tensor("scalar" if operator in _ARITHMETIC else "logical")
-        if operator == "in" or not (self.fits(left, Tensor(item)) and self.fits(right, Tensor(item))):
-            hint = "write an integer with a point to use it with a tensor" if INTEGER in (left, right) else ""
-            return self._wrong(f"operator '{operator}' does not take types {left} and {right}", node, hint)
+        if operator == "in" or not (
+            self.fits(left, Tensor(item)) and self.fits(right, Tensor(item))
+        ):
+            hint = (
+                "write an integer with a point to use it with a tensor"
+                if INTEGER in (left, right)
+                else ""
+            )
+            return self._wrong(
+                f"operator '{operator}' does not take types {left} and {right}", node, hint
+            )
         return result
 
     def _select(self, node: s.Select) -> Type:
@@ -221,7 +249,8 @@ class ExpressionTypes:
                         return items[index]
                     case _:
                         return self._wrong(
-                            f"the index into a tuple must be a literal from 0 to {len(items) - 1}", node
+                            f"the index into a tuple must be a literal from 0 to {len(items) - 1}",
+                            node,
                         )
             case ArrayOf(item):
                 self._expect(node.index, INTEGER, "an index")
@@ -278,7 +307,9 @@ class ExpressionTypes:
                 self.of(argument.value)
             return ANY
         if node.operation == "external" and self._fragment is not None:
-            self._wrong("'external' is not allowed in a fragment", node, "pass the tensor as an argument")
+            self._wrong(
+                "'external' is not allowed in a fragment", node, "pass the tensor as an argument"
+            )
         try:
             given = bind(fragment, node)
         except InvalidInvocation as error:
@@ -296,7 +327,8 @@ class ExpressionTypes:
                 formal = told
             if not self.fits(actual, told):
                 self._wrong(
-                    f"'{parameter.name}' of '{fragment.name}' must be of type {formal}, this is {actual}",
+                    f"'{parameter.name}' of '{fragment.name}' must be of type {formal}, "
+                    f"this is {actual}",
                     given[parameter.name],
                     _how_to_write(formal, actual),
                 )
@@ -306,8 +338,10 @@ class ExpressionTypes:
             results = (ANY,) * len(results)
         return results[0] if len(results) == 1 else TupleOf(results)
 
-    def _generic(self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, Type]) -> str | None:
-        """What `?` stands for in an invocation: given, else told by an argument, else the default."""
+    def _generic(
+        self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, Type]
+    ) -> str | None:
+        """What `?` stands for in an invocation: given, or told by an argument, or the default."""
         if node.generic is not None:
             if not fragment.generic:
                 self._wrong(f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node)
@@ -322,10 +356,14 @@ class ExpressionTypes:
                 if told:
                     literal = self._provisional and types[parameter.name] == INTEGER
                     return "scalar" if literal and has_tensor(parameter.type) else told
-        if fragment.generic_default is None and not any(is_generic(p.type) for p in fragment.parameters):
+        if fragment.generic_default is None and not any(
+            is_generic(p.type) for p in fragment.parameters
+        ):
             name = fragment.name
             hint = f"write {name}<scalar>(...), {name}<integer>(...) or {name}<logical>(...)"
-            self._wrong(f"the arguments of '{name}' do not tell what its '?' stands for", node, hint)
+            self._wrong(
+                f"the arguments of '{name}' do not tell what its '?' stands for", node, hint
+            )
         return fragment.generic_default
 
 

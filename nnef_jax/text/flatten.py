@@ -1,7 +1,8 @@
-"""From a checked document to the flat graph: fragments are expanded, expressions evaluated (spec 3.3.3, 6).
+"""From a checked document to the flat graph: fragments expanded, expressions evaluated (3.3.3, 6).
 
-Evaluation is a walk over the syntax tree by generators that a small loop drives (`_Flattener._run`), not
-by recursion: how deep fragments call each other is bounded by `Limits`, not by the interpreter's stack.
+Evaluation is a walk over the syntax tree by generators that a small loop drives
+(`_Flattener._run`), not by recursion: how deep fragments call each other is bounded by `Limits`,
+not by the interpreter's stack.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Options:
     registry: Registry
     expand: Expand = "auto"
     real: str = "float32"
-    input_shapes: Mapping[str, Sequence[int | None]] = field(default_factory=dict[str, Sequence[int | None]])
+    input_shapes: Mapping[str, Sequence[int | None]] = field(
+        default_factory=dict[str, Sequence[int | None]]
+    )
     limits: Limits = field(default_factory=Limits)
     quantizers: Mapping[str, Quantizer] = field(default_factory=dict[str, Quantizer])
     open_extent: int = UNKNOWN  # what an extent that the document leaves open is taken for
@@ -72,8 +75,8 @@ class Options:
 def flatten(document: s.Document, scope: Scope, options: Options) -> Graph:
     """The flat graph of a document that `checks.check` has passed.
 
-    Raises SemanticError, ShapeError, UnsupportedError or LimitError, several at once where they do not
-    depend on each other; `values.ExtentNeeded` where something depends on an extent left open.
+    Raises SemanticError, ShapeError, UnsupportedError or LimitError, several at once where they do
+    not depend on each other; `values.ExtentNeeded` where something depends on an extent left open.
     """
     return _Flattener(document, scope, options).flatten()
 
@@ -166,15 +169,21 @@ class _Flattener:
     def _named(self, name: str, item: Any, node: s.Node) -> Value:
         """A value of the graph's own body as a tensor under its name."""
         if not isinstance(item, Value):
-            attributes = {"shape": (1,), "value": (item,), "dtype": self.builder.literal_type(item).dtype}
-            (item,) = self.builder.operation("constant", {}, attributes, [name], self._span(node, None))
+            attributes = {
+                "shape": (1,),
+                "value": (item,),
+                "dtype": self.builder.literal_type(item).dtype,
+            }
+            (item,) = self.builder.operation(
+                "constant", {}, attributes, [name], self._span(node, None)
+            )
             item = cast(Value, item)
         if item.name != name:
             self.builder.aliases[name] = item
         return item
 
     def _quantized(self, name: str, value: Value) -> Value:
-        """What a name stands for downstream: the value as graph.quant has it quantised (spec 7.1)."""
+        """What a name stands for downstream: the value as graph.quant quantises it (spec 7.1)."""
         quantizer = self.options.quantizers.get(name)
         if quantizer is None:
             return value
@@ -191,7 +200,7 @@ class _Flattener:
     # The loop that drives evaluation
 
     def _run(self, step: Any) -> Any:
-        """What evaluation ends in: it yields generators for its parts, or values where there is nothing to do."""
+        """What evaluation ends in: it yields generators for parts, or values that are there."""
         stack: list[_Step] = []
         while True:
             if isinstance(step, GeneratorType):
@@ -219,7 +228,9 @@ class _Flattener:
     def _spend(self, steps: int, node: s.Node, frame: _Frame) -> None:
         self.steps += steps
         if self.steps > self.limits.steps:
-            raise self._limit(f"flattening takes more than {self.limits.steps} steps", "steps", node, frame)
+            raise self._limit(
+                f"flattening takes more than {self.limits.steps} steps", "steps", node, frame
+            )
 
     # Expressions
 
@@ -356,8 +367,12 @@ class _Flattener:
         if fragment.name in INTRODUCING and fragment is standard()[fragment.name]:
             return self._introduce(fragment.name, arguments, generic, node, frame, names)
         if self._is_atomic(fragment):
-            operands = {p.name: arguments[p.name] for p in fragment.parameters if has_tensor(p.type)}
-            attributes = {p.name: arguments[p.name] for p in fragment.parameters if not has_tensor(p.type)}
+            operands = {
+                p.name: arguments[p.name] for p in fragment.parameters if has_tensor(p.type)
+            }
+            attributes = {
+                p.name: arguments[p.name] for p in fragment.parameters if not has_tensor(p.type)
+            }
             if fragment.name in GENERIC_RESULT:
                 try:
                     attributes["dtype"] = dtype_of(generic, self.builder)
@@ -383,7 +398,9 @@ class _Flattener:
             raise self._limit(message, "call_depth", node, frame)
         own = dict(zip((r.name for r in fragment.results), names, strict=False))
         prefix = f"{names[0] if names else frame.prefix + fragment.name}_"
-        if len(prefix) > _LONGEST_PREFIX:  # in deep recursion names would take more room than all else
+        if (
+            len(prefix) > _LONGEST_PREFIX
+        ):  # in deep recursion names would take more room than all else
             prefix = f"{fragment.name[:_LONGEST_PREFIX]}_"
         inner = _Frame(fragment, fragment.source, arguments, prefix, calls, generic)
         assert fragment.body is not None
@@ -391,9 +408,11 @@ class _Flattener:
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
             # A fragment that makes arrays gets names for all their tensors at once.
             whole = names and len(fragment.results) == 1 and targets == [fragment.results[0].name]
-            wanted = names if whole else [
-                own.get(name) or self.builder.unreserved(prefix + name) for name in targets
-            ]
+            wanted = (
+                names
+                if whole
+                else [own.get(name) or self.builder.unreserved(prefix + name) for name in targets]
+            )
             value = yield self._evaluate(assignment.value, inner, wanted)
             inner.values.update(self._unpack(assignment.target, value, inner))
         results = [
@@ -430,7 +449,12 @@ class _Flattener:
         return tuple(list(result) if isinstance(result, tuple) else result for result in results)
 
     def _invalid(
-        self, error: InvalidOperation, kind: str, operands: Mapping[str, Any], node: s.Node, frame: _Frame
+        self,
+        error: InvalidOperation,
+        kind: str,
+        operands: Mapping[str, Any],
+        node: s.Node,
+        frame: _Frame,
     ) -> NnefError:
         """The located error of an operation that refuses its arguments."""
         shown = ", ".join(f"{name} {_show(operand)}" for name, operand in operands.items())
@@ -454,7 +478,9 @@ class _Flattener:
             dtype = dtype_of(generic, self.builder)
             if kind == "external":
                 shape = self.options.input_shapes.get(name, arguments["shape"])
-                return self.builder.input(name, external_type(shape, dtype, self.options.open_extent))
+                return self.builder.input(
+                    name, external_type(shape, dtype, self.options.open_extent)
+                )
             if kind == "variable":
                 label = arguments["label"]
                 type = variable_type(arguments["shape"], label, dtype)
@@ -491,7 +517,9 @@ class _Flattener:
             case s.Array(items=items) | s.Tuple(items=items):
                 if len(items) != len(value):
                     raise self._error(
-                        f"{len(value)} results cannot be assigned to {len(items)} names", target, frame
+                        f"{len(value)} results cannot be assigned to {len(items)} names",
+                        target,
+                        frame,
                     )
                 for item, part in zip(items, value, strict=True):
                     yield from self._unpack(cast(s.Target, item), part, frame)

@@ -47,10 +47,44 @@ INTRODUCING = frozenset({"external", "variable", "update"})
 
 # Operations that only 1.0 final has: a provisional document may define fragments of these names.
 FINAL_ONLY = frozenset(
-    "slice squeeze unsqueeze stack unstack tile pad gather cast sin cos tan sinh cosh asin acos atan asinh "
-    "acosh atanh argmax_reduce argmin_reduce any_reduce all_reduce softabs selu gelu silu prelu "
-    "avg_roi_pool max_roi_pool roi_resample avg_roi_align max_roi_align min_max_linear_quantize "
-    "zero_point_linear_quantize".split()
+    {
+        "slice",
+        "squeeze",
+        "unsqueeze",
+        "stack",
+        "unstack",
+        "tile",
+        "pad",
+        "gather",
+        "cast",
+        "sin",
+        "cos",
+        "tan",
+        "sinh",
+        "cosh",
+        "asin",
+        "acos",
+        "atan",
+        "asinh",
+        "acosh",
+        "atanh",
+        "argmax_reduce",
+        "argmin_reduce",
+        "any_reduce",
+        "all_reduce",
+        "softabs",
+        "selu",
+        "gelu",
+        "silu",
+        "prelu",
+        "avg_roi_pool",
+        "max_roi_pool",
+        "roi_resample",
+        "avg_roi_align",
+        "max_roi_align",
+        "min_max_linear_quantize",
+        "zero_point_linear_quantize",
+    }
 )
 
 

@@ -1,4 +1,4 @@
-"""From text to syntax tree (spec 3.1, 3.2), by lark's LALR parser with the tree built as it goes."""
+"""From text to syntax tree (spec 3.1, 3.2), by lark's LALR parser building it as it goes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from lark import Lark, Token, Transformer
-from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
+from lark.exceptions import UnexpectedInput
 
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefSyntaxError, SemanticError
@@ -33,6 +33,7 @@ from nnef_jax.text.types import (
     Type,
     nesting,
 )
+from nnef_jax.text.unexpected import syntax_error
 
 _BIG_TEXT = 200_000  # characters from which collecting garbage while parsing takes most of the time
 _LARGEST_INTEGER = 2**63 - 1
@@ -41,8 +42,8 @@ _LARGEST_INTEGER = 2**63 - 1
 def parse(source: Source, limits: Limits | None = None) -> s.Document:
     """The syntax tree of a document of either dialect.
 
-    Raises NnefSyntaxError where the text does not follow the grammar, LimitError where expressions are
-    nested too deeply.
+    Raises NnefSyntaxError where the text does not follow the grammar, LimitError where expressions
+    are nested too deeply.
     """
     limits = limits or Limits()
     return parse_flat(source, limits) or parse_by_grammar(source, limits)
@@ -70,7 +71,9 @@ def parse_library(source: Source) -> dict[str, s.Fragment]:
     return {fragment.name: fragment for fragment in fragments}
 
 
-def parse_quantization(source: Source, limits: Limits | None = None) -> list[tuple[s.Literal, s.Invocation]]:
+def parse_quantization(
+    source: Source, limits: Limits | None = None
+) -> list[tuple[s.Literal, s.Invocation]]:
     """The entries of a graph.quant text (spec 5.3): tensor identifier and quantising operation."""
     return _run("quantization", source, source.text, limits or Limits())[0]
 
@@ -98,7 +101,7 @@ def _run(
         try:
             return lark.parse(text, start=start), builder.features
         except UnexpectedInput as error:
-            raise _syntax_error(source, text, error, provisional) from None
+            raise syntax_error(lark, source, text, error, provisional) from None
         finally:
             if collecting:
                 gc.enable()
@@ -108,8 +111,8 @@ def _run(
 def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:
     """Compositional syntax needs its extensions in 1.0 final.
 
-    The provisional text calls the graph flat, yet computes arguments in it (appendix C, chapter 7): there
-    it is the statements of the graph that must be plain invocations.
+    The provisional text calls the graph flat, yet computes arguments in it (appendix C, chapter 7):
+    there it is the statements of the graph that must be plain invocations.
     """
     if document.provisional:
         for statement in document.graph.body:
@@ -117,7 +120,8 @@ def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]])
                 raise NnefSyntaxError(
                     "a statement of the graph must invoke an operation",
                     span=s.span_in(document.source, statement.value),
-                    hint="the graph of a provisional document is flat: move expressions into a fragment",
+                    hint="the graph of a provisional document is flat: "
+                    "move expressions into a fragment",
                 )
         return
     offset = next((at for name, at in features if name == "operator in graph"), None)
@@ -142,85 +146,16 @@ def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]])
         )
 
 
-_SHOWN = {
-    "NAME": "an identifier",
-    "NUMBER": "a number",
-    "STRING": "a string",
-    "END": "';'",
-    "BRACKET": "'['",
-    "PARENTHESIS": "'('",
-    "GENERIC": "'<type>'",
-    "GENERIC_DECLARATION": "'<?>'",
-    "EXTENSION": "the name of an extension",
-    "$END": "the end of the text",
-    "COMPARE": "a comparison",
-}
-
-
-def _syntax_error(
-    source: Source, text: str, error: UnexpectedInput, provisional: bool
-) -> NnefSyntaxError:
-    lark, _ = _parser()
-    patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
-
-    def shown(name: str) -> str:
-        pattern = patterns.get(name)
-        return _SHOWN.get(name) or (f"'{pattern.value}'" if pattern else name)
-
-    match error:
-        case UnexpectedCharacters():
-            offset, allowed = error.pos_in_stream or 0, error.allowed
-        case UnexpectedToken(token=Token(type="$END")) | UnexpectedEOF():
-            offset, allowed = len(text.rstrip()), error.expected
-        case UnexpectedToken():
-            offset, allowed = error.token.start_pos or 0, error.accepts or error.expected
-        case _:
-            offset, allowed = 0, ()
-    if text[offset : offset + 1] != source.text[offset : offset + 1]:  # a semicolon that was put in
-        offset += len(text[offset:]) - len(text[offset + 1 :].lstrip())
-    names = {shown(name) for name in allowed or ()} - ({"';'"} if provisional else set())
-    word = _WORD.match(source.text, offset)
-    found = _quoted(word[0]) if word else "end of the text"
-    message = f"unexpected {found}"
-    if 0 < len(names) <= 8:
-        message += f", expected {'one of ' * (len(names) > 1)}{', '.join(sorted(names))}"
-    hint = ""
-    broken = isinstance(error, UnexpectedCharacters)
-    if found[1] in "'\"" and not _STRING.match(text, offset):
-        hint = "the string does not end on its line, or has quotes of two kinds"
-    elif not text.strip():
-        hint = "the text is empty: a document starts with 'version 1.0;' and has a graph"
-    elif names == {"'version'"}:
-        hint = "a document starts with 'version 1.0;'"
-    elif (found == "':'" and "'='" in names) or text[max(0, offset - 1) : offset + 1] == "==":
-        hint = "write a single '=' to assign a name, or to name an argument"
-    elif text[offset : offset + 1] == "\ufeff":
-        hint = "save the text without a byte order mark"
-    elif found[1] in ";}" and "')'" in names:
-        hint = "a ')' may be missing before this"
-    elif found[1] in ";}" and "']'" in names:
-        hint = "a ']' may be missing before this"
-    elif "';'" in names and not broken and word and _STATEMENT.match(word[0]):
-        hint = "a semicolon may be missing before this"
-    elif word and word[0][0].isalpha() and _UNCLOSED.search(text, max(0, offset - 40), offset):
-        hint = "the body before this may lack its '}'"
-    length = len(word[0]) if word else 1
-    span = Span(source, min(offset, max(0, len(source.text) - 1)), length)
-    return NnefSyntaxError(message, span=span, hint=hint)
-
-
-def _quoted(word: str) -> str:
-    return f'"{word}"' if "'" in word else f"'{word}'" if word.isprintable() else repr(word)
-
-
-_WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
-_STRING = re.compile(r"'([^'\\\n]|\\.)*'|\"([^\"\\\n]|\\.)*\"")
-_STATEMENT = re.compile(r"[A-Za-z_([}]")
-_UNCLOSED = re.compile(r"\b(graph|fragment)\s+$")
 _GENERIC = re.compile(r"[A-Za-z_]+|\?")
 _GENERIC_HINT = "the types are scalar, integer, logical and string"
 _ESCAPE = re.compile(r"\\(.)")
-_TYPES = {"scalar": SCALAR, "integer": INTEGER, "extent": INTEGER, "logical": LOGICAL, "string": STRING}
+_TYPES = {
+    "scalar": SCALAR,
+    "integer": INTEGER,
+    "extent": INTEGER,
+    "logical": LOGICAL,
+    "string": STRING,
+}
 
 
 def _depth(items: Sequence[s.Node | None]) -> int:
@@ -268,7 +203,9 @@ class _Builder(Transformer[Token, Any]):
     def _name(self, token: Token) -> str:
         if token in self._keywords:
             offset = token.start_pos or 0
-            raise self._fail(f"'{token}' is a keyword, it cannot be a name", offset, length=len(token))
+            raise self._fail(
+                f"'{token}' is a keyword, it cannot be a name", offset, length=len(token)
+            )
         return str(token)
 
     # Documents
@@ -376,7 +313,10 @@ class _Builder(Transformer[Token, Any]):
                 return Tensor(None)
             if words[0] in ("scalar", "integer", "logical", "?"):
                 return Tensor(words[0])
-            message, hint = f"a tensor cannot hold '{words[0]}'", "it holds scalar, integer or logical"
+            message, hint = (
+                f"a tensor cannot hold '{words[0]}'",
+                "it holds scalar, integer or logical",
+            )
             raise self._fail(message, generic.start_pos, hint, len(generic))
         if word in ("extent", "integer"):
             self._note(f"{word} type", name.start_pos)
@@ -448,23 +388,31 @@ class _Builder(Transformer[Token, Any]):
         true_value, condition, false_value = items
         offset = true_value.offset
         self._operators.append(offset)
-        return s.Select(offset, condition, true_value, false_value, depth=self._nested(items, offset))
+        return s.Select(
+            offset, condition, true_value, false_value, depth=self._nested(items, offset)
+        )
 
     def binary(self, items: list[Any]) -> s.Binary:
         left, operator, right = items
         offset = operator.start_pos
         self._operators.append(offset)
-        return s.Binary(offset, str(operator), left, right, depth=self._nested([left, right], offset))
+        return s.Binary(
+            offset, str(operator), left, right, depth=self._nested([left, right], offset)
+        )
 
     def unary(self, items: list[Any]) -> s.Expression:
         operator, operand = items
         offset = operator.start_pos
         match operand:
-            case s.Literal(value=int() | float() as value) if operator != "!" and not isinstance(value, bool):
+            case s.Literal(value=int() | float() as value) if operator != "!" and not isinstance(
+                value, bool
+            ):
                 return s.Literal(offset, -value if operator == "-" else value)
             case _:
                 self._operators.append(offset)
-                return s.Unary(offset, str(operator), operand, depth=self._nested([operand], offset))
+                return s.Unary(
+                    offset, str(operator), operand, depth=self._nested([operand], offset)
+                )
 
     def subscript(self, items: list[Any]) -> s.Subscript:
         sequence, _, index = items
@@ -496,7 +444,11 @@ class _Builder(Transformer[Token, Any]):
         return self._comprehension(opening, [loop], condition, item)
 
     def _comprehension(
-        self, opening: Token, loops: list[s.Loop], condition: s.Expression | None, item: s.Expression
+        self,
+        opening: Token,
+        loops: list[s.Loop],
+        condition: s.Expression | None,
+        item: s.Expression,
     ) -> s.Comprehension:
         offset = opening.start_pos or 0
         self._operators.append(offset)
@@ -517,7 +469,9 @@ class _Builder(Transformer[Token, Any]):
         depth = self._nested(arguments, offset)
         if name in dialects.BUILTINS:
             if generic or len(arguments) != 1 or arguments[0].name is not None:
-                raise self._fail(f"'{name}' takes one positional argument", offset, length=len(name))
+                raise self._fail(
+                    f"'{name}' takes one positional argument", offset, length=len(name)
+                )
             if name == "shape_of":
                 self._note("shape_of", offset)
             if name == "extent":
@@ -535,5 +489,3 @@ class _Builder(Transformer[Token, Any]):
                 message = f"'{generic}' does not name a type"
                 raise self._fail(message, generic.start_pos, _GENERIC_HINT, len(generic))
         return s.Invocation(offset, self._name(name), type, arguments, depth=depth)
-
-

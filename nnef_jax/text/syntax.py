@@ -1,4 +1,4 @@
-"""The syntax tree. Nodes compare by content: where they stand in the text (`offset`) does not count."""
+"""The syntax tree. Nodes compare by content, not by where they stand in the text (`offset`)."""
 
 from __future__ import annotations
 
@@ -177,7 +177,8 @@ class ResultDeclaration(Node):
 class Fragment(Node):
     """The declaration of an operation, with a body where it is compound.
 
-    `generic` tells whether it declares `<?>`, `generic_default` what `?` is where nothing else says it.
+    `generic` tells whether it declares `<?>`, `generic_default` what `?` is where nothing else says
+    it.
     """
 
     name: str

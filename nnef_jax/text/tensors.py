@@ -1,4 +1,4 @@
-"""The types of the tensors that a document introduces, and what `?` stands for where it is flattened."""
+"""The types of tensors that a document introduces, and what `?` stands for when flattening."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
     if not is_known(shape):
         raise InvalidOperation(
             f"'shape' of a variable must be known, it is {show(shape)}",
-            hint="it depends on an open extent of an input: give that by load(..., input_shapes=...)",
+            hint="it depends on an open extent of an input: "
+            "give that by load(..., input_shapes=...)",
         )
     if any(extent < 1 for extent in shape):
         raise InvalidOperation(f"'shape' of a variable must be positive, it is {list(shape)}")

@@ -9,7 +9,7 @@ PRIMITIVES = ("scalar", "integer", "logical", "string")
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """A value known when the network is compiled: scalar, integer, logical, string, or generic `?`."""
+    """A value known at compile time: scalar, integer, logical, string, or generic `?`."""
 
     name: str
 
@@ -19,7 +19,7 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of scalar, integer, logical or generic `?` items; None where the items may be any."""
+    """A tensor of scalar, integer, logical or generic `?` items; None for any items."""
 
     item: str | None
 
@@ -39,7 +39,7 @@ class ArrayOf:
 
 @dataclass(frozen=True, slots=True)
 class TupleOf:
-    """A tuple of a fixed number of items. `size` counts those in all, tuples among them counted by theirs."""
+    """A tuple of a fixed number of items. `size` counts all, tuples among them by their own."""
 
     items: tuple[Type, ...]
     size: int = field(init=False, compare=False, repr=False)
@@ -53,7 +53,7 @@ class TupleOf:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Fits everywhere: the item of an empty array, or an expression whose error is already reported."""
+    """Fits everywhere: the item of an empty array, an expression whose error is reported."""
 
     def __str__(self) -> str:
         return "any"
@@ -92,7 +92,7 @@ def substitute(type: Type, generic: str | None) -> Type:
 
 
 def fits(actual: Type, formal: Type) -> bool:
-    """Whether an expression of one type may stand where another is declared (spec 3.3.2, Type Casting).
+    """Whether an expression of one type may stand for another (spec 3.3.2, Type Casting).
 
     A primitive stands for a tensor of its kind; arrays and tuples fit item by item.
     """
@@ -131,9 +131,9 @@ def common(a: Type, b: Type) -> Type | None:
 
 
 def deduce(actual: Type, formal: Type) -> str | None:
-    """What `?` in the declared type stands for, given the type of an argument; None where it tells nothing."""
+    """What `?` in the declared type stands for, given an argument's type; None if untold."""
     match actual, formal:
-        case (Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?")):
+        case ((Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?"))):
             return name if name != "?" else "?"
         case ArrayOf(a), ArrayOf(b):
             return deduce(a, b)
@@ -183,7 +183,7 @@ def has_tensor(type: Type) -> bool:
 
 
 def nesting(type: Type) -> int:
-    """How deep arrays and tuples are nested in the type; does not recurse, the text may nest without bound."""
+    """How deep arrays and tuples nest in the type; without recursion, texts know no bound."""
     depth = 0
     level: list[Type] = [type]
     while level:

@@ -10,11 +10,16 @@ from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.text import syntax as s
 from nnef_jax.text.library import INTRODUCING, Scope
 
-Body = tuple[s.Fragment | None, Iterable[s.Expression], Source]  # the fragment that it belongs to, if any
+Body = tuple[
+    s.Fragment | None, Iterable[s.Expression], Source
+]  # the fragment that it belongs to, if any
 
 
 def refuse_unsupported(
-    bodies: Iterable[Body], scope: Scope, registry: Registry, is_atomic: Callable[[s.Fragment], bool]
+    bodies: Iterable[Body],
+    scope: Scope,
+    registry: Registry,
+    is_atomic: Callable[[s.Fragment], bool],
 ) -> None:
     """Raise UnsupportedError for all the operations at once that are atomic and have no rule.
 
@@ -22,7 +27,8 @@ def refuse_unsupported(
     """
     uses: dict[str, list[Span]] = {}
     seen: set[int] = set()
-    # With each body where the document leads into it, for fragments that are not the document's own.
+    # With each body where the document leads into it, for fragments that are not the document's
+    # own.
     pending: list[tuple[Body, Span | None]] = [(body, None) for body in bodies]
     sources = {body[2] for body, _ in pending}
     while pending:
@@ -37,7 +43,11 @@ def refuse_unsupported(
                     uses.setdefault(fragment.name, []).append(span)
             elif id(fragment) not in seen:
                 seen.add(id(fragment))
-                body = (fragment, [assignment.value for assignment in fragment.body], fragment.source)
+                body = (
+                    fragment,
+                    [assignment.value for assignment in fragment.body],
+                    fragment.source,
+                )
                 pending.append((body, None if fragment.source in sources else span))
     first = {name: min(spans, key=lambda span: span.offset) for name, spans in uses.items()}
     raise_all(

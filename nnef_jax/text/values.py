@@ -1,4 +1,4 @@
-"""What operators and built-in functions do to values that are known when a document is flattened (spec 3.3.3).
+"""What operators and built-in functions do to values known when flattening (spec 3.3.3).
 
 Values are int, float, bool, str, lists (arrays), tuples, and `lowering.graph.Value` for tensors.
 Functions raise `InvalidValue`; the evaluator adds the place.
@@ -52,7 +52,9 @@ def _divide(a: Known, b: Known) -> Known:
         quotient = abs(a) // abs(b)
         return quotient if (a < 0) == (b < 0) else -quotient
     if b == 0.0:
-        return math.nan if a == 0.0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
+        if a == 0.0 or math.isnan(a):
+            return math.nan
+        return math.copysign(math.inf, a) * math.copysign(1.0, b)
     return a / b
 
 
@@ -239,7 +241,9 @@ def as_declared(value: Known, type: Type, limits: Limits) -> Known:
 
 def _as_declared(value: Known, type: Type) -> Known:
     match value, type:
-        case int(), (Primitive("scalar") | Tensor("scalar" | "?" | None)) if not isinstance(value, bool):
+        case int(), (Primitive("scalar") | Tensor("scalar" | "?" | None)) if not isinstance(
+            value, bool
+        ):
             _require_extent(value)
             return float(value)
         case list(), ArrayOf(item_type):
