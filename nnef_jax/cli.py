@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -191,14 +191,14 @@ def run(
     if labels and not top:
         raise typer.BadParameter("needs --top", param_hint="--labels")
     pictures = _picture_options(inputs or (), mean, scale, layout, resize)
-    with _status(f"reading {source}"):
+    with _status(f"reading {source}") as progress:
         from nnef_jax import cli_inputs, cli_outputs
         from nnef_jax.loading import load
 
         largest = (
             cli_outputs.Top(top, cli_outputs.read_labels(labels) if labels else ()) if top else None
         )
-        model = load(source)
+        model = load(source, progress=progress)
         names = [spec.name for spec in model.outputs]
         if output:
             cli_outputs.check_output(output, names)
@@ -247,10 +247,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _read(source: str) -> Network:
-    with _status(f"reading {source}"):
+    with _status(f"reading {source}") as progress:
         from nnef_jax.loading import read
 
-        return read(source)[0]
+        return read(source, progress=progress)[0]
 
 
 def _picture_options(
@@ -282,24 +282,29 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
 
 
 @contextmanager
-def _status(text: str) -> Generator[None]:
-    """A spinner on a terminal's stderr while the block takes longer than a moment."""
+def _status(text: str) -> Generator[Callable[[int, int], None] | None]:
+    """A spinner on a terminal's stderr while the block takes longer than a moment.
+
+    It gives a function that makes a bar of it, given how much is done and of how much.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield None
         return
     from rich.console import Console
-    from rich.text import Text
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-    status = Console(stderr=True).status(Text(text))
-    timer = threading.Timer(_STATUS_AFTER, status.start)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(text, total=None)
+    timer = threading.Timer(_STATUS_AFTER, bar.start)
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield lambda done, total: bar.update(task, completed=done, total=total)
     finally:
         timer.cancel()
         timer.join()
-        status.stop()
+        bar.stop()
 
 
 def _report(message: str) -> None:

@@ -21,7 +21,7 @@ from nnef_jax.text.checks import check
 from nnef_jax.text.flatten import Expand, Options
 from nnef_jax.text.library import Scope, signatures
 from nnef_jax.text.parser import parse
-from nnef_jax.variables import read_variables
+from nnef_jax.variables import Progress, read_variables
 
 Quantization = Literal["apply", "ignore"]
 Source = str | os.PathLike[str] | bytes | BinaryIO
@@ -38,32 +38,30 @@ def load(
     expand: Expand = "auto",
     rules: Registry | None = None,
     limits: Limits | None = None,
+    progress: Progress | None = None,
 ) -> Model:
     """Read an NNEF network and return it as a jitted callable.
 
     Args:
         source: a folder, a `graph.nnef`, a tar archive (plain, gz, bz2, xz), the bytes of one, or
-        an open
-            binary file.
+            an open binary file.
         input_shapes: shapes by input name that replace the document's; None is an extent that each
-        call may
-            choose, and the network is compiled once for each.
+            call may choose, and the network is compiled once for each choice.
         dtype: what scalar tensors are computed in: "float32", "bfloat16", "float16", "float64"
-        (needs
-            jax's x64 mode). Integer tensors are int32, logical ones bool.
+            (needs jax's x64 mode). Integer tensors are int32, logical ones bool.
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
         quantization: "apply" rounds each tensor that graph.quant names once it is computed,
             "ignore" rounds none. Variables stored quantised become real numbers in either case.
         expand: "auto" keeps compound operations of the standard whole where there is a rule for
-        them, "all"
-            expands them to primitives by their definitions.
+            them, "all" expands them to primitives by their definitions.
         rules: rules for operations beyond the standard, or in place of its own.
         limits: bounds on what is read.
+        progress: called with the numbers of variables read and of all, before each of them.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
         NnefError: something is wrong with the network; the message says what, where, and what to
-        do.
+            do.
 
     Example:
         >>> model = nnef_jax.load("examples/digits/model")
@@ -77,6 +75,7 @@ def load(
         expand=expand,
         rules=rules,
         limits=limits,
+        progress=progress,
     )
     return Model(network, registry, Context(precision))
 
@@ -90,6 +89,7 @@ def read(
     expand: Expand = "auto",
     rules: Registry | None = None,
     limits: Limits | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Network, Registry]:
     """Read and check a network without touching a device; also the rules to run it with."""
     if dtype not in _REAL_DTYPES:
@@ -111,7 +111,7 @@ def read(
             network.quantization = archive.read_text("graph.quant")
         reader = QuantizationReader(network.document, network.scope, options)
         quantizers = reader.entries(network.quantization) if network.quantization else {}
-        stored = read_variables(network.graph, archive, limits, quantizers, reader.header)
+        stored = read_variables(network.graph, archive, limits, quantizers, reader.header, progress)
     network.data = stored.data
     pending = {name: q for name, q in quantizers.items() if name not in stored.dequantized}
     if pending and quantization == "apply":

@@ -20,6 +20,8 @@ from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import TensorFile, read_tensor_file
 
+Progress = Callable[[int, int], None]  # of how many variables are read, of how many
+
 _KINDS = {"f": "scalars", "i": "integers", "u": "integers", "b": "logical values"}
 
 
@@ -40,6 +42,7 @@ def read_variables(
     limits: Limits,
     quantizers: Mapping[str, Quantizer],
     header: Callable[[str, str], Quantizer],
+    progress: Progress | None = None,
 ) -> Stored:
     """The data of every variable in the dtype that the graph declares, memory-mapped if possible.
 
@@ -51,7 +54,10 @@ def read_variables(
     """
     stored = Stored({}, set())
     errors: list[NnefError] = []
-    for variable in (*graph.parameters, *graph.states):
+    variables = (*graph.parameters, *graph.states)
+    for position, variable in enumerate(variables):
+        if progress is not None:
+            progress(position, len(variables))
         names = [name for name in quantizers if graph.values.get(name) is variable.value]
         try:
             member = member_of(variable.label)

@@ -229,3 +229,9 @@ def test_inputs_are_not_aliased(net: nnef_jax.Model, x: np.ndarray) -> None:
     outputs = net(mine)
     mine[:] = 0
     np.testing.assert_array_equal(outputs.y, net(x).y)
+
+
+def test_progress_of_reading() -> None:
+    seen: list[tuple[int, int]] = []
+    model_of(NET, data=arrays(), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4)]
