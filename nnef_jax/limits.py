@@ -20,7 +20,8 @@ class Limits:
     archive_bytes: int = 64 * _GIB  # all members of an archive together, expanded
     archive_ratio: int = 1000  # expanded bytes for each compressed byte
     archive_members: int = 1_000_000
-    tensor_bytes: int = 16 * _GIB  # one tensor
+    tensor_bytes: int = 16 * _GIB  # one tensor file
+    tensor_items: int = 1 << 34  # one tensor of the graph
     nesting: int = 200  # of expressions in the text
     call_depth: int = 2_000  # of fragment calls
     steps: int = 2_000_000  # expressions evaluated while flattening

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN
+from lowering.extents import UNKNOWN, volume
 from lowering.graph import Call, Graph, Operand, TensorType, Value
 from lowering.location import Source, Span
 from lowering.registry import Registry
@@ -446,7 +446,17 @@ class _Flattener:
             )
         except InvalidOperation as error:
             raise self._invalid(error, kind, operands, node, frame) from None
+        for value in self.builder.operations[-1].writes():
+            self._bound(value, node, frame)
         return tuple(list(result) if isinstance(result, tuple) else result for result in results)
+
+    def _bound(self, value: Value, node: s.Node, frame: _Frame) -> Value:
+        """The tensor, unless it is larger than any may be; extents left open count as 1."""
+        items = volume(1 if extent is UNKNOWN else extent for extent in value.type.shape)
+        if items > self.limits.tensor_items:
+            message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
+            raise self._limit(message, "tensor_items", node, frame)
+        return value
 
     def _invalid(
         self,
@@ -478,9 +488,8 @@ class _Flattener:
             dtype = dtype_of(generic, self.builder)
             if kind == "external":
                 shape = self.options.input_shapes.get(name, arguments["shape"])
-                return self.builder.input(
-                    name, external_type(shape, dtype, self.options.open_extent)
-                )
+                type = external_type(shape, dtype, self.options.open_extent)
+                return self._bound(self.builder.input(name, type), node, frame)
             if kind == "variable":
                 label = arguments["label"]
                 type = variable_type(arguments["shape"], label, dtype)
