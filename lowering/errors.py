@@ -14,7 +14,3 @@ class InvalidOperation(ValueError):
 
 class InvalidShape(InvalidOperation):
     """The shapes of the arguments do not agree with each other or with the attributes."""
-
-
-class NotHostKnown(InvalidOperation):
-    """A value that must be known before the network runs depends on its inputs."""

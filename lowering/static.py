@@ -12,8 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowering.errors import NotHostKnown
-
 _HOST = (bool, int, float, np.ndarray, np.generic)
 
 
@@ -22,15 +20,6 @@ def is_static(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(is_static, value))  # pyright: ignore[reportUnknownArgumentType]
     return isinstance(value, _HOST)
-
-
-def host_value(value: Any, what: str) -> np.ndarray[Any, Any]:
-    """The value as a numpy array; NotHostKnown, naming `what`, where the network computes it."""
-    if not is_static(value):
-        raise NotHostKnown(
-            f"{what} must be known before the network runs, but it is computed by it"
-        )
-    return np.asarray(value)
 
 
 def on_host(compute: Callable[[], Any]) -> Any:

@@ -24,7 +24,7 @@ from nnef_jax.errors import ArchiveError, DataError, LimitError, NnefError, Nnef
 from nnef_jax.limits import Limits
 from nnef_jax.storage import files, folder
 from nnef_jax.storage.archive import open_archive
-from nnef_jax.storage.labels import label_of, member_of
+from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import TensorFile, read_tensor, read_tensor_file, write_tensor
 from nnef_jax.storage.writer import write_archive
 
@@ -704,7 +704,6 @@ def test_members_of_a_plain_archive_are_views(tmp_path):
 )
 def test_member_of_a_label(label, member):
     assert member_of(label) == member
-    assert member_of(label_of(member)) == member
 
 
 @pytest.mark.parametrize(
@@ -737,13 +736,6 @@ def test_member_of_a_label(label, member):
 def test_labels_that_name_no_file(label, reason):
     with pytest.raises(ArchiveError, match=reason):
         member_of(label)
-    assert label_of(label + ".dat") is None
-
-
-def test_members_without_a_label():
-    assert label_of("graph.nnef") is None
-    assert label_of(".dat") is None
-    assert label_of("w.dat.gz") is None
 
 
 # Writing

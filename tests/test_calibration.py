@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from tests.helpers import archive
+from tests.helpers import archive, model_of
 from tests.quantized import X, floats, network
 
 LENET = """version 1.0;
@@ -191,3 +191,17 @@ def test_calibration_needs_samples_and_real_numbers(lenet: nnef_jax.Model) -> No
     )
     with pytest.raises(nnef_jax.InputError, match="'x' does not hold scalars"):
         nnef_jax.calibrate(nnef_jax.load(archive(graph=integers)), [np.int32([1])], names=["x"])
+
+
+def test_save_with_samples(tmp_path: Path) -> None:
+    text = "version 1.0; graph g( x ) -> ( y ) { x = external(shape = [4]); y = mul(x, 2.0); }"
+    model = model_of(text)
+    samples = [np.float32([0, 1, 2, 3])]
+    model.save(tmp_path / "n", quantize=samples)
+    assert '"y": min_max_linear_quantize(' in (tmp_path / "n" / "graph.quant").read_text()
+    x = np.float32([0.5, 1.5, 2.5, 9])
+    # y lies on the 256 levels from 0 to 6, where the sample's maximum was.
+    np.testing.assert_allclose(nnef_jax.load(tmp_path / "n")(x), [1, 3, 5, 6], atol=6 / 255)
+    again = tmp_path / "again"
+    nnef_jax.load(tmp_path / "n").save(again)
+    assert (again / "graph.quant").read_text() == (tmp_path / "n" / "graph.quant").read_text()

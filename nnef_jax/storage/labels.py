@@ -38,12 +38,6 @@ def member_of(label: str) -> str:
     return "/".join(parts) + _SUFFIX
 
 
-def label_of(member: str) -> str | None:
-    """The label whose data a member holds, None for a member that is not a tensor file."""
-    label = member.removesuffix(_SUFFIX)
-    return label if label != member and not refusal(label) else None
-
-
 def refusal(label: str) -> str:
     """Why a label, or the name of a member, can be that of no file below the container, or ''."""
     path = label.removeprefix("/")

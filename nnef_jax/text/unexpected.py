@@ -1,4 +1,4 @@
-"""What a syntax error says: what stands in the text, what may stand there, and what may have been meant."""
+"""What a syntax error says: what stands in the text, what may stand there, what was meant."""
 
 from __future__ import annotations
 
