@@ -19,8 +19,9 @@ from nnef_jax.storage.writer import Member, write_archive
 from nnef_jax.text import syntax as s
 from nnef_jax.text.checks import check
 from nnef_jax.text.flat_document import flat_document
-from nnef_jax.text.flatten import Expand, Options, flatten
+from nnef_jax.text.flatten import flatten
 from nnef_jax.text.library import Scope
+from nnef_jax.text.options import Expand, Options
 from nnef_jax.text.parser import parse
 from nnef_jax.text.printing import print_document, print_expression
 from nnef_jax.text.values import ExtentNeeded

@@ -18,8 +18,8 @@ from nnef_jax.network import Network
 from nnef_jax.quantization import QuantizationReader
 from nnef_jax.storage.archive import open_archive
 from nnef_jax.text.checks import check
-from nnef_jax.text.flatten import Expand, Options
 from nnef_jax.text.library import Scope, signatures
+from nnef_jax.text.options import Expand, Options
 from nnef_jax.text.parser import parse
 from nnef_jax.variables import Progress, read_variables
 

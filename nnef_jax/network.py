@@ -14,8 +14,9 @@ from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.location import Source, Span
 from nnef_jax.errors import InputError, SemanticError, ShapeError, raise_all
 from nnef_jax.text import syntax as s
-from nnef_jax.text.flatten import Options, Quantizer, evaluate, flatten
+from nnef_jax.text.flatten import evaluate, flatten
 from nnef_jax.text.library import Scope
+from nnef_jax.text.options import Options, Quantizer
 from nnef_jax.text.syntax import Document, identifiers, span_in
 from nnef_jax.text.values import ExtentNeeded
 

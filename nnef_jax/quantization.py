@@ -18,9 +18,10 @@ from nnef_jax.errors import NnefError, SemanticError, ShapeError, raise_all
 from nnef_jax.quantizer import ALGORITHMS, Given, Quantizer
 from nnef_jax.text import syntax as s
 from nnef_jax.text.expressions import ExpressionTypes
-from nnef_jax.text.flatten import Options, evaluate
+from nnef_jax.text.flatten import evaluate
 from nnef_jax.text.invocation import InvalidInvocation, bind
 from nnef_jax.text.library import Scope
+from nnef_jax.text.options import Options
 from nnef_jax.text.parser import parse_quantization
 from nnef_jax.text.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 

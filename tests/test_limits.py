@@ -1,4 +1,4 @@
-"""Documents that ask for more than there is: all end in a LimitError that names the limit, and soon."""
+"""Documents that ask for more than there is end in a LimitError that names the limit, and soon."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ BOMBS: dict[str, tuple[str, Limits, str, str]] = {
     "endless mutual recursion": (
         graph(
             "y = f(x);",
-            "fragment f( x: T ) -> ( y: T ) { y = g(x); } fragment g( x: T ) -> ( y: T ) { y = f(x); }",
+            "fragment f( x: T ) -> ( y: T ) { y = g(x); } "
+            "fragment g( x: T ) -> ( y: T ) { y = f(x); }",
         ),
         Limits(call_depth=500),
         "fragments call each other more than 500 deep",

@@ -1,4 +1,4 @@
-"""From text to syntax tree: lexical rules, precedence, both dialects, located syntax errors (spec 3.1, 3.2)."""
+"""From text to syntax tree: lexical rules, precedence, both dialects (spec 3.1, 3.2)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nnef_jax import LimitError, Limits, NnefError, NnefSyntaxError, SemanticError
+from nnef_jax import NnefSyntaxError
 from nnef_jax.text import syntax as s
 from tests.helpers import COMPOSITIONAL
 from tests.text_support import PROVISIONAL, error, graph, in_fragment, parsed
@@ -42,7 +42,9 @@ def shown(node: s.Expression | None) -> str:
         case s.Builtin(function=function, argument=argument):
             return f"{function}({shown(argument)})"
         case s.Invocation(operation=operation, arguments=arguments):
-            given = ", ".join((f"{a.name} = " if a.name else "") + shown(a.value) for a in arguments)
+            given = ", ".join(
+                (f"{a.name} = " if a.name else "") + shown(a.value) for a in arguments
+            )
             return f"{operation}({given})"
         case s.Comprehension(loops=loops, condition=condition, item=item):
             over = ", ".join(f"{loop.name} in {shown(loop.iterable)}" for loop in loops)
@@ -162,7 +164,10 @@ def test_white_space_and_comments_go_anywhere() -> None:
 @pytest.mark.parametrize("hashes", ["#" * 100_000, "# # " * 25_000])
 def test_long_comments_take_no_time(hashes: str) -> None:
     start = time.perf_counter()
-    for text in (f"{hashes}\n{FLAT.format('y = neg(x);')}", f"{FLAT.format('y = neg(x);')}\n{hashes}"):
+    for text in (
+        f"{hashes}\n{FLAT.format('y = neg(x);')}",
+        f"{FLAT.format('y = neg(x);')}\n{hashes}",
+    ):
         assert parsed(text).graph.name == "net"
     with pytest.raises(NnefSyntaxError):
         parsed(f"{hashes}\nx")
@@ -173,7 +178,9 @@ def test_long_comments_take_no_time(hashes: str) -> None:
 
 
 def test_semicolons_of_the_provisional_dialect_are_optional_in_every_form() -> None:
-    fragment = "fragment f( x: tensor ) -> ( y: tensor, z: tensor ) {{ t = x, neg(x){0} (y, z) = t{0} }}\n"
+    fragment = (
+        "fragment f( x: tensor ) -> ( y: tensor, z: tensor ) {{ t = x, neg(x){0} (y, z) = t{0} }}\n"
+    )
     body = (
         "x = external(shape = [2,3]){0}\n"
         "a, b = f(x){0} (c, d) = f(a){0}\n"
@@ -207,7 +214,9 @@ def test_statements_without_white_space_between(body: str) -> None:
 
 
 def test_targets_after_values_that_they_could_continue() -> None:
-    document = parsed(in_fragment("a = x [b, c] = [a, a] d = a (e, f) = (a, d) y = f", header=PROVISIONAL))
+    document = parsed(
+        in_fragment("a = x [b, c] = [a, a] d = a (e, f) = (a, d) y = f", header=PROVISIONAL)
+    )
     body = document.fragments[0].body or ()
     assert [shown(a.target) for a in body] == ["a", "[b, c]", "d", "(e, f)", "y"]
     assert [shown(a.value) for a in body] == ["x", "[a, a]", "a", "(a, d)", "f"]
@@ -238,17 +247,32 @@ def test_the_semicolon_of_the_version_tells_the_dialect(text: str, provisional: 
 
 
 FINAL_REFUSES = {
-    "fragment f( x: §tensor ) -> ( y: T ) { y = x; }": ("'tensor' without an item type", "write 'tensor<scalar>'"),
+    "fragment f( x: §tensor ) -> ( y: T ) { y = x; }": (
+        "'tensor' without an item type",
+        "write 'tensor<scalar>'",
+    ),
     "fragment f( x: T, n: §extent ) -> ( y: T ) { y = x; }": ("type 'extent'", "write 'integer'"),
-    "fragment f( x: T ) -> ( y: T ) { n = §extent(2.5); y = x; }": ("type 'extent'", "write 'integer'"),
-    "fragment f( x: T ) -> ( y: T ) { n = §[i for i in [1]]; y = x; }": ("without 'yield'", "yield item]"),
-    "fragment f( x: T ) -> ( y: T ) { a, b = §x, x; y = x; }": ("a tuple without", "into parentheses"),
+    "fragment f( x: T ) -> ( y: T ) { n = §extent(2.5); y = x; }": (
+        "type 'extent'",
+        "write 'integer'",
+    ),
+    "fragment f( x: T ) -> ( y: T ) { n = §[i for i in [1]]; y = x; }": (
+        "without 'yield'",
+        "yield item]",
+    ),
+    "fragment f( x: T ) -> ( y: T ) { a, b = §x, x; y = x; }": (
+        "a tuple without",
+        "into parentheses",
+    ),
     "fragment f( x: T ) -> ( y: T ) { n = §shape_of(x); y = x; }": ("'shape_of'", "deprecated"),
-    "fragment f( x: T ) -> ( y: T ) { n = §tensor(shape = [1]); y = x; }": ("'tensor'", "write 'external'"),
+    "fragment f( x: T ) -> ( y: T ) { n = §tensor(shape = [1]); y = x; }": (
+        "'tensor'",
+        "write 'external'",
+    ),
 }
 PROVISIONAL_REFUSES = {
     "extension §KHR_enable_fragment_definitions;": "'extension'",
-    "fragment f( x: §tensor<scalar> ) -> ( y: tensor ) { y = x }": "a tensor type with an item type",
+    "fragment f( x: §tensor<scalar> ) -> ( y: tensor ) { y = x }": "with an item type",
     "fragment f( x: tensor, n: §integer ) -> ( y: tensor ) { y = x }": "type 'integer'",
     "fragment f§<?>( x: tensor ) -> ( y: tensor ) { y = x }": "a generic type",
     "fragment f( x: tensor ) -> ( y: tensor ) { y = cast§<scalar>(x) }": "a generic type",
@@ -276,12 +300,16 @@ def test_what_only_the_final_dialect_has(text: str) -> None:
 
 
 def test_a_final_text_without_the_first_semicolon_has_one_error() -> None:
-    text = graph("y = f<scalar>(x);", "fragment f<?>( x: tensor<?> ) -> ( y: tensor<?> ) { y = x; }")
+    text = graph(
+        "y = f<scalar>(x);", "fragment f<?>( x: tensor<?> ) -> ( y: tensor<?> ) { y = x; }"
+    )
     text = text.replace("version 1.0;", "version 1.0").replace("extension ", "extension §", 1)
     assert "semicolon" in error(text).hint
 
 
-@pytest.mark.parametrize("word", ["graph", "fragment", "tensor", "scalar", "for", "if", "in", "true"])
+@pytest.mark.parametrize(
+    "word", ["graph", "fragment", "tensor", "scalar", "for", "if", "in", "true"]
+)
 @pytest.mark.parametrize("header", [COMPOSITIONAL, PROVISIONAL])
 def test_keywords_are_no_names(word: str, header: str) -> None:
     with pytest.raises(NnefSyntaxError):
@@ -291,7 +319,9 @@ def test_keywords_are_no_names(word: str, header: str) -> None:
 @pytest.mark.parametrize("word", ["integer", "yield", "extension", "version", "extent"])
 def test_keywords_of_one_dialect_are_names_in_the_other(word: str) -> None:
     body = f"{word} = neg(x); y = neg({word});"
-    allowed, refused = (COMPOSITIONAL, PROVISIONAL) if word == "extent" else (PROVISIONAL, COMPOSITIONAL)
+    allowed, refused = (
+        (COMPOSITIONAL, PROVISIONAL) if word == "extent" else (PROVISIONAL, COMPOSITIONAL)
+    )
     assert len(parsed(graph(body, header=allowed)).graph.body) == 3
     found = error(graph("§" + body, header=refused))
     assert found.message == f"'{word}' is a keyword, it cannot be a name"
@@ -306,155 +336,34 @@ def test_keywords_of_one_dialect_are_names_in_the_other(word: str) -> None:
         "extension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;",
         "extension KHR_enable_fragment_definitions; extension KHR_enable_operator_expressions;",
         "extension\nKHR_enable_fragment_definitions # one\n,\n  KHR_enable_operator_expressions\n;",
-        "extension KHR_enable_fragment_definitions,KHR_enable_operator_expressions , vendor_other thing;",
+        "extension KHR_enable_fragment_definitions,KHR_enable_operator_expressions , other thing;",
     ],
 )
 def test_extensions(extensions: str) -> None:
     document = parsed(graph("y = neg(x) + 1.0;", header=f"version 1.0;\n{extensions}\n"))
-    assert document.extensions[:2] == ("KHR_enable_fragment_definitions", "KHR_enable_operator_expressions")
+    assert document.extensions[:2] == (
+        "KHR_enable_fragment_definitions",
+        "KHR_enable_operator_expressions",
+    )
 
 
 def test_compositional_syntax_needs_extensions() -> None:
     fragment = "fragment §f( x: T ) -> ( y: T ) { y = neg(x); }"
-    assert "extension KHR_enable_fragment_definitions;" in error(graph("y = f(x);", fragment, header="version 1.0;")).hint
+    assert (
+        "extension KHR_enable_fragment_definitions;"
+        in error(graph("y = f(x);", fragment, header="version 1.0;")).hint
+    )
     header = "version 1.0; extension KHR_enable_fragment_definitions;"
     fragment = "fragment f( x: T ) -> ( y: T ) { y = neg(x §+ 1.0); }"
-    assert "extension KHR_enable_operator_expressions;" in error(graph("y = f(x);", fragment, header=header)).hint
-    assert "KHR_enable_operator_expressions" in error(graph("y = neg(x §+ 1.0);", header=header)).hint
-
-
-@pytest.mark.parametrize("value", ["§x", "neg(x) §+ 1.0", "neg(§[for i in [1.0] yield i][0])", "§1.0"])
-def test_the_graph_of_a_provisional_document_is_flat(value: str) -> None:
-    value = value.replace("for i in [1.0] yield i", "i for i in [1.0]")
-    assert "flat" in error(graph(f"y = {value}", header=PROVISIONAL)).hint
-
-
-# Syntax errors
-
-
-SYNTAX_ERRORS = [
-    ("", "unexpected end of the text, expected 'version'", "the text is empty"),
-    ("version 1.0;§", "unexpected end of the text, expected one of 'extension', 'fragment', 'graph'", ""),
-    ("§hello", "unexpected 'hello', expected 'version'", ""),
-    ("§\ufeffversion 1.0;", "unexpected '\\ufeff', expected 'version'", "without a byte order mark"),
-    ("version §abc;", "unexpected 'abc', expected a number", ""),
-    ("version §'1.0';", 'unexpected "\'", expected a number', ""),
-    ("version §1;", "a version is two numbers with a point between, as in 1.0", ""),
-    ("version 1.0;\nextension A\n§graph", "unexpected 'graph', expected one of ',', ';'", "semicolon may be missing"),
-    ("version 1.0; graph §( x )", "unexpected '(', expected an identifier", ""),
-    ("version 1.0; graph net( §)", "unexpected ')', expected an identifier", ""),
-    ("version 1.0; graph net( x ) §( y )", "unexpected '(', expected '->'", ""),
-    ("version 1.0; graph net( x§: scalar )", "unexpected ':', expected one of ')', ','", ""),
-    ("version 1.0; graph net( x ) -> ( y ) {§}", "unexpected '}', expected one of '(', '[', an identifier", ""),
-    (FLAT.format("§1.0 = y;"), "unexpected '1.0', expected one of '(', '[', '}', an identifier", ""),
-    (FLAT.format("neg§(x) = y;"), "unexpected '(', expected one of ',', '='", ""),
-    (FLAT.format("y§;"), "unexpected ';', expected one of ',', '='", ""),
-    (FLAT.format("y = neg(x) §"), "unexpected '}'", "a semicolon may be missing before this"),
-    (FLAT.format("y = neg(x) §z = neg(y);"), "unexpected 'z'", "a semicolon may be missing before this"),
-    (FLAT.format("y = neg(x§;"), "unexpected ';'", "a ')' may be missing before this"),
-    (FLAT.format("y = tile(x, repeats = [2§;"), "unexpected ';'", "a ']' may be missing before this"),
-    (FLAT.format("y = neg(x)§);"), "unexpected ')', expected one of ',', ';'", ""),
-    (FLAT.format("y = neg(x) §& x;"), "unexpected '&'", ""),
-    (FLAT.format("y = add(x, §.5);"), "unexpected '.5'", ""),
-    (FLAT.format("y = add(x, 1§e);"), "unexpected 'e'", ""),
-    (FLAT.format("y = add(x, 0§x10);"), "unexpected 'x10'", ""),
-    (FLAT.format("y = add(x, §1e400);"), "the number is too large for a double", ""),
-    (FLAT.format("y = tile(x, repeats = [§9223372036854775808]);"), "an integer must fit 64 bits", ""),
-    (FLAT.format("y = add(x, §²);"), "unexpected '²'", ""),
-    (FLAT.format("y = pad(x, border = §'a);"), 'unexpected "\'"', "the string does not end on its line"),
-    (FLAT.format("y = pad(x, border = §'a\");"), 'unexpected "\'"', "has quotes of two kinds"),
-    (FLAT.format("y = pad(x, border = §'a\tb');"), "a string must not hold control characters", ""),
-    (FLAT.format("y = cast§<float>(x);"), "'<float>' does not name a type", "scalar, integer, logical and string"),
-    (FLAT.format("y = [x, §];"), "unexpected ']'", ""),
-    (FLAT.format("y = (§);"), "unexpected ')'", ""),
-    (FLAT.format("y = neg(x); ") + " §graph", "unexpected 'graph', expected the end of the text", ""),
-    (FLAT.format("y = neg(x); ") + "§;", "unexpected ';', expected the end of the text", ""),
-    (graph("y = x §? x : x;"), "unexpected '?'", ""),
-    (graph("y §== x;"), "unexpected '=='", ""),
-    (graph("y = [for i in [x]§];"), "unexpected ']', expected one of ',', 'if', 'yield'", ""),
-    (graph("y = x;", "fragment f( x: §float ) -> ( y: T );"), "'float' is not a type", ""),
-    (graph("y = x;", "fragment f( x: tensor§<string> ) -> ( y: T );"), "a tensor cannot hold 'string'", "scalar"),
-    (graph("y = x;", "fragment f( x: T ) -> ( y: T§ = 1.0 );"), "unexpected '=', expected one of ')', ',', '['", ""),
-    (graph("y = x;", "fragment f( x: T ) -> ( y: T ) { y = x;").replace("graph net", "graph §net"),
-     "unexpected 'net', expected one of ',', '='", "the body before this may lack its '}'"),
-    (graph("y = scalar§(1, 2);").replace("§(", "(").replace("scalar(", "§scalar("),
-     "'scalar' takes one positional argument", ""),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "message", "hint"), SYNTAX_ERRORS)
-def test_syntax_errors(text: str, message: str, hint: str) -> None:
-    found = error(text if "§" in text else f"§{text}")
-    assert isinstance(found, NnefSyntaxError)
-    assert found.message == message or (found.message.startswith(message) and ", expected" not in message)
-    assert hint in found.hint and bool(hint) == bool(found.hint)
-
-
-@pytest.mark.parametrize("version", ["0.9", "1.1", "2.0", "10.0"])
-def test_other_versions_are_refused(version: str) -> None:
-    found = error(f"version §{version}; graph net( x ) -> ( y ) {{ x = external(shape = [1]); y = neg(x); }}")
-    assert isinstance(found, SemanticError)
-    assert found.message == f"version {version} is not supported, only 1.0 is"
-
-
-def test_the_message_shows_line_and_caret() -> None:
-    with pytest.raises(NnefSyntaxError) as caught:
-        parsed("version 1.0;\ngraph net( x ) -> ( y )\n{\n\tx = external(shape = [1])\n    y = neg(x);\n}\n")
-    assert str(caught.value) == (
-        "graph.nnef:5:5: unexpected 'y'\n"
-        "        y = neg(x);\n"
-        "        ^\n"
-        "  hint: a semicolon may be missing before this"
+    assert (
+        "extension KHR_enable_operator_expressions;"
+        in error(graph("y = f(x);", fragment, header=header)).hint
+    )
+    assert (
+        "KHR_enable_operator_expressions" in error(graph("y = neg(x §+ 1.0);", header=header)).hint
     )
 
 
-# Nesting
-
-
-MANY = 100_000
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "(" * MANY + "x" + ")" * MANY,
-        "[" * MANY + "x" + "]" * MANY,
-        "-" * MANY + "x",
-        "!" * MANY + "x",
-        "neg(" * 30_000 + "x" + ")" * 30_000,
-        "x" + "[0]" * MANY,
-        "x" + " + x" * 30_000,
-        "x" + " ^ x" * 30_000,
-    ],
-    ids=["parentheses", "brackets", "minus", "not", "calls", "subscripts", "sums", "powers"],
-)
-def test_deep_nesting_is_a_limit(value: str) -> None:
-    for text in (graph(f"y = {value};"), graph(f"y = {value}", header=PROVISIONAL)):
-        with pytest.raises(LimitError, match="expressions are nested more than 200 deep") as caught:
-            parsed(text)
-        assert caught.value.span is not None and "Limits(nesting=...)" in caught.value.hint
-
-
-@pytest.mark.parametrize("opening", ["(", "[", "f("])
-def test_deep_nesting_without_an_end_is_a_syntax_error(opening: str) -> None:
-    with pytest.raises(NnefSyntaxError):
-        parsed(graph(f"y = {opening * MANY}"))
-
-
-@pytest.mark.parametrize("type", ["integer" + "[]" * MANY, "(" * 30_000 + "integer" + ", integer)" * 30_000])
-def test_deeply_nested_types_are_a_limit(type: str) -> None:
-    for fragment in (f"fragment f( x: T, §a: {type} ) -> ( y: T );", f"fragment f( x: T ) -> ( §y: {type} );"):
-        assert error(graph("y = f(x);", fragment)).message == "types are nested more than 200 deep"
-
-
-def test_limits_far_above_the_default_end_in_an_error_too() -> None:
-    limits = Limits(nesting=10**9)
-    for value in ("[" * MANY + "x" + "]" * MANY, "-" * MANY + "x"):
-        with pytest.raises(NnefError):
-            error(graph(f"y = {value};"), limits=limits)
-
-
-def test_what_is_within_the_limit_is_read() -> None:
-    assert len(parsed(graph("y = " + "(" * 190 + "x" + ")" * 190 + ";")).graph.body) == 2
-    with pytest.raises(LimitError):
-        parsed(graph("y = " + "(" * 30 + "x" + ")" * 30 + ";"), Limits(nesting=20))
+@pytest.mark.parametrize("value", ["§x", "neg(x) §+ 1.0", "§[x][0]", "§1.0"])
+def test_statements_of_a_provisional_graph_are_invocations(value: str) -> None:
+    assert "into a fragment" in error(graph(f"y = {value}", header=PROVISIONAL)).hint

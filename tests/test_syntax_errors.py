@@ -1,4 +1,4 @@
-"""What is said of texts that do not follow the grammar, and where; how deep they may nest (spec 3.1, 3.2)."""
+"""What is said of texts that do not follow the grammar, and where; how deep they may nest."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def test_other_versions_are_refused(version: str) -> None:
 def test_the_message_shows_line_and_caret() -> None:
     with pytest.raises(NnefSyntaxError) as caught:
         parsed(
-            "version 1.0;\ngraph net( x ) -> ( y )\n{\n\tx = external(shape = [1])\n    y = neg(x);\n}\n"
+            "version 1.0;\ngraph net( x ) -> ( y )\n{\n\tx = "
+            "external(shape = [1])\n    y = neg(x);\n}"
         )
     assert str(caught.value) == (
         "graph.nnef:5:5: unexpected 'y'\n"

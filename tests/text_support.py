@@ -5,6 +5,7 @@ A `§` in a text marks where an error is expected; it is taken out before the te
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,8 @@ from nnef_jax import Limits, NnefError
 from nnef_jax.loading import registry_of_standard
 from nnef_jax.network import Network
 from nnef_jax.text.checks import check
-from nnef_jax.text.flatten import Expand, Options
 from nnef_jax.text.library import Scope
+from nnef_jax.text.options import Expand, Options
 from nnef_jax.text.parser import parse
 from nnef_jax.text.syntax import Document
 from tests.helpers import COMPOSITIONAL
@@ -78,9 +79,11 @@ def error(text: str, **options: Any) -> NnefError:
     return found
 
 
-def graph(body: str, fragments: str = "", *, results: str = "y", header: str = COMPOSITIONAL) -> str:
+def graph(
+    body: str, fragments: str = "", *, results: str = "y", header: str = COMPOSITIONAL
+) -> str:
     """A document with one input x of shape [2,3]; `T` stands for `tensor<scalar>` in fragments."""
-    fragments = fragments.replace(" T", " tensor<scalar>")
+    fragments = re.sub(r"\bT\b", "tensor<scalar>", fragments)
     end = ";" if header is not PROVISIONAL else ""
     return (
         f"{header}{fragments}\ngraph net( x ) -> ( {results} )\n"

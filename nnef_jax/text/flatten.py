@@ -8,27 +8,32 @@ not by the interpreter's stack.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import GeneratorType
-from typing import Any, Literal, Protocol, cast
+from typing import Any, cast
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, volume
-from lowering.graph import Call, Graph, Operand, TensorType, Value
+from lowering.graph import Call, Graph, Operand, Value
 from lowering.location import Source, Span
-from lowering.registry import Registry
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, raise_all
-from nnef_jax.limits import Limits
 from nnef_jax.text import syntax as s
 from nnef_jax.text import values as v
 from nnef_jax.text.invocation import bind
 from nnef_jax.text.library import GENERIC_RESULT, INTRODUCING, Scope, standard
-from nnef_jax.text.tensors import dtype_of, external_type, generic_of, result_count, variable_type
+from nnef_jax.text.options import Options
+from nnef_jax.text.tensors import (
+    dtype_of,
+    external_type,
+    generic_of,
+    result_count,
+    show_operand,
+    variable_type,
+)
 from nnef_jax.text.types import Tensor, Type, has_tensor
 from nnef_jax.text.unsupported import Body, refuse_unsupported
 
-Expand = Literal["auto", "all"]
 _OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
     "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
@@ -37,39 +42,6 @@ _OPERATORS = {
 _UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
 _ITEMS_PER_STEP = 32
 _LONGEST_PREFIX = 200
-
-
-class Quantizer(Protocol):
-    """An operation that quantises one tensor, named by `node` in a text of its own (spec 5.3)."""
-
-    @property
-    def source(self) -> Source:
-        """That text."""
-        ...
-
-    @property
-    def node(self) -> s.Invocation:
-        """The invocation as written, without the tensor."""
-        ...
-
-    def invocation(self, name: str, type: TensorType, *, variable: bool) -> s.Invocation:
-        """The invocation for a tensor, which it calls by its name."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to flatten: which operations stay atomic, what the tensors of the document become."""
-
-    registry: Registry
-    expand: Expand = "auto"
-    real: str = "float32"
-    input_shapes: Mapping[str, Sequence[int | None]] = field(
-        default_factory=dict[str, Sequence[int | None]]
-    )
-    limits: Limits = field(default_factory=Limits)
-    quantizers: Mapping[str, Quantizer] = field(default_factory=dict[str, Quantizer])
-    open_extent: int = UNKNOWN  # what an extent that the document leaves open is taken for
 
 
 def flatten(document: s.Document, scope: Scope, options: Options) -> Graph:
@@ -467,7 +439,7 @@ class _Flattener:
         frame: _Frame,
     ) -> NnefError:
         """The located error of an operation that refuses its arguments."""
-        shown = ", ".join(f"{name} {_show(operand)}" for name, operand in operands.items())
+        shown = ", ".join(f"{name} {show_operand(operand)}" for name, operand in operands.items())
         message = f"'{kind}': {error.message}" + (f" ({shown})" if shown else "")
         family = ShapeError if isinstance(error, InvalidShape) else SemanticError
         return family(message, span=self._span(node, frame), calls=frame.calls, hint=error.hint)
@@ -532,13 +504,3 @@ class _Flattener:
                     )
                 for item, part in zip(items, value, strict=True):
                     yield from self._unpack(cast(s.Target, item), part, frame)
-
-
-def _show(operand: Operand) -> str:
-    match operand:
-        case Value():
-            return str(operand.type)
-        case tuple():
-            return "[" + ", ".join(map(_show, operand)) + "]"
-        case _:
-            return repr(operand)

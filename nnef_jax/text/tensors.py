@@ -8,7 +8,7 @@ from typing import Any
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_known, show
-from lowering.graph import TensorType, Value
+from lowering.graph import Operand, TensorType, Value
 from nnef_jax.text import syntax as s
 from nnef_jax.text.expressions import literal_type
 from nnef_jax.text.types import ANY, ArrayOf, Tensor, Type, deduce
@@ -87,6 +87,17 @@ def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str
             return shape[axis]
         case _:
             return 0
+
+
+def show_operand(operand: Operand) -> str:
+    """An operand as messages show it: a tensor by its type."""
+    match operand:
+        case Value():
+            return str(operand.type)
+        case tuple():
+            return "[" + ", ".join(map(show_operand, operand)) + "]"
+        case _:
+            return repr(operand)
 
 
 def _type_of(value: Any) -> Type:
