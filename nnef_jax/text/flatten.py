@@ -18,6 +18,7 @@ from lowering.extents import UNKNOWN, volume
 from lowering.graph import Call, Graph, Operand, Value
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, raise_all
+from nnef_jax.text import library
 from nnef_jax.text import syntax as s
 from nnef_jax.text import values as v
 from nnef_jax.text.invocation import bind
@@ -34,12 +35,6 @@ from nnef_jax.text.tensors import (
 from nnef_jax.text.types import Tensor, Type, has_tensor
 from nnef_jax.text.unsupported import Body, refuse_unsupported
 
-_OPERATORS = {
-    "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
-    "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
-    "&&": "and", "||": "or",
-}  # fmt: skip
-_UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
 _ITEMS_PER_STEP = 32
 _LONGEST_PREFIX = 200
 
@@ -106,18 +101,15 @@ class _Flattener:
     def flatten(self) -> Graph:
         try:
             return self._flatten()
-        except RecursionError:
-            raise LimitError("values are nested too deeply for Python's stack") from None
-        except MemoryError:
-            raise LimitError("flattening takes more memory than there is") from None
+        except (RecursionError, MemoryError) as error:
+            raise LimitError(f"flattening takes more than there is: {error!r}") from None
 
     def _flatten(self) -> Graph:
-        graph = self.document.graph
-        source = self.document.source
+        graph, source = self.document.graph, self.document.source
         bodies: list[Body] = [(None, [assignment.value for assignment in graph.body], source)]
         bodies += [(None, [q.node], q.source) for q in self.options.quantizers.values()]
         refuse_unsupported(bodies, self.scope, self.options.registry, self._is_atomic)
-        frame = _Frame(None, self.document.source, {}, "")
+        frame = _Frame(None, source, {}, "")
         self.identifiers = {i.name for a in graph.body for i in s.identifiers(a.target)}
         self.builder.reserve(self.identifiers)
         for assignment in graph.body:
@@ -247,7 +239,7 @@ class _Flattener:
             case s.Unary(operator=operator, operand=operand):
                 value = yield self._evaluate(operand, frame)
                 if v.holds_tensor(value):
-                    kind = _UNARY_OPERATORS[operator]
+                    kind = library.UNARY_OPERATORS[operator]
                     return self._emit(kind, {"x": value}, {}, node, frame, names)[0]
                 return v.unary(operator, value)
             case s.Subscript(sequence=sequence, index=index):
@@ -301,7 +293,9 @@ class _Flattener:
             return b
         if v.holds_tensor(a) or v.holds_tensor(b):
             a, b = (self._declared(node, frame, x, Tensor("scalar")) for x in (a, b))
-            return self._emit(_OPERATORS[operator], {"x": a, "y": b}, {}, node, frame, names)[0]
+            return self._emit(
+                library.OPERATORS[operator], {"x": a, "y": b}, {}, node, frame, names
+            )[0]
         return self._value(node, frame, lambda: v.binary(operator, a, b, self.limits), a, b)
 
     def _comprehension(self, node: s.Comprehension, frame: _Frame) -> _Step:

@@ -41,6 +41,14 @@ def signatures() -> dict[str, tuple[str, ...]]:
 # Operations whose arguments do not tell what their result holds: `?` alone does.
 GENERIC_RESULT = ("constant", "cast")
 
+# What operators are where one of their operands is a tensor (spec 3.3.3, table 1).
+OPERATORS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
+    "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
+    "&&": "and", "||": "or",
+}  # fmt: skip
+UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
+
 # Operations that the flat graph has other things for: inputs, variables and their updates.
 INTRODUCING = frozenset({"external", "variable", "update"})
 
