@@ -22,7 +22,7 @@ from lowering.graph import (
     Value,
 )
 from lowering.location import Span
-from lowering.registry import Registry, Types
+from lowering.registry import Registry, Types, python_name
 
 
 @dataclass(slots=True)
@@ -149,9 +149,7 @@ class GraphBuilder:
         """Add an operation. `names` are wanted for its results; of too few more are made."""
         rule = self.registry[kind]
         types = {name: self._operand_type(operand) for name, operand in operands.items()}
-        arguments = {
-            _python_name(name): value for name, value in (types | dict(attributes)).items()
-        }
+        arguments = {python_name(name): value for name, value in (types | dict(attributes)).items()}
         inferred: Types = rule.infer(**arguments)
         structure = inferred if isinstance(inferred, tuple) else (inferred,)
         count = sum(len(item) if isinstance(item, list) else 1 for item in structure)
@@ -190,7 +188,3 @@ class GraphBuilder:
             ),
             dict(self.aliases),
         )
-
-
-def _python_name(name: str) -> str:
-    return "lambda_" if name == "lambda" else name

@@ -94,6 +94,11 @@ class Registry:
         return len(self._rules)
 
 
+def python_name(name: str) -> str:
+    """The name of a rule's parameter for one of the standard's: `lambda_` for `lambda`."""
+    return "lambda_" if name == "lambda" else name
+
+
 def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     names = inspect.signature(function).parameters
     return tuple(name.removesuffix("_") for name in names if name != "ctx")

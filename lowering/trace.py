@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from lowering.graph import Graph, Operand, Operation, Result, Value
-from lowering.registry import Registry, Rule
+from lowering.registry import Registry, Rule, python_name
 from lowering.static import is_static, on_host
 
 
@@ -53,7 +53,7 @@ def _apply(
     operation: Operation, rule: Rule, context: Context, values: Mapping[Value, Any]
 ) -> Sequence[Any]:
     operands = {name: _read(operand, values) for name, operand in operation.operands}
-    arguments = {_python_name(n): x for n, x in (operands | dict(operation.attributes)).items()}
+    arguments = {python_name(n): x for n, x in (operands | dict(operation.attributes)).items()}
     if rule.wants_context:
         arguments["ctx"] = context
     if is_static(tuple(operands.values())):
@@ -85,7 +85,3 @@ def _note(operation: Operation) -> str:
     types = ", ".join(str(value.type) for value in operation.reads())
     place = f"{operation.span}: " if operation.span else ""
     return f"{place}{operation.name} = {operation.kind}({types})"
-
-
-def _python_name(name: str) -> str:
-    return "lambda_" if name == "lambda" else name
