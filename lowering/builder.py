@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+import numpy as np
+
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import shapes_differ, show
 from lowering.graph import (
@@ -121,6 +123,8 @@ class GraphBuilder:
     def literal_type(self, value: Scalar) -> TensorType:
         """The type that a literal has where a tensor is due."""
         match value:
+            case np.generic():
+                return TensorType((), value.dtype.name)
             case bool():
                 return TensorType((), "bool")
             case int():

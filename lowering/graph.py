@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING, Union
 
 from lowering.extents import Shape, show
 from lowering.location import Span
 
-Scalar = float | int | bool
-Attribute = float | int | bool | str | tuple["Attribute", ...]
+if TYPE_CHECKING:  # the public errors name this module, and importing them must stay light
+    import numpy as np
+
+# A literal; numpy's scalars are literals of a dtype that the document gives.
+Scalar = Union[float, int, bool, "np.generic"]
+# An operation that repeats a graph has it as an attribute.
+Attribute = Union[float, int, bool, str, "Graph", tuple["Attribute", ...]]
 
 
 @dataclass(frozen=True, slots=True)

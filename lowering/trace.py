@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ class Context:
     precision: jax.lax.PrecisionLike = (
         None  # of matrix products and convolutions; None is jax's default
     )
+    registry: Registry = field(default_factory=Registry)  # for rules that trace a graph themselves
 
 
 def trace(
@@ -35,6 +36,7 @@ def trace(
     Under `jax.jit` what nobody reads is left out by XLA. What depends on constants alone is a numpy
     array.
     """
+    context = replace(context, registry=registry)
     values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     values.update((p.value, parameters[p.label]) for p in graph.parameters)
     values.update((s.value, states[s.label]) for s in graph.states)

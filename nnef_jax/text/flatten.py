@@ -13,14 +13,14 @@ from types import GeneratorType
 from typing import Any, cast
 
 from lowering.builder import GraphBuilder
-from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, volume
-from lowering.graph import Call, Graph, Operand, Value
+from lowering.errors import InvalidOperation
+from lowering.graph import Call, Graph, Value
 from lowering.location import Source, Span
-from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, raise_all
+from nnef_jax.errors import LimitError, NnefError, raise_all
 from nnef_jax.text import library
 from nnef_jax.text import syntax as s
 from nnef_jax.text import values as v
+from nnef_jax.text.emission import Emitter
 from nnef_jax.text.invocation import bind
 from nnef_jax.text.library import GENERIC_RESULT, INTRODUCING, Scope, standard
 from nnef_jax.text.options import Options
@@ -29,7 +29,6 @@ from nnef_jax.text.tensors import (
     external_type,
     generic_of,
     result_count,
-    show_operand,
     variable_type,
 )
 from nnef_jax.text.types import Tensor, Type, has_tensor
@@ -78,14 +77,12 @@ class _Poisoned(Exception):
 _Step = Generator["_Step", Any, Any]
 
 
-class _Flattener:
+class _Flattener(Emitter):
     def __init__(self, document: s.Document, scope: Scope, options: Options) -> None:
+        super().__init__(GraphBuilder(options.registry, real=options.real), options.limits)
         self.document = document
         self.scope = scope
         self.options = options
-        self.limits = options.limits
-        self.builder = GraphBuilder(options.registry, real=options.real)
-        self.steps = 0
         self.errors: list[NnefError] = []
         self.identifiers: set[str] = set()
         self.variables: set[Value] = set()
@@ -95,7 +92,7 @@ class _Flattener:
         called = next(s.invocations([expression]), None)
         if called is not None:
             hint = "write numbers and arrays of numbers"
-            raise self._error("an expression here must not call operations", called, frame, hint)
+            raise self.error("an expression here must not call operations", called, frame, hint)
         return self._run(self._evaluate(expression, frame))
 
     def flatten(self) -> Graph:
@@ -181,21 +178,6 @@ class _Flattener:
     def _span(self, node: s.Node, frame: _Frame | None) -> Span:
         return s.span_in(frame.source if frame else self.document.source, node)
 
-    def _error(self, message: str, node: s.Node, frame: _Frame, hint: str = "") -> SemanticError:
-        return SemanticError(message, span=self._span(node, frame), calls=frame.calls, hint=hint)
-
-    def _limit(self, message: str, limit: str, node: s.Node, frame: _Frame) -> LimitError:
-        endless = "is the recursion endless? " if limit == "call_depth" else ""
-        hint = f"{endless}load(..., limits=nnef_jax.Limits({limit}=...)) allows more"
-        return LimitError(message, span=self._span(node, frame), calls=frame.calls, hint=hint)
-
-    def _spend(self, steps: int, node: s.Node, frame: _Frame) -> None:
-        self.steps += steps
-        if self.steps > self.limits.steps:
-            raise self._limit(
-                f"flattening takes more than {self.limits.steps} steps", "steps", node, frame
-            )
-
     # Expressions
 
     def _evaluate(self, node: s.Expression, frame: _Frame, names: Sequence[str] = ()) -> Any:
@@ -203,7 +185,7 @@ class _Flattener:
 
         `names` are those wanted for the tensors that it makes.
         """
-        self._spend(1, node, frame)
+        self.spend(1, node, frame)
         match node:
             case s.Literal(value=value):
                 return value
@@ -267,12 +249,12 @@ class _Flattener:
         try:
             value = compute()
         except v.InvalidValue as error:
-            raise self._error(str(error), node, frame) from None
+            raise self.error(str(error), node, frame) from None
         except v.TooLarge as error:
-            raise self._limit(str(error), "array_items", node, frame) from None
+            raise self.beyond(str(error), "array_items", node, frame) from None
         for sequence in (value, *read):  # time and memory that one step does not stand for
             if isinstance(sequence, list | str):
-                self._spend(len(sequence) // _ITEMS_PER_STEP, node, frame)
+                self.spend(len(sequence) // _ITEMS_PER_STEP, node, frame)
         return value
 
     def _binary(
@@ -304,7 +286,7 @@ class _Flattener:
             iterables.append((yield self._evaluate(loop.iterable, frame)))
         if len({len(iterable) for iterable in iterables}) > 1:
             lengths = " and ".join(str(len(iterable)) for iterable in iterables)
-            raise self._error(f"the arrays iterated together have lengths {lengths}", node, frame)
+            raise self.error(f"the arrays iterated together have lengths {lengths}", node, frame)
         items: list[Any] = []
         for together in zip(*iterables, strict=True):
             for loop, item in zip(node.loops, together, strict=True):
@@ -343,7 +325,7 @@ class _Flattener:
                 try:
                     attributes["dtype"] = dtype_of(generic, self.builder)
                 except InvalidOperation as error:
-                    raise self._invalid(error, fragment.name, {}, node, frame) from None
+                    raise self.invalid(error, fragment.name, {}, node, frame) from None
             results = self._emit(fragment.name, operands, attributes, node, frame, names)
             return results[0] if len(results) == 1 else results
         return (yield self._call(fragment, arguments, generic, node, frame, names))
@@ -361,7 +343,7 @@ class _Flattener:
         calls = (*frame.calls, Call(fragment.name, self._span(node, frame)))
         if len(calls) > self.limits.call_depth:
             message = f"fragments call each other more than {self.limits.call_depth} deep"
-            raise self._limit(message, "call_depth", node, frame)
+            raise self.beyond(message, "call_depth", node, frame)
         own = dict(zip((r.name for r in fragment.results), names, strict=False))
         prefix = f"{names[0] if names else frame.prefix + fragment.name}_"
         if (
@@ -396,47 +378,11 @@ class _Flattener:
         frame: _Frame,
         names: Sequence[str],
     ) -> tuple[Any, ...]:
-        """Add an operation to the graph; its results, result arrays as lists."""
-        if len(self.builder.operations) >= self.limits.operations:
-            message = f"the flat graph has more than {self.limits.operations} operations"
-            raise self._limit(message, "operations", node, frame)
+        """Add an operation whose operands are all known to the graph."""
         arrays = sum(len(operand) for operand in operands.values() if isinstance(operand, list))
-        self._spend(arrays + max(0, result_count(kind, operands, attributes)), node, frame)
-        operands = {name: cast(Operand, v.freeze(operand)) for name, operand in operands.items()}
-        v.require_known(*operands.values(), limits=self.limits)
-        attributes = {name: v.freeze(value) for name, value in attributes.items()}
-        wanted = names or [frame.prefix + kind]
-        try:
-            results = self.builder.operation(
-                kind, operands, attributes, wanted, self._span(node, frame), frame.calls
-            )
-        except InvalidOperation as error:
-            raise self._invalid(error, kind, operands, node, frame) from None
-        for value in self.builder.operations[-1].writes():
-            self._bound(value, node, frame)
-        return tuple(list(result) if isinstance(result, tuple) else result for result in results)
-
-    def _bound(self, value: Value, node: s.Node, frame: _Frame) -> Value:
-        """The tensor, unless it is larger than any may be; extents left open count as 1."""
-        items = volume(1 if extent is UNKNOWN else extent for extent in value.type.shape)
-        if items > self.limits.tensor_items:
-            message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
-            raise self._limit(message, "tensor_items", node, frame)
-        return value
-
-    def _invalid(
-        self,
-        error: InvalidOperation,
-        kind: str,
-        operands: Mapping[str, Any],
-        node: s.Node,
-        frame: _Frame,
-    ) -> NnefError:
-        """The located error of an operation that refuses its arguments."""
-        shown = ", ".join(f"{name} {show_operand(operand)}" for name, operand in operands.items())
-        message = f"'{kind}': {error.message}" + (f" ({shown})" if shown else "")
-        family = ShapeError if isinstance(error, InvalidShape) else SemanticError
-        return family(message, span=self._span(node, frame), calls=frame.calls, hint=error.hint)
+        self.spend(arrays + max(0, result_count(kind, operands, attributes)), node, frame)
+        v.require_known(*map(v.freeze, operands.values()), limits=self.limits)
+        return self.emit(kind, operands, attributes, node, frame, names)
 
     # Operations that introduce tensors
 
@@ -455,7 +401,7 @@ class _Flattener:
             if kind == "external":
                 shape = self.options.input_shapes.get(name, arguments["shape"])
                 type = external_type(shape, dtype, self.options.open_extent)
-                return self._bound(self.builder.input(name, type), node, frame)
+                return self.bound(self.builder.input(name, type), node, frame)
             if kind == "variable":
                 label = arguments["label"]
                 type = variable_type(arguments["shape"], label, dtype)
@@ -472,7 +418,7 @@ class _Flattener:
                 variable = self.unquantized.get(variable, variable)
             return self.builder.update(variable, value)
         except InvalidOperation as error:
-            raise self._invalid(error, kind, {}, node, frame) from None
+            raise self.invalid(error, kind, {}, node, frame) from None
 
     # What can be run
 
@@ -491,7 +437,7 @@ class _Flattener:
                 yield name, value
             case s.Array(items=items) | s.Tuple(items=items):
                 if len(items) != len(value):
-                    raise self._error(
+                    raise self.error(
                         f"{len(value)} results cannot be assigned to {len(items)} names",
                         target,
                         frame,

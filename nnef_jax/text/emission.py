@@ -1,0 +1,113 @@
+"""What every way of flattening shares: operations into the graph, located errors, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from lowering.builder import GraphBuilder
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, volume
+from lowering.graph import Call, Operand, Value
+from lowering.location import Source
+from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError
+from nnef_jax.limits import Limits
+from nnef_jax.text import syntax as s
+from nnef_jax.text import values as v
+from nnef_jax.text.tensors import show_operand
+
+
+class Frame(Protocol):
+    """A body being evaluated, as far as errors and names need it."""
+
+    @property
+    def source(self) -> Source:
+        """The text that it is in."""
+        ...
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The fragment calls that led to it."""
+        ...
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its tensors start with."""
+        ...
+
+
+class Emitter:
+    """Adds operations to a graph within limits; says where in the text something is wrong."""
+
+    def __init__(self, builder: GraphBuilder, limits: Limits) -> None:
+        self.builder = builder
+        self.limits = limits
+        self.steps = 0
+
+    def error(self, message: str, node: s.Node, frame: Frame, hint: str = "") -> SemanticError:
+        """A semantic error at a node."""
+        span = s.span_in(frame.source, node)
+        return SemanticError(message, span=span, calls=frame.calls, hint=hint)
+
+    def beyond(self, message: str, limit: str, node: s.Node, frame: Frame) -> LimitError:
+        """The error of what is beyond a limit."""
+        endless = "is the recursion endless? " if limit == "call_depth" else ""
+        hint = f"{endless}load(..., limits=nnef_jax.Limits({limit}=...)) allows more"
+        span = s.span_in(frame.source, node)
+        return LimitError(message, span=span, calls=frame.calls, hint=hint)
+
+    def spend(self, steps: int, node: s.Node, frame: Frame) -> None:
+        """Count steps of evaluation."""
+        self.steps += steps
+        if self.steps > self.limits.steps:
+            message = f"flattening takes more than {self.limits.steps} steps"
+            raise self.beyond(message, "steps", node, frame)
+
+    def emit(
+        self,
+        kind: str,
+        operands: Mapping[str, Any],
+        attributes: Mapping[str, Any],
+        node: s.Node,
+        frame: Frame,
+        names: Sequence[str],
+    ) -> tuple[Any, ...]:
+        """Add an operation to the graph; its results, result arrays as lists."""
+        if len(self.builder.operations) >= self.limits.operations:
+            message = f"the flat graph has more than {self.limits.operations} operations"
+            raise self.beyond(message, "operations", node, frame)
+        operands = {name: cast(Operand, v.freeze(operand)) for name, operand in operands.items()}
+        attributes = {name: v.freeze(value) for name, value in attributes.items()}
+        wanted = names or [frame.prefix + kind]
+        try:
+            results = self.builder.operation(
+                kind, operands, attributes, wanted, s.span_in(frame.source, node), frame.calls
+            )
+        except InvalidOperation as error:
+            raise self.invalid(error, kind, operands, node, frame) from None
+        for value in self.builder.operations[-1].writes():
+            self.bound(value, node, frame)
+        return tuple(list(result) if isinstance(result, tuple) else result for result in results)
+
+    def bound(self, value: Value, node: s.Node, frame: Frame) -> Value:
+        """The tensor, unless it is larger than any may be; extents left open count as 1."""
+        items = volume(1 if extent is UNKNOWN else extent for extent in value.type.shape)
+        if items > self.limits.tensor_items:
+            message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
+            raise self.beyond(message, "tensor_items", node, frame)
+        return value
+
+    def invalid(
+        self,
+        error: InvalidOperation,
+        kind: str,
+        operands: Mapping[str, Any],
+        node: s.Node,
+        frame: Frame,
+    ) -> NnefError:
+        """The located error of an operation that refuses its arguments."""
+        shown = ", ".join(f"{name} {show_operand(operand)}" for name, operand in operands.items())
+        message = f"'{kind}': {error.message}" + (f" ({shown})" if shown else "")
+        family = ShapeError if isinstance(error, InvalidShape) else SemanticError
+        span = s.span_in(frame.source, node)
+        return family(message, span=span, calls=frame.calls, hint=error.hint)
