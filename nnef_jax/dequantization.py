@@ -91,6 +91,8 @@ def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
 def _check_codes(
     codes: NDArray[Any], bits: int, signed: bool, quantizer: Quantizer, member: str
 ) -> None:
+    if not codes.size:
+        return
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     least, most = int(codes.min()), int(codes.max())
     if least < low or most > high:

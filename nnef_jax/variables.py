@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.extents import show
+from lowering.extents import Shape, show
 from lowering.graph import Graph, Parameter, StateVariable
 from nnef_jax.dequantization import dequantize
 from nnef_jax.errors import ArchiveError, DataError, NnefError, raise_all
@@ -22,7 +22,15 @@ from nnef_jax.storage.tensorfile import TensorFile, read_tensor_file
 
 Progress = Callable[[int, int], None]  # of how many variables are read, of how many
 
-_KINDS = {"f": "scalars", "i": "integers", "u": "integers", "b": "logical values"}
+_KINDS = {
+    "f": "scalars",
+    "i": "integers",
+    "u": "integers",
+    "b": "logical values",
+    "c": "complex numbers",
+    "O": "strings",
+}
+_CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}  # kinds, to each kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,7 @@ def read_variables(
                     stored.dequantized.add(names[0])
             declared = variable.value.type
             dtype = jnp.dtype(declared.dtype)
-            stored.data[variable.label] = _convert(array.reshape(declared.shape), dtype, member)
+            stored.data[variable.label] = convert(array.reshape(declared.shape), dtype, member)
         except NnefError as error:
             error.span = error.span or variable.span
             errors += error.errors
@@ -86,19 +94,29 @@ def _open(
     variable: Parameter | StateVariable, member: str, archive: Archive, limits: Limits
 ) -> TensorFile:
     if not archive.exists(member):
-        raise ArchiveError(
-            f"{archive.name} has no member '{member}' for the variable '{variable.label}'",
-            hint="each variable is stored in LABEL.dat: correct the label, or add the file",
-        )
+        raise without_member(archive, member, variable.label)
     file = read_tensor_file(archive.open_tensor(member), name=member, limits=limits)
     declared = variable.value.type.shape
-    if _strip(file.array.shape) != _strip(declared):
+    check_shape(file.array.shape, declared, variable.label, member)
+    return file
+
+
+def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
+    """What to raise where a variable has no data."""
+    return ArchiveError(
+        f"{archive.name} has no member '{member}' for the variable '{label}'",
+        hint="each variable is stored in LABEL.dat: correct the label, or add the file",
+    )
+
+
+def check_shape(stored: Shape, declared: Shape, label: str, member: str) -> None:
+    """Raise DataError where the stored shape is not the declared one, but for trailing 1s."""
+    if _strip(stored) != _strip(declared):
         raise DataError(
-            f"{member} has shape {show(file.array.shape)}, variable '{variable.label}' is declared "
+            f"{member} has shape {show(stored)}, variable '{label}' is declared "
             f"with {show(declared)}",
             hint="declare the shape that is stored, or store a tensor of the declared shape",
         )
-    return file
 
 
 def _without_entry(variable: Parameter | StateVariable, member: str) -> DataError:
@@ -111,28 +129,37 @@ def _without_entry(variable: Parameter | StateVariable, member: str) -> DataErro
     )
 
 
-def _strip(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _strip(shape: Shape) -> Shape:
     """The shape without trailing 1s, which say nothing (spec 4.1.3)."""
     while shape and shape[-1] == 1:
         shape = shape[:-1]
     return shape
 
 
-def _convert(array: NDArray[Any], dtype: np.dtype[Any], member: str) -> NDArray[Any]:
-    """The array in the declared dtype, refused where that would lose its meaning."""
+def convert(
+    array: NDArray[Any], dtype: np.dtype[Any], member: str, hint: str = "integer tensors are int32"
+) -> NDArray[Any]:
+    """The array in another dtype; DataError where that would lose the meaning of what is stored.
+
+    `hint` says what to do about integers that are too large.
+    """
     if array.dtype == dtype:
         return array
-    kind = "f" if jnp.issubdtype(dtype, jnp.floating) else dtype.kind
-    if (kind != "f" and array.dtype.kind == "f") or (kind == "b") != (array.dtype.kind == "b"):
+    kind, stored = _kind(dtype), _kind(array.dtype)
+    if stored not in _CONVERTIBLE[kind]:
         raise DataError(
-            f"{member} holds {_KINDS.get(array.dtype.kind, array.dtype)}, the variable is declared "
+            f"{member} holds {_KINDS.get(stored, array.dtype)}, the variable is declared "
             f"to hold {_KINDS[kind]}"
         )
     if kind in "iu" and array.size:
         low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
             raise DataError(
-                f"{member} holds values from {low} to {high}, which do not fit {dtype}",
-                hint="integer tensors are int32",
+                f"{member} holds values from {low} to {high}, which do not fit {dtype}", hint=hint
             )
-    return array.astype(dtype)
+    with np.errstate(over="ignore"):  # to infinity, as in any computation
+        return array.astype(dtype)
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    return "f" if jnp.issubdtype(dtype, jnp.floating) else dtype.kind

@@ -92,6 +92,10 @@ class Archive:
         """
         return self._open.read(name)
 
+    def below(self, folder: str) -> Archive:
+        """A folder of the container as a container of its own, which closing this leaves open."""
+        return Archive(_Below(self._open, folder), self.location(folder), self._limits)
+
     @property
     def _open(self) -> _Container:
         if self._container is None:
@@ -99,18 +103,46 @@ class Archive:
         return self._container
 
 
-def open_archive(source: files.Readable, limits: Limits | None = None) -> Archive:
+class _Below:
+    """The members of a container that are in one of its folders."""
+
+    def __init__(self, container: _Container, folder: str) -> None:
+        self._container = container
+        self._prefix = f"{folder}/"
+
+    def location(self, name: str) -> str:
+        return self._container.location(self._prefix + name)
+
+    def names(self) -> Iterator[str]:
+        for name in self._container.names():
+            if name.startswith(self._prefix):
+                yield name.removeprefix(self._prefix)
+
+    def exists(self, name: str) -> bool:
+        return self._container.exists(self._outer(name))
+
+    def read(self, name: str) -> memoryview:
+        return self._container.read(self._outer(name))
+
+    def _outer(self, name: str) -> str:
+        return name if name.startswith("/") else self._prefix + name
+
+
+def open_archive(
+    source: files.Readable, limits: Limits | None = None, *, name: str = ""
+) -> Archive:
     """Open a network's container.
 
     `source` is a folder, the graph.nnef in a folder, a tar archive (plain, gzip, bzip2 or xz, told
     apart by content), the bytes of an archive, or a binary file object that is read from where it
     is to its end. An archive may hold the network in one folder, as made by `tar czf m.tgz model/`.
+    `name` is what errors call a source that is no path.
 
     Raises `ArchiveError` for what is no container or has no graph.nnef, `LimitError` for one that
     is too large or expands too much, and `OSError` where a path cannot be opened.
     """
     limits = limits or Limits()
-    name, container = _open_source(source, limits)
+    name, container = _open_source(source, limits, name)
     if not container.exists(_GRAPH):
         found = list(islice(container.names(), _SHOWN_NAMES + 1))
         shown = ", ".join(found[:_SHOWN_NAMES]) + ", ..." * (len(found) > _SHOWN_NAMES)
@@ -121,10 +153,10 @@ def open_archive(source: files.Readable, limits: Limits | None = None) -> Archiv
     return Archive(container, name, limits)
 
 
-def _open_source(source: files.Readable, limits: Limits) -> tuple[str, _Container]:
+def _open_source(source: files.Readable, limits: Limits, name: str) -> tuple[str, _Container]:
     if not isinstance(source, str | os.PathLike):
-        name = getattr(source, "name", None)
-        name = name if isinstance(name, str) else "the archive"
+        own = getattr(source, "name", None)
+        name = name or (own if isinstance(own, str) else "the archive")
         data = files.bytes_of(source, limits.archive_bytes)
         if data is None:
             raise LimitError(

@@ -7,7 +7,6 @@ import unicodedata
 
 from nnef_jax.errors import ArchiveError
 
-_SUFFIX = ".dat"
 _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
 
@@ -21,7 +20,7 @@ def split_name(name: str) -> tuple[str, ...] | None:
     return None if name.startswith("/") or ".." in parts else parts
 
 
-def member_of(label: str) -> str:
+def member_of(label: str, suffix: str = ".dat") -> str:
     """The member that holds the data of a label: 'conv1/filter' is stored in 'conv1/filter.dat'.
 
     One leading '/' is dropped, as the Khronos tools do. A label that could name anything but a file
@@ -35,7 +34,7 @@ def member_of(label: str) -> str:
         )
     parts = split_name(label.removeprefix("/"))
     assert parts
-    return "/".join(parts) + _SUFFIX
+    return "/".join(parts) + suffix
 
 
 def refusal(label: str) -> str:

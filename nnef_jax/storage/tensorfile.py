@@ -34,6 +34,7 @@ from nnef_jax.storage import bitstream, files
 
 _MAGIC = b"\x4e\xef"
 _HEADER = struct.Struct("<2sBBII8III76x")
+HEADER_SIZE = _HEADER.size  # of NNEF 1.0
 _MAX_RANK = 8
 _MAX_WORD = 0xFFFF_FFFF
 _LONGEST_HEADER = 1 << 17  # a provisional one with 64 KiB of text
@@ -75,6 +76,21 @@ class TensorFile:
 
 
 @dataclass(frozen=True, slots=True)
+class FinalHeader:
+    """The fields of a header of NNEF 1.0 that have a use, before any of them means anything.
+
+    `vendor` is 0 for the item types of the standard, `signed` the first of the reserved words.
+    """
+
+    length: int
+    shape: tuple[int, ...]
+    bits: int
+    item_type: int
+    vendor: int
+    signed: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Header:
     dtype: np.dtype[Any]
     bits: int
@@ -101,23 +117,25 @@ def read_tensor(source: files.Readable) -> npt.NDArray[Any]:
 
 
 def read_tensor_file(
-    source: files.Readable, *, name: str = "", limits: Limits | None = None
+    source: files.Readable, *, name: str = "", limits: Limits | None = None, empty: bool = False
 ) -> TensorFile:
     """Read a tensor file with all that its header says; `name` is what errors call it.
 
     Nothing is allocated before the header agrees with itself and with the size of the file.
+    With `empty` extents may be 0, which the standard does not have but other writers do.
     Raises `DataError`, `UnsupportedError` for a vendor's item type, `LimitError` for a tensor of
     more than `limits.tensor_bytes`.
     """
     limits = limits or Limits()
     data, name = _contents(source, name, limits)
     header = _read_header(data, name)
+    if 0 in header.shape and not empty:
+        raise DataError(f"{name}: extents {list(header.shape)}, expected each to be at least 1")
     dtype = header.dtype
     items = math.prod(header.shape)
     size = bitstream.packed_size(items, header.bits)
     start = _data_start(data, header, items, size, name)
-    if items * dtype.itemsize > limits.tensor_bytes:
-        _too_large(name, limits)
+    check_size(header.shape, dtype, name, limits)
     try:
         array = _decode(data[start : start + size], header, items)
     except MemoryError:
@@ -126,6 +144,14 @@ def read_tensor_file(
     array.setflags(write=False)
     signed = dtype.kind in "if"
     return TensorFile(array, header.bits, signed, header.quantized, header.quantization)
+
+
+def check_size(shape: tuple[int, ...], dtype: npt.DTypeLike, name: str, limits: Limits) -> None:
+    """Raise LimitError for an array that takes too much memory, were its extents of 0 ones of 1."""
+    if math.prod(max(extent, 1) for extent in shape) * np.dtype(dtype).itemsize > (
+        limits.tensor_bytes
+    ):
+        _too_large(name, limits)
 
 
 def _contents(source: files.Readable, name: str, limits: Limits) -> tuple[memoryview, str]:
@@ -147,7 +173,8 @@ def _too_large(name: str, limits: Limits) -> NoReturn:
     )
 
 
-def _read_header(data: memoryview, name: str) -> _Header:
+def _start(data: memoryview, name: str) -> tuple[int, int]:
+    """The first word after the version, and the rank: both headers start alike."""
     if bytes(data[:2]) != _MAGIC:
         found = f"starts with {bytes(data[:2]).hex(' ')}" if len(data) else "is empty"
         raise DataError(f"{name}: {found}, expected the magic number 4e ef of a tensor file")
@@ -158,6 +185,11 @@ def _read_header(data: memoryview, name: str) -> _Header:
         raise DataError(f"{name}: version {major}.{minor}, expected 1.0")
     if rank > _MAX_RANK:
         raise DataError(f"{name}: rank {rank}, expected at most {_MAX_RANK}")
+    return first, rank
+
+
+def _read_header(data: memoryview, name: str) -> _Header:
+    first, rank = _start(data, name)
     # These bytes are zero in a final header, because an unused extent is zero and an item has less
     # than 256 bits, whereas a provisional one has the bits of an item there.
     at = 12 + 4 * rank
@@ -165,33 +197,32 @@ def _read_header(data: memoryview, name: str) -> _Header:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
     code, bits, text = struct.unpack_from("<BBH", data, at)
     shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, 12)
-    if bits and (first == at + 4 + text or len(data) < _HEADER.size):
-        header = _provisional_header(data, name, shape, (code, bits, text))
-    else:
-        header = _final_header(data, name, shape)
-    if 0 in shape:
-        raise DataError(f"{name}: extents {list(shape)}, expected each to be at least 1")
-    return header
-
-
-def _final_header(data: memoryview, name: str, shape: tuple[int, ...]) -> _Header:
-    if len(data) < _HEADER.size:
-        raise DataError(f"{name}: the header ends after {len(data)} of {_HEADER.size} bytes")
-    length: int
-    bits: int
-    code: int
-    length, bits, code, signed = struct.unpack_from("<4x I 36x III", data)
-    if code >> 16:
-        vendor = (code >> 16).to_bytes(2, "big")
+    if bits and (first == at + 4 + text or len(data) < HEADER_SIZE):
+        return _provisional_header(data, name, shape, (code, bits, text))
+    header = final_header(data, name)
+    if header.vendor:
+        vendor = header.vendor.to_bytes(2, "big")
         shown = f" ('{vendor.decode()}')" if vendor.isalnum() else ""
         raise UnsupportedError(
-            f"{name}: item type {code & 0xFFFF:#x} of vendor {code >> 16:#06x}{shown}",
+            f"{name}: item type {header.item_type:#x} of vendor {header.vendor:#06x}{shown}",
             hint="NNEF defines the item types of vendor 0 only",
         )
-    dtype, quantized = _item_type(_FINAL, code, bits, name)
-    if code == 1 and signed:  # how NNEF 1.0.0 marked signed integers
+    dtype, quantized = _item_type(_FINAL, header.item_type, header.bits, name)
+    if header.item_type == 1 and header.signed:  # how NNEF 1.0.0 marked signed integers
         dtype = np.dtype(f"i{dtype.itemsize}")
-    return _Header(dtype, bits, shape, quantized, _HEADER.size, length)
+    return _Header(dtype, header.bits, shape, quantized, HEADER_SIZE, header.length)
+
+
+def final_header(data: memoryview, name: str) -> FinalHeader:
+    """The header of NNEF 1.0 of a tensor file, of any vendor.
+
+    Raises DataError where there is none; whether its fields agree is for the caller to see.
+    """
+    _, rank = _start(data, name)
+    if len(data) < HEADER_SIZE:
+        raise DataError(f"{name}: the header ends after {len(data)} of {HEADER_SIZE} bytes")
+    words: tuple[int, ...] = struct.unpack_from("<4x I 4x 8I I HHI", data)
+    return FinalHeader(words[0], words[1 : 1 + rank], *words[9:])
 
 
 def _provisional_header(

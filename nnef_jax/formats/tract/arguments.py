@@ -1,0 +1,137 @@
+"""Which argument goes to which parameter, and what attributes the values of arguments are."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import reprlib
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.extents import UNKNOWN, is_symbolic
+from lowering.graph import Value
+from nnef_jax.formats.tract.declarations import is_element_wise
+from nnef_jax.formats.tract.host import host, integers
+from nnef_jax.text import syntax as s
+from nnef_jax.text.invocation import InvalidInvocation
+from nnef_jax.text.types import INTEGER, LOGICAL, SCALAR, STRING, ArrayOf, TupleOf, Type
+
+
+def bind(fragment: s.Fragment, invocation: s.Invocation, *, own: bool) -> dict[str, s.Expression]:
+    """The expressions given to the parameters by name.
+
+    Arguments go by position or name in any mixture. Element-wise operations of the registries
+    ignore what they do not know; `own` is for fragments of the document, which know all they take.
+
+    Raises InvalidInvocation.
+    """
+    names = [p.name for p in fragment.parameters]
+    given: dict[str, s.Argument] = {}
+    for position, argument in enumerate(invocation.arguments):
+        name = argument.name
+        if name is None:
+            if position >= len(names):
+                raise InvalidInvocation(
+                    f"'{fragment.name}' takes at most {len(names)} arguments, "
+                    f"this is number {position + 1}",
+                    argument,
+                )
+            name = names[position]
+        elif name not in names:
+            if not own and is_element_wise(fragment):
+                continue
+            similar = difflib.get_close_matches(name, names, n=1)
+            raise InvalidInvocation(
+                f"'{fragment.name}' has no parameter '{name}'",
+                argument,
+                hint=f"did you mean '{similar[0]}'?"
+                if similar
+                else f"its parameters are {', '.join(names)}",
+            )
+        if name in given:
+            raise InvalidInvocation(f"argument '{name}' is given twice", argument)
+        given[name] = argument
+    missing = [p.name for p in fragment.parameters if p.name not in given and p.default is None]
+    if missing:
+        raise InvalidInvocation(
+            f"'{fragment.name}' lacks {', '.join(repr(name) for name in missing)}", invocation
+        )
+    return {name: argument.value for name, argument in given.items()}
+
+
+def attribute(value: Any, type: Type) -> Any:
+    """The value of an argument as an attribute of its declared type.
+
+    Raises InvalidOperation where it is none, in particular where it depends on the data that the
+    network is run on.
+    """
+    match type:
+        case _ if type == STRING:
+            if not isinstance(value, str):
+                raise InvalidOperation(f"a string is due, this is {_shown(value)}")
+            return value
+        case _ if type == INTEGER:
+            return _one(integers(_number(value)), value)
+        case _ if type == SCALAR:
+            number = _one(_number(value).ravel().tolist(), value)
+            if is_symbolic(number):
+                raise InvalidOperation(
+                    "a number must be known here, this is a symbolic extent",
+                    hint="export it for known shapes",
+                )
+            return math.nan if number is UNKNOWN else float(number)
+        case _ if type == LOGICAL:
+            return bool(_one(_number(value).ravel().tolist(), value))
+        case ArrayOf(item) if item in (INTEGER, SCALAR, LOGICAL):
+            return [attribute(part, item) for part in _items(value)]
+        case ArrayOf(item):
+            return [attribute(part, item) for part in _sequence(value)]
+        case TupleOf(parts):
+            found = _sequence(value)
+            if len(found) != len(parts):
+                raise InvalidOperation(f"{len(parts)} values are due, these are {len(found)}")
+            return tuple(attribute(part, item) for part, item in zip(found, parts, strict=True))
+        case _:
+            raise InvalidOperation(f"a value of type {type} is due, this is {_shown(value)}")
+
+
+def _number(value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, Value):
+        raise InvalidOperation(
+            f"'{value.name}' must be known when the network is compiled, "
+            "but it depends on the data of the inputs",
+            hint="shapes and other attributes may follow from shapes of the inputs alone",
+        )
+    if isinstance(value, str | tuple):
+        raise InvalidOperation(f"a number is due, this is {_shown(value)}")
+    return host(value)
+
+
+def _items(value: Any) -> list[Any]:
+    """The items of an array of numbers; one number stands for an array of it alone."""
+    if isinstance(value, list | tuple):
+        return list(value)  # pyright: ignore[reportUnknownArgumentType]
+    array = _number(value)
+    return [np.asarray(item, array.dtype) for item in array.ravel()]
+
+
+def _sequence(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return list(value)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, np.ndarray) and value.ndim:
+        return [np.asarray(item, value.dtype) for item in value]
+    raise InvalidOperation(f"an array is due, this is {_shown(value)}")
+
+
+def _one(items: list[Any], value: Any) -> Any:
+    if len(items) != 1:
+        raise InvalidOperation(f"one value is due, this is {_shown(value)}")
+    return items[0]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Value):
+        return f"the tensor '{value.name}'"
+    return reprlib.repr(value.tolist() if isinstance(value, np.ndarray) else value)

@@ -1,0 +1,128 @@
+"""What a graph of the dialect reads from its archive: tensors, JSON documents, other networks."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+from numpy.typing import NDArray
+
+from lowering.location import Source
+from nnef_jax.errors import ArchiveError, LimitError
+from nnef_jax.formats.tract.json_documents import Json, read_json, value_at
+from nnef_jax.formats.tract.safetensors_file import SUFFIX, SafetensorsFile
+from nnef_jax.formats.tract.tensors import StoredTensor, read_tensor_file
+from nnef_jax.limits import Limits
+from nnef_jax.storage.archive import Archive, open_archive
+from nnef_jax.storage.labels import member_of
+from nnef_jax.variables import convert, without_member
+
+_GRAPH, _QUANTIZATION = "graph.nnef", "graph.quant"
+_ARCHIVES = (".nnef.tgz", ".nnef.tar")
+_MAX_DEPTH = 16  # of networks in networks: an archive can be made that holds itself
+_LARGE = "enable jax's x64 mode, jax.config.update('jax_enable_x64', True), and load again"
+
+
+class Resources:
+    """The texts and data of one network, read when asked for and kept.
+
+    What was read stays valid after the archive is closed. A label names the member LABEL.dat, or
+    any other suffix; slashes that it starts with are dropped, as tract does.
+    """
+
+    def __init__(self, archive: Archive, limits: Limits, *, depth: int = 0) -> None:
+        self._archive = archive
+        self._limits = limits
+        self._depth = depth
+        self._tensors: dict[str, StoredTensor] = {}
+        self._documents: dict[str, Any] = {}
+        self._networks: dict[str, Resources] = {}
+
+    @cached_property
+    def graph(self) -> Source:
+        """The text of the network."""
+        return self._archive.read_text(_GRAPH)
+
+    @cached_property
+    def quantization(self) -> Source | None:
+        """The text of graph.quant, where there is one."""
+        exists = self._archive.exists(_QUANTIZATION)
+        return self._archive.read_text(_QUANTIZATION) if exists else None
+
+    def get(self, label: str) -> StoredTensor:
+        """The tensor of a label: from LABEL.dat, or from any member in the safetensors format.
+
+        Raises ArchiveError where there is neither, and what reading it raises.
+        """
+        if label not in self._tensors:
+            self._tensors[label] = self._read(label)
+        return self._tensors[label]
+
+    def _read(self, label: str) -> StoredTensor:
+        member = _member(label, ".dat")
+        if self._archive.exists(member):
+            return read_tensor_file(self._archive.open_tensor(member), member, self._limits)
+        for file in self._safetensors:
+            for name in (label, label.lstrip("/")):
+                stored = file.get(name)
+                if stored is not None:
+                    return stored
+        raise without_member(self._archive, member, label)
+
+    @cached_property
+    def _safetensors(self) -> list[SafetensorsFile]:
+        return [
+            SafetensorsFile(self._archive.open_tensor(name), name, self._limits)
+            for name in self._archive.names()
+            if name.endswith(SUFFIX)
+        ]
+
+    def json(self, label: str, key: str) -> Json:
+        """The value at a key path of LABEL.json, as `value_at` finds it.
+
+        Raises ArchiveError where there is no such member, and what reading it raises.
+        """
+        member = _member(label, ".json")
+        if member not in self._documents:
+            self._documents[member] = read_json(self._archive.read_text(member), self._limits)
+        return value_at(self._documents[member], key, member)
+
+    def submodel(self, label: str) -> Resources:
+        """The network in LABEL.nnef.tgz, LABEL.nnef.tar or the folder LABEL.
+
+        Raises ArchiveError where there is none, LimitError where networks are nested too deeply.
+        """
+        if label not in self._networks:
+            if self._depth == _MAX_DEPTH:
+                raise LimitError(
+                    f"{self._archive.name}: networks are nested more than {_MAX_DEPTH} deep"
+                )
+            archive = self._open(label)
+            self._networks[label] = Resources(archive, self._limits, depth=self._depth + 1)
+        return self._networks[label]
+
+    def _open(self, label: str) -> Archive:
+        outer = self._archive
+        names = [_member(label, suffix) for suffix in _ARCHIVES]
+        for name in names:
+            if outer.exists(name):
+                data, shown = outer.open_tensor(name), outer.location(name)
+                return open_archive(data, self._limits, name=shown)
+        folder = _member(label, "")
+        if outer.exists(f"{folder}/{_GRAPH}"):
+            return outer.below(folder)
+        names.append(f"{folder}/{_GRAPH}")
+        raise ArchiveError(f"{outer.name} has no network '{label}': no {', no '.join(names)}")
+
+
+def as_dtype(array: NDArray[Any], dtype: str, member: str) -> NDArray[Any]:
+    """Stored data in the dtype that the network computes in.
+
+    Raises DataError where integers do not fit it, and where it is of another kind than the data.
+    """
+    return convert(array, jnp.dtype(dtype), member, _LARGE if array.dtype.itemsize == 8 else "")
+
+
+def _member(label: str, suffix: str) -> str:
+    return member_of(label.lstrip("/"), suffix)

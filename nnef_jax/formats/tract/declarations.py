@@ -1,0 +1,102 @@
+"""The operations of the dialect by name, from the declarations of its registries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from lowering.location import Source
+from nnef_jax.text import library
+from nnef_jax.text import syntax as s
+from nnef_jax.text.parser import parse_library
+from nnef_jax.text.types import ArrayOf, Tensor, has_tensor
+
+# In the order in which tract looks them up, the last one first.
+REGISTRIES = (
+    "tract_nnef",
+    "tract_core",
+    "tract_resource",
+    "tract_pulse",
+    "tract_onnx",
+    "tract_extra",
+    "tract_transformers",
+)
+
+# Names that operations had before they moved to another registry, and names of tract for
+# operations of NNEF.
+ALIASES = {
+    "tract_transformers_rms_norm": "tract_core_rms_norm",
+    "tract_transformers_silu": "tract_core_silu",
+    "tract_transformers_gelu_approx": "tract_core_gelu_approx",
+    "tract_qwen35_causal_conv1d_update": "tract_transformers_causal_conv1d_update",
+    "tract_qwen35_gdn_recurrent": "tract_transformers_gdn_recurrent",
+    "tract_onnx_grid_sample": "tract_core_grid_sample",
+    "tract_onnx_is_nan": "tract_core_is_nan",
+    "tract_onnx_isinf": "tract_core_is_inf",
+}
+
+# Operations that are refused whatever they are given, and why.
+_CACHE = (
+    "it hides a cache that grows inside the network: export the cache as inputs and outputs instead"
+)
+_RANDOM = "it draws random numbers: pass them to the network as an input instead"
+REFUSED = {
+    "tract_transformers_dyn_kv_cache": _CACHE,
+    "tract_transformers_quantized_dyn_kv_cache": _CACHE,
+    "tract_transformers_window_kv_sdpa": _CACHE,
+    "tract_transformers_quantized_kv_sdpa": _CACHE,
+    "tract_onnx_multinomial": _RANDOM,
+    "tract_onnx_random": _RANDOM,
+}
+
+
+@cache
+def registry(name: str) -> Mapping[str, s.Fragment]:
+    """The declarations of one registry by name."""
+    text = files("nnef_jax.formats.tract").joinpath(f"{name}.nnef").read_text(encoding="utf-8")
+    return parse_library(Source(f"{name}.nnef", text))
+
+
+@cache
+def declarations() -> Mapping[str, s.Fragment]:
+    """All operations that a document of the dialect may call: those of NNEF 1.0 among them."""
+    found = dict(library.standard())
+    for name in REGISTRIES:
+        found |= registry(name)
+    return found | {alias: found[name] for alias, name in ALIASES.items()}
+
+
+def signatures() -> dict[str, tuple[str, ...]]:
+    """The parameters of the operations that registries declare, as rules take them."""
+    return {
+        name: tuple(p.name for p in fragment.parameters)
+        for registry_name in REGISTRIES
+        for name, fragment in registry(registry_name).items()
+    }
+
+
+def registry_of(name: str) -> str:
+    """The registry that has an operation of this name, or would have it by its prefix."""
+    for candidate in reversed(REGISTRIES):
+        if name in registry(candidate):
+            return candidate
+    return next((r for r in REGISTRIES if name.startswith(f"{r}_")), "")
+
+
+def is_element_wise(fragment: s.Fragment) -> bool:
+    """Whether an operation takes tensors and nothing else: it may be given more, and ignores it."""
+    return all(isinstance(p.type, Tensor) for p in fragment.parameters)
+
+
+def is_operand(parameter: s.Parameter) -> bool:
+    """Whether a parameter takes a tensor, or an array of tensors."""
+    return has_tensor(parameter.type)
+
+
+def item_of(parameter: s.Parameter) -> str | None:
+    """What the tensors of an operand hold: scalar, integer, logical, `?`, or None for anything."""
+    type = parameter.type
+    while isinstance(type, ArrayOf):
+        type = type.item
+    return type.item if isinstance(type, Tensor) else None

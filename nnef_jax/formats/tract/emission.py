@@ -1,0 +1,271 @@
+"""Operations of the dialect put into a graph, with the casts that it leaves to its reader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from jax.errors import InconclusiveDimensionOperation
+from numpy.typing import NDArray
+
+from lowering.builder import GraphBuilder
+from lowering.errors import InvalidOperation
+from lowering.extents import UNKNOWN
+from lowering.graph import Value
+from nnef_jax.errors import UnsupportedError
+from nnef_jax.formats.tract import datum, declarations
+from nnef_jax.formats.tract.arguments import attribute
+from nnef_jax.formats.tract.host import Host, NotFolded, boxes, fold, host, integers, is_plain
+from nnef_jax.formats.tract.unify import Defaults, common_dtype, converted, own_dtype, typed
+from nnef_jax.text import syntax as s
+from nnef_jax.text.emission import Emitter, Frame
+from nnef_jax.text.options import Options
+from nnef_jax.text.types import ArrayOf
+
+_DATUM_TYPES = frozenset(
+    {
+        "to", "datum_type", "acc", "acc_datum_type", "output", "output_type", "output_dt",
+        "out_dt", "scale_dt",
+    }
+)  # fmt: skip
+# Operations with a bias, which is stored in steps of the product of the scales of the two others
+# where these are quantised, and operations whose result has the steps of their operand.
+_BIASED = ("conv", "deconv", "linear")
+_KEEPS_SCALE = frozenset(
+    {
+        "copy", "reshape", "transpose", "squeeze", "unsqueeze", "slice", "pad", "max_pool", "relu",
+        "tract_core_cast",
+    }
+)  # fmt: skip
+_LARGEST_ATTRIBUTE = 4096  # items of a parameter that may stand for an attribute
+
+
+class Results(tuple[Any, ...]):
+    """The results of an operation that has several."""
+
+
+class TractEmitter(Emitter):
+    """Applies declared operations to what documents give them.
+
+    That is tensors of the graph, host values (`host`), and numbers and lists of these.
+    """
+
+    def __init__(self, options: Options) -> None:
+        integer = datum.compute_dtype("int64", options.real)
+        builder = GraphBuilder(options.registry, real=options.real, integer=integer)
+        super().__init__(builder, options.limits)
+        self.constants: dict[Value, NDArray[Any]] = {}  # parameters, as they are stored
+        self.scales: dict[Value, float] = {}  # the steps of tensors that graph.quant names
+        self.is_open = True  # whether UNKNOWN may stand for an extent
+
+    def located(self, compute: Callable[[], Any], node: s.Node, frame: Frame) -> Any:
+        """What is computed; an operation that refuses its arguments becomes a located error."""
+        kind = node.operation if isinstance(node, s.Invocation) else "operator"
+        try:
+            return compute()
+        except InvalidOperation as error:
+            raise self.invalid(error, kind, {}, node, frame) from None
+        except InconclusiveDimensionOperation:
+            raise UnsupportedError(
+                f"'{kind}' depends on more of an extent than is known while it is symbolic",
+                span=s.span_in(frame.source, node),
+                calls=frame.calls,
+                hint="export it for known shapes",
+            ) from None
+
+    def apply(
+        self,
+        kind: str,
+        arguments: Mapping[str, Any],
+        node: s.Node,
+        frame: Frame,
+        names: Sequence[str],
+    ) -> Any:
+        """The result of a declared operation: on the host if all is known, else in the graph."""
+
+        def compute() -> Any:
+            fragment = declarations.declarations()[kind]
+            operands: dict[str, Any] = {}
+            attributes: dict[str, Any] = {}
+            for parameter in fragment.parameters:
+                value = arguments[parameter.name]
+                if declarations.is_operand(parameter):
+                    operands[parameter.name] = self._operand(value, parameter, node, frame)
+                else:
+                    attributes[parameter.name] = self._attribute(value, parameter)
+            try:
+                if all(map(_is_known, operands.values())):
+                    result = fold(kind, operands, attributes)
+                    return Results(result) if isinstance(result, list) else result
+            except NotFolded:
+                pass
+            if kind in _BIASED:
+                operands["bias"] = self._bias(operands, node, frame)
+            unified = self._unified(fragment, operands, node, frame)
+            results = self.emit(kind, unified, attributes, node, frame, names)
+            read = next(iter(operands.values()), None)
+            if kind in _KEEPS_SCALE and isinstance(read, Value) and read in self.scales:
+                self.scales[results[0]] = self.scales[read]
+            if len(results) == 1:
+                return Results(results[0]) if isinstance(results[0], list) else results[0]
+            return Results(results)
+
+        return self.located(compute, node, frame)
+
+    def _bias(self, operands: Mapping[str, Any], node: s.Node, frame: Frame) -> Any:
+        """The bias in real numbers, also where it is stored in steps that no entry gives."""
+        input, filter, bias = (operands[name] for name in ("input", "filter", "bias"))
+        scales = [self.scales.get(x) for x in (input, filter) if isinstance(x, Value)]
+        if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
+            return bias
+        if len(scales) < 2 or None in scales:
+            return bias
+        step = math.prod(scale for scale in scales if scale is not None)
+        real = self.cast(bias, self.builder.real, node, frame)
+        return self.apply("mul", {"x": real, "y": step}, node, frame, [f"{bias.name}_real"])
+
+    def _attribute(self, value: Any, parameter: s.Parameter) -> Any:
+        try:
+            found = attribute(self.known(value), parameter.type)
+            if parameter.name in _DATUM_TYPES and found:
+                found = datum.dtype_of(found, self.builder.real)
+            self._require_known(found)
+            return found
+        except InvalidOperation as error:
+            message = f"'{parameter.name}': {error.message}"
+            raise type(error)(message, error.hint) from None
+
+    def _require_known(self, value: Any) -> None:
+        """Refuse a number that no shape of an input can make known."""
+        if isinstance(value, list | tuple):
+            for item in cast(list[Any], value):
+                self._require_known(item)
+        elif value is UNKNOWN and not self.is_open:
+            raise InvalidOperation("a whole number is due, this is not a number")
+
+    def known(self, value: Any) -> Any:
+        """The value with parameters, where they are few items, as what is stored of them."""
+        if isinstance(value, list | tuple):
+            return type(value)(self.known(item) for item in value)  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(value, Value) and value in self.constants:
+            stored = self.constants[value]
+            return host(stored) if stored.size <= _LARGEST_ATTRIBUTE else value
+        return value
+
+    def _operand(self, value: Any, parameter: s.Parameter, node: s.Node, frame: Frame) -> Any:
+        """A tensor, a known value, False for one that is left out, or a list of tensors."""
+        if value is False and parameter.default == s.Literal(0, False):
+            return False
+        if not isinstance(parameter.type, ArrayOf):
+            return self._one_operand(value, parameter.name, node, frame)
+        items = cast(list[Any], value if isinstance(value, list | tuple) else [value])
+        return [
+            self._one_operand(item, f"{parameter.name}[{i}]", node, frame)
+            for i, item in enumerate(items)
+        ]
+
+    def _one_operand(self, value: Any, name: str, node: s.Node, frame: Frame) -> Value | Host:
+        if isinstance(value, Value):
+            return value
+        if _holds_tensors(value):
+            return self.apply("stack", {"values": value, "axis": 0}, node, frame, ())
+        try:
+            return host(value)
+        except InvalidOperation as error:
+            raise InvalidOperation(f"'{name}': {error.message}") from None
+
+    def _unified(
+        self, fragment: s.Fragment, operands: Mapping[str, Any], node: s.Node, frame: Frame
+    ) -> dict[str, Any]:
+        """The operands as tensors and typed literals; those of one item type get one dtype."""
+        items = {p.name: declarations.item_of(p) for p in fragment.parameters}
+        dtypes: dict[str, str] = {}
+        defaults = Defaults(self.builder.real, self.builder.integer, self.constants.keys())
+        for item in ("?", "scalar"):
+            group = [
+                x
+                for name, operand in operands.items()
+                if items[name] == item and operand is not False
+                for x in (operand if isinstance(operand, list) else [operand])
+            ]
+            if group:
+                exact = fragment.name == "div"  # where a whole divisor does not mean integers
+                dtypes[item] = common_dtype(group, item, defaults, exact=exact)
+
+        def unify(x: Any, item: str | None) -> Any:
+            if isinstance(x, list):
+                return [unify(part, item) for part in cast(list[Any], x)]
+            if x is False:
+                return x
+            dtype = dtypes.get(item or "")
+            if isinstance(x, Value):
+                return self.cast(x, dtype, node, frame) if dtype else x
+            if item == "integer":
+                x = boxes(integers(x)).reshape(x.shape)
+                self._require_known(x.ravel().tolist())
+            dtype = dtype or own_dtype(x, item, defaults)
+            if x.ndim == 0 and is_plain(x.ravel()):
+                return self.literal(x, dtype)
+            return self.tensor(x, dtype, node, frame)
+
+        return {name: unify(operand, items[name]) for name, operand in operands.items()}
+
+    def literal(self, value: Host, dtype: str) -> Any:
+        """A known value of one item as a literal of a dtype."""
+        try:
+            return typed(value, dtype)
+        except OverflowError:
+            x64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
+            message = f"{value.item()} does not fit {dtype}"
+            raise InvalidOperation(message, hint=x64 if dtype == "int32" else "") from None
+
+    def cast(
+        self, x: Value, dtype: str, node: s.Node, frame: Frame, names: Sequence[str] = ()
+    ) -> Value:
+        """A tensor in a dtype."""
+        if x.type.dtype == dtype:
+            return x
+        wanted = names or [self.builder.unreserved(f"{x.name}_{dtype}")]
+        (result,) = self.emit("tract_core_cast", {"input": x}, {"to": dtype}, node, frame, wanted)
+        stored = self.constants.get(x)
+        if stored is not None:  # still known when the document is flattened
+            is_small = stored.size <= _LARGEST_ATTRIBUTE
+            self.constants[result] = converted(stored, dtype) if is_small else stored
+        return result
+
+    def tensor(
+        self, value: Any, dtype: str, node: s.Node, frame: Frame, names: Sequence[str] = ()
+    ) -> Value:
+        """A value as a tensor of the graph, of the dtype that it has where that is ''."""
+        if _holds_tensors(value):
+            value = self.apply("stack", {"values": value, "axis": 0}, node, frame, names)
+        if isinstance(value, Value):
+            return self.cast(value, dtype, node, frame) if dtype else value
+        try:
+            known = host(value)
+            defaults = Defaults(self.builder.real, self.builder.integer, set())
+            dtype = dtype or own_dtype(known, None, defaults)
+            items = tuple(known.ravel().tolist())
+            if is_plain(items):
+                items = tuple(self.literal(np.array(x), dtype).item() for x in items)
+        except InvalidOperation as error:
+            raise self.invalid(error, "constant", {}, node, frame) from None
+        attributes = {"shape": known.shape, "value": items, "dtype": dtype}
+        kind = "constant" if items and is_plain(items) else "values"
+        (result,) = self.emit(kind, {}, attributes, node, frame, names)
+        return result
+
+
+def _is_known(operand: Any) -> bool:
+    if isinstance(operand, list):
+        return all(map(_is_known, cast(list[Any], operand)))
+    return isinstance(operand, np.ndarray)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a list, or a list in it, has tensors of the graph among its items."""
+    return isinstance(value, list) and any(
+        isinstance(item, Value) or _holds_tensors(item) for item in cast(list[Any], value)
+    )

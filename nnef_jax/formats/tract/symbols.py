@@ -1,0 +1,218 @@
+"""Symbolic extents: their values for given input shapes, and the assertions on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lowering.extents import UNKNOWN, is_symbolic
+from lowering.location import Span
+from nnef_jax.errors import InputError
+from nnef_jax.formats.tract.document import Assertion, Document
+from nnef_jax.text import syntax as s
+
+_LARGEST = 1 << 40  # that a symbol is looked for
+EXTERNALS = ("external", "tract_core_external")
+_COMPARISONS = {
+    "<": lambda a, b: a < b,
+    ">": lambda a, b: a > b,
+    "<=": lambda a, b: a <= b,
+    ">=": lambda a, b: a >= b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+}
+
+
+def external_shapes(document: Document) -> dict[str, tuple[s.Expression, ...]]:
+    """The shapes of the graph's inputs by name, as expressions."""
+    shapes: dict[str, tuple[s.Expression, ...]] = {}
+    for assignment in document.graph.body:
+        match assignment:
+            case s.Assignment(
+                target=s.Identifier(name=name),
+                value=s.Invocation(operation=operation, arguments=arguments),
+            ) if operation in EXTERNALS:
+                positions = {"tract_core_external": ("datum_type", "shape")}
+                names = positions.get(operation, ("shape",))
+                shapes[name] = ()
+                for position, argument in enumerate(arguments):
+                    named = argument.name or (names[position] if position < len(names) else "")
+                    if named == "shape":
+                        value = argument.value
+                        shapes[name] = value.items if isinstance(value, s.Array) else (value,)
+            case _:
+                pass
+    return shapes
+
+
+def symbols_of(document: Document) -> tuple[str, ...]:
+    """The symbols of a document: declared ones, and those that only occur in shapes of inputs."""
+    found = dict.fromkeys(document.symbols)
+    for shape in external_shapes(document).values():
+        for extent in shape:
+            found |= dict.fromkeys(_names(extent))
+    return tuple(found)
+
+
+def solve(document: Document, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, int]:
+    """The values of the symbols that follow from known shapes of inputs, UNKNOWN for all others.
+
+    Raises InputError where shapes ask for different values of a symbol or for none that there is,
+    or an assertion fails.
+    """
+    equations = [
+        _Equation(name, axis, expression, extent)
+        for name, shape in external_shapes(document).items()
+        for axis, (expression, extent) in enumerate(zip(shape, shapes.get(name, ()), strict=False))
+        if extent is not None and extent is not UNKNOWN and any(_names(expression))
+    ]
+    # Quotients last: they leave open which of several values a symbol has.
+    equations.sort(key=lambda equation: _divides(equation.expression))
+    values: dict[str, int] = {}
+    while True:
+        solutions = ((e, e.solution(values)) for e in equations)
+        found = next(((e, x) for e, x in solutions if x is not None), None)
+        if found is None:
+            break
+        values[found[0].free(values)[0]] = found[1]
+    for equation in equations:
+        equation.check(document, values)
+    for assertion in document.assertions:
+        _check(document, assertion, values)
+    return {symbol: values.get(symbol, UNKNOWN) for symbol in symbols_of(document)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Equation:
+    """An extent of an input that the document gives by an expression of symbols."""
+
+    input: str
+    axis: int
+    expression: s.Expression
+    extent: int
+
+    def free(self, values: Mapping[str, int]) -> list[str]:
+        """The symbols in it that have no value yet."""
+        return [name for name in dict.fromkeys(_names(self.expression)) if name not in values]
+
+    def solution(self, values: Mapping[str, int]) -> int | None:
+        """The value of its only free symbol, None where there is none or it has more of them."""
+        free = self.free(values)
+        if len(free) != 1:
+            return None
+
+        def at(value: int) -> Any:
+            return evaluate(self.expression, {**values, free[0]: value})
+
+        if isinstance(self.expression, s.Identifier):
+            return self.extent
+        zero, one = at(0), at(1)
+        if zero is UNKNOWN or one is UNKNOWN:
+            return None
+        if one != zero:
+            guess = (self.extent - zero) // (one - zero)
+            if (is_symbolic(guess) or guess >= 0) and at(guess) == self.extent:
+                return guess
+        return None if is_symbolic(self.extent) else self._by_doubling(at)
+
+    def _by_doubling(self, at: Callable[[int], Any]) -> int | None:
+        """The smallest value for which an expression that grows is the extent."""
+        high = 1
+        while not at(high) >= self.extent:
+            high *= 2
+            if high > _LARGEST:
+                return None
+        low = 0
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if at(middle) >= self.extent else (middle + 1, high)
+        return low if at(low) == self.extent else None
+
+    def check(self, document: Document, values: Mapping[str, int]) -> None:
+        """Raise InputError where the values of the symbols give another extent."""
+        if is_symbolic(self.extent):
+            return
+        found, free = evaluate(self.expression, values), self.free(values)
+        span = s.span_in(document.source, self.expression)
+        start = f"input '{self.input}' has extent {self.extent} at axis {self.axis}, "
+        if len(free) == 1:
+            raise InputError(f"{start}which no value of {free[0]} gives", span=span)
+        if found is not UNKNOWN and not is_symbolic(found) and found != self.extent:
+            known = ", ".join(f"{n} = {values[n]}" for n in dict.fromkeys(_names(self.expression)))
+            raise InputError(
+                f"{start}it should be {found}: {known}",
+                span=span,
+                hint="inputs that share a symbol must agree on it",
+            )
+
+
+def evaluate(expression: s.Expression, values: Mapping[str, int]) -> Any:
+    """The value of an expression of symbols and integers, UNKNOWN where a symbol has none."""
+    match expression:
+        case s.Literal(value=int() as value) if not isinstance(value, bool):
+            return value
+        case s.Identifier(name=name):
+            return values.get(name, UNKNOWN)
+        case s.Unary(operand=operand):
+            return -evaluate(operand, values)
+        case s.Binary(operator=operator, left=left, right=right):
+            return _binary(operator, evaluate(left, values), evaluate(right, values))
+        case _:
+            return UNKNOWN
+
+
+def _binary(operator: str, a: Any, b: Any) -> Any:
+    if operator in _COMPARISONS:
+        is_open = any(x is UNKNOWN or is_symbolic(x) for x in (a, b))
+        return UNKNOWN if is_open else _COMPARISONS[operator](a, b)
+    match operator:
+        case "+":
+            return a + b
+        case "-":
+            return a - b
+        case "*":
+            return a * b
+        case "/" if b != 0:
+            return a // b
+        case _:
+            return UNKNOWN
+
+
+def _check(document: Document, assertion: Assertion, values: Mapping[str, int]) -> None:
+    # A scenario names a use of the network, such as the first step of decoding: not every call.
+    if assertion.scenario or evaluate(assertion.condition, values) is not False:
+        return
+    names = dict.fromkeys(_names(assertion.condition))
+    known = ", ".join(f"{name} = {values[name]}" for name in names if name in values)
+    raise InputError(
+        f"the document asserts {assertion.text}" + (f", the inputs make {known}" if known else ""),
+        span=Span(document.source, assertion.offset, len(assertion.text)),
+    )
+
+
+def _names(expression: s.Expression) -> Iterator[str]:
+    match expression:
+        case s.Identifier(name=name):
+            yield name
+        case s.Unary(operand=operand):
+            yield from _names(operand)
+        case s.Binary(left=left, right=right):
+            yield from _all_names((left, right))
+        case _:
+            pass
+
+
+def _divides(expression: s.Expression) -> bool:
+    match expression:
+        case s.Unary(operand=operand):
+            return _divides(operand)
+        case s.Binary(operator=operator, left=left, right=right):
+            return operator == "/" or _divides(left) or _divides(right)
+        case _:
+            return False
+
+
+def _all_names(expressions: Iterable[s.Expression]) -> Iterator[str]:
+    for expression in expressions:
+        yield from _names(expression)

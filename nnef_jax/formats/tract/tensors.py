@@ -1,0 +1,182 @@
+"""Tensor files of the dialect: those of NNEF 1.0, and the item types that tract adds to them.
+
+The header is that of NNEF 1.0 (`storage.tensorfile`). Item types of vendor 0 are the standard's,
+but its two quantised ones are integers like any other here: tract writes all integers so. Of vendor
+'TR' there are
+
+    0x0000    complex numbers of 32, 64 and 128 bits, the real part first
+    0x1000    strings, each behind its length in bytes (4 bytes); the data length means nothing
+    0x2040    and 0x3040, 0x3080, 0x3081: blocks of quantised numbers (`blocks`)
+
+Extents may be 0. Complex numbers with parts of 16 bits come in complex64, blocks in float32.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.extents import Shape, show
+from nnef_jax.errors import DataError, LimitError, UnsupportedError
+from nnef_jax.formats.tract.blocks import BLOCK, FORMATS, Format, decode
+from nnef_jax.limits import Limits
+from nnef_jax.storage import tensorfile
+from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, check_size
+from nnef_jax.variables import check_shape
+
+_VENDOR = 0x5452  # 'TR'
+_COMPLEX, _COMPLEX_INTEGERS, _STRINGS = 0, 4, 0x1000
+# Complex numbers by their bits: datum type, dtype of a part as stored, dtype of the array.
+_COMPLEX_TYPES = {
+    32: ("complexf16", "<f2", "complex64"),
+    64: ("complexf32", "<f4", "complex64"),
+    128: ("complexf64", "<f8", "complex128"),
+}
+_BLOCK_TYPES = {format.name for format in FORMATS.values()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A tensor as it is stored: a read-only array, tract's name of its datum type, and where it is.
+
+    The datum type is 'bool', 'u8' .. 'i64', 'f16' .. 'f64', 'bf16', 'complexf16' .. 'complexf64',
+    'string', 'q4_0' or 'q8_1'. Strings are an array of dtype object. `member` is for errors.
+    """
+
+    array: NDArray[Any]
+    datum: str
+    member: str
+
+    @property
+    def codes(self) -> TensorFile | None:
+        """Integers as the codes that they are where graph.quant says so; None for all else."""
+        dtype = self.array.dtype
+        if dtype.kind not in "iu":
+            return None
+        return TensorFile(self.array, 8 * dtype.itemsize, dtype.kind == "i", True)
+
+    def shaped(self, shape: Shape, label: str) -> NDArray[Any]:
+        """The array in the shape that the variable of a label declares.
+
+        That may differ from the stored one in trailing 1s, and for block-quantised data, which are
+        stored as a matrix, in all but the number of items. Raises DataError where it does not fit.
+        """
+        if self.datum not in _BLOCK_TYPES:
+            check_shape(self.array.shape, shape, label, self.member)
+        elif math.prod(shape) != self.array.size:
+            raise DataError(
+                f"{self.member} has {self.array.size} items, variable '{label}' is declared with "
+                f"{show(shape)}: {math.prod(shape)} items"
+            )
+        return self.array.reshape(shape)
+
+
+def read_tensor_file(data: memoryview, name: str, limits: Limits) -> StoredTensor:
+    """Read a tensor file of the dialect; `name` is what errors call it.
+
+    Nothing is allocated before the header agrees with itself and with the size of the file.
+    Raises DataError, UnsupportedError for item types that nothing here computes with, LimitError
+    for a tensor of more than `limits.tensor_bytes`.
+    """
+    header = tensorfile.final_header(data, name)
+    if header.vendor != _VENDOR:
+        array = tensorfile.read_tensor_file(data, name=name, limits=limits, empty=True).array
+        return StoredTensor(array, datum_of(array.dtype), name)
+    try:
+        stored = _vendor_tensor(data, header, name, limits)
+    except MemoryError:
+        raise LimitError(f"{name}: the tensor does not fit into memory") from None
+    stored.array.setflags(write=False)
+    return stored
+
+
+def datum_of(dtype: np.dtype[Any]) -> str:
+    """tract's name of a dtype of real numbers, integers or truth values."""
+    return "bool" if dtype.kind == "b" else f"{dtype.kind}{8 * dtype.itemsize}"
+
+
+def _vendor_tensor(
+    data: memoryview, header: FinalHeader, name: str, limits: Limits
+) -> StoredTensor:
+    kind = header.item_type
+    if kind in FORMATS:
+        return _blocks(data, header, FORMATS[kind], name, limits)
+    if kind == _COMPLEX:
+        return _complex(data, header, name, limits)
+    if kind == _STRINGS:
+        return StoredTensor(_strings(data, header, name, limits), "string", name)
+    if kind == _COMPLEX_INTEGERS:
+        raise UnsupportedError(
+            f"{name} holds complex integers of {header.bits} bits",
+            hint="complex numbers have real parts here: store them as such",
+        )
+    known = ", ".join(f"{number:#06x}" for number in (_COMPLEX, _STRINGS, *FORMATS))
+    raise UnsupportedError(
+        f"{name}: item type {kind:#06x} of vendor 'TR'", hint=f"those known here are {known}"
+    )
+
+
+def _payload(
+    data: memoryview, header: FinalHeader, size: int, dtype: str, name: str, limits: Limits
+) -> memoryview:
+    """The data, once header and file agree on their size and the array is not too large."""
+    found = len(data) - HEADER_SIZE
+    if header.length != size or found != size:
+        raise DataError(
+            f"{name}: extents {list(header.shape)} take {size} bytes, but the data length is "
+            f"{header.length} and {found} bytes follow the header"
+        )
+    check_size(header.shape, dtype, name, limits)
+    return data[HEADER_SIZE:]
+
+
+def _blocks(
+    data: memoryview, header: FinalHeader, format: Format, name: str, limits: Limits
+) -> StoredTensor:
+    items = math.prod(header.shape)
+    if math.prod(header.shape[1:]) % BLOCK:
+        raise DataError(
+            f"{name}: extents {list(header.shape)} do not divide into blocks of {BLOCK} items "
+            "along the second and further axes"
+        )
+    size = items // BLOCK * format.bytes
+    payload = _payload(data, header, size, "float32", name, limits)
+    return StoredTensor(decode(payload, format).reshape(header.shape), format.name, name)
+
+
+def _complex(data: memoryview, header: FinalHeader, name: str, limits: Limits) -> StoredTensor:
+    if header.bits not in _COMPLEX_TYPES:
+        raise DataError(f"{name}: {header.bits} bits for a complex number, expected 32, 64 or 128")
+    datum, part, dtype = _COMPLEX_TYPES[header.bits]
+    size = math.prod(header.shape) * header.bits // 8
+    parts = np.frombuffer(_payload(data, header, size, dtype, name, limits), part)
+    wide = parts.astype("float64" if dtype == "complex128" else "float32")
+    return StoredTensor(wide.view(dtype).reshape(header.shape), datum, name)
+
+
+def _strings(data: memoryview, header: FinalHeader, name: str, limits: Limits) -> NDArray[Any]:
+    items, left = math.prod(header.shape), len(data) - HEADER_SIZE
+    if 4 * items > left:
+        raise DataError(f"{name}: {items} strings, but {left} bytes follow the header")
+    if items > limits.array_items:
+        raise LimitError(f"{name}: {items} strings, more than {limits.array_items}")
+    check_size(header.shape, object, name, limits)
+    array = np.empty(items, object)
+    at = HEADER_SIZE
+    for index in range(items):
+        end = at + 4 + (struct.unpack_from("<I", data, at)[0] if at + 4 <= len(data) else 0)
+        if end > len(data):
+            raise DataError(f"{name}: truncated in string {index} of {items}")
+        try:
+            array[index] = str(data[at + 4 : end], "utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"{name}: string {index} is not UTF-8 text") from None
+        at = end
+    if at != len(data):
+        raise DataError(f"{name}: {len(data) - at} bytes too many behind {items} strings")
+    return array.reshape(header.shape)

@@ -1,0 +1,100 @@
+"""Finds all the operations of a document that cannot be run, before anything else is done."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from lowering.graph import Graph
+from lowering.location import Span
+from lowering.registry import Registry
+from nnef_jax.errors import UnsupportedError, raise_all
+from nnef_jax.formats.tract import declarations, host, scan, special
+from nnef_jax.formats.tract.document import Document
+from nnef_jax.text import syntax as s
+
+
+def refuse_unsupported(document: Document, registry: Registry) -> None:
+    """Raise UnsupportedError for all the operations at once that nothing here can run.
+
+    Fragments that the graph does not lead to are not looked at.
+    """
+    uses: dict[str, list[Span]] = {}
+    for node in _reached(document):
+        name = node.operation
+        if name not in document.fragments and not _runs(name, registry):
+            uses.setdefault(name, []).append(s.span_in(document.source, node))
+    errors = [_refusal(name, spans) for name, spans in uses.items()]
+    raise_all(sorted(errors, key=lambda error: error.span.offset if error.span else 0))
+
+
+# Operations whose number of results depends on the data: they are padded to the most there can be.
+_PADDED = ("tract_onnx_non_zero", "tract_onnx_non_max_suppression")
+
+
+def refuse_readers_of_padding(graph: Graph) -> None:
+    """Raise UnsupportedError where an operation would take the padding of another for data."""
+    padded = {
+        value: operation
+        for operation in graph.operations
+        if operation.kind in _PADDED
+        for value in operation.writes()
+    }
+    raise_all(
+        [
+            UnsupportedError(
+                f"'{operation.kind}' reads '{value.name}', whose extent depends on the data: "
+                f"'{padded[value].kind}' pads it with -1 up to the most there can be",
+                span=operation.span,
+                calls=operation.calls,
+                hint="end the network there, and go on outside of it",
+            )
+            for operation in graph.operations
+            for value in operation.reads()
+            if value in padded
+        ]
+    )
+
+
+def _reached(document: Document) -> Iterator[s.Invocation]:
+    """The invocations in the graph's body and in the fragments that it leads to."""
+    seen: set[str] = set()
+    pending = [[assignment.value for assignment in document.graph.body]]
+    while pending:
+        for node in s.invocations(pending.pop()):
+            yield node
+            for name in {node.operation, scan.body_of(node)} - seen:
+                fragment = document.fragments.get(name)
+                if fragment is None:
+                    continue
+                seen.add(name)
+                defaults = [p.default for p in fragment.parameters if p.default is not None]
+                pending.append([*defaults, *(a.value for a in fragment.body or ())])
+
+
+def _runs(name: str, registry: Registry) -> bool:
+    declared = declarations.declarations().get(name)
+    return declared is not None and (
+        declared.name in registry or declared.name in special.FORMS or host.folds(declared.name)
+    )
+
+
+def _refusal(name: str, spans: list[Span]) -> UnsupportedError:
+    first = min(spans, key=lambda span: span.offset)
+    times = f"used {len(spans)} time{'s' * (len(spans) > 1)}"
+    registry = declarations.registry_of(name)
+    origin = f" of registry {registry}" if registry else ""
+    if name in declarations.REFUSED:
+        hint = declarations.REFUSED[name]
+    elif name in declarations.declarations():
+        hint = "load(..., rules=registry) takes a rule for it"
+    else:
+        similar = difflib.get_close_matches(name, declarations.declarations(), n=1, cutoff=0.8)
+        hint = (
+            f"did you mean '{similar[0]}'?"
+            if similar
+            else "neither the document nor a registry of tract has an operation of this name"
+        )
+    return UnsupportedError(
+        f"there is no rule for operation '{name}'{origin}, {times}", span=first, hint=hint
+    )

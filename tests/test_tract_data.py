@@ -1,0 +1,478 @@
+"""What a graph of tract's dialect reads from its archive, by label."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnef_jax.errors import ArchiveError, DataError, LimitError, NnefError, UnsupportedError
+from nnef_jax.formats.tract.data import Resources, as_dtype
+from nnef_jax.limits import Limits
+from nnef_jax.storage.archive import open_archive
+from tests.tract_files import GRAPH, floats, tar
+
+
+def resources(members: dict[str, bytes], **limits: int) -> Resources:
+    bounds = Limits(**limits)
+    return Resources(open_archive(tar({"graph.nnef": GRAPH} | members), bounds), bounds)
+
+
+# Labels
+
+LABELS = {
+    "w": "w.dat",
+    "a.b.c": "a.b.c.dat",
+    "layer/0/weight": "layer/0/weight.dat",
+    "/d2/d2.0/Conv.bias": "d2/d2.0/Conv.bias.dat",
+    "//Add": "Add.dat",
+    "./x": "x.dat",
+    "onnx::Conv_118": "onnx::Conv_118.dat",
+    "w:0": "w:0.dat",
+    "StatefulPartitionedCall/a;b;c": "StatefulPartitionedCall/a;b;c.dat",
+    "with spaces, and größe": "with spaces, and größe.dat",
+    "a=b&c*[0]{1}(2)'\"$": "a=b&c*[0]{1}(2)'\"$.dat",
+    "-rf": "-rf.dat",
+    "~/x": "~/x.dat",
+    "graph.nnef": "graph.nnef.dat",
+}
+HOSTILE = [
+    "",
+    "/",
+    "..",
+    "../w",
+    "/../w",
+    "//../w",
+    "a/../../w",
+    "a\0b",
+    "a\nb",
+    "C:/w",
+    "a\\..\\w",
+]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_label(label: str) -> None:
+    for name in (LABELS[label], f"./{LABELS[label]}"):
+        assert resources({name: floats(1, 2)}).get(label).array.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("label", [name for name in LABELS if '"' not in name])
+def test_label_in_a_folder(label: str, tmp_path: Path) -> None:
+    path = tmp_path / LABELS[label]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(floats(1, 2))
+    (tmp_path / "graph.nnef").write_bytes(GRAPH)
+    with open_archive(tmp_path) as archive:
+        assert Resources(archive, Limits()).get(label).array.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("label", HOSTILE)
+def test_label_that_names_no_member(label: str, tmp_path: Path) -> None:
+    (tmp_path / "w.dat").write_bytes(floats(1))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "graph.nnef").write_bytes(GRAPH)
+    with open_archive(folder) as archive:
+        data = Resources(archive, Limits())
+        asked: list[Callable[[], Any]] = [
+            lambda: data.get(label), lambda: data.json(label, "a"), lambda: data.submodel(label)
+        ]  # fmt: skip
+        for ask in asked:
+            with pytest.raises(ArchiveError, match="label '"):
+                ask()
+
+
+# Tensors
+
+
+def test_missing_tensor() -> None:
+    message = "has no member 'a/w.dat' for the variable 'a/w'\n.*stored in LABEL.dat"
+    with pytest.raises(ArchiveError, match=message):
+        resources({}).get("a/w")
+
+
+def test_tensors_are_read_once_and_kept() -> None:
+    with open_archive(tar({"graph.nnef": GRAPH, "w.dat": floats(1), "v.dat": b""})) as archive:
+        data = Resources(archive, Limits())
+        stored = data.get("w")
+        assert data.graph.text == GRAPH.decode() and data.quantization is None
+    assert data.get("w") is stored
+    assert data.graph.text == GRAPH.decode()
+    with pytest.raises(ValueError, match="is closed"):
+        data.get("v")
+
+
+def test_broken_tensor_names_its_member() -> None:
+    with pytest.raises(DataError, match=r"^a/w.dat: is empty"):
+        resources({"a/w.dat": b""}).get("a/w")
+
+
+def test_limits_hold() -> None:
+    with pytest.raises(LimitError):
+        resources({"w.dat": floats(1, 2, 3)}, tensor_bytes=8).get("w")
+
+
+def test_graph_quant() -> None:
+    quantization = resources({"graph.quant": b"# nothing"}).quantization
+    assert quantization is not None
+    assert quantization.text == "# nothing"
+
+
+# safetensors
+
+
+def safetensors_file(entries: dict[str, Any], data: bytes = b"") -> bytes:
+    """A file of the format by its description: length of the header, header in JSON, data."""
+    header = json.dumps(entries).encode()
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+SAFE = safetensors_file(
+    {
+        "__metadata__": {"format": "pt"},
+        "a.f32": entry("F32", [2, 1], 0, 8),
+        "a.f16": entry("F16", [2], 8, 12),
+        "a.bf16": entry("BF16", [2], 12, 16),
+        "/i64": entry("I64", [], 16, 24),
+        "u8": entry("U8", [2], 24, 26),
+        "bool": entry("BOOL", [3], 26, 29),
+        "empty": entry("I8", [0, 4], 29, 29),
+        "f8": entry("F8_E4M3", [1], 29, 30),
+    },
+    struct.pack("<ff", 1.5, -2)
+    + struct.pack("<ee", 0.5, 3)
+    + struct.pack("<HH", 0x3FC0, 0xC000)
+    + struct.pack("<q", -(2**40))
+    + bytes([7, 255, 0, 1, 1, 0]),
+)
+# Label, datum type, dtype, values.
+SAFE_TENSORS = [
+    ("a.f32", "f32", "float32", [[1.5], [-2]]),
+    ("a.f16", "f16", "float16", [0.5, 3]),
+    ("a.bf16", "bf16", "bfloat16", [1.5, -2]),
+    ("/i64", "i64", "int64", -(2**40)),
+    ("u8", "u8", "uint8", [7, 255]),
+    ("/u8", "u8", "uint8", [7, 255]),
+    ("bool", "bool", "bool", [False, True, True]),
+    ("empty", "i8", "int8", []),
+]
+
+
+@pytest.mark.parametrize(("label", "datum", "dtype", "values"), SAFE_TENSORS)
+def test_safetensors(label: str, datum: str, dtype: str, values: Any) -> None:
+    pytest.importorskip("safetensors")
+    data = resources({"weights/model.safetensors": SAFE, "a.bias.dat": floats(1)})
+    stored = data.get(label)
+    assert (stored.datum, stored.array.dtype.name) == (datum, dtype)
+    assert stored.member == f"weights/model.safetensors: '{'u8' if label == '/u8' else label}'"
+    assert stored.array.tolist() == values
+    assert not stored.array.flags.writeable
+    assert (stored.codes is not None) == (datum in ("i64", "u8", "i8"))
+    assert data.get("a.bias").array.tolist() == [1]
+
+
+def test_a_tensor_file_comes_before_safetensors() -> None:
+    assert resources({"a.safetensors": b"broken", "w.dat": floats(1)}).get("w").datum == "f32"
+
+
+def test_label_that_is_in_no_safetensors_member() -> None:
+    pytest.importorskip("safetensors")
+    with pytest.raises(ArchiveError, match=r"has no member 'w\.dat'"):
+        resources({"a.safetensors": SAFE, "b.safetensors": SAFE}).get("w")
+
+
+def test_numbers_of_safetensors_that_are_not_supported() -> None:
+    pytest.importorskip("safetensors")
+    with pytest.raises(UnsupportedError, match=r"a.safetensors: 'f8' holds numbers of .* F8_E4M3"):
+        resources({"a.safetensors": SAFE}).get("f8")
+
+
+def test_safetensors_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    message = r"a.safetensors needs .*\n.*pip install nnef_jax\[safetensors\]"
+    with pytest.raises(UnsupportedError, match=message):
+        resources({"a.safetensors": SAFE}).get("w")
+
+
+def test_limits_on_safetensors() -> None:
+    pytest.importorskip("safetensors")
+    with pytest.raises(LimitError, match="larger than 7 bytes"):
+        resources({"a.safetensors": SAFE}, tensor_bytes=7).get("a.f32")
+    data = resources({"a.safetensors": SAFE})
+    data._limits = Limits(archive_bytes=len(SAFE) - 1)
+    with pytest.raises(LimitError, match=r"a\.safetensors: larger than"):
+        data.get("a.f32")
+
+
+HOSTILE_SAFE = {
+    "nothing": b"",
+    "no header": b"1234567",
+    "huge header": struct.pack("<Q", 2**63),
+    "header beyond the end": struct.pack("<Q", 1000) + b"{}",
+    "not JSON": struct.pack("<Q", 8) + b"{]{]{]{]",
+    "nested": struct.pack("<Q", 100_000) + b"[" * 100_000,
+    "not UTF-8": struct.pack("<Q", 4) + b'{"\xff}',
+    "offsets beyond the end": safetensors_file({"w": entry("F32", [2], 0, 8)}, bytes(4)),
+    "offsets swapped": safetensors_file({"w": entry("F32", [1], 4, 0)}, bytes(4)),
+    "hole": safetensors_file({"w": entry("F32", [1], 4, 8)}, bytes(8)),
+    "size": safetensors_file({"w": entry("F32", [2], 0, 4)}, bytes(4)),
+    "overflow": safetensors_file({"w": entry("F32", [2**40, 2**40], 0, 4)}, bytes(4)),
+    "dtype": safetensors_file({"w": entry("F33", [1], 0, 4)}, bytes(4)),
+    "negative extent": safetensors_file({"w": entry("F32", [-1], 0, 4)}, bytes(4)),
+    "empty that no array can have": safetensors_file(
+        {"w": entry("F32", [0, 2**40, 2**40], 0, 0)}
+    ),
+    "rank that no array can have": safetensors_file({"w": entry("F32", [1] * 100, 0, 4)}, bytes(4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_SAFE)
+def test_broken_safetensors(name: str) -> None:
+    pytest.importorskip("safetensors")
+    with pytest.raises(NnefError, match=r"^a.safetensors: "):
+        resources({"a.safetensors": HOSTILE_SAFE[name]}).get("w")
+
+
+@given(st.data())
+def test_mutated_safetensors_end_in_an_error_or_a_tensor(data: Any) -> None:
+    pytest.importorskip("safetensors")
+    mutated = bytearray(SAFE)
+    for _ in range(data.draw(st.integers(1, 4))):
+        mutated[data.draw(st.integers(0, len(SAFE) - 1))] = data.draw(st.integers(0, 255))
+    found = resources({"a.safetensors": bytes(mutated[: len(SAFE) - data.draw(st.integers(0, 3))])})
+    for label, *_ in SAFE_TENSORS:
+        try:
+            assert found.get(label).array.nbytes <= len(SAFE)
+        except NnefError as error:
+            assert error.message
+
+
+# JSON
+
+DOCUMENT = {
+    "name": "net",
+    "sizes": [3, 4.5, True],
+    "others-info": {"weights": [[1, 2], [3, 4]], "0": "zero"},
+    "nothing": None,
+    "holes": [1, [None]],
+}
+DATA = {"config/net.json": json.dumps(DOCUMENT).encode()}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("$.name", "net"),
+        ("name", "net"),
+        ("$.sizes", [3, 4.5, True]),
+        ("$.sizes[0]", 3),
+        ("sizes.1", 4.5),
+        ("sizes.2", True),
+        ("$.others-info.weights[1][0]", 3),
+        ("others-info.weights.0.1", 2),
+        ("others-info.weights", [[1, 2], [3, 4]]),
+        ("others-info.0", "zero"),
+    ],
+)
+def test_json_value(key: str, value: Any) -> None:
+    data = resources(DATA)
+    assert data.json("config/net", key) == value
+    assert data.json("/config/net", key) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("nam", "nothing at 'nam': there is no 'nam'\n.*did you mean 'name'"),
+        ("sizes.3", "there is no '3'\n.*has 3 items"),
+        ("sizes[99999999999999999999]", "there is no '9+'"),
+        ("sizes.-1", "there is no '-1'"),
+        ("name.0", "has no parts"),
+        ("$", "has an object at"),
+        ("others-info", "has an object at"),
+        ("nothing", "has null at"),
+        ("holes", "has null inside the list at"),
+        ("sizes[0", "is not a key path"),
+        ("a..b", "nothing at|not a key path"),
+        ("sizes.", "is not a key path"),
+    ],
+)
+def test_json_value_that_is_not_there(key: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        resources(DATA).json("config/net", key)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        (b"", DataError, "net.json:1:1: not JSON"),
+        (b'{"a": 1,\n  b}', DataError, "net.json:2:3: not JSON"),
+        (b"9" * 5000, DataError, "net.json: .*digits"),
+        (b"[" * 100_000, LimitError, "nested more than"),
+        (b'{"a":' * 201 + b"0" + b"}" * 201, LimitError, "nested more than 200 deep"),
+        (b"\xff", NnefError, "not UTF-8"),
+    ],
+)
+def test_broken_json(text: bytes, error: type[NnefError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        resources({"net.json": text}).json("net", "a")
+
+
+def test_json_is_bounded_and_kept() -> None:
+    with pytest.raises(LimitError, match="bytes of text"):
+        resources(DATA, text_bytes=20).json("config/net", "name")
+    with pytest.raises(ArchiveError, match=r"no member 'net\.json'"):
+        resources({}).json("net", "a")
+    with open_archive(tar({"graph.nnef": GRAPH} | DATA)) as archive:
+        data = Resources(archive, Limits())
+        data.json("config/net", "name")
+    assert data.json("config/net", "sizes[0]") == 3
+
+
+@given(st.text(alphabet="ab01.[]$- ", max_size=12))
+def test_any_key_ends_in_an_error_or_a_value(key: str) -> None:
+    document = {"a": [1, {"b": [0]}], "b": {"0": "x", "1": [[2]]}, "": 3}
+    try:
+        resources({"net.json": json.dumps(document).encode()}).json("net", key)
+    except NnefError as error:
+        assert error.message
+
+
+# Networks in networks
+
+INNER = {"graph.nnef": GRAPH + b"# inner", "a/w.dat": floats(5), "graph.quant": b"# inner"}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("suffix", [".nnef.tgz", ".nnef.tar", "folder"])
+def test_submodel(mode: str, suffix: str) -> None:
+    if suffix == "folder":
+        members = {f"parts/sub/{name}": content for name, content in INNER.items()}
+    else:
+        members = {f"parts/sub{suffix}": tar(INNER, mode)}
+    data = resources({"a/w.dat": floats(1), **members})
+    inner = data.submodel("parts/sub")
+    assert data.submodel("parts/sub") is inner
+    assert inner.graph.text.endswith("# inner")
+    assert inner.graph.name.startswith("the archive/parts/sub")
+    assert inner.quantization is not None
+    assert inner.get("a/w").array.tolist() == [5]
+    assert data.get("a/w").array.tolist() == [1]
+    for label in ("../w", "../../a/w", "/../../a/w"):
+        with pytest.raises(ArchiveError, match="label '"):
+            inner.get(label)
+    with pytest.raises(ArchiveError, match=r"has no member 'graph.nnef.dat'"):
+        inner.get("graph.nnef")
+
+
+def test_submodel_of_a_folder(tmp_path: Path) -> None:
+    inner = tmp_path / "sub"
+    (inner / "a").mkdir(parents=True)
+    for name, content in INNER.items():
+        (inner / name).write_bytes(content)
+    (tmp_path / "graph.nnef").write_bytes(GRAPH)
+    (inner / "loop").symlink_to(tmp_path)
+    with open_archive(tmp_path) as archive:
+        data = Resources(archive, Limits()).submodel("sub")
+    assert data.get("a/w").array.tolist() == [5]
+    with pytest.raises(LimitError, match="nested more than 16 deep"):
+        while True:
+            data = data.submodel("loop/sub")
+
+
+def test_networks_are_nested_to_a_depth() -> None:
+    content = tar({"graph.nnef": GRAPH})
+    for _ in range(20):
+        content = tar({"graph.nnef": GRAPH, "m.nnef.tgz": content})
+    data = Resources(open_archive(content), Limits())
+    with pytest.raises(LimitError, match="nested more than 16 deep"):
+        for _ in range(20):
+            data = data.submodel("m")
+
+
+def test_missing_submodel() -> None:
+    message = r"no network 'm': no m.nnef.tgz, no m.nnef.tar, no m/graph.nnef"
+    with pytest.raises(ArchiveError, match=message):
+        resources({"m/w.dat": b""}).submodel("m")
+    with pytest.raises(ArchiveError, match=r"archive/m.nnef.tgz has no graph.nnef"):
+        resources({"m.nnef.tgz": tar({"w.dat": b""})}).submodel("m")
+    with pytest.raises(ArchiveError, match=r"archive/m.nnef.tar is not a tar archive"):
+        resources({"m.nnef.tar": b"x" * 1000}).submodel("m")
+
+
+# Dtypes
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype"),
+    [
+        (np.array([1.5, -2], np.float64), "float32"),
+        (np.array([1.5, -2], np.float32), "bfloat16"),
+        (np.array([1.5, -2], np.float32), "float16"),
+        (np.array([1.5, -2], jnp.bfloat16), "float32"),
+        (np.array([1, -2], np.int64), "int32"),
+        (np.array([2**31 - 1, -(2**31)], np.int64), "int32"),
+        (np.array([1, 2], np.uint64), "uint32"),
+        (np.array([1, 2], np.int8), "float32"),
+        (np.array([1 + 2j, 0], np.complex128), "complex64"),
+        (np.array([1, 2], np.float32), "complex64"),
+        (np.array([True, False]), "bool"),
+        (np.empty((0, 2), np.int64), "int32"),
+    ],
+)
+def test_conversion(array: Any, dtype: str) -> None:
+    converted = as_dtype(array, dtype, "w.dat")
+    assert converted.dtype == jnp.dtype(dtype)
+    assert converted.tolist() == array.tolist()
+
+
+def test_equal_dtypes_are_not_copied() -> None:
+    array = np.zeros(3, np.float32)
+    assert as_dtype(array, "float32", "w.dat") is array
+
+
+def test_reals_that_are_too_large_become_infinite() -> None:
+    assert as_dtype(np.array([-1e300, 1e30]), "float32", "w.dat")[0] == -np.inf
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_integers_that_do_not_fit(dtype: str) -> None:
+    assert not jax.config.read("jax_enable_x64")
+    array = np.array([-5 if dtype == "int64" else 5, 2**40], dtype)
+    message = (
+        rf"w.dat holds values from -?5 to {2**40}, which do not fit {dtype[:-2]}32\n"
+        r".*jax.config.update\('jax_enable_x64', True\), and load again"
+    )
+    with pytest.raises(DataError, match=message):
+        as_dtype(array, f"{dtype[:-2]}32", "w.dat")
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "message"),
+    [
+        (np.zeros(2, np.float32), "int32", "holds scalars, .* hold integers"),
+        (np.zeros(2, jnp.bfloat16), "int32", "holds scalars, .* hold integers"),
+        (np.zeros(2, bool), "float32", "holds logical values, .* hold scalars"),
+        (np.zeros(2, np.int32), "bool", "holds integers, .* hold logical values"),
+        (np.zeros(2, np.complex64), "float32", "holds complex numbers, .* hold scalars"),
+        (np.array(["a"], object), "float32", "holds strings, .* hold scalars"),
+    ],
+)
+def test_data_of_another_kind(array: Any, dtype: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        as_dtype(array, dtype, "w.dat")
