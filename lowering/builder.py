@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import shapes_differ, show
+from lowering.extents import UNKNOWN, is_symbolic, shapes_differ, show
 from lowering.graph import (
     Attribute,
     Call,
@@ -153,7 +153,8 @@ class GraphBuilder:
         """Add an operation. `names` are wanted for its results; of too few more are made."""
         rule = self.registry[kind]
         types = {name: self._operand_type(operand) for name, operand in operands.items()}
-        arguments = {python_name(name): value for name, value in (types | dict(attributes)).items()}
+        known = {name: _opened(attribute) for name, attribute in attributes.items()}
+        arguments = {python_name(name): value for name, value in (types | known).items()}
         inferred: Types = rule.infer(**arguments)
         structure = inferred if isinstance(inferred, tuple) else (inferred,)
         count = sum(len(item) if isinstance(item, list) else 1 for item in structure)
@@ -175,12 +176,19 @@ class GraphBuilder:
         )
         return results
 
-    def graph(self, name: str, outputs: Sequence[Value], output_names: Sequence[str]) -> Graph:
-        """The graph of all that was added."""
+    def graph(
+        self,
+        name: str,
+        outputs: Sequence[Value],
+        output_names: Sequence[str],
+        input_names: Sequence[str] | None = None,
+    ) -> Graph:
+        """The graph of all that was added, its inputs in the order of their names, if given."""
         variables = self._variables.values()
+        inputs = {value.name: value for value in self._inputs}
         return Graph(
             name,
-            tuple(self._inputs),
+            tuple(inputs[n] for n in (inputs if input_names is None else input_names)),
             tuple(outputs),
             tuple(output_names),
             tuple(self.operations),
@@ -192,3 +200,11 @@ class GraphBuilder:
             ),
             dict(self.aliases),
         )
+
+
+def _opened(attribute: Any) -> Any:
+    """The attribute with UNKNOWN for extents that jax.export keeps symbolic."""
+    if isinstance(attribute, tuple):
+        items: tuple[Any, ...] = attribute
+        return tuple(map(_opened, items)) if any(map(is_symbolic, items)) else items
+    return UNKNOWN if is_symbolic(attribute) else attribute

@@ -63,6 +63,14 @@ class _Unknown(int):
 UNKNOWN: Final[int] = _Unknown()
 
 
+def is_symbolic(extent: object) -> bool:
+    """Whether something is an extent that `jax.export` leaves symbolic: neither number nor array.
+
+    Rules find such extents in the shapes of traced arrays; types have UNKNOWN for them.
+    """
+    return hasattr(extent, "scope")
+
+
 def is_known(shape: Iterable[int]) -> bool:
     """Whether no extent of the shape is unknown."""
     return all(extent is not UNKNOWN for extent in shape)

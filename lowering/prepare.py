@@ -115,7 +115,7 @@ def _source_sizes(jaxpr: Any, known: dict[Any, Any], roots: set[Any]) -> dict[An
     """For each known variable the number of items of the largest root that it comes from."""
     sizes = {variable: _size(variable) for variable in roots}
     for equation in jaxpr.eqns:
-        if known.get(equation.outvars[0]) is equation:
+        if any(known.get(variable) is equation for variable in equation.outvars):
             found = max((sizes[v] for v in equation.invars if not _is_literal(v)), default=0)
             sizes.update((variable, found) for variable in equation.outvars)
     return sizes

@@ -22,6 +22,11 @@ def is_static(value: Any) -> bool:
     return isinstance(value, _HOST)
 
 
+def is_zero(value: Any) -> bool:
+    """Whether a value is known on the host to be the number 0, and no array of it."""
+    return is_static(value) and np.ndim(value) == 0 and bool(value == 0)
+
+
 def on_host(compute: Callable[[], Any]) -> Any:
     """Run a computation on static values now, outside of any tracing, to numpy arrays."""
     with jax.ensure_compile_time_eval():

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from lowering.extents import is_symbolic
 from lowering.graph import Graph, Operand, Operation, Result, Value
 from lowering.registry import Registry, Rule, python_name
 from lowering.static import is_static, on_host
@@ -58,12 +59,19 @@ def _apply(
     arguments = {python_name(n): x for n, x in (operands | dict(operation.attributes)).items()}
     if rule.wants_context:
         arguments["ctx"] = context
-    if is_static(tuple(operands.values())):
+    if is_static(tuple(operands.values())) and not _has_symbolic(operation.attributes):
         result = on_host(lambda: rule.lower(**arguments))
     else:
         with jax.named_scope(operation.name):
             result = rule.lower(**arguments)
     return result if isinstance(result, tuple) else (result,)
+
+
+def _has_symbolic(attribute: Any) -> bool:
+    """Whether an extent that jax.export keeps symbolic is in an attribute, or in one of several."""
+    if isinstance(attribute, tuple):
+        return any(map(_has_symbolic, attribute))  # pyright: ignore[reportUnknownArgumentType]
+    return is_symbolic(attribute)
 
 
 def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +13,12 @@ from lowering.ops import nnef
 from nnef_jax.text.library import standard
 from tests.helpers import model_of
 from tests.op_cases import ALL_CASES, OpCase, document, evaluate, expected, inputs
+from tests.operation_checks import (
+    assert_close,
+    assert_gradient,
+    assert_vmap_equals_loop,
+    results,
+)
 
 cases = pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 
@@ -27,22 +31,6 @@ DIFFERENTIABLE = [c for c in ALL_CASES if not c.not_differentiable]
 @cache
 def model(case: OpCase) -> nnef_jax.Model:
     return model_of(document(case))
-
-
-def results(outputs: Any) -> list[np.ndarray]:
-    return [np.asarray(x) for x in (outputs if isinstance(outputs, tuple) else (outputs,))]
-
-
-def assert_close(actual: Any, wanted: list[np.ndarray], tolerance: float) -> None:
-    outputs = results(actual)
-    assert len(outputs) == len(wanted)
-    for got, want in zip(outputs, wanted, strict=True):
-        assert got.shape == want.shape
-        assert got.dtype.kind == want.dtype.kind
-        if want.dtype.kind == "f":
-            np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
-        else:
-            np.testing.assert_array_equal(got, want)
 
 
 def test_every_operation_has_a_case() -> None:
@@ -83,55 +71,13 @@ def test_vmap_equals_loop(case: OpCase) -> None:
     arrays = inputs(case)
     if not arrays:
         pytest.skip("takes no tensors")
-    other = [np.roll(x, 1, axis=-1) if x.ndim else x for x in arrays]
-    apply = model(case).apply
-    stacked = [np.stack(pair) for pair in zip(arrays, other, strict=True)]
-    together = jax.jit(jax.vmap(lambda *xs: apply({}, *xs)))(*stacked)
-    alone = [results(model(case)(*xs)) for xs in (arrays, other)]
-    assert_close(together, [np.stack(pair) for pair in zip(*alone, strict=True)], case.tolerance)
+    assert_vmap_equals_loop(model(case), arrays, case.tolerance)
 
 
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=lambda case: case.name)
 def test_gradient(case: OpCase) -> None:
     """Forward and reverse mode against central differences of the reference in 64 bits."""
-    random = np.random.default_rng(7)
-    arrays = inputs(case)
-    real = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]
-    directions = [random.uniform(-1, 1, arrays[i].shape) for i in real]
-    weights = [random.uniform(-1, 1, y.shape) for y in expected(case)]
-    kept = [k for k, y in enumerate(expected(case)) if y.dtype.kind == "f"]
-
-    def moved(step: float) -> float:
-        xs = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in arrays]
-        for i, direction in zip(real, directions, strict=True):
-            xs[i] = xs[i] + step * direction
-        ys = evaluate(case, xs)
-        return float(sum((ys[k] * weights[k]).sum() for k in kept))
-
-    step = 1e-5
-    wanted = (moved(step) - moved(-step)) / (2 * step)
-
-    def weighted(*xs: Any) -> jax.Array:
-        full = list(arrays)
-        for i, x in zip(real, xs, strict=True):
-            full[i] = x
-        ys = model(case).apply({}, *full)
-        ys = ys if isinstance(ys, tuple) else (ys,)
-        return sum(jnp.sum(ys[k] * weights[k].astype(np.float32)) for k in kept)  # type: ignore
-
-    @jax.jit
-    def derivatives(primals: Any, tangents: Any) -> tuple[Any, Any]:
-        return (
-            jax.jvp(weighted, primals, tangents)[1],
-            jax.grad(weighted, argnums=tuple(range(len(real))))(*primals),
-        )
-
-    tangents = tuple(d.astype(np.float32) for d in directions)
-    forward, gradients = derivatives(tuple(arrays[i] for i in real), tangents)
-    products = [np.asarray(g, np.float64) * t for g, t in zip(gradients, tangents, strict=True)]
-    tolerance = 20 * case.tolerance * max(1.0, sum(np.abs(p).sum() for p in products))
-    assert abs(float(forward) - wanted) <= tolerance
-    assert abs(sum(p.sum() for p in products) - wanted) <= tolerance
+    assert_gradient(model(case), inputs(case), partial(evaluate, case), case.tolerance)
 
 
 @pytest.mark.parametrize(

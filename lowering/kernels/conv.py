@@ -5,15 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from lowering.kernels.windows import Padding, Windows, extend, reach
 
 
 def conv(
-    x: Array, filter: Array, windows: Windows, border: str, groups: int, precision: Any
+    x: Array,
+    filter: Array,
+    windows: Windows,
+    border: str,
+    groups: int,
+    precision: Any,
+    accumulator: Any = None,
 ) -> Array:
-    """Correlation of (B,C,X...) with a filter (c,C/G,f...): (B,c,x...)."""
+    """Correlation of (B,C,X...) with a filter (c,C/G,f...): (B,c,x...).
+
+    The result has the dtype of the accumulator where that is given.
+    """
     padding = windows.padding
     if border != "constant":
         x = extend(x, ((0, 0), (0, 0), *padding), border)
@@ -26,7 +36,36 @@ def conv(
         rhs_dilation=windows.dilation,
         feature_group_count=groups,
         precision=precision,
+        preferred_element_type=accumulator,
     )
+
+
+def integer_conv(x: Array, filter: Array, windows: Windows, groups: int, accumulator: Any) -> Array:
+    """`conv` of integers with border 'constant', a matrix product for each cell of the window.
+
+    XLA's own does not run on every GPU. On CPUs, with 3x3 windows of int32, it takes from 1.5 times
+    (3 to 16 channels) to 50 times as long (32 planes, each by itself).
+    """
+    x = extend(x, ((0, 0), (0, 0), *windows.padding), "constant")
+    batch, channels, *extents = x.shape
+    count, depth, *size = filter.shape
+    x = x.reshape(batch, groups, channels // groups, *extents)
+    filter = filter.reshape(groups, count // groups, depth, *size)
+    total = jnp.zeros((batch, groups, count // groups, *windows.downscaled), accumulator)
+    for cell in np.ndindex(*size):
+        start = [j * d for j, d in zip(cell, windows.dilation, strict=True)]
+        stop = [
+            first + (down - 1) * s + 1
+            for first, down, s in zip(start, windows.downscaled, windows.stride, strict=True)
+        ]
+        items = tuple(map(slice, start, stop, windows.stride))
+        total += jnp.einsum(
+            "bgc...,gnc->bgn...",
+            x[:, :, :, *items],
+            filter[:, :, :, *cell],
+            preferred_element_type=accumulator,
+        )
+    return total.reshape(batch, count, *windows.downscaled)
 
 
 def transposed_filter(filter: Array, groups: int) -> Array:
@@ -41,7 +80,13 @@ def transposed_filter(filter: Array, groups: int) -> Array:
 
 
 def deconv(
-    x: Array, filter: Array, windows: Windows, border: str, groups: int, precision: Any
+    x: Array,
+    filter: Array,
+    windows: Windows,
+    border: str,
+    groups: int,
+    precision: Any,
+    accumulator: Any = None,
 ) -> Array:
     """The reverse of `conv`: (B,c,x...) with a transposed filter (C,c/G,f...) gives (B,C,X...)."""
     x, padding = spread(x, windows, border, 2)
@@ -54,6 +99,7 @@ def deconv(
         rhs_dilation=windows.dilation,
         feature_group_count=groups,
         precision=precision,
+        preferred_element_type=accumulator,
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.extents import Shape
+from lowering.kernels.accumulation import accumulator
 from lowering.kernels.conv import spread
 from lowering.kernels.windows import Windows, extend, lowest, valid_counts
 
@@ -17,21 +18,23 @@ def window_sum(x: Array, windows: Windows, border: str, normalize: bool) -> Arra
     if border not in ("constant", "ignore"):
         x = extend(x, padding, border)
         padding = ((0, 0),) * x.ndim
+    # The sum that a mean is taken of may be beyond the range of float16.
+    wide = accumulator(x.dtype)
     total: Array = lax.reduce_window(
-        x,
-        np.array(0, x.dtype),
+        lax.convert_element_type(x, wide),
+        np.array(0, wide),
         lax.add,
         windows.size,
         windows.stride,
         padding,
         window_dilation=windows.dilation,
     )
-    if not normalize:
-        return total
-    if border == "ignore":
+    if normalize and border == "ignore":
         # A window that lies on padding alone has the sum 0, and the mean 0.
-        return total / np.maximum(valid_counts(windows), 1).astype(x.dtype)
-    return total / windows.volume
+        total = total / np.maximum(valid_counts(windows), 1).astype(wide)
+    elif normalize:
+        total = total / windows.volume
+    return total.astype(x.dtype)
 
 
 def reverse_window_sum(x: Array, windows: Windows, border: str) -> Array:
@@ -67,7 +70,7 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
     Dimension by dimension, the last one first: each keeps the first of the rows that have the
     greatest maximum, and that row has kept its own first. NaN counts as the greatest value.
     """
-    x = extend(x, windows.padding, border, fill=-np.inf if border == "ignore" else 0.0)
+    x = extend(x, windows.padding, border, fill=lowest(x.dtype) if border == "ignore" else 0.0)
     index = jnp.zeros(x.shape, jnp.int32)
     volume = 1
     for axis in reversed(range(x.ndim)):
@@ -80,6 +83,23 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
         x, index = best, best_index
         volume *= windows.size[axis]
     return x, index
+
+
+def window_max_and_place(x: Array, windows: Windows, first_axis: int) -> tuple[Array, Array]:
+    """The maximum of each window and its row-major place on the input's axes from the first one on.
+
+    The border is 'ignore': the place is on the input wherever the window is.
+    """
+    maximum, index = window_max_and_index(x, windows, "ignore")
+    places = jnp.zeros(index.shape, index.dtype)
+    positions = _positions(index, windows)
+    for axis in range(first_axis, x.ndim):
+        place = positions[axis] - windows.padding[axis][0]
+        # Padding is found first only where all the window is as low: then it is the next cell on
+        # the input.
+        place = jnp.where(place < 0, place % windows.dilation[axis], place)
+        places = places * x.shape[axis] + place
+    return maximum, places
 
 
 def _cells(x: Array, windows: Windows, axis: int, j: int) -> Array:

@@ -10,18 +10,22 @@ from jax import Array
 from lowering.errors import InvalidShape
 from lowering.extents import Shape, differ, show
 from lowering.graph import TensorType
+from lowering.kernels.accumulation import accumulator
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.ops.registries import nnef
 from lowering.ops.typing import padded, require_fits, require_real, require_same_dtype
+from lowering.static import is_zero
 from lowering.trace import Context
 
 
-def _matrix(shape: Shape, transpose: bool) -> Shape:
+def matrix_shape(shape: Shape, transpose: bool) -> Shape:
+    """The shape as one of matrices, transposed where that is asked for."""
     shape = padded(shape, 2)
     return (*shape[:-2], shape[-1], shape[-2]) if transpose else shape
 
 
-def _product(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
+def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
+    """The shape of the products of matrices; InvalidShape where there are none."""
     a, b = names
     if len(left) != len(right):
         raise InvalidShape(
@@ -41,10 +45,10 @@ def _product(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> 
 def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: bool) -> TensorType:
     require_real(A=A, B=B)
     require_same_dtype(A=A, B=B)
-    shape = _product(
+    shape = product_shape(
         ("A", "B"),
-        _matrix(A.shape, transposeA),
-        _matrix(B.shape, transposeB),
+        matrix_shape(A.shape, transposeA),
+        matrix_shape(B.shape, transposeB),
         "'transposeA' or 'transposeB' is for an operand that is stored the other way round",
     )
     return TensorType(shape, A.dtype)
@@ -56,19 +60,25 @@ def matmul(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> 
 
     A shape of less than two axes is continued by 1s: a vector is a column.
     """
+    return _product(ctx, A, B, transposeA, transposeB).astype(jnp.result_type(A, B))
+
+
+def _product(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> Array:
+    """`matmul` in the type of its sums."""
     left, right = (expand(x, max(x.ndim, 2)) for x in (jnp.asarray(A), jnp.asarray(B)))
     left = jnp.swapaxes(left, -1, -2) if transposeA else left
     right = jnp.swapaxes(right, -1, -2) if transposeB else right
-    return jnp.matmul(left, right, precision=ctx.precision)
+    wide = accumulator(jnp.result_type(A, B))
+    return jnp.matmul(left, right, precision=ctx.precision, preferred_element_type=wide)
 
 
 def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> TensorType:
     require_real(input=input, filter=filter, bias=bias)
     require_same_dtype(input=input, filter=filter, bias=bias)
-    shape = _product(
+    shape = product_shape(
         ("input", "filter"),
-        _matrix(input.shape, transpose=False),
-        _matrix(filter.shape, transpose=True),
+        matrix_shape(input.shape, transpose=False),
+        matrix_shape(filter.shape, transpose=True),
         "'filter' has the shape [output channels, input channels]",
     )
     output = TensorType(shape, input.dtype)
@@ -79,8 +89,8 @@ def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> Ten
 @nnef.rule("linear", _linear_type)
 def linear(ctx: Context, input: Any, filter: Any, bias: Any) -> Array:
     """The product of the input with the transposed filter, plus the bias."""
-    product = matmul(ctx, input, filter, False, True)
-    if isinstance(bias, float) and bias == 0.0:
-        return product
-    product, bias = align(product, bias)
-    return product + bias
+    product = _product(ctx, input, filter, False, True)
+    if not is_zero(bias):
+        product, bias = align(product, bias)
+        product = product + jnp.asarray(bias).astype(product.dtype)
+    return product.astype(jnp.result_type(input, filter))

@@ -7,6 +7,7 @@ body in the standard library calls `min_max_linear_quantize`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -49,13 +50,20 @@ def min_max_linear_quantize(
 
     In an empty range all is min.
     """
+    return between(round_half_up, x, min, max, bits, signed and symmetric)
+
+
+def between(
+    rounding: Callable[[Array], Array], x: Any, min: Any, max: Any, bits: int, one_less: bool
+) -> Array:
+    """`min_max_linear_quantize` with a way of rounding, maybe with one level less."""
     x, low, high = align(jnp.asarray(x), min, max)
     dtype = x.dtype
     x, low, high = _wide(x), _wide(low), _wide(high)
-    steps = float(2**bits - 1 - (signed and symmetric))
+    steps = float(2**bits - 1 - one_less)
     span = high - low
     inside = jnp.maximum(jnp.minimum(x, high), low) - low
-    level = round_half_up(inside / jnp.where(span == 0, 1.0, span) * steps)
+    level = rounding(inside / jnp.where(span == 0, 1.0, span) * steps)
     return (level / steps * span + low).astype(dtype)
 
 
@@ -80,13 +88,20 @@ def zero_point_linear_quantize(
     x: Any, zero_point: Any, scale: Any, bits: int, signed: bool, symmetric: bool
 ) -> Array:
     """The nearest multiple of scale whose number, counted from the zero point, fits the bits."""
+    top = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
+    bottom = 0 if not signed else -top if symmetric else -top - 1
+    return around(round_half_up, x, zero_point, scale, bottom, top)
+
+
+def around(
+    rounding: Callable[[Array], Array], x: Any, zero_point: Any, scale: Any, bottom: int, top: int
+) -> Array:
+    """`zero_point_linear_quantize` with a way of rounding, to codes from bottom to top."""
     x, zero, scale = align(jnp.asarray(x), zero_point, scale)
     dtype = x.dtype
     x, scale = _wide(x), _wide(scale)
     zero = jnp.asarray(zero).astype(x.dtype)
-    top = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
-    bottom = 0 if not signed else -top if symmetric else -top - 1
-    level = jnp.maximum(jnp.minimum(round_half_up(x / scale) + zero, float(top)), float(bottom))
+    level = jnp.maximum(jnp.minimum(rounding(x / scale) + zero, float(top)), float(bottom))
     return ((level - zero) * scale).astype(dtype)
 
 

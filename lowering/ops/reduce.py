@@ -14,7 +14,8 @@ from lowering.ops.registries import nnef
 from lowering.ops.typing import require_axes, require_logical, require_real
 
 
-def _reduced(input: TensorType, axes: tuple[int, ...], dtype: str) -> TensorType:
+def reduced_type(input: TensorType, axes: tuple[int, ...], dtype: str) -> TensorType:
+    """The type of what is left of the input along the axes: one item of a dtype."""
     require_axes(axes, len(input.shape))
     return TensorType(
         tuple(1 if i in axes else extent for i, extent in enumerate(input.shape)), dtype
@@ -23,17 +24,17 @@ def _reduced(input: TensorType, axes: tuple[int, ...], dtype: str) -> TensorType
 
 def _real_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
     require_real(input=input)
-    return _reduced(input, axes, input.dtype)
+    return reduced_type(input, axes, input.dtype)
 
 
 def _index_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
     require_real(input=input)
-    return _reduced(input, axes, "int32")
+    return reduced_type(input, axes, "int32")
 
 
 def _logical_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
     require_logical(input=input)
-    return _reduced(input, axes, "bool")
+    return reduced_type(input, axes, "bool")
 
 
 def _sum_type(input: TensorType, axes: tuple[int, ...], normalize: bool) -> TensorType:

@@ -14,18 +14,17 @@ from lowering.extents import UNKNOWN, Shape, differ, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.ops.registries import nnef
-from lowering.ops.typing import require_axes, require_integer, require_real, require_same_dtype
+from lowering.ops.typing import (
+    require_axes,
+    require_integer,
+    require_length,
+    require_real,
+    require_same_dtype,
+)
 
 
 def _require_axis(axis: int, rank: int) -> None:
     require_axes((axis,), rank, "axis")
-
-
-def _require_length(name: str, items: Sequence[object], length: int, what: str) -> None:
-    if len(items) != length:
-        raise InvalidShape(
-            f"'{name}' must have an item for each of the {length} {what}, it has {len(items)}"
-        )
 
 
 def _known(shapes: Sequence[Shape]) -> Shape:
@@ -75,7 +74,9 @@ def _reshape_type(
 def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shape:
     # Unknown extents that are copied unchanged stand on both sides and leave the others comparable.
     unknown = {axis for axis in replaced if input[axis] is UNKNOWN}
-    comparable = unknown == {axis for axis in copied if input[axis] is UNKNOWN}
+    comparable = unknown == {axis for axis in copied if input[axis] is UNKNOWN} and len(
+        unknown
+    ) == sum(extent is UNKNOWN for extent in items)
     have = (
         volume(input[axis] for axis in replaced if axis not in unknown) if comparable else UNKNOWN
     )
@@ -260,10 +261,10 @@ def _slice_type(
     stride: tuple[int, ...],
 ) -> TensorType:
     require_axes(axes, len(input.shape))
-    _require_length("begin", begin, len(axes), "axes")
-    _require_length("end", end, len(axes), "axes")
+    require_length("begin", begin, len(axes), "axes")
+    require_length("end", end, len(axes), "axes")
     if stride:
-        _require_length("stride", stride, len(axes), "axes")
+        require_length("stride", stride, len(axes), "axes")
     if 0 in stride:
         raise InvalidOperation(f"'stride' must not be 0, it is {list(stride)}")
     shape = list(input.shape)
@@ -315,7 +316,7 @@ def slice_(
 
 
 def _tile_type(input: TensorType, repeats: tuple[int, ...]) -> TensorType:
-    _require_length("repeats", repeats, len(input.shape), "axes of 'input'")
+    require_length("repeats", repeats, len(input.shape), "axes of 'input'")
     if min(repeats, default=1) < 1:
         raise InvalidOperation(f"'repeats' must be positive, it is {list(repeats)}")
     return TensorType(tuple(e * r for e, r in zip(input.shape, repeats, strict=True)), input.dtype)
@@ -334,7 +335,7 @@ def _pad_type(
     input: TensorType, padding: tuple[tuple[int, int], ...], border: str, value: float
 ) -> TensorType:
     require_real(input=input)
-    _require_length("padding", padding, len(input.shape), "axes of 'input'")
+    require_length("padding", padding, len(input.shape), "axes of 'input'")
     if border != "constant" and border not in _PAD_MODES:
         raise InvalidOperation(
             "'border' must be 'constant', 'replicate', 'reflect' or 'reflect-even', "

@@ -11,7 +11,8 @@ from lowering.graph import Scalar, TensorType
 from lowering.ops.registries import nnef
 
 
-def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
+def constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
+    """The type of a constant, whose extents must be positive."""
     for extent in shape:
         if extent < 1:
             raise InvalidOperation(f"'shape' of a constant must be positive, it is {show(shape)}")
@@ -23,8 +24,8 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
     return TensorType(shape, dtype)
 
 
-@nnef.rule("constant", _constant_type)
+@nnef.rule("constant", constant_type)
 def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> NDArray[np.generic]:
     """A tensor filled with the values in row-major order; a single one fills it."""
     items = np.array(value, np.dtype(dtype))
-    return np.broadcast_to(items, shape) if items.size == 1 else items.reshape(shape)
+    return np.broadcast_to(items[0], shape) if items.size == 1 else items.reshape(shape)

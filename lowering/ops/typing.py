@@ -61,6 +61,14 @@ def require_axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
             )
 
 
+def require_length(name: str, items: Sequence[object], length: int, what: str) -> None:
+    """Refuse an array of attributes that has not one item for each of something."""
+    if len(items) != length:
+        raise InvalidShape(
+            f"'{name}' must have an item for each of the {length} {what}, it has {len(items)}"
+        )
+
+
 def padded(shape: Shape, rank: int) -> Shape:
     """The shape continued by 1s up to a rank."""
     return shape + (1,) * (rank - len(shape))

@@ -1,0 +1,19 @@
+"""In which dtype sums are taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def accumulator(dtype: Any) -> Any:
+    """The dtype for sums of a dtype's items: at least 32 bits, signed for integers.
+
+    A sum of half precision is then rounded once; one of unsigned integers is the same modulo 2**32.
+    """
+    dtype = np.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return np.dtype(np.int64 if dtype.itemsize == 8 else np.int32)
+    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype

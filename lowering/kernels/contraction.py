@@ -1,0 +1,98 @@
+"""Sums of products over named axes, written as in `ij,kj->ik`: Einstein's convention.
+
+Each letter names an axis. Letters that the result does not have are summed over, also those of a
+single operand; a letter that one operand has twice takes its diagonal. Along an axis extents are
+equal, or 1, which is then as good as any other. A letter that the result alone has is an axis of 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, Shape, differ, show
+
+
+def parse(expr: str) -> tuple[list[str], str]:
+    """The letters of each operand, and those of the result."""
+    left, arrow, output = expr.replace(" ", "").partition("->")
+    if not arrow or "," in output:
+        raise InvalidOperation(
+            f"'expr' must name the axes of the inputs and of one result, it is '{expr}'",
+            hint="as in 'ij,kj->ik'",
+        )
+    if "..." in expr:
+        raise InvalidOperation(
+            f"'expr' must name every axis, it is '{expr}'", hint="give letters in place of '...'"
+        )
+    return left.split(","), output
+
+
+def contracted_shape(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> Shape:
+    """The shape of the result; InvalidOperation or InvalidShape where there is none."""
+    if len(shapes) != len(terms):
+        raise InvalidOperation(
+            f"'expr' names the axes of {len(terms)} input(s), there are {len(shapes)}"
+        )
+    for number, (shape, term) in enumerate(zip(shapes, terms, strict=True)):
+        if len(shape) != len(term):
+            raise InvalidShape(
+                f"input {number} has the shape {show(shape)}, 'expr' names its axes '{term}'",
+                hint="one letter for each axis",
+            )
+    if len(set(output)) != len(output):
+        raise InvalidOperation(f"the result of 'expr' must not repeat a letter, it is '{output}'")
+    extents = _extents(shapes, terms)
+    return tuple(extents.get(letter, 1) for letter in output)
+
+
+def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
+    extents: dict[str, int] = {}
+    for shape, term in zip(shapes, terms, strict=True):
+        for letter, extent in zip(term, shape, strict=True):
+            known = extents.get(letter, 1)
+            if known == 1 or (known is UNKNOWN and extent != 1):
+                extents[letter] = extent
+            elif extent != 1 and differ(known, extent):
+                raise InvalidShape(
+                    f"axis '{letter}' of 'expr' has the extents {known} and {extent}, "
+                    f"the inputs have the shapes {' and '.join(map(show, shapes))}",
+                    hint="the extents of one letter must be equal, or 1",
+                )
+    return extents
+
+
+def contract(
+    operands: Sequence[Any], terms: Sequence[str], output: str, accumulator: Any, precision: Any
+) -> Array:
+    """The result of operands of one dtype, in that of the accumulator."""
+    arrays = [jnp.asarray(x) for x in operands]
+    extents = _extents([x.shape for x in arrays], terms)
+    letters: list[str] = []
+    for k, (x, term) in enumerate(zip(arrays, terms, strict=True)):
+        # An axis of extent 1 against n counts for all n items of the others: it is left out.
+        kept = [extent == extents[letter] for extent, letter in zip(x.shape, term, strict=True)]
+        arrays[k] = jnp.squeeze(x, tuple(axis for axis, keep in enumerate(kept) if not keep))
+        letters.append("".join(itertools.compress(term, kept)))
+    if not _is_product(letters, output):
+        arrays = [x.astype(accumulator) for x in arrays]
+    names = dict(zip(extents, string.ascii_letters, strict=False))
+    new = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
+    equation = ",".join(letters) + "->" + "".join(x for x in output if x in extents)
+    equation = "".join(names.get(character, character) for character in equation)
+    result = jnp.einsum(equation, *arrays, precision=precision, preferred_element_type=accumulator)
+    return jnp.expand_dims(result, new)
+
+
+def _is_product(terms: Sequence[str], output: str) -> bool:
+    """Whether all sums are those of one matrix product: others are not taken in the accumulator."""
+    if len(terms) != 2 or any(len(set(term)) != len(term) for term in terms):
+        return False
+    a, b = map(set, terms)
+    return (a ^ b) <= set(output)

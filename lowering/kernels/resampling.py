@@ -1,0 +1,187 @@
+"""Resizing along one axis: where the items of the result lie, and what they are made of.
+
+An axis of extent e is resized to a length, e * scale, of which the whole items make the result:
+n = floor(length). With scale = length / e item x lies at
+
+    'half_pixel'             (x + 1/2) / scale - 1/2
+    'pytorch_half_pixel'     the same, but 0 where n = 1
+    'half_pixel_symmetric'   (x + 1/2) / scale - 1/2 + (e - n / scale) / 2
+    'tf_half_pixel_for_nn'   (x + 1/2) / scale
+    'asymmetric'             x / scale
+    'align_corners'          x (e - 1) / (length - 1), or 0 where n = 1
+    'tf_crop_and_resize'     start (e - 1) + x (end - start) (e - 1) / (length - 1),
+                             or (start + end) (e - 1) / 2 where length = 1
+
+as ONNX Resize has it. Beyond its ends the input goes on with its last items. Places and weights are
+numpy arrays, computed on the host, unless start and end of the region are traced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.kernels import interpolation
+
+CROP = "tf_crop_and_resize"
+COORDINATES = (
+    "half_pixel",
+    "pytorch_half_pixel",
+    "half_pixel_symmetric",
+    "tf_half_pixel_for_nn",
+    "asymmetric",
+    "align_corners",
+    CROP,
+)
+INTERPOLATORS = ("nearest", "linear", "cubic")
+# The item nearest to a place, of which `t` is the uncertainty.
+_ROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "floor": lambda xp, place, t: xp.floor(place + t),
+    "ceil": lambda xp, place, t: xp.ceil(place - t),
+    "round_prefer_floor": lambda xp, place, t: xp.ceil(place - 0.5 - t),
+    "round_prefer_ceil": lambda xp, place, t: xp.floor(place + 0.5 + t),
+}
+ROUNDINGS = tuple(_ROUND)
+CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
+
+# To gather an item takes as long as this many products of a matrix: on a CPU about 25 forwards, and
+# 200 backwards, where a gather becomes a scatter.
+_PRODUCTS = 32
+
+# Scales are stored in single precision. The 1.7 there is a little more, 17 / 1.7 less than 10.
+_STORED = 2.0**-23
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a resize interpolates, in the terms of ONNX Resize; `cubic` is the coefficient there."""
+
+    coordinates: str
+    interpolator: str
+    nearest_mode: str
+    cubic: float = CUBIC
+    exclude_outside: bool = False
+    antialias: bool = False
+
+
+def length(extent: int, scale: float) -> float:
+    """extent * scale: the whole number that it is as far as the precision of scales goes."""
+    exact = extent * scale
+    whole = float(round(exact))
+    return whole if abs(exact - whole) <= whole * _STORED else exact
+
+
+def places(extent: int, length: float, coordinates: str, region: Any) -> Any:
+    """Where the items lie in an axis; `region` is the start and the end for a crop."""
+    count, scale = int(length), length / extent
+    x = np.arange(count, dtype=np.float64)
+    match coordinates:
+        case "asymmetric":
+            return x / scale
+        case "tf_half_pixel_for_nn":
+            return (x + 0.5) / scale
+        case "half_pixel_symmetric":
+            return (x + 0.5) / scale - 0.5 + (extent - count / scale) / 2
+        case "align_corners":
+            return _corners(x, extent, length)
+        case "tf_crop_and_resize":
+            start, end = region
+            if length == 1:
+                return (start + end).reshape(1) * ((extent - 1) / 2)
+            corners = _corners(x, extent, length).astype(start.dtype)
+            return start * (extent - 1) + (end - start) * corners
+        case "pytorch_half_pixel" if count == 1:
+            return x
+        case _:
+            return (x + 0.5) / scale - 0.5
+
+
+def _corners(x: Any, extent: int, length: float) -> Any:
+    return x * (extent - 1) / (length - 1) if len(x) > 1 else x
+
+
+def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> Array:
+    """What lies at places along an axis of an array of floats; of any numbers if nearest."""
+    extent = x.shape[axis]
+    if isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent)):
+        return x
+    if method.interpolator == "nearest":
+        return _nearest(x, axis, where, method.nearest_mode)
+    centred = method.coordinates in ("half_pixel", "pytorch_half_pixel")
+    whole = scale > 1 and len(where) == extent * scale and scale == int(scale)
+    if (
+        method.interpolator == "linear"
+        and whole
+        and (centred or method.coordinates == "asymmetric")
+    ):
+        return interpolation.upsample_linear(x, axis, int(scale), centred, "replicate")
+    return _weighted(x, axis, *_weights(where, extent, scale, method))
+
+
+def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
+    xp, extent = where.__array_namespace__(), x.shape[axis]
+    items = _ROUND[mode](xp, where, (xp.abs(where) + 1) * _STORED)
+    items = xp.clip(items, 0, extent - 1).astype(np.int32)
+    if isinstance(items, np.ndarray):  # what needs no gather has a fast gradient
+        count = len(items)
+        if count % extent == 0 and np.array_equal(items, np.arange(count) // (count // extent)):
+            return interpolation.repeat(x, axis, count // extent)
+        step = int(items[1] - items[0]) if count > 1 else 1
+        if step > 0 and np.array_equal(items, items[0] + step * np.arange(count)):
+            return lax.slice_in_dim(x, int(items[0]), int(items[-1]) + 1, step, axis)
+    return jnp.take(x, items, axis, mode="clip")
+
+
+def _weights(where: Any, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
+    """The items that each place is made of and their weights, both (count, taps).
+
+    An antialiasing kernel is as wide as the items of the result are apart in the input.
+    """
+    xp = where.__array_namespace__()
+    shrink = min(scale, 1.0) if method.antialias else 1.0
+    reach = (1 if method.interpolator == "linear" else 2) / shrink
+    first = math.floor(-reach) + 1
+    taps = np.arange(first, 2 - first)[None, :]
+    items = xp.floor(where)[:, None] + taps.astype(where.dtype)
+    distance = xp.abs(items - where[:, None]) * shrink
+    if method.interpolator == "linear":
+        weights = xp.maximum(1 - distance, 0)
+    else:
+        weights = cubic_kernel(distance, method.cubic)
+    if method.exclude_outside:
+        weights = xp.where((items >= 0) & (items < extent), weights, 0.0)
+    total = xp.sum(weights, axis=1, keepdims=True)
+    weights = weights / xp.where(total == 0, 1.0, total)
+    return xp.clip(items, 0, extent - 1).astype(np.int32), weights
+
+
+def cubic_kernel(distance: Any, a: float) -> Any:
+    """The weight of an item at a distance, not negative, in Keys' cubic convolution."""
+    xp, t = distance.__array_namespace__(), distance
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+    return xp.where(t <= 1, near, xp.where(t < 2, far, 0.0))
+
+
+def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
+    """The sums of items along an axis with their weights."""
+    extent, taps = x.shape[axis], items.shape[1]
+    if extent <= _PRODUCTS * taps:
+        xp = weights.__array_namespace__()
+        named = items[:, :, None] == np.arange(extent, dtype=np.int32)[None, None, :]
+        matrix = xp.sum(xp.where(named, weights[:, :, None], 0.0), 1)
+        contracted = (((axis,), (1,)), ((), ()))
+        y = lax.dot_general(x, jnp.asarray(matrix, x.dtype), contracted, precision="highest")
+        return jnp.moveaxis(y, -1, axis)
+    shape = [-1 if a == axis else 1 for a in range(x.ndim)]
+    total = jnp.zeros((), x.dtype)
+    for k in range(taps):
+        weight = jnp.asarray(weights[:, k], x.dtype).reshape(shape)
+        total = total + jnp.take(x, items[:, k], axis, mode="clip") * weight
+    return total

@@ -1,0 +1,158 @@
+"""Operations that choose items by their values (registry tract_onnx).
+
+How many they choose depends on the data, and the shape of a result cannot: it has room for the most
+that there can be. What was chosen comes first, -1 fills the rest. Indices are int32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, differ, show, volume
+from lowering.graph import TensorType
+from lowering.kernels.precision import widened
+from lowering.ops.registries import tract
+from lowering.ops.tract.typing import require_one
+from lowering.ops.typing import require_real, require_same_dtype
+
+_INDICES = "its results are indices"
+
+
+def _suppression_type(
+    boxes: TensorType,
+    scores: TensorType,
+    max_output_boxes_per_class: int,
+    iou_threshold: float,
+    score_threshold: TensorType,
+    center_point_box: int,
+) -> TensorType:
+    require_real(boxes=boxes, scores=scores)
+    if len(boxes.shape) != 3 or differ(boxes.shape[2], 4):
+        raise InvalidShape(
+            f"'boxes' must have the shape [batches,boxes,4], it has {show(boxes.shape)}"
+        )
+    if len(scores.shape) != 3:
+        raise InvalidShape(
+            f"'scores' must have the shape [batches,classes,boxes], it has {show(scores.shape)}"
+        )
+    if differ(boxes.shape[0], scores.shape[0]) or differ(boxes.shape[1], scores.shape[2]):
+        raise InvalidShape(
+            f"'boxes' {show(boxes.shape)} and 'scores' {show(scores.shape)} must have as many "
+            "batches and boxes",
+            hint="'scores' has the shape [batches,classes,boxes]",
+        )
+    if score_threshold.dtype != "bool":
+        require_same_dtype(scores=scores, score_threshold=score_threshold)
+        require_one(score_threshold=score_threshold)
+    if max_output_boxes_per_class < 0:
+        raise InvalidOperation(
+            f"'max_output_boxes_per_class' must not be negative, it is {max_output_boxes_per_class}"
+        )
+    if center_point_box not in (0, 1):
+        raise InvalidOperation(f"'center_point_box' must be 0 or 1, it is {center_point_box}")
+    most = _most(scores.shape[2], max_output_boxes_per_class)
+    return TensorType((scores.shape[0] * scores.shape[1] * most, 3), "int32")
+
+
+def _most(boxes: int, limit: int) -> int:
+    """How many boxes a class can have."""
+    return boxes if boxes is UNKNOWN or limit == 0 else min(boxes, limit)
+
+
+@tract.rule("tract_onnx_non_max_suppression", _suppression_type, not_differentiable=_INDICES)
+def non_max_suppression(
+    boxes: Any,
+    scores: Any,
+    max_output_boxes_per_class: int,
+    iou_threshold: float,
+    score_threshold: Any,
+    center_point_box: int,
+) -> Array:
+    """The boxes that are left when each takes away those with a lower score that it overlaps.
+
+    Rows batch, class, box in the order of batch, class and falling score; of equal scores the first
+    box comes first. A box is out where its score is not above `score_threshold`, or where the area
+    that it shares with a better one is more than `iou_threshold` of what both cover. Rows of boxes
+    are two opposite corners y, x, y, x in any order, with `center_point_box` the centre x, y, width
+    and height. 0 for `max_output_boxes_per_class` is no limit, unlike in ONNX. The result has
+    batches * classes * (limit, or boxes if they are fewer) rows, filled with -1.
+    """
+    boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
+    if scores.size == 0:
+        return jnp.zeros((0, 3), jnp.int32)
+    corners = _corners(boxes, center_point_box)
+    most = _most(boxes.shape[1], max_output_boxes_per_class)
+    eligible = jnp.ones(scores.shape, bool)
+    if score_threshold is not False:
+        eligible = scores > widened(jnp.asarray(score_threshold)).reshape(())
+
+    def select(corners: Array, scores: Array, eligible: Array) -> Array:
+        order = jnp.argsort(-scores, stable=True).astype(jnp.int32)
+        sides, left = corners[order], eligible[order]
+
+        def more(state: tuple[Array, Array, Array]) -> Array:
+            return (state[0] < most) & jnp.any(state[1])
+
+        def take(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            count, left, chosen = state
+            best = jnp.argmax(left)  # the first that is left
+            overlapped = _overlap(sides[best][None, :], sides) > iou_threshold
+            left = left & ~overlapped & (jnp.arange(len(order)) != best)
+            return count + 1, left, chosen.at[count].set(order[best])
+
+        start = (jnp.int32(0), left, jnp.full(most, -1, jnp.int32))
+        return lax.while_loop(more, take, start)[2]
+
+    by_class = jax.vmap(select, (None, 0, 0))
+    chosen = jax.vmap(by_class)(corners, scores, eligible)  # (batches, classes, most)
+    batch, of_class = (lax.broadcasted_iota(jnp.int32, chosen.shape, axis) for axis in (0, 1))
+    rows = jnp.stack([batch, of_class, chosen], axis=-1).reshape(-1, 3)
+    filled = rows[:, 2] >= 0
+    first = jnp.argsort(~filled, stable=True)
+    return jnp.where(filled[:, None], rows, -1)[first]
+
+
+def _corners(boxes: Array, center_point_box: int) -> Array:
+    """The lower and the upper corner of each box, four numbers along the last axis."""
+    a, b = boxes[..., :2], boxes[..., 2:]
+    if center_point_box:
+        return jnp.concatenate([a - b / 2, a + b / 2], axis=-1)
+    return jnp.concatenate([jnp.minimum(a, b), jnp.maximum(a, b)], axis=-1)
+
+
+def _overlap(box: Array, boxes: Array) -> Array:
+    """What the box (1,4) shares with each of the boxes over what both cover, -inf for nothing."""
+    low = jnp.maximum(box[:, :2], boxes[:, :2])
+    high = jnp.minimum(box[:, 2:], boxes[:, 2:])
+    shared = jnp.prod(jnp.maximum(high - low, 0), axis=1)
+    covered = _area(box) + _area(boxes) - shared
+    return jnp.where(shared > 0, shared / jnp.where(shared > 0, covered, 1.0), -jnp.inf)
+
+
+def _area(boxes: Array) -> Array:
+    return jnp.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+
+
+def _non_zero_type(input: TensorType, count_symbol: str) -> TensorType:
+    return TensorType((len(input.shape), volume(input.shape)), "int32")
+
+
+@tract.rule("tract_onnx_non_zero", _non_zero_type, not_differentiable=_INDICES)
+def non_zero(input: Any, count_symbol: str) -> Array:
+    """The places of the items that are not 0 or false, in row-major order.
+
+    A column for each, an item of it for each axis of the input; as many columns as the input has
+    items, filled with -1. `count_symbol`, a name for their number, says nothing.
+    """
+    x = jnp.asarray(input)
+    place = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)[0]
+    place = place.astype(jnp.int32)[None, :]
+    extents = np.array(x.shape, np.int32).reshape(-1, 1)
+    strides = np.array([volume(x.shape[a + 1 :]) for a in range(x.ndim)], np.int32).reshape(-1, 1)
+    return jnp.where(place < 0, -1, place // strides % extents)

@@ -1,0 +1,315 @@
+"""Items by their indices (registry tract_core): gather, scatter, top-k, one-hot.
+
+A negative index counts from the end of its axis. An index beyond it has no item: where a document
+reads one the result is NaN (of signed integers the least value, of unsigned ones the greatest, of
+logical values true), and where it writes one the update is left out. Indices that the operations
+make are int32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, Shape, shapes_differ, show
+from lowering.graph import TensorType
+from lowering.ops.registries import tract
+from lowering.ops.shape import cast
+from lowering.ops.shape import gather as take
+from lowering.ops.tract.typing import normal_axis, require_number, require_one_of, require_ordered
+from lowering.ops.typing import require_integer, require_same_dtype
+
+_REDUCTIONS = ("none", "add", "mul", "min", "max")
+
+
+def _index(indices: Any) -> Array:
+    """Indices in a type in which the extent of every axis fits."""
+    indices = jnp.asarray(indices)
+    return indices if indices.dtype.itemsize == 8 else indices.astype(jnp.int32)
+
+
+# Reading
+
+
+def _gather_type(input: TensorType, indices: TensorType, axis: int, datum_type: str) -> TensorType:
+    require_integer(indices=indices)
+    axis = normal_axis(axis, len(input.shape))
+    shape = input.shape[:axis] + indices.shape + input.shape[axis + 1 :]
+    return TensorType(shape, datum_type or input.dtype)
+
+
+@tract.rule("tract_core_gather", _gather_type)
+def gather(input: Any, indices: Any, axis: int, datum_type: str) -> Array:
+    """The sub-tensors at the indices along the axis, whose place the axes of the indices take.
+
+    `datum_type` is the type of the result, '' the input's own.
+    """
+    found = take(input, _index(indices), axis % input.ndim)
+    return found if datum_type in ("", found.dtype.name) else cast(found, datum_type)
+
+
+def _gather_elements_type(input: TensorType, indices: TensorType, axis: int) -> TensorType:
+    _require_elements(input, indices, axis)
+    return TensorType(indices.shape, input.dtype)
+
+
+def _require_elements(input: TensorType, indices: TensorType, axis: int) -> None:
+    require_integer(indices=indices)
+    axis = normal_axis(axis, len(input.shape))
+    _require_same_rank("indices", indices.shape, "input", input.shape)
+    for a, (count, extent) in enumerate(zip(indices.shape, input.shape, strict=True)):
+        if a != axis and count > extent:
+            raise InvalidShape(
+                f"'indices' {show(indices.shape)} must not be larger than 'input' "
+                f"{show(input.shape)} except along axis {axis}, at axis {a} it is"
+            )
+
+
+def _require_same_rank(name: str, shape: Shape, other: str, whole: Shape) -> None:
+    if len(shape) != len(whole):
+        raise InvalidShape(
+            f"'{name}' {show(shape)} must have as many axes as '{other}' {show(whole)}"
+        )
+
+
+@tract.rule("tract_core_gather_elements", _gather_elements_type)
+def gather_elements(input: Any, indices: Any, axis: int) -> Array:
+    """Item by item, what the index names along the axis; ONNX GatherElements.
+
+    Along the other axes the indices may be smaller than the input: its first items count.
+    """
+    x, places = jnp.asarray(input), _index(indices)
+    axis = axis % x.ndim
+    kept = [e if a == axis else places.shape[a] for a, e in enumerate(x.shape)]
+    return jnp.take_along_axis(lax.slice(x, [0] * x.ndim, kept), places, axis)
+
+
+def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> TensorType:
+    require_integer(indices=indices)
+    last = min(len(input.shape), len(indices.shape)) - 1
+    if not 0 <= batch_dims <= last:
+        raise InvalidOperation(
+            f"'batch_dims' must lie in [0,{last}] for 'input' {show(input.shape)} and 'indices' "
+            f"{show(indices.shape)}, it is {batch_dims}",
+            hint="" if last >= 0 else "both must have an axis at least",
+        )
+    if shapes_differ(input.shape[:batch_dims], indices.shape[:batch_dims]):
+        raise InvalidShape(
+            f"the first {batch_dims} extents of 'input' {show(input.shape)} and 'indices' "
+            f"{show(indices.shape)} must be equal, they are the batch"
+        )
+    count = _coordinates(indices.shape, len(input.shape) - batch_dims)
+    shape = indices.shape[:-1] + input.shape[batch_dims + count :]
+    return TensorType(shape, input.dtype)
+
+
+def _coordinates(indices: Shape, rank: int) -> int:
+    """How many axes the last axis of the indices addresses."""
+    count = indices[-1] if indices else 0
+    if count is UNKNOWN:
+        raise InvalidShape(
+            f"the last extent of 'indices' {show(indices)} must be known: it is the number of axes "
+            "that they address",
+            hint="give the shape of the inputs",
+        )
+    if not 1 <= count <= rank:
+        raise InvalidShape(
+            f"'indices' {show(indices)} must have a last axis of 1 to {rank} coordinates, "
+            "an item for each axis of 'input' that they address"
+        )
+    return count
+
+
+def _places(indices: Any) -> tuple[Array, ...]:
+    """The coordinates along the last axis, one array for each axis that they address."""
+    places = _index(indices)
+    return tuple(places[..., k] for k in range(places.shape[-1]))
+
+
+@tract.rule("tract_core_gather_nd", _gather_nd_type)
+def gather_nd(input: Any, indices: Any, batch_dims: int) -> Array:
+    """The sub-tensors at the coordinates in the last axis of the indices; ONNX GatherND."""
+
+    def read(x: Array, indices: Array) -> Array:
+        return x.at[_places(indices)].get(mode="fill")
+
+    for _ in range(batch_dims):
+        read = jax.vmap(read)
+    return read(jnp.asarray(input), jnp.asarray(indices))
+
+
+# Writing
+
+
+def _require_reduction(input: TensorType, updates: TensorType, reduction: str) -> None:
+    require_same_dtype(input=input, updates=updates)
+    require_one_of("reduction", reduction, _REDUCTIONS)
+    if reduction in ("add", "mul"):
+        require_number(input=input)
+    elif reduction != "none":
+        require_ordered(input=input)
+
+
+def _scatter_elements_type(
+    input: TensorType, indices: TensorType, updates: TensorType, axis: int, reduction: str
+) -> TensorType:
+    _require_reduction(input, updates, reduction)
+    _require_elements(input, indices, axis)
+    _require_same_rank("updates", updates.shape, "indices", indices.shape)
+    if any(have < want for have, want in zip(updates.shape, indices.shape, strict=True)):
+        raise InvalidShape(
+            f"'updates' {show(updates.shape)} must have an item for each of 'indices' "
+            f"{show(indices.shape)}"
+        )
+    return input
+
+
+@tract.rule("tract_core_scatter_elements", _scatter_elements_type)
+def scatter_elements(input: Any, indices: Any, updates: Any, axis: int, reduction: str) -> Array:
+    """The input with each update at the place that its index names along the axis.
+
+    ONNX ScatterElements. Of updates at one place, 'none' keeps one, the last one on most platforms;
+    the other reductions join them all with the item of the input. The indices may be smaller than
+    the input and, as torch has it, than the updates, of which the first count. Equal extremes share
+    the derivative.
+    """
+    x, along = jnp.asarray(input), _index(indices)
+    axis = axis % x.ndim
+    places = tuple(
+        along if a == axis else lax.broadcasted_iota(along.dtype, along.shape, a)
+        for a in range(x.ndim)
+    )
+    updates = lax.slice(jnp.asarray(updates), [0] * x.ndim, along.shape)
+    return _scatter(x, places, updates, reduction)
+
+
+def _scatter_nd_type(
+    input: TensorType, indices: TensorType, updates: TensorType, reduction: str
+) -> TensorType:
+    _require_reduction(input, updates, reduction)
+    require_integer(indices=indices)
+    if indices.shape[-1:] == (UNKNOWN,):
+        return input
+    count = _coordinates(indices.shape, len(input.shape))
+    wanted = indices.shape[:-1] + input.shape[count:]
+    if shapes_differ(updates.shape, wanted):
+        raise InvalidShape(
+            f"'updates' must have the shape {show(wanted)}, it has {show(updates.shape)}",
+            hint="it is that of 'indices' without the last axis, and of what they name in 'input'",
+        )
+    return input
+
+
+@tract.rule("tract_core_scatter_nd", _scatter_nd_type)
+def scatter_nd(input: Any, indices: Any, updates: Any, reduction: str) -> Array:
+    """The input with each update at the coordinates in the last axis of the indices.
+
+    ONNX ScatterND; updates at one place are joined as in `tract_core_scatter_elements`.
+    """
+    return _scatter(jnp.asarray(input), _places(indices), jnp.asarray(updates), reduction)
+
+
+def _scatter(x: Array, places: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    target = x.at[places]
+    match reduction:
+        case "none":
+            return target.set(updates, mode="drop")
+        case "add":
+            return target.add(updates, mode="drop")
+        case "min":
+            return target.min(updates, mode="drop")
+        case "max":
+            return target.max(updates, mode="drop")
+        case _:
+            return _multiply(x, places, updates)
+
+
+@jax.custom_jvp
+def _multiply(x: Array, places: tuple[Array, ...], updates: Array) -> Array:
+    return x.at[places].multiply(updates, mode="drop")
+
+
+@_multiply.defjvp
+def _multiply_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    # jax differentiates products only where no two updates meet. The product of all the others at
+    # the same place is a quotient of what is left when zeros, which are counted, are taken out.
+    x, places, updates = primals
+    dx, _, du = tangents
+    zero = updates == 0
+    factors = jnp.where(zero, 1.0, updates)
+    product = _multiply(jnp.ones_like(x), places, factors)
+    zeros = jnp.zeros(x.shape, jnp.int32).at[places].add(zero.astype(jnp.int32), mode="drop")
+    others = jnp.where(
+        zeros.at[places].get(mode="fill") == zero.astype(jnp.int32),
+        product.at[places].get(mode="fill", fill_value=0) / factors,
+        0.0,
+    )
+    moved = jnp.zeros_like(x).at[places].add(du * others, mode="drop")
+    change = dx * jnp.where(zeros == 0, product, 0.0) + x * moved
+    return _multiply(x, places, updates), change
+
+
+# Choosing
+
+
+def _topk_type(
+    input: TensorType, k: int, axis: int, largest: bool
+) -> tuple[TensorType, TensorType]:
+    require_ordered(input=input)
+    axis = normal_axis(axis, len(input.shape))
+    if k < 1 or k > input.shape[axis]:
+        raise InvalidOperation(
+            f"'k' must lie in [1,{input.shape[axis]}] for axis {axis} of 'input' "
+            f"{show(input.shape)}, it is {k}"
+        )
+    shape = (*input.shape[:axis], k, *input.shape[axis + 1 :])
+    return TensorType(shape, input.dtype), TensorType(shape, "int32")
+
+
+@tract.rule("tract_core_topk", _topk_type)
+def topk(input: Any, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
+    """The k largest or smallest items along the axis in their order, and their indices.
+
+    Of equal items the one with the lower index comes first. NaN counts as infinity. The derivative
+    goes through the values to the items chosen.
+    """
+    x = jnp.asarray(input)
+    axis = axis % x.ndim
+    key = lax.stop_gradient(x)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        # lax.top_k tells the signs of zeros and NaNs apart.
+        key = jnp.where(key == 0, 0.0, key)
+        key = jnp.where(jnp.isnan(key), jnp.inf, key)
+        key = key if largest else -key
+    elif not largest:
+        key = ~key  # reverses the order, and unlike the negative it exists for every integer
+    indices = jnp.moveaxis(lax.top_k(jnp.moveaxis(key, axis, -1), k)[1], -1, axis)
+    return jnp.take_along_axis(x, indices, axis), indices
+
+
+def _one_hot_type(
+    input: TensorType, axis: int, dim: int, value_off: float, value_on: float
+) -> TensorType:
+    require_integer(input=input)
+    axis = normal_axis(axis, len(input.shape) + 1)
+    if dim < 1:
+        raise InvalidOperation(f"'dim' must be positive, it is {dim}")
+    return TensorType((*input.shape[:axis], dim, *input.shape[axis:]), "float32")
+
+
+@tract.rule("tract_core_one_hot", _one_hot_type, not_differentiable="its operand holds indices")
+def one_hot(input: Any, axis: int, dim: int, value_off: float, value_on: float) -> Array:
+    """`value_on` at each index along a new axis of `dim` items, `value_off` elsewhere, as float32.
+
+    `axis` counts in the result. An index beyond the axis is nowhere on.
+    """
+    index = _index(input)
+    axis = axis % (index.ndim + 1)
+    index = jnp.expand_dims(jnp.where(index < 0, index + dim, index), axis)
+    shape = (*index.shape[:axis], dim, *index.shape[axis + 1 :])
+    hit = index == lax.broadcasted_iota(index.dtype, shape, axis)
+    return jnp.where(hit, jnp.float32(value_on), jnp.float32(value_off))

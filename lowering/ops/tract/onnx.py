@@ -1,0 +1,212 @@
+"""What is left of ONNX (registry tract_onnx): normalisation, lookups, ensembles of trees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.ops import segment_max, segment_min, segment_sum
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, differ, show
+from lowering.graph import TensorType
+from lowering.kernels.pool import window_sum
+from lowering.kernels.precision import widened
+from lowering.kernels.windows import basic
+from lowering.ops.registries import tract
+from lowering.ops.tract.typing import require_one, require_one_of, require_ordered
+from lowering.ops.typing import require_integer, require_real, require_same_dtype
+
+
+def _lrn_type(input: TensorType, alpha: float, beta: float, bias: float, size: int) -> TensorType:
+    require_real(input=input)
+    if len(input.shape) < 2:
+        raise InvalidShape(f"'input' {show(input.shape)} must have channels along its second axis")
+    if size < 1:
+        raise InvalidOperation(f"'size' must be positive, it is {size}")
+    return input
+
+
+@tract.rule("tract_onnx_lrn", _lrn_type)
+def lrn(input: Any, alpha: float, beta: float, bias: float, size: int) -> Array:
+    """input / (bias + alpha / size * sum of squares over `size` channels) ** beta; ONNX LRN.
+
+    The channels lie around each one, of an even number one more after it than before it. Channels
+    that do not exist add nothing to the sum, but count in `size`.
+    """
+    x = widened(jnp.asarray(input))
+    around = ((0, 0), ((size - 1) // 2, size // 2))
+    windows = basic(x.shape, (1, size), around, (), ())
+    squares = window_sum(jnp.square(x), windows, "constant", normalize=True)
+    return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
+
+
+def _lookup_type(input: TensorType, values: TensorType, fallback: TensorType) -> TensorType:
+    require_integer(input=input)
+    require_same_dtype(values=values, fallback=fallback)
+    require_one(fallback=fallback)
+    _require_list("values", values)
+    return TensorType(input.shape, values.dtype)
+
+
+def _require_list(name: str, operand: TensorType) -> None:
+    if len(operand.shape) != 1 or operand.shape[0] == 0:
+        raise InvalidShape(
+            f"'{name}' must have one axis and an item, its shape is {show(operand.shape)}"
+        )
+
+
+@tract.rule("tract_onnx_ml_direct_lookup", _lookup_type)
+def direct_lookup(input: Any, values: Any, fallback: Any) -> Array:
+    """The value at each index, the fallback where there is none: below 0 and beyond the last."""
+    index, values = jnp.asarray(input), jnp.asarray(values)
+    exists = (index >= 0) & (index < len(values))
+    found = jnp.take(values, index, mode="clip")
+    return jnp.where(exists, found, jnp.asarray(fallback).reshape(()))
+
+
+def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorType:
+    require_ordered(input=input, keys=keys)
+    require_same_dtype(input=input, keys=keys)
+    _require_list("keys", keys)
+    return TensorType(input.shape, "int32")
+
+
+@tract.rule(
+    "tract_onnx_ml_reverse_lookup", _reverse_type, not_differentiable="its results are indices"
+)
+def reverse_lookup(input: Any, keys: Any, fallback: int) -> Array:
+    """The index of each item among the keys, the fallback where it is none of them.
+
+    Of equal keys the first counts.
+    """
+    x, keys = jnp.asarray(input), jnp.asarray(keys)
+    order = jnp.argsort(keys, stable=True).astype(jnp.int32)
+    place = jnp.minimum(jnp.searchsorted(keys[order], x), len(keys) - 1)
+    nearest = order[place]
+    return jnp.where(keys[nearest] == x, nearest, jnp.int32(fallback))
+
+
+_COLUMNS = 5  # of a node
+_AGGREGATES = ("SUM", "AVERAGE", "MIN", "MAX")
+# Whether less, equal and greater satisfy the comparison of a node with this code; 0 is a leaf.
+_COMPARISONS = np.array(
+    [
+        [False, False, False],
+        [False, True, False],  # ==
+        [True, False, True],  # !=
+        [True, False, False],  # <
+        [False, False, True],  # >
+        [True, True, False],  # <=
+        [False, True, True],  # >=
+    ]
+)
+
+
+def _ensemble_type(
+    input: TensorType,
+    trees: TensorType,
+    nodes: TensorType,
+    leaves: TensorType,
+    max_used_feature: int,
+    n_classes: int,
+    aggregate_fn: str,
+) -> TensorType:
+    require_ordered(input=input)
+    if len(input.shape) not in (1, 2):
+        raise InvalidShape(
+            f"'input' must have the shape [features] or [batch,features], it has "
+            f"{show(input.shape)}"
+        )
+    if input.shape[-1] <= max_used_feature:
+        raise InvalidShape(
+            f"the trees read feature {max_used_feature}, 'input' {show(input.shape)} has only "
+            f"{input.shape[-1]} features"
+        )
+    tables = {"trees": (trees, ()), "nodes": (nodes, (_COLUMNS,)), "leaves": (leaves, (2,))}
+    for name, (table, columns) in tables.items():
+        if table.dtype not in ("int32", "uint32"):
+            raise InvalidOperation(f"'{name}' must hold 32 bits an item, it holds {table.dtype}")
+        if len(table.shape) != 1 + len(columns) or any(map(differ, table.shape[1:], columns)):
+            raise InvalidShape(
+                f"'{name}' must have the shape {show((UNKNOWN, *columns))}, it has "
+                f"{show(table.shape)}"
+            )
+    if n_classes < 1:
+        raise InvalidOperation(f"'n_classes' must be positive, it is {n_classes}")
+    require_one_of("aggregate_fn", aggregate_fn, _AGGREGATES)
+    return TensorType((*input.shape[:-1], n_classes), "float32")
+
+
+@tract.rule(
+    "tract_onnx_ml_tree_ensemble_classifier",
+    _ensemble_type,
+    not_differentiable="its result does not change but in steps",
+)
+def tree_ensemble_classifier(
+    input: Any,
+    trees: Any,
+    nodes: Any,
+    leaves: Any,
+    max_used_feature: int,
+    n_classes: int,
+    aggregate_fn: str,
+) -> Array:
+    """The score of each class: the weights that the trees give it, joined; float32.
+
+    `trees` has the row of each root in `nodes`. A row of `nodes` is feature, row if true, row if
+    false, bits of a float32 to compare the feature with, and the comparison: 1 to 6 for == != < >
+    <= >=, with 256 added where NaN is true too. A comparison 0 is a leaf: the first and the end of
+    its rows in `leaves`, which are a class and the bits of its weight. A class that no leaf names
+    has the score 0; 'AVERAGE' is over the weights of the class.
+    """
+    x = jnp.asarray(input).astype(jnp.float32)
+    nodes, leaves = (_integers(table) for table in (nodes, leaves))
+    code = nodes[:, 4] & 0xFF
+    thresholds = lax.bitcast_convert_type(nodes[:, 3], jnp.float32)
+
+    def descend(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        depth, at = state  # the node of each tree for each row of the input
+        here = nodes[at]
+        value = jnp.take_along_axis(x, here[..., 0], axis=-1, mode="clip")
+        threshold = thresholds[at]
+        ordered = jnp.stack([value < threshold, value == threshold, value > threshold], -1)
+        true = jnp.any(ordered & jnp.asarray(_COMPARISONS)[code[at]], -1)
+        true |= jnp.isnan(value) & (here[..., 4] & 0x100 != 0)
+        below = jnp.where(true, here[..., 1], here[..., 2])
+        return depth + 1, jnp.where(code[at] == 0, at, below)
+
+    def inside(state: tuple[Array, Array]) -> Array:
+        # No path is longer than there are nodes, unless it is a circle.
+        return (state[0] < len(nodes)) & jnp.any(code[state[1]] != 0)
+
+    roots = jnp.broadcast_to(_integers(trees), (*x.shape[:-1], len(trees)))
+    reached = nodes[lax.while_loop(inside, descend, (jnp.int32(0), roots))[1]]
+    return _votes(reached[..., 0], reached[..., 1], leaves, n_classes, aggregate_fn)
+
+
+def _integers(table: Any) -> Array:
+    return lax.bitcast_convert_type(jnp.asarray(table), jnp.int32)
+
+
+def _votes(first: Array, end: Array, leaves: Array, n_classes: int, aggregate_fn: str) -> Array:
+    """The scores (...,classes) of the rows of `leaves` from `first` to before `end` (...,trees)."""
+    batch = tuple(lax.broadcasted_iota(jnp.int32, first.shape, a) for a in range(first.ndim - 1))
+    edges = jnp.zeros((*first.shape[:-1], len(leaves) + 1), jnp.int32)
+    edges = edges.at[(*batch, first)].add(1).at[(*batch, end)].add(-1)
+    times = jnp.moveaxis(jnp.cumsum(edges, -1)[..., :-1], -1, 0)  # how often each row is reached
+    classes, weights = leaves[:, 0], lax.bitcast_convert_type(leaves[:, 1], jnp.float32)
+    weights = weights.reshape(-1, *[1] * (times.ndim - 1))
+    number = segment_sum(times, classes, n_classes)
+    match aggregate_fn:
+        case "MAX":
+            scores = segment_max(jnp.where(times > 0, weights, -jnp.inf), classes, n_classes)
+        case "MIN":
+            scores = segment_min(jnp.where(times > 0, weights, jnp.inf), classes, n_classes)
+        case _:
+            scores = segment_sum(times.astype(jnp.float32) * weights, classes, n_classes)
+            if aggregate_fn == "AVERAGE":
+                scores = scores / jnp.maximum(number, 1).astype(jnp.float32)
+    return jnp.moveaxis(jnp.where(number > 0, scores, 0.0), 0, -1)

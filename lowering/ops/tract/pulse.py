@@ -1,0 +1,30 @@
+"""What streams in pieces need that no other operation does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering.graph import TensorType
+from lowering.ops.registries import tract
+from lowering.ops.tract.typing import normal_axis
+
+
+def _pulse_mask_type(
+    input: TensorType, position: TensorType, axis: int, begin: int, end: int, value: float
+) -> TensorType:
+    normal_axis(axis, len(input.shape))
+    return input
+
+
+@tract.rule("pulse_mask", _pulse_mask_type)
+def pulse_mask(input: Any, position: Any, axis: int, begin: int, end: int, value: float) -> Array:
+    """The input with a value before one place, and from another one on, of the stream.
+
+    `position` is where the piece of the stream that the input is starts.
+    """
+    x = jnp.asarray(input)
+    places = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
+    return jnp.where((places >= begin) & (places < end), x, jnp.asarray(value, x.dtype))

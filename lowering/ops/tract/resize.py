@@ -1,0 +1,310 @@
+"""Interpolation between items (registries tract_core and tract_onnx): resize, grid_sample.
+
+A resize takes one axis after another. `scales` or `sizes` has an item for each axis, batch and
+channel included. The extents of the result are `sizes`, or floor(extent * scale) with scales as
+exact as single precision, in which they are stored; with `sizes` scales are ratios of extents.
+`lowering.kernels.resampling` says where the items of the result lie. Half-precision numbers and
+integers are interpolated as float32; the result is again of the type of the input.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, Shape, differ, show
+from lowering.graph import TensorType
+from lowering.kernels.precision import widened
+from lowering.kernels.resampling import (
+    COORDINATES,
+    CROP,
+    CUBIC,
+    INTERPOLATORS,
+    ROUNDINGS,
+    Method,
+    cubic_kernel,
+    length,
+    places,
+    resample,
+)
+from lowering.ops.registries import tract
+from lowering.ops.shape import cast
+from lowering.ops.tract.typing import require_one_of, require_ordered
+from lowering.ops.typing import require_real
+
+
+def _resize_type(
+    input: TensorType, scales: tuple[float, ...], sizes: Shape, method: Method
+) -> TensorType:
+    require_ordered(input=input)
+    require_one_of("interpolator", method.interpolator, INTERPOLATORS)
+    require_one_of("nearest_mode", method.nearest_mode, ROUNDINGS)
+    if bool(scales) == bool(sizes):
+        found = "both are" if scales else "none is"
+        raise InvalidOperation(f"one of 'scales' and 'sizes' must be given, {found}")
+    name, items = ("scales", scales) if scales else ("sizes", sizes)
+    if len(items) != len(input.shape):
+        raise InvalidShape(
+            f"'{name}' {list(items)} must have an item for each axis of 'input' "
+            f"{show(input.shape)}",
+            hint="batch and channel count too: scale 1, or their extents, leaves them as they are",
+        )
+    if any(item <= 0 for item in items) or not all(map(math.isfinite, scales)):
+        raise InvalidOperation(f"items of '{name}' must be positive, it is {list(items)}")
+    shape = sizes or tuple(map(_extent, input.shape, scales))
+    if any((count == 0) != (extent == 0) for count, extent in zip(shape, input.shape, strict=True)):
+        raise InvalidShape(
+            f"'input' {show(input.shape)} cannot be resized to {show(shape)}: an axis "
+            "without items stays without, and no other loses all of its items"
+        )
+    return TensorType(shape, input.dtype)
+
+
+def _extent(extent: int, scale: float) -> int:
+    return UNKNOWN if extent is UNKNOWN else int(length(extent, scale))
+
+
+def _lengths(shape: Shape, scales: tuple[float, ...], sizes: Shape) -> tuple[float, ...]:
+    """The extents of the result with the parts of items that are left over."""
+    return tuple(map(length, shape, scales)) if scales else sizes
+
+
+def _resize(
+    input: Any,
+    lengths: tuple[float, ...],
+    method: Method,
+    roi: Any = None,
+    extrapolation_value: float = 0.0,
+) -> Array:
+    x = jnp.asarray(input)
+    dtype = x.dtype
+    if method.interpolator != "nearest":
+        x = widened(x)
+    for axis, wanted in enumerate(lengths):
+        extent = x.shape[axis]
+        if extent == 0:
+            continue
+        region = None if roi is None else (roi[axis], roi[axis + x.ndim])
+        where = places(extent, wanted, method.coordinates, region)
+        x = resample(x, axis, where, wanted / extent, method)
+        if region is not None:
+            outside = ((where < 0) | (where > extent - 1)).reshape(_along(axis, x.ndim))
+            x = jnp.where(outside, jnp.asarray(extrapolation_value, x.dtype), x)
+    return x if x.dtype == dtype else cast(x, dtype.name)
+
+
+def _along(axis: int, rank: int) -> list[int]:
+    """The shape in which a vector lies along an axis."""
+    return [-1 if a == axis else 1 for a in range(rank)]
+
+
+def _core_method(coord_transformer: str, interpolator: str, nearest_mode: str) -> Method:
+    # torch writes 'pytorch_half_pixel', and makes no exception of a result with a single item.
+    torch = coord_transformer == "pytorch_half_pixel"
+    return Method("half_pixel" if torch else coord_transformer, interpolator, nearest_mode)
+
+
+def _core_resize_type(
+    input: TensorType,
+    scales: tuple[float, ...],
+    sizes: Shape,
+    coord_transformer: str,
+    interpolator: str,
+    nearest_mode: str,
+) -> TensorType:
+    plain = tuple(name for name in COORDINATES if name != CROP)
+    require_one_of("coord_transformer", coord_transformer, plain)
+    method = _core_method(coord_transformer, interpolator, nearest_mode)
+    return _resize_type(input, scales, sizes, method)
+
+
+@tract.rule("tract_core_resize", _core_resize_type)
+def core_resize(
+    input: Any,
+    scales: tuple[float, ...],
+    sizes: Shape,
+    coord_transformer: str,
+    interpolator: str,
+    nearest_mode: str,
+) -> Array:
+    """The input resized as torch's `interpolate` does it; the cubic kernel has a = -0.75.
+
+    'pytorch_half_pixel' is 'half_pixel', of a single item too. 'align_corners' aligns the last item
+    of the result where the scale leaves a part of one over.
+    """
+    method = _core_method(coord_transformer, interpolator, nearest_mode)
+    lengths = _lengths(input.shape, scales, sizes)
+    if coord_transformer == "align_corners":
+        lengths = tuple(map(int, lengths))
+    return _resize(input, lengths, method)
+
+
+def _onnx_resize_type(
+    input: TensorType,
+    scales: tuple[float, ...],
+    roi: TensorType,
+    coord_transformer: str,
+    interpolator: str,
+    nearest_mode: str,
+    cubic_coeff_a: float,
+    exclude_outside: bool,
+    antialias: bool,
+    extrapolation_value: float,
+    sizes: Shape,
+) -> TensorType:
+    require_one_of("coord_transformer", coord_transformer, COORDINATES)
+    count = 2 * len(input.shape)
+    if coord_transformer == CROP and (
+        roi.dtype == "bool" or len(roi.shape) != 1 or differ(roi.shape[0], count)
+    ):
+        found = "there is none" if roi.dtype == "bool" else f"it is {roi}"
+        raise InvalidShape(
+            f"'{CROP}' needs a 'roi' of shape [{count}], {found}",
+            hint="it has the starts of all axes of 'input', then the ends, as parts of the extents",
+        )
+    return _resize_type(input, scales, sizes, Method(coord_transformer, interpolator, nearest_mode))
+
+
+@tract.rule("tract_onnx_resize", _onnx_resize_type)
+def onnx_resize(
+    input: Any,
+    scales: tuple[float, ...],
+    roi: Any,
+    coord_transformer: str,
+    interpolator: str,
+    nearest_mode: str,
+    cubic_coeff_a: float,
+    exclude_outside: bool,
+    antialias: bool,
+    extrapolation_value: float,
+    sizes: Shape,
+) -> Array:
+    """The input resized as ONNX Resize does it.
+
+    `roi` counts in 'tf_crop_and_resize' alone, where `extrapolation_value` is what lies outside the
+    input. `exclude_outside` gives items beyond the ends no weight. `antialias` widens the kernel
+    where the result is smaller than the input.
+    """
+    method = Method(
+        coord_transformer, interpolator, nearest_mode, cubic_coeff_a, exclude_outside, antialias
+    )
+    region = None
+    if coord_transformer == CROP:
+        region = roi.astype(np.float64) if isinstance(roi, np.ndarray) else widened(roi)
+    lengths = _lengths(input.shape, scales, sizes)
+    return _resize(input, lengths, method, region, extrapolation_value)
+
+
+# Sampling at the points of a grid
+
+# An item along an axis and its weight, both for each point.
+_Tap = tuple[Array, Array]
+
+
+def _bilinear(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
+    place = bounded(place)
+    first = jnp.floor(place)
+    return [(_item(first), first + 1 - place), (_item(first + 1), place - first)]
+
+
+def _nearest(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
+    return [(_item(jnp.round(bounded(place))), jnp.ones_like(place))]
+
+
+def _bicubic(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
+    first = jnp.floor(place)
+    items = [first + k for k in (-1, 0, 1, 2)]
+    return [(_item(bounded(i)), cubic_kernel(jnp.abs(place - i), CUBIC)) for i in items]
+
+
+def _item(place: Array) -> Array:
+    # What is not finite, or no int32, is outside.
+    return jnp.where(jnp.abs(place) < 2**30, place, -1.0).astype(jnp.int32)
+
+
+_MODES = {"bilinear": _bilinear, "nearest": _nearest, "bicubic": _bicubic}
+_PADDINGS = ("zeros", "border", "reflection")
+
+
+def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) -> Array:
+    """A place in an axis for one that may be outside, with the derivatives that torch gives it."""
+    if padding_mode == "zeros":
+        return place
+    if padding_mode == "reflection":
+        low, span = (0.0, extent - 1.0) if align_corners else (-0.5, float(extent))
+        if span == 0:
+            return jnp.zeros_like(place)
+        distance = jnp.where(place < low, low - place, place - low)
+        rest = lax.rem(distance, jnp.full_like(distance, 2 * span))
+        place = jnp.where(rest < span, rest, 2 * span - rest) + low
+    return jnp.where(place <= 0, 0.0, jnp.where(place >= extent - 1, extent - 1.0, place))
+
+
+def _grid_type(
+    input: TensorType, grid: TensorType, mode: str, padding_mode: str, align_corners: bool
+) -> TensorType:
+    require_real(input=input, grid=grid)
+    require_one_of("mode", mode, tuple(_MODES))
+    require_one_of("padding_mode", padding_mode, _PADDINGS)
+    count = len(input.shape) - 2
+    if count < 1:
+        raise InvalidShape(f"'input' {show(input.shape)} must have spatial axes behind [N,C]")
+    if mode == "bicubic" and count != 2:
+        raise InvalidOperation(
+            f"mode 'bicubic' needs two spatial axes, 'input' {show(input.shape)} has {count}",
+            hint="'bilinear' and 'nearest' take any number",
+        )
+    if len(grid.shape) != count + 2 or differ(grid.shape[-1], count):
+        raise InvalidShape(
+            f"'grid' must have {count + 2} axes and {count} coordinates along the last one for "
+            f"'input' {show(input.shape)}, it has the shape {show(grid.shape)}",
+            hint="coordinates are in the order x, y, z: that of the last axis of 'input' is first",
+        )
+    if differ(input.shape[0], grid.shape[0]):
+        raise InvalidShape(
+            f"'input' {show(input.shape)} and 'grid' {show(grid.shape)} must have one batch extent"
+        )
+    return TensorType((*input.shape[:2], *grid.shape[1:-1]), input.dtype)
+
+
+@tract.rule("tract_core_grid_sample", _grid_type)
+def grid_sample(input: Any, grid: Any, mode: str, padding_mode: str, align_corners: bool) -> Array:
+    """The input (N,C,...,H,W) at the points of a grid (N,...,h,w,k): (N,C,...,h,w); torch.
+
+    Coordinates are in the order x, y, z and go from -1 to 1: from the centre of the first item to
+    that of the last with `align_corners`, from edge to edge without. What lies outside is 0, the
+    nearest item ('border'), or mirrored at the centre or the edge of the last item ('reflection').
+    'nearest' takes the even one of two items. Differentiable in input and grid; a coordinate that
+    the border holds has the derivative 0.
+    """
+    x, points = widened(jnp.asarray(input)), widened(jnp.asarray(grid))
+    taps: list[list[_Tap]] = []
+    for axis, extent in enumerate(x.shape[2:]):
+        place = points[..., -1 - axis] + 1  # from 0 to 2
+        place = place / 2 * (extent - 1) if align_corners else (place * extent - 1) / 2
+
+        def bounded(place: Array, extent: int = extent) -> Array:
+            return _bounded(place, extent, padding_mode, align_corners)
+
+        taps.append(_MODES[mode](place, bounded))
+
+    @jax.vmap
+    def read(image: Array, items: tuple[Array, ...]) -> Array:
+        return image.at[(slice(None), *items)].get(
+            mode="fill", fill_value=0, wrap_negative_indices=False
+        )
+
+    total = jnp.zeros((), x.dtype)
+    for corner in itertools.product(*taps):
+        weight = functools.reduce(jnp.multiply, (weight for _, weight in corner))
+        total = total + read(x, tuple(item for item, _ in corner)) * weight[:, None]
+    return total.astype(input.dtype)

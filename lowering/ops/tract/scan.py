@@ -1,0 +1,191 @@
+"""The repetition of a graph along an axis: the rule `scan`, which `tract_core_scan` becomes.
+
+No document names it: a reader makes it out of the fragment that `tract_core_scan` repeats. Its
+operands are three arrays of tensors:
+
+    scanned   cut into chunks along an axis, one chunk for each iteration; at least one tensor
+    full      seen whole by every iteration, the variables of the fragment among them
+    initial   the states before the first iteration
+
+and its attributes:
+
+    body      a Graph without parameters or states. Its inputs are a chunk of each scanned tensor,
+              the full tensors and the states, in this order; its outputs are the next states, then
+              a value for each item of `outputs`
+    axes      the axis of each scanned tensor
+    chunks    the extent of its chunks, which keep their axis; below 0 they are taken from the end
+              of the axis, and what is inside a chunk keeps its order
+    outputs   a tuple (which, axis, chunk) for each result. "full" is all the values one after the
+              other along the axis, the first one at its end where chunk is below 0 (of the chunk
+              only the sign counts); "last" is the value of the last iteration
+    skip      how many iterations to leave out at the start: the body does not run, the states stay
+              as they are, and zeros take the place of its values
+
+The results are an array with a tensor for each item of `outputs`.
+
+There are as many iterations as the first scanned tensor has chunks; the other ones have no less. A
+chunk that the axis does not fill is filled by zeros, at its end, or at its start where chunks are
+taken from the end. The values of such a chunk are results like all others. Where there is no
+iteration, the last value of a state is the initial one, and any other one is zeros.
+
+Source: `tract_core_scan` in registry tract_core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, shapes_differ, show
+from lowering.graph import Graph, TensorType
+from lowering.ops.registries import tract
+from lowering.ops.tract.typing import normal_axes, normal_axis
+from lowering.trace import Context, trace
+
+Outputs = tuple[tuple[str, int, int], ...]
+
+
+def _iterations(shape: Shape, axis: int, chunk: int) -> int:
+    """The number of chunks, the last one perhaps not full; UNKNOWN where the extent is."""
+    if chunk == 0:
+        raise InvalidOperation("'scan' must cut a tensor into chunks of at least 1, one has 0")
+    return -(-shape[normal_axes((axis,), len(shape), "scan")[0]] // abs(chunk))
+
+
+def _scan_type(
+    scanned: Sequence[TensorType],
+    full: Sequence[TensorType],
+    initial: Sequence[TensorType],
+    body: Graph,
+    axes: tuple[int, ...],
+    chunks: tuple[int, ...],
+    outputs: Outputs,
+    skip: int,
+) -> list[TensorType]:
+    if not scanned:
+        raise InvalidOperation(
+            "'scan' must name at least one tensor",
+            hint="the number of its chunks is how often the body is repeated",
+        )
+    if skip < 0:
+        raise InvalidOperation(f"'skip' must not be negative, it is {skip}")
+    counts = [
+        _iterations(x.shape, axis, chunk)
+        for x, axis, chunk in zip(scanned, axes, chunks, strict=True)
+    ]
+    if any(count < counts[0] for count in counts):
+        raise InvalidShape(
+            f"the tensors that 'scan' cuts have {', '.join(map(str, counts))} chunks: "
+            "none must have less than the first one",
+            hint=f"their shapes are {', '.join(show(x.shape) for x in scanned)}, "
+            f"the chunks {list(chunks)} along the axes {list(axes)}",
+        )
+    names = [value.name for value in body.inputs[len(scanned) + len(full) :]]
+    for name, before, after in zip(names, initial, body.outputs, strict=False):
+        _require_constant_state(name, before, after.type)
+    values = body.outputs[len(initial) :]
+    return [
+        _result_type(value.type, which, axis, counts[0])
+        for value, (which, axis, _) in zip(values, outputs, strict=True)
+    ]
+
+
+def _require_constant_state(name: str, before: TensorType, after: TensorType) -> None:
+    if before.dtype != after.dtype:
+        raise InvalidOperation(
+            f"state '{name}' holds {before.dtype} at first and {after.dtype} after an iteration",
+            hint="make them one type, by `tract_core_cast` of the initial tensor or of the result",
+        )
+    if shapes_differ(before.shape, after.shape):
+        raise InvalidShape(
+            f"state '{name}' has shape {show(before.shape)} at first and {show(after.shape)} "
+            "after an iteration",
+            hint="a state keeps its shape",
+        )
+
+
+def _result_type(value: TensorType, which: str, axis: int, count: int) -> TensorType:
+    if which == "last":
+        return value
+    if which != "full":
+        raise InvalidOperation(f'\'output\' must ask for "full" or "last", it has {which!r}')
+    axis = normal_axis(axis, len(value.shape))
+    shape = (*value.shape[:axis], value.shape[axis] * count, *value.shape[axis + 1 :])
+    return TensorType(shape, value.dtype)
+
+
+@tract.rule("scan", _scan_type)
+def scan(
+    ctx: Context,
+    scanned: Sequence[Any],
+    full: Sequence[Any],
+    initial: Sequence[Any],
+    body: Graph,
+    axes: tuple[int, ...],
+    chunks: tuple[int, ...],
+    outputs: Outputs,
+    skip: int,
+) -> list[Array]:
+    """The body once for each chunk, compiled once; derivatives go through all iterations."""
+    count = _iterations(np.shape(scanned[0]), axes[0], chunks[0])
+    parts = [
+        _parts(jnp.asarray(x), axis, chunk)[skip:count]
+        for x, axis, chunk in zip(scanned, axes, chunks, strict=True)
+    ]
+    states = [jnp.asarray(x) for x in initial]
+    results = list(zip(body.outputs[len(states) :], outputs, strict=True))
+    # What goes from an iteration to the next one: the states, and what is asked for at the end.
+    kept = list(body.outputs[: len(states)])
+    asked = dict.fromkeys(value for value, (which, *_) in results if which == "last")
+    kept += [value for value in asked if value not in kept]
+    stacked = [value for value, (which, *_) in results if which == "full"]
+
+    def turn(carried: list[Array], chunk: list[Array]) -> tuple[list[Array], list[Array]]:
+        inputs = [*chunk, *full, *carried[: len(states)]]
+        values = trace(body, ctx.registry, ctx, {}, {}, inputs)
+        return [jnp.asarray(values[v]) for v in kept], [jnp.asarray(values[v]) for v in stacked]
+
+    first = states
+    if len(kept) > len(states):
+        sliced = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts]
+        later = jax.eval_shape(turn, states, sliced)[0][len(states) :]
+        first = states + [jnp.zeros(x.shape, x.dtype) for x in later]
+    last, stacks = lax.scan(turn, first, parts)
+    stack = iter(stacks)
+    return [
+        last[kept.index(value)]
+        if which == "last"
+        else _joined(next(stack), axis, chunk, min(skip, count))
+        for value, (which, axis, chunk) in results
+    ]
+
+
+def _parts(x: Array, axis: int, chunk: int) -> Array:
+    """The chunks along a new first axis, in the order in which iterations read them."""
+    axis, size = axis % x.ndim, abs(chunk)
+    missing = -x.shape[axis] % size
+    if missing:
+        pads = [(0, 0)] * x.ndim
+        pads[axis] = (missing, 0) if chunk < 0 else (0, missing)
+        x = jnp.pad(x, pads)
+    shape = (*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
+    parts = jnp.moveaxis(x.reshape(shape), axis, 0)
+    return jnp.flip(parts, 0) if chunk < 0 else parts
+
+
+def _joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
+    """The values of all iterations, which are along the first axis, one after the other."""
+    if skipped:
+        values = jnp.pad(values, [(skipped, 0)] + [(0, 0)] * (values.ndim - 1))
+    if chunk < 0:
+        values = jnp.flip(values, 0)
+    axis %= values.ndim - 1
+    values = jnp.moveaxis(values, 0, axis)
+    shape = values.shape
+    return values.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])

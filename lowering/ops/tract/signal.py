@@ -1,0 +1,257 @@
+"""Signals: Fourier transforms (registry tract_core), exponential averages (registry tract_extra).
+
+The transforms take complex numbers as pairs [re,im] along the last axis, which axes count too, and
+are computed in float32 at least.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, differ, shapes_differ, show, volume
+from lowering.graph import TensorType
+from lowering.kernels.precision import widened
+from lowering.ops.registries import tract
+from lowering.ops.tract.typing import ABSENT, is_complex, normal_axis
+from lowering.ops.typing import require_real, require_same_dtype
+
+# Complex numbers
+
+
+def _require_pairs(input: TensorType) -> None:
+    require_real(input=input)
+    if not input.shape or differ(input.shape[-1], 2):
+        raise InvalidShape(
+            f"'input' {show(input.shape)} must hold pairs [re,im] along its last axis",
+            hint="`pad` the last axis of real numbers with a 0 behind each",
+        )
+
+
+def _complex(pairs: Array) -> Array:
+    wide = widened(pairs)
+    return lax.complex(wide[..., 0], wide[..., 1])
+
+
+def _pairs(x: Array, dtype: Any) -> Array:
+    return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1).astype(dtype)
+
+
+def _to_complex_type(input: TensorType) -> TensorType:
+    _require_pairs(input)
+    return TensorType(input.shape[:-1], "complex128" if input.dtype == "float64" else "complex64")
+
+
+@tract.rule("tract_core_inner_dim_to_complex", _to_complex_type)
+def inner_dim_to_complex(input: Any) -> Array:
+    """Complex numbers in the place of the pairs [re,im] of the last axis, complex64 at least."""
+    return _complex(jnp.asarray(input))
+
+
+def _to_pairs_type(input: TensorType) -> TensorType:
+    if not is_complex(input.dtype):
+        raise InvalidOperation(f"'input' must hold complex numbers, it holds {input.dtype}")
+    dtype = "float64" if input.dtype == "complex128" else "float32"
+    return TensorType((*input.shape, 2), dtype)
+
+
+@tract.rule("tract_core_complex_to_inner_dim", _to_pairs_type)
+def complex_to_inner_dim(input: Any) -> Array:
+    """Complex numbers as pairs [re,im] along a new last axis."""
+    x = jnp.asarray(input)
+    return _pairs(x, jnp.real(x).dtype)
+
+
+# Fourier transforms
+
+
+def _signal_axis(input: TensorType, axis: int) -> int:
+    """The axis from the first one; it must not be the one of the pairs."""
+    _require_pairs(input)
+    axis = normal_axis(axis, len(input.shape))
+    if axis == len(input.shape) - 1:
+        raise InvalidOperation(
+            f"'axis' must not be the last one of 'input' {show(input.shape)}, which holds [re,im]"
+        )
+    return axis
+
+
+def _fft_type(input: TensorType, axis: int, inverse: bool) -> TensorType:
+    _signal_axis(input, axis)
+    return input
+
+
+@tract.rule("tract_core_fft", _fft_type)
+def fft(input: Any, axis: int, inverse: bool) -> Array:
+    """The discrete Fourier transform along the axis. The inverse one is not divided by its length.
+
+    So the inverse of the transform is the input times the extent of the axis.
+    """
+    x = jnp.asarray(input)
+    if inverse:
+        y = jnp.fft.ifft(_complex(x), axis=axis % x.ndim, norm="forward")
+    else:
+        y = jnp.fft.fft(_complex(x), axis=axis % x.ndim)
+    return _pairs(y, x.dtype)
+
+
+def _stft_type(
+    input: TensorType, axis: int, frame: int, stride: int, window: TensorType
+) -> TensorType:
+    axis = _signal_axis(input, axis)
+    if frame < 1 or stride < 1:
+        raise InvalidOperation(f"'frame' and 'stride' must be positive: {frame}, {stride}")
+    if window != ABSENT:
+        require_real(window=window)
+        require_same_dtype(input=input, window=window)
+        if volume(window.shape) > frame:
+            raise InvalidShape(f"'window' {show(window.shape)} must fit into 'frame' {frame}")
+    extent = input.shape[axis]
+    if extent < frame:
+        raise InvalidShape(
+            f"axis {axis} of 'input' {show(input.shape)} must be as long as one 'frame', {frame}",
+            hint="a signal is not padded: `pad` it",
+        )
+    frames = (extent - frame) // stride + 1
+    shape = (*input.shape[:axis], frames, frame, *input.shape[axis + 1 :])
+    return TensorType(shape, input.dtype)
+
+
+@tract.rule("tract_core_stft", _stft_type)
+def stft(input: Any, axis: int, frame: int, stride: int, window: Any) -> Array:
+    """The Fourier transforms of overlapping frames: axes of frames and frequencies for the axis.
+
+    A frame begins at each multiple of the stride from which it fits; all frequencies are given. It
+    is multiplied by the window, which zeros on both sides (one more on the right) extend to the
+    frame.
+    """
+    x = widened(jnp.asarray(input))
+    axis %= x.ndim
+    starts = np.arange(0, x.shape[axis] - frame + 1, stride)
+    frames = jnp.take(x, starts[:, None] + np.arange(frame), axis=axis, mode="clip")
+    if window is not False:
+        weights = jnp.ravel(jnp.asarray(window, x.dtype))
+        left = (frame - weights.size) // 2
+        weights = jnp.pad(weights, (left, frame - weights.size - left))
+        frames *= jnp.expand_dims(weights, [i for i in range(frames.ndim) if i != axis + 1])
+    return _pairs(jnp.fft.fft(_complex(frames), axis=axis + 1), input.dtype)
+
+
+# Exponential averages
+
+
+def _average_type(
+    input: TensorType, state: TensorType, axis: int, skip: int, pairs: bool
+) -> TensorType:
+    if pairs:
+        axis = _signal_axis(input, axis)
+    axis = normal_axis(axis, len(input.shape))
+    require_real(input=input, state=state)
+    require_same_dtype(input=input, state=state)
+    if skip < 0:
+        raise InvalidOperation(f"'skip' must not be negative, it is {skip}")
+    wanted: Shape = (*input.shape[:axis], *input.shape[axis + 1 :])
+    wanted = wanted[:-1] if pairs else wanted
+    if shapes_differ(state.shape, wanted):
+        raise InvalidShape(
+            f"'state' must have shape {show(wanted)}, it has {show(state.shape)}",
+            hint=f"it is 'input' {show(input.shape)} without axis {axis}"
+            + (" and without the last one" if pairs else ""),
+        )
+    return input
+
+
+def _averages(x: Array, state: Any, alpha: float, skip: int) -> Array:
+    """s <- (1 - alpha) x + alpha s along the first axis, from the state on.
+
+    The first `skip` items of x are not looked at: there the state stays what it is.
+    """
+    items = x[skip:] * (1 - alpha)
+    decays = jnp.full((items.shape[0],) + (1,) * (x.ndim - 1), alpha, x.dtype)
+
+    def after(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+        return first[0] * second[0], second[0] * first[1] + second[1]
+
+    decays, sums = lax.associative_scan(after, (decays, items))
+    start = jnp.asarray(state, x.dtype)[None]
+    idle = jnp.broadcast_to(start, (min(skip, x.shape[0]), *start.shape[1:]))
+    return jnp.concatenate([idle, decays * start + sums])
+
+
+def _unit_type(
+    input: TensorType,
+    state: TensorType,
+    axis: int,
+    alpha: float,
+    skip: int,
+    stateless: bool,
+    complex: bool,
+    epsilon: float,
+) -> TensorType:
+    return _average_type(input, state, axis, skip, complex)
+
+
+@tract.rule("tract_extra_exp_unit_norm", _unit_type)
+def exp_unit_norm(
+    input: Any,
+    state: Any,
+    axis: int,
+    alpha: float,
+    skip: int,
+    stateless: bool,
+    complex: bool,
+    epsilon: float,
+) -> Array:
+    """The input over the root of the exponential average of its magnitude along the axis.
+
+    s <- (1 - alpha) max(|x|, epsilon) + alpha s; y = x / sqrt(s), s being the state at first. With
+    `complex` the last axis holds pairs [re,im] and |x| is the magnitude of a pair. The first `skip`
+    items leave s as it is. Each call starts from the state, whatever `stateless` says.
+    """
+    x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
+    if complex:
+        squares = jnp.sum(jnp.square(x), axis=-1)
+        # The root has no finite derivative at 0, not even where its result is not selected.
+        small = squares <= epsilon * epsilon
+        sizes = jnp.where(small, epsilon, jnp.sqrt(jnp.where(small, 1.0, squares)))
+    else:
+        sizes = jnp.maximum(jnp.abs(x), epsilon)
+    roots = jnp.sqrt(_averages(sizes, state, alpha, skip))
+    result = x / (roots[..., None] if complex else roots)
+    return jnp.moveaxis(result, 0, axis).astype(input.dtype)
+
+
+def _mean_type(
+    input: TensorType,
+    state: TensorType,
+    axis: int,
+    alpha: float,
+    skip: int,
+    stateless: bool,
+    scaling_factor: float,
+) -> TensorType:
+    return _average_type(input, state, axis, skip, False)
+
+
+@tract.rule("tract_extra_exp_mean_norm", _mean_type)
+def exp_mean_norm(
+    input: Any,
+    state: Any,
+    axis: int,
+    alpha: float,
+    skip: int,
+    stateless: bool,
+    scaling_factor: float,
+) -> Array:
+    """The input less its exponential average along the axis, over the scaling factor.
+
+    s <- (1 - alpha) x + alpha s; y = (x - s) / scaling_factor. State, `skip` and `stateless` are
+    those of `exp_unit_norm`.
+    """
+    x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
+    result = (x - _averages(x, state, alpha, skip)) / scaling_factor
+    return jnp.moveaxis(result, 0, axis).astype(input.dtype)

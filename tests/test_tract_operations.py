@@ -1,0 +1,108 @@
+"""Every row of the table of tract's operations: values, jit, vmap, gradients, float16."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnef_jax
+from lowering.ops.tract import tract
+from nnef_jax.formats.tract import declarations, scan, special
+from tests.helpers import model_of
+from tests.op_cases.case import OpCase, inputs
+from tests.operation_checks import (
+    assert_close,
+    assert_gradient,
+    assert_vmap_equals_loop,
+    results,
+    wide,
+)
+from tests.tract_cases import ALL_CASES, document, evaluate, expected
+
+cases = pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+DIFFERENTIABLE = [
+    c for c in ALL_CASES if not c.not_differentiable and any(x.dtype.kind == "f" for x in inputs(c))
+]
+
+
+@cache
+def model(case: OpCase) -> nnef_jax.Model:
+    return model_of(document(case))
+
+
+def test_every_declared_operation_has_a_rule_and_a_case() -> None:
+    tested = {case.operation for case in ALL_CASES}
+    for name in declarations.REGISTRIES:
+        for operation in declarations.registry(name):
+            if operation in special.FORMS or operation == scan.KIND:
+                continue  # tested by the documents around them
+            if operation == "tract_core_complex_to_inner_dim":
+                continue  # no row has complex operands: tests/test_tract_complex.py
+            assert operation in tract, f"{operation} has no rule"
+            assert operation in tested, f"{operation} has no case"
+
+
+@cases
+def test_value(case: OpCase) -> None:
+    got = model(case)(*inputs(case))
+    assert_close(got, expected(case), case.tolerance)
+    for output, spec in zip(results(got), model(case).outputs, strict=True):
+        assert output.shape == spec.shape and output.dtype == spec.dtype
+
+
+FIRST = list({case.operation: case for case in reversed(ALL_CASES)}.values())
+
+
+@pytest.mark.parametrize("case", FIRST, ids=lambda case: case.name)
+def test_jit_equals_eager(case: OpCase) -> None:
+    eager = model(case).apply({}, *inputs(case))
+    assert_close(eager, results(model(case)(*inputs(case))), case.tolerance)
+
+
+@cases
+def test_vmap_equals_loop(case: OpCase) -> None:
+    arrays = inputs(case)
+    if not arrays:
+        pytest.skip("takes no tensors")
+    assert_vmap_equals_loop(model(case), arrays, case.tolerance)
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=lambda case: case.name)
+def test_gradient(case: OpCase) -> None:
+    """Forward and reverse mode against central differences of the reference in 64 bits."""
+    assert_gradient(model(case), inputs(case), partial(evaluate, case), case.tolerance)
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=lambda case: case.name)
+def test_float16(case: OpCase) -> None:
+    """Eleven bits of precision: close to the exact result on the inputs as float16 has them."""
+    rounded: list[Any] = [x.astype(np.float16) if x.dtype.kind == "f" else x for x in inputs(case)]
+    got = model_of(document(case, real="f16"))(*rounded)
+    for output, want in zip(results(got), evaluate(case, [wide(x) for x in rounded]), strict=True):
+        if want.dtype.kind == "f":
+            scale = max(1.0, float(np.abs(want).max(initial=0)))
+            assert np.abs(output.astype(np.float64) - want).max(initial=0) <= 0.01 * scale
+
+
+def test_open_extents_are_inferred_as_the_known_ones_are() -> None:
+    """A case with an open first extent has the same ranks and dtypes, and no wrong extent."""
+    for case in ALL_CASES:
+        arrays = inputs(case)
+        if not arrays or not arrays[0].ndim:
+            continue
+        shapes = {m.name: list(m.shape) for m in model(case).inputs}
+        name = next(iter(shapes))
+        opened = {name: [None, *shapes[name][1:]]}
+        try:
+            found = model_of(document(case), input_shapes=opened).outputs
+        except nnef_jax.NnefError as error:
+            assert "known" in str(error), case.name
+            continue
+        for spec, known in zip(found, model(case).outputs, strict=True):
+            assert len(spec.shape) == len(known.shape) and spec.dtype == known.dtype, case.name
+            assert all(a is None or a == b for a, b in zip(spec.shape, known.shape, strict=True)), (
+                case.name
+            )

@@ -1,0 +1,160 @@
+"""Element-wise operations of tract: arithmetic on any numbers, comparison, selection."""
+
+from __future__ import annotations
+
+from tests.op_cases.case import Given, Integers, Logical, Real
+
+from .rows import LOGICAL, TYPES, case, short
+
+_JUMP = "it jumps at these values"
+_KINK = "it has a kink at these values"
+
+_X = Real((2, 3, 4))
+_I = Integers((2, 3, 4), -9, 10)
+_HALVES = Given((-2.5, -1.5, -0.5, 0.0, 0.5, 1.5, 2.5, 3.0))
+_LARGE = Given((0.49999997, -0.50000006, 8388609.0, -8388609.0))
+
+_APART = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
+_UNARY = {
+    "neg": _X,
+    "abs": Real((2, 3, 4), avoid=(0.0,)),
+    "sign": Real((2, 3, 4), avoid=(0.0,)),
+    "floor": Real((2, 3, 4), -3.0, 3.0, avoid=_APART),
+    "ceil": Real((2, 3, 4), -3.0, 3.0, avoid=_APART),
+    "round": Real((2, 3, 4), -3.0, 3.0, avoid=(-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)),
+    "square": Real((2, 3, 4), -2.0, 2.0),
+    "sqr": Real((2, 3, 4), -2.0, 2.0),
+    "relu": Real((2, 3, 4), avoid=(0.0,)),
+    "tract_core_round_even": Real((2, 3), -3.0, 3.0, avoid=(-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)),
+}
+
+_ONE_OPERAND = (
+    *(case(f"{short(kind)}_real", kind, {"x": x}) for kind, x in _UNARY.items()),
+    *(case(f"{short(kind)}_integers", kind, {"x": _I}, TYPES) for kind in _UNARY),
+    case("recip_real", "recip", {"x": Real((2, 3), 0.3, 2.0)}),
+    case("recip_negative", "recip", {"x": Real((2, 3), -2.0, -0.3)}),
+    case("recip_scalar", "recip", {"x": Given(4.0)}),
+    case("neg_rank0", "neg", {"x": Real(())}),
+    case("sign_at_zero", "sign", {"x": Given((-1.5, 0.0, 2.0))}, _JUMP),
+    case("sign_of_zero_integer", "sign", {"x": Given((-3, 0, 2))}, TYPES),
+    case("round_halves", "round", {"x": _HALVES}, _JUMP),
+    case("round_large", "round", {"x": _LARGE}, _JUMP),
+    case("round_even_halves", "tract_core_round_even", {"x": _HALVES}, _JUMP),
+    case("round_even_large", "tract_core_round_even", {"x": _LARGE}, _JUMP),
+    case("relu_at_zero", "relu", {"x": Given((-1.0, 0.0, 1.0))}, _KINK),
+)
+
+_ARITHMETIC = {
+    "add": (_X, _X),
+    "sub": (_X, _X),
+    "mul": (_X, _X),
+    "div": (_X, Real((2, 3, 4), 0.5, 2.0)),
+    "pow": (Real((2, 3, 4), 0.3, 2.0), Real((2, 3, 4), -2.0, 2.0)),
+    "min": (Real((2, 3, 4), distinct=True), _X),
+    "max": (Real((2, 3, 4), distinct=True), _X),
+}
+_LEFT = Given(((-7, 7, -7, 7), (0, 1, -1, 9)))
+_RIGHT = Given(((2, 2, -2, -2), (5, 3, 3, 3)))
+
+_TWO_OPERANDS = (
+    *(case(f"{kind}_real", kind, {"x": x, "y": y}) for kind, (x, y) in _ARITHMETIC.items()),
+    *(
+        case(f"{kind}_integers", kind, {"x": _LEFT, "y": _RIGHT}, TYPES)
+        for kind in ("add", "sub", "mul", "div", "min", "max")
+    ),
+    *(case(f"{kind}_integer_and_literal", kind, {"x": _I, "y": 2}, TYPES) for kind in _ARITHMETIC),
+    *(
+        case(f"{kind}_literal_and_integer", kind, {"x": 7, "y": Integers((5,), 1, 9)}, TYPES)
+        for kind in ("sub", "div", "min")
+    ),
+    *(
+        case(f"{kind}_trailing", kind, {"x": _X, "y": Real((2, 3), 0.5, 2.0)})
+        for kind in ("add", "sub", "mul", "div")
+    ),
+    *(
+        case(f"{kind}_logical", kind, {"x": Logical((2, 3, 2)), "y": Logical((2, 3))}, TYPES)
+        for kind in ("min", "max")
+    ),
+    case("mul_integers_trailing", "mul", {"x": Integers((2,), -9, 9), "y": _I}, TYPES),
+    case("add_integers_rank0", "add", {"x": _I, "y": Given(3)}, TYPES),
+    case("div_by_zero_integer", "div", {"x": Given((-4, 0, 4)), "y": Given((0, 0, 0))}, TYPES),
+    case("div_literal_left", "div", {"x": 2.0, "y": Real((2, 3), 0.5, 2.0)}),
+    case("pow_square", "pow", {"x": Real((2, 3)), "y": 2.0}),
+    case("pow_square_at_zero", "pow", {"x": Given((-2.0, 0.0, 3.0)), "y": 2.0}),
+    case("pow_cube_of_negative", "pow", {"x": Real((2, 3), -2.0, -0.5), "y": 3.0}),
+    case("pow_inverse_of_negative", "pow", {"x": Real((2, 3), -2.0, -0.5), "y": -1.0}),
+    case("pow_root", "pow", {"x": Real((2, 3), 0.2, 3.0), "y": 0.5}),
+    case("pow_of_literal", "pow", {"x": 2.0, "y": Real((2, 3), -2.0, 2.0)}),
+    case("pow_trailing", "pow", {"x": Real((2, 3), 0.3, 2.0), "y": Real((2,), -2.0, 2.0)}),
+    case(
+        "pow_integers",
+        "pow",
+        {"x": Given((3, -3, 0, 0, 2, 7)), "y": Given((4, 3, 0, 5, 13, 1))},
+        TYPES,
+    ),
+    case(
+        "pow_integers_below_zero",
+        "pow",
+        {"x": Given((1, -1, -1, 2, -3, 7)), "y": Given((-3, -3, -2, -1, -2, -1))},
+        TYPES,
+    ),
+    case("pow_integers_literal_below_zero", "pow", {"x": Given((1, -1, 2)), "y": -1}, TYPES),
+    case("pow_const_real", "tract_core_pow_const", {"input": Real((2, 3), 0.3, 2.0)}, exponent=1.7),
+    case("pow_const_whole", "tract_core_pow_const", {"input": Real((2, 3))}, exponent=3.0),
+)
+
+_MIXED = Given(((-2.0, -0.5, 0.5), (0.2, 1.5, 3.0)))
+_BOUNDS = {
+    "clamp_literals": (Real((2, 3, 4), -2.0, 2.0, avoid=(-0.5, 1.0)), -0.5, 1.0),
+    "clamp_trailing": (_X, Real((2,), -0.5, -0.4), Real((2, 3), 0.3, 0.5)),
+    "clamp_crossed": (_MIXED, 1.0, -1.0),
+}
+_CLAMPS = (
+    *(case(name, "clamp", {"x": x, "a": a, "b": b}) for name, (x, a, b) in _BOUNDS.items()),
+    case("clamp_at_bounds", "clamp", {"x": Given((-1.0, 0.0, 1.0)), "a": -1.0, "b": 1.0}, _KINK),
+    case("clamp_integers", "clamp", {"x": _I, "a": -3, "b": 5}, TYPES),
+)
+
+_COMPARED = {
+    "integers": (_LEFT, Given(((7,), (1,)))),
+    "integer_literal": (Integers((2, 5), -2, 3), 0),
+    "logical": (Logical((2, 3)), Logical((2,))),
+    "trailing": (Given((0.5, 1.0)), Given(((0.5, 1.0, -1.0), (1.0, 1.0, 2.0)))),
+}
+_COMPARISONS = tuple(
+    case(f"{kind}_{name}", kind, {"x": x, "y": y}, LOGICAL)
+    for kind in ("lt", "gt", "le", "ge", "eq", "ne")
+    for name, (x, y) in _COMPARED.items()
+)
+
+_SELECTIONS = (
+    case(
+        "select_integers",
+        "select",
+        {"condition": Logical((2,)), "true_value": _I, "false_value": 7},
+        TYPES,
+    ),
+    case(
+        "select_logical",
+        "select",
+        {
+            "condition": Logical((2, 3)),
+            "true_value": Logical((2,)),
+            "false_value": Logical((2, 3, 2)),
+        },
+        TYPES,
+    ),
+    case(
+        "select_trailing",
+        "select",
+        {"condition": Logical((2, 3)), "true_value": Real((2,)), "false_value": _X},
+    ),
+    case(
+        "select_literals",
+        "select",
+        {"condition": Logical((2, 3)), "true_value": 1.0, "false_value": -1.0},
+        TYPES,
+    ),
+)
+
+CASES = (*_ONE_OPERAND, *_TWO_OPERANDS, *_CLAMPS, *_COMPARISONS, *_SELECTIONS)
