@@ -92,12 +92,10 @@ def info(source: Source, as_json: Json = False) -> None:
 def check(source: Source) -> None:
     """Validate a network and its data, and show all that is wrong with it."""
     network = _read(source)
-    from nnef_jax.cli_info import dialect
-
     graph = network.graph
     variables = len(graph.parameters) + len(graph.states)
     typer.echo(
-        f"ok: {source}: {graph.name}, {dialect(network)}, "
+        f"ok: {source}: {graph.name}, {network.frontend.dialect}, "
         f"{len(graph.operations)} operations, {variables} variables"
     )
 

@@ -10,16 +10,10 @@ from nnef_jax.network import Network
 from nnef_jax.summary import multiply_adds, summarise
 
 
-def dialect(network: Network) -> str:
-    """The name of the dialect that a document is written in."""
-    document = network.document
-    return f"NNEF {document.version}" + (" provisional" if document.provisional else "")
-
-
 def describe(network: Network) -> str:
     """What a network is, in some lines of text above the table of its operations."""
     graph, counts = network.graph, _counts(network)
-    lines = [("name", graph.name), ("dialect", dialect(network))]
+    lines = [("name", graph.name), ("dialect", network.frontend.dialect)]
     lines += [("extension", extension) for extension in network.document.extensions]
     lines += [("input", f"{value.name}: {value.type}") for value in graph.inputs]
     lines += [("output", f"{name}: {value.type}") for name, value in _outputs(graph)]
@@ -33,7 +27,7 @@ def description(network: Network) -> dict[str, Any]:
     graph = network.graph
     return {
         "name": graph.name,
-        "dialect": dialect(network),
+        "dialect": network.frontend.dialect,
         "extensions": list(network.document.extensions),
         "inputs": [_tensor(value.name, value) for value in graph.inputs],
         "outputs": [_tensor(name, value) for name, value in _outputs(graph)],

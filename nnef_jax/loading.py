@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import BinaryIO, Literal, get_args
 
 import jax
 
 from lowering.location import Source as TextSource
 from lowering.ops import nnef as standard_rules
+from lowering.ops.tract import tract as tract_rules
 from lowering.registry import Registry
 from lowering.trace import Context
+from nnef_jax.errors import UnsupportedError
+from nnef_jax.formats.tract.data import Resources
+from nnef_jax.formats.tract.declarations import signatures as tract_signatures
+from nnef_jax.formats.tract.frontend import TractFrontend
+from nnef_jax.formats.tract.parser import is_tract
+from nnef_jax.frontend import StandardFrontend
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
 from nnef_jax.network import Network
-from nnef_jax.quantization import QuantizationReader
-from nnef_jax.storage.archive import open_archive
-from nnef_jax.text.checks import check
-from nnef_jax.text.library import Scope, signatures
+from nnef_jax.quantizer import Quantizer
+from nnef_jax.recurrence import RecurrentFrontend, start_from_zeros
+from nnef_jax.storage.archive import Archive, open_archive
+from nnef_jax.text.library import signatures
 from nnef_jax.text.options import Expand, Options
-from nnef_jax.text.parser import parse
 from nnef_jax.variables import Progress, read_variables
 
 Quantization = Literal["apply", "ignore"]
@@ -36,6 +43,7 @@ def load(
     precision: jax.lax.PrecisionLike = None,
     quantization: Quantization = "apply",
     expand: Expand = "auto",
+    state: Mapping[str, str] | None = None,
     rules: Registry | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -54,6 +62,8 @@ def load(
             "ignore" rounds none. Variables stored quantised become real numbers in either case.
         expand: "auto" keeps compound operations of the standard whole where there is a rule for
             them, "all" expands them to primitives by their definitions.
+        state: inputs by name with the outputs that take their place in the next call. They become
+            the network's state, which starts with zeros: `model.step` and `model.scan` pass it on.
         rules: rules for operations beyond the standard, or in place of its own.
         limits: bounds on what is read.
         progress: called with the numbers of variables read and of all, before each of them.
@@ -73,6 +83,7 @@ def load(
         dtype=dtype,
         quantization=quantization,
         expand=expand,
+        state=state,
         rules=rules,
         limits=limits,
         progress=progress,
@@ -87,6 +98,7 @@ def read(
     dtype: str = "float32",
     quantization: Quantization = "apply",
     expand: Expand = "auto",
+    state: Mapping[str, str] | None = None,
     rules: Registry | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -101,34 +113,80 @@ def read(
     if quantization not in get_args(Quantization):
         raise ValueError(f"quantization must be 'apply' or 'ignore', it is {quantization!r}")
     limits = limits or Limits()
-    registry = registry_of_standard()
-    if rules is not None:
-        registry = registry.overlay(rules)
-    options = Options(registry, expand, dtype, dict(input_shapes or {}), limits)
     with open_archive(source, limits) as archive:
-        network = _network(archive.read_text("graph.nnef"), options)
-        if archive.exists("graph.quant"):
-            network.quantization = archive.read_text("graph.quant")
-        reader = QuantizationReader(network.document, network.scope, options)
-        quantizers = reader.entries(network.quantization) if network.quantization else {}
-        stored = read_variables(network.graph, archive, limits, quantizers, reader.header, progress)
+        text = archive.read_text("graph.nnef")
+        tract = is_tract(text.text)
+        registry = registry_of_tract() if tract else registry_of_standard()
+        registry = registry.overlay(rules) if rules is not None else registry
+        options = Options(registry, expand, dtype, dict(input_shapes or {}), limits)
+        read_network = _read_tract if tract else _read_standard
+        rounds = quantization == "apply"
+        return read_network(text, archive, options, state or {}, rounds, progress), registry
+
+
+def _read_standard(
+    text: TextSource,
+    archive: Archive,
+    options: Options,
+    state: Mapping[str, str],
+    rounds: bool,
+    progress: Progress | None,
+) -> Network:
+    frontend = StandardFrontend(text, options)
+    network = Network(RecurrentFrontend(frontend, state) if state else frontend, options)
+    reader = frontend.reader(options)
+    quantizers: dict[str, Quantizer] = {}
+    if archive.exists("graph.quant"):
+        network.quantization = archive.read_text("graph.quant")
+        quantizers = reader.entries(network.quantization)
+    stored_states = tuple(s for s in network.graph.states if s.label not in state)
+    graph = replace(network.graph, states=stored_states)
+    stored = read_variables(graph, archive, options.limits, quantizers, reader.header, progress)
     network.data = stored.data
+    start_from_zeros(network, state)
     pending = {name: q for name, q in quantizers.items() if name not in stored.dequantized}
-    if pending and quantization == "apply":
-        network = network.quantized(pending)
-    return network, registry
+    return network.quantized(pending) if pending and rounds else network
+
+
+def _read_tract(
+    text: TextSource,
+    archive: Archive,
+    options: Options,
+    state: Mapping[str, str],
+    rounds: bool,
+    progress: Progress | None,
+) -> Network:
+    resources = Resources(archive, options.limits)
+    frontend = TractFrontend(text, resources, options, rounds=rounds, progress=progress)
+    if frontend.quantization is not None and rounds:
+        quantizers = frontend.quantizers(frontend.quantization, options)
+        options = replace(options, quantizers=quantizers)
+    network = Network(RecurrentFrontend(frontend, state) if state else frontend, options)
+    network.data, network.quantization = frontend.data, frontend.quantization
+    start_from_zeros(network, state)
+    return network
 
 
 def network_of_text(text: str) -> Network:
-    """The network that a document describes, without data for its variables."""
-    return _network(TextSource("graph.nnef", text), Options(registry_of_standard()))
+    """The network that a document of the standard describes, without data for its variables."""
+    source = TextSource("graph.nnef", text)
+    if is_tract(text):
+        raise UnsupportedError(
+            "a document of tract's dialect cannot be read without its data",
+            hint="load the archive, and store it by model.save",
+        )
+    options = Options(registry_of_standard())
+    return Network(StandardFrontend(source, options), options)
 
 
-def _network(text: TextSource, options: Options) -> Network:
-    document = parse(text, options.limits)
-    scope = Scope(document)
-    check(document, scope)
-    return Network(document, scope, options)
+def registry_of_tract() -> Registry:
+    """The rules of the standard with those of tract's dialect over them."""
+    global _checked_tract
+    registry = registry_of_standard().overlay(tract_rules)
+    if not _checked_tract:
+        registry.check_signatures(tract_signatures())
+        _checked_tract = True
+    return registry
 
 
 def registry_of_standard() -> Registry:
@@ -141,3 +199,4 @@ def registry_of_standard() -> Registry:
 
 
 _checked = False
+_checked_tract = False

@@ -9,15 +9,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from lowering.extents import UNKNOWN, Shape, is_known, show
+from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic, show
 from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.location import Source, Span
-from nnef_jax.errors import InputError, SemanticError, ShapeError, raise_all
-from nnef_jax.text import syntax as s
-from nnef_jax.text.flatten import evaluate, flatten
-from nnef_jax.text.library import Scope
+from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError, raise_all
+from nnef_jax.frontend import Frontend
 from nnef_jax.text.options import Options, Quantizer
-from nnef_jax.text.syntax import Document, identifiers, span_in
+from nnef_jax.text.syntax import identifiers, span_in
 from nnef_jax.text.values import ExtentNeeded
 
 
@@ -28,12 +26,13 @@ class Network:
     which extents that are left open are UNKNOWN; `specialise` gives the one for known shapes.
     """
 
-    def __init__(self, document: Document, scope: Scope, options: Options) -> None:
-        self.document = document
+    def __init__(self, frontend: Frontend, options: Options) -> None:
+        self.frontend = frontend
+        self.document = frontend.document
         self.options = options
         self.data: dict[str, NDArray[Any]] = {}
         self.quantization: Source | None = None  # the text of graph.quant
-        self.scope = scope
+        self.unstored: frozenset[str] = frozenset()  # labels of states that are no variables
         self._specialised: dict[tuple[Shape, ...], Graph] = {}
         self._check_input_names(options.input_shapes)
         self._declared = self._flatten_declared() if options.input_shapes else None
@@ -48,8 +47,9 @@ class Network:
         Raises SemanticError or ShapeError, in the text of the quantisers, where one does not fit.
         """
         options = replace(self.options, quantizers=quantizers)
-        network = Network(self.document, self.scope, options)
+        network = Network(self.frontend, options)
         network.data, network.quantization = self.data, self.quantization
+        network.unstored = self.unstored
         raise_all(
             [
                 SemanticError(
@@ -64,36 +64,19 @@ class Network:
     def _flatten(self, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
         options = replace(self.options, input_shapes=shapes)
         try:
-            return flatten(self.document, self.scope, options)
+            return self.frontend.flatten(options)
         except ExtentNeeded:
             pass
         # The structure depends on an open extent: take 1 for it, to learn the rest.
         try:
-            guess = flatten(self.document, self.scope, replace(options, open_extent=1))
+            guess = self.frontend.flatten(replace(options, open_extent=1))
         except SemanticError as error:
             error.hint = (
                 "open extents of inputs were taken for 1 here, since the text depends on them: "
                 "give them by load(..., input_shapes=...)"
             )
             raise
-        return _opened(guess, {**self._declared_shapes(), **shapes})
-
-    def _declared_shapes(self) -> dict[str, Sequence[int | None]]:
-        """The shapes of the inputs as the document gives them, 0 where an extent is left open."""
-        shapes: dict[str, Sequence[int | None]] = {}
-        for assignment in self.document.graph.body:
-            match assignment:
-                case s.Assignment(
-                    target=s.Identifier(name=name),
-                    value=s.Invocation(operation="external", arguments=(shape,)),
-                ):
-                    source = self.document.source
-                    shapes[name] = evaluate(
-                        shape.value, source, self.document, self.scope, self.options
-                    )
-                case _:
-                    pass
-        return shapes
+        return _opened(guess, {**self.frontend.declared_shapes(self.options), **shapes})
 
     def _flatten_declared(self) -> Graph | None:
         """The graph for the document's own input shapes; None where it has none for them."""
@@ -150,15 +133,33 @@ class Network:
             return self.graph
         key = tuple(shapes)
         if key not in self._specialised:
-            named = {
-                value.name: shape for value, shape in zip(self.graph.inputs, shapes, strict=True)
-            }
+            names = [value.name for value in self.graph.inputs]
+            named = {**self.options.input_shapes, **dict(zip(names, shapes, strict=True))}
             options = replace(self.options, input_shapes=named)
-            graph = flatten(self.document, self.scope, options)
+            if any(is_symbolic(extent) for shape in shapes for extent in shape):
+                return self._symbolic(options)
+            graph = self.frontend.flatten(options)
             self._check_baked(graph)
             self._check_variables(graph)
             self._specialised[key] = graph
         return self._specialised[key]
+
+    def _symbolic(self, options: Options) -> Graph:
+        """The graph for shapes in which `jax.export` keeps extents open."""
+        symbolic = options.input_shapes
+        known = {
+            name: [None if is_symbolic(extent) else extent for extent in shape]
+            for name, shape in symbolic.items()
+        }
+        try:
+            return self.frontend.flatten(
+                replace(options, input_shapes=known, symbolic_shapes=symbolic)
+            )
+        except ExtentNeeded:
+            raise UnsupportedError(
+                "the structure of the graph depends on an extent that is symbolic",
+                hint="export it for known shapes",
+            ) from None
 
     def _is_known(self) -> bool:
         return all(is_known(value.type.shape) for value in self.graph.inputs)

@@ -12,7 +12,6 @@ from lowering.extents import show
 from lowering.location import Source
 from nnef_jax.errors import DataError, NnefError, raise_all
 from nnef_jax.network import Network
-from nnef_jax.quantization import QuantizationReader
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.writer import write_archive
 
@@ -53,11 +52,11 @@ def write_network(
     overwrite: bool,
 ) -> None:
     """Write the text of a network with an array for each of its variables, as `save` does."""
+    arrays = {label: array for label, array in arrays.items() if label not in network.unstored}
     _check_arrays(network, arrays)
     members: dict[str, Any] = {"graph.nnef": network.document.source.text.encode()}
     if quantization is not None:
-        reader = QuantizationReader(network.document, network.scope, network.options)
-        reader.entries(Source("graph.quant", quantization))
+        network.frontend.quantizers(Source("graph.quant", quantization), network.options)
         members["graph.quant"] = quantization.encode()
     for label, array in arrays.items():
         member = member_of(label)
@@ -72,7 +71,8 @@ def write_network(
 def _check_arrays(network: Network, arrays: Mapping[str, Any]) -> None:
     """Raise for all the variables at once that lack an array, or have one that does not fit."""
     graph = network.graph
-    shapes = {v.label: v.value.type.shape for v in (*graph.parameters, *graph.states)}
+    variables = (*graph.parameters, *graph.states)
+    shapes = {v.label: v.value.type.shape for v in variables if v.label not in network.unstored}
     errors: list[NnefError] = []
     for label in sorted(shapes.keys() | arrays.keys()):
         if label not in arrays:

@@ -14,6 +14,7 @@ import pytest
 from lowering.graph import Graph
 from lowering.location import Source
 from nnef_jax import Limits, NnefError
+from nnef_jax.frontend import StandardFrontend
 from nnef_jax.loading import registry_of_standard
 from nnef_jax.network import Network
 from nnef_jax.text.checks import check
@@ -48,12 +49,9 @@ def network(
 ) -> Network:
     """The network of a text, without data for its variables."""
     limits = limits or Limits()
-    document = parsed(text, limits)
-    scope = Scope(document)
-    check(document, scope)
     registry = registry_of_standard()
     options = Options(registry, expand, input_shapes=dict(input_shapes or {}), limits=limits)
-    return Network(document, scope, options)
+    return Network(StandardFrontend(Source("graph.nnef", text), options), options)
 
 
 def flat(text: str, **options: Any) -> Graph:

@@ -124,8 +124,10 @@ class _Flattener(Emitter):
             for name in names:
                 frame.values.setdefault(name, _Poisoned)
         raise_all(self.errors)
+        inputs = [parameter.name for parameter in graph.parameters]
         outputs = [frame.values[result.name] for result in graph.results]
-        return self.builder.graph(graph.name, outputs, [result.name for result in graph.results])
+        names = [result.name for result in graph.results]
+        return self.builder.graph(graph.name, outputs, names, inputs)
 
     def _named(self, name: str, item: Any, node: s.Node) -> Value:
         """A value of the graph's own body as a tensor under its name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from lowering.extents import UNKNOWN
 from lowering.graph import TensorType
@@ -46,4 +46,6 @@ class Options:
     )
     limits: Limits = field(default_factory=Limits)
     quantizers: Mapping[str, Quantizer] = field(default_factory=dict[str, Quantizer])
+    # Shapes of inputs in which jax.export keeps extents symbolic; these are open in `input_shapes`.
+    symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     open_extent: int = UNKNOWN  # what an extent that the document leaves open is taken for
