@@ -1,0 +1,112 @@
+"""Networks that torch_to_nnef exported: values and derivatives are PyTorch's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnef_jax
+from tests import torch_networks
+from tests.torch_networks import NAMES, Run, by_name, difference, gradients
+
+# Relative to the largest magnitude. In 8 bits a step of the result is 0.02 of it.
+TOLERANCE = {"int8": 0.02}
+RUNS = [
+    pytest.param(name, run, id=f"{name}-{index}")
+    for name in NAMES
+    for index, run in enumerate(torch_networks.runs(name))
+]
+DIFFERENTIABLE = [run for run in RUNS if run.values[1].gradient or run.values[1].parameter]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, nnef_jax.Model]:
+    return {}
+
+
+@pytest.fixture
+def model(name: str, models: dict[str, nnef_jax.Model]) -> nnef_jax.Model:
+    if name not in models:
+        models[name] = torch_networks.load(name)
+    return models[name]
+
+
+@pytest.mark.parametrize(("name", "run"), RUNS)
+def test_value(name: str, run: Run, model: nnef_jax.Model) -> None:
+    results = by_name(model, model(**run.input))
+    assert list(results) == list(run.output)
+    assert difference(results, run.output) <= TOLERANCE.get(name, 1e-4)
+
+
+@pytest.mark.parametrize(("name", "run"), DIFFERENTIABLE)
+def test_gradients(name: str, run: Run, model: nnef_jax.Model) -> None:
+    of_inputs, of_parameters = gradients(model, run)
+    assert difference(of_inputs, run.gradient) <= 1e-4
+    assert difference(of_parameters, run.parameter, floor=1e-2) <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["unet"])
+def test_vmap_is_a_batch_of_batches(model: nnef_jax.Model) -> None:
+    (run,) = torch_networks.runs("unet")
+    images = jnp.stack([run.input["image"], run.input["image"][::-1]])
+    masks = jax.vmap(model)(images)
+    np.testing.assert_allclose(masks[0], run.output["mask"], atol=1e-5)
+    np.testing.assert_allclose(masks[1], run.output["mask"][::-1], atol=1e-5)
+
+
+def test_text_in_pieces_is_the_text_at_once() -> None:
+    model = torch_networks.load("gpt")
+    ids = np.arange(9)[None] * 5 % 50
+    nothing = jnp.zeros((2, 1, 4, 0, 8))
+    whole = model(ids, nothing, nothing)
+    keys = values = nothing
+    pieces = []
+    for piece in np.split(ids, [4, 5], axis=1):
+        logits, keys, values = model(piece, keys, values)
+        pieces.append(logits)
+    np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), whole.logits, atol=1e-5)
+    np.testing.assert_allclose(keys, whole.present_k, atol=1e-5)
+
+
+def test_scan_over_a_fixed_cache_is_the_text_at_once() -> None:
+    """Both networks have the same parameters."""
+    model = torch_networks.load("gpt_fixed")
+    ids = jnp.arange(9)[None] * 5 % 50
+
+    def step(
+        cache: tuple[jax.Array, ...], place: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        here = jax.lax.dynamic_slice_in_dim(ids, place, 1, axis=1)
+        logits, *cache = model.apply(model.params, here, place[None], *cache)
+        return tuple(cache), logits[0, 0]
+
+    empty = jnp.zeros((2, 1, 4, 16, 8))
+    _, logits = jax.jit(lambda: jax.lax.scan(step, (empty, empty), jnp.arange(9)))()
+    nothing = jnp.zeros((2, 1, 4, 0, 8))
+    whole = torch_networks.load("gpt")(ids, nothing, nothing).logits
+    np.testing.assert_allclose(logits, whole[0], atol=1e-5)
+
+
+def test_every_network_is_in_the_table() -> None:
+    assert sorted(NAMES) == sorted(
+        path.name.removesuffix(".nnef.tgz") for path in torch_networks.FOLDER.glob("*.nnef.tgz")
+    )
+
+
+def test_code_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = torch_networks.FOLDER.parents[1]
+    monkeypatch.chdir(root)
+    page = (root / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        if "torch_to_nnef." not in code:
+            exec(code, names)
+    assert names["stacks"].shape == (5, 2, 2, 16, 16)
+    assert names["slopes"]["last.weight"].shape == (2, 8, 1, 1)
+    assert names["keys"].shape == (2, 1, 4, 5, 8)
+    assert names["texts"].shape == (3, 12)
