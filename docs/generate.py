@@ -1,6 +1,6 @@
-"""Writes docs/operations.md and docs/errors.md from the tables that the tests run on.
+"""Writes the pages of docs/ that are made from the tables that the tests run on.
 
-python docs/generate.py            write both
+python docs/generate.py            write them
 python docs/generate.py --check    write nothing; exit status 1 where one is not up to date
 """
 
@@ -18,8 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from lowering.ops import nnef  # noqa: E402
+from lowering.ops.tract import tract  # noqa: E402
+from nnef_jax.formats.tract import declarations, scan, special  # noqa: E402
 from nnef_jax.text.library import standard  # noqa: E402
-from tests import test_operations  # noqa: E402
+from tests import test_operations, test_tract_operations, tract_cases  # noqa: E402
 from tests.op_cases import ALL_CASES, OpCase, tensors  # noqa: E402
 from tests.wrong_documents import SECTIONS, WrongDocument, message  # noqa: E402
 
@@ -53,6 +55,26 @@ difference.
 `tests/test_model.py` and `tests/test_recurrent.py`, `constant` in `tests/test_numerics.py`.
 """
 
+_TRACT = """\
+# Operations of tract's registries
+
+What torch_to_nnef and tract write beside the operations of NNEF 1.0 ([operations.md](operations.md)),
+registry by registry, and those of NNEF that tract reads in another way (`tract_nnef`). Written by
+`python docs/generate.py` from the declarations in `nnef_jax/formats/tract` and from
+`tests/tract_cases` ({cases} rows, each a use of an operation).
+
+- **lowered**: by a rule, as part of the graph's structure (inputs, variables, types, shapes, state),
+  or refused, with the reason.
+- **cases**: rows of the table.
+- **value**: equal to a slow interpreter in 64 bits, written from the description of the operation.
+- **jit**, **vmap**: compiled equal to operation by operation; a batch equal to a loop.
+- **gradient**: forward and reverse mode equal to central differences of the interpreter; or why
+  there is none to compare.
+- **float16**: within 1 % of the exact result.
+
+What is structure is tested by the documents of `tests/test_tract_*.py`.
+"""
+
 _ERRORS = """\
 # What wrong documents are told
 
@@ -73,6 +95,18 @@ def operations() -> str:
         header = ("operation", "kind", "run by", "cases", *_TESTS, "gradient", "bfloat16")
         parts.append(f"## {family}\n\n{_table([header, *map(_row, names)])}")
     return "\n".join(parts)
+
+
+def tract_operations() -> str:
+    """The text of docs/tract_operations.md."""
+    parts = [_TRACT.format(cases=len(tract_cases.ALL_CASES))]
+    for name in declarations.REGISTRIES:
+        header = ("operation", "lowered", "cases", *_TRACT_TESTS, "gradient", "float16")
+        rows = [_tract_row(operation) for operation in declarations.registry(name)]
+        rows += [_refused(o, why) for o, why in declarations.REFUSED.items() if _is_in(o, name)]
+        parts.append(f"## {name}\n\n{_table([header, *rows])}")
+    aliases = "\n".join(f"- `{a}` is `{b}`" for a, b in declarations.ALIASES.items())
+    return "\n".join([*parts, "## Other names\n", aliases, ""])
 
 
 def errors() -> str:
@@ -138,6 +172,46 @@ def _why_not(name: str) -> str:
     return f"no: {', '.join(reasons)}" if reasons else "-"
 
 
+def _counted(test: Callable[..., Any]) -> Counter[str]:
+    return Counter(case.operation for case in _tested(test))
+
+
+_TRACT_ALL = Counter(case.operation for case in tract_cases.ALL_CASES)
+_TRACT_TESTS = {
+    "value": _counted(test_tract_operations.test_value),
+    "jit": _counted(test_tract_operations.test_jit_equals_eager),
+    "vmap": _counted(test_tract_operations.test_vmap_equals_loop),
+}
+_TRACT_GRADIENT = _counted(test_tract_operations.test_gradient)
+_FLOAT16 = _counted(test_tract_operations.test_float16)
+
+
+def _tract_row(name: str) -> tuple[str, ...]:
+    if not _TRACT_ALL[name]:
+        structure = name in special.FORMS or name == scan.KIND
+        return (f"`{name}`", "structure" if structure else "rule", *["-"] * 6)
+    rule = tract.get(name)
+    reason = rule.not_differentiable if rule else ""
+    reasons = {c.not_differentiable for c in tract_cases.ALL_CASES if c.operation == name} - {""}
+    why_not = f"no: {reason or ', '.join(sorted(reasons))}"
+    return (
+        f"`{name}`",
+        "rule",
+        str(_TRACT_ALL[name]),
+        *("yes" if counter[name] else "-" for counter in _TRACT_TESTS.values()),
+        "yes" if _TRACT_GRADIENT[name] else why_not,
+        "yes" if _FLOAT16[name] else "-",
+    )
+
+
+def _refused(name: str, why: str) -> tuple[str, ...]:
+    return (f"`{name}`", f"refused: {why.split(':')[0]}", *["-"] * 6)
+
+
+def _is_in(name: str, registry: str) -> bool:
+    return declarations.registry_of(name) == registry
+
+
 def _table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -160,7 +234,11 @@ def _wrong(document: WrongDocument) -> str:
     return "\n".join([*lines, f"```\n{message(document)}\n```\n"])
 
 
-GENERATED: dict[str, Callable[[], str]] = {"operations.md": operations, "errors.md": errors}
+GENERATED: dict[str, Callable[[], str]] = {
+    "operations.md": operations,
+    "tract_operations.md": tract_operations,
+    "errors.md": errors,
+}
 
 
 def main(arguments: Sequence[str]) -> int:
