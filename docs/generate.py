@@ -1,6 +1,7 @@
 """Writes the pages of docs/ that are made from the tables that the tests run on.
 
 python docs/generate.py            write them
+python docs/generate.py --measure  and the table of docs/pytorch.md, which takes a minute
 python docs/generate.py --check    write nothing; exit status 1 where one is not up to date
 """
 
@@ -21,7 +22,12 @@ from lowering.ops import nnef  # noqa: E402
 from lowering.ops.tract import tract  # noqa: E402
 from nnef_jax.formats.tract import declarations, scan, special  # noqa: E402
 from nnef_jax.text.library import standard  # noqa: E402
-from tests import test_operations, test_tract_operations, tract_cases  # noqa: E402
+from tests import (  # noqa: E402
+    test_operations,
+    test_tract_operations,
+    torch_networks,
+    tract_cases,
+)
 from tests.op_cases import ALL_CASES, OpCase, tensors  # noqa: E402
 from tests.wrong_documents import SECTIONS, WrongDocument, message  # noqa: E402
 
@@ -58,13 +64,13 @@ difference.
 _TRACT = """\
 # Operations of tract's registries
 
-What torch_to_nnef and tract write beside the operations of NNEF 1.0 ([operations.md](operations.md)),
-registry by registry, and those of NNEF that tract reads in another way (`tract_nnef`). Written by
-`python docs/generate.py` from the declarations in `nnef_jax/formats/tract` and from
-`tests/tract_cases` ({cases} rows, each a use of an operation).
+What torch_to_nnef and tract write beside the operations of NNEF 1.0
+([operations.md](operations.md)), registry by registry, and those of NNEF that tract reads in
+another way (`tract_nnef`). Written by `python docs/generate.py` from the declarations in
+`nnef_jax/formats/tract` and from `tests/tract_cases` ({cases} rows, each a use of an operation).
 
-- **lowered**: by a rule, as part of the graph's structure (inputs, variables, types, shapes, state),
-  or refused, with the reason.
+- **lowered**: by a rule, as part of the graph's structure (inputs, variables, types, shapes,
+  state), or refused, with the reason.
 - **cases**: rows of the table.
 - **value**: equal to a slow interpreter in 64 bits, written from the description of the operation.
 - **jit**, **vmap**: compiled equal to operation by operation; a batch equal to a loop.
@@ -116,6 +122,14 @@ def errors() -> str:
         parts.append(f"## {section}\n")
         parts += map(_wrong, documents)
     return "\n".join(parts)
+
+
+def pytorch() -> str:
+    """The text of docs/pytorch.md: what is written there, with the table measured anew."""
+    page = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    begin, end = "<!-- table: tests/torch_networks -->\n", "<!-- end of table -->"
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{_table(torch_networks.rows())}\n{end}{rest.split(end)[1]}"
 
 
 def _families() -> Iterator[tuple[str, list[str]]]:
@@ -239,17 +253,20 @@ GENERATED: dict[str, Callable[[], str]] = {
     "tract_operations.md": tract_operations,
     "errors.md": errors,
 }
+# Not compared: tests/test_torch_networks.py holds the package to what the table says.
+MEASURED: dict[str, Callable[[], str]] = {"pytorch.md": pytorch}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the documents, or say which are out of date; the exit status."""
     stale = 0
-    for name, text in GENERATED.items():
+    check = "--check" in arguments
+    for name, text in (GENERATED | (MEASURED if "--measure" in arguments else {})).items():
         path = ROOT / "docs" / name
         written = path.read_text(encoding="utf-8") if path.exists() else ""
         if written == text():
             continue
-        if "--check" in arguments:
+        if check:
             print(f"docs/{name} is not up to date: run python docs/generate.py")
             stale = 1
         else:

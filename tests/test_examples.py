@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from tests.conftest import SHARED_CASES
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 DIGITS = EXAMPLES / "digits"
@@ -171,3 +172,64 @@ def test_saliency_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[
     with image.open(out) as picture:
         assert picture.width > picture.height > 300
         assert picture.convert("L").getextrema() != (255, 255)
+
+
+# The example that listens
+
+
+vad = script(EXAMPLES / "vad" / "detect.py")
+VAD = """version 1.0;
+extension tract_registry tract_core;
+graph vad(audio, h0, c0) -> (prob, h, c)
+{
+    audio = tract_core_external(shape = [1, 576], datum_type = 'f32');
+    h0 = tract_core_external(shape = [1, 128], datum_type = 'f32');
+    c0 = tract_core_external(shape = [1, 128], datum_type = 'f32');
+    power = mean_reduce(sqr(audio), axes = [1]);
+    h = 0.5 * h0 + power;
+    c = c0 + 1.0;
+    prob = slice(tanh(h), axes = [1], begin = [0], end = [1]);
+}
+"""
+
+
+def test_frames_overlap_by_their_context() -> None:
+    signal = np.arange(3 * 512 + 100, dtype=np.float32)
+    pieces = vad.frames(signal)
+    assert pieces.shape == (3, 1, 576)
+    np.testing.assert_array_equal(pieces[0, 0, :64], np.zeros(64))
+    np.testing.assert_array_equal(pieces[1, 0], np.arange(512 - 64, 1024))
+
+
+def test_loudness_is_found_where_it_is(tmp_path: Path) -> None:
+    """A stand-in for the network: what is tested is the way through the recurrence."""
+    (tmp_path / "graph.nnef").write_text(VAD)
+    model = vad.load(tmp_path)
+    signal = np.zeros(20 * 512, np.float32)
+    signal[5 * 512 : 10 * 512] = 2.0
+    found = vad.probabilities(model, signal)
+    assert found.shape == (20,) and found[4] == 0 and (found[5:10] > 0.9).all()
+    (begin, end), *others = vad.stretches(found)
+    assert not others and begin == 5 * 512 / 16_000 and end > 10 * 512 / 16_000
+    depends = vad.sensitivity(model, signal, 12)
+    assert depends[9] > depends[6] > 0 and not depends[13:].any()
+
+
+def test_example_signal_has_three_stretches_like_speech() -> None:
+    signal, spoken = vad.example()
+    assert len(signal) == 20 * 16_000 and np.abs(signal).max() <= 1
+    assert spoken == [(2.0, 5.0), (7.0, 11.0), (14.0, 17.0)]
+    speech = np.abs(signal[2 * 16_000 : 5 * 16_000]).mean()
+    assert speech > 20 * np.abs(signal[: 2 * 16_000]).mean()
+
+
+def test_trained_network_hears_speech_only_where_it_is(tmp_path: Path) -> None:
+    path = SHARED_CASES / "tract" / "trained_silero_vad_16k.nnef.tgz"
+    if not path.is_file():
+        pytest.skip(f"{path.name} of the shared cases is not there")
+    signal, spoken = vad.example()
+    found = vad.stretches(vad.probabilities(vad.load(path), signal))
+    heard = [any(begin < b and a < end for a, b in found) for begin, end in spoken]
+    assert all(heard)
+    # It stays certain for a while after the last sound, but never begins without one.
+    assert all(any(begin <= a <= end for begin, end in spoken) for a, _ in found)

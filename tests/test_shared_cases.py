@@ -75,6 +75,22 @@ def test_invalid_document(case: Any) -> None:
         nnef_jax.load(SHARED_CASES / "invalid" / case["path"])
 
 
+@pytest.mark.parametrize("case", names("tract/manifest.json"), ids=lambda case: case["name"])
+def test_exported_network(case: Any) -> None:
+    """What torch_to_nnef and tract wrote, against what PyTorch or ONNX computed."""
+    folder = SHARED_CASES / "tract"
+    stored = np.load(folder / case["io"])
+    got = nnef_jax.load(folder / case["model"])(*[stored[x["key"]] for x in case["inputs"]])
+    got = got if isinstance(got, tuple) else (got,)
+    tolerance = case["tolerance"]
+    for declared, array in zip(case["outputs"], got, strict=True):
+        wanted = stored[declared["key"]]
+        assert array.shape == wanted.shape and np.asarray(array).dtype.kind == wanted.dtype.kind
+        np.testing.assert_allclose(
+            np.asarray(array, np.float64), wanted, tolerance["rtol"], tolerance["atol"]
+        )
+
+
 def test_collection_is_there(shared_cases: Path) -> None:
     """Skips, by name, where the cases above had nothing to run on."""
-    assert names("nnef/manifest.json")
+    assert names("nnef/manifest.json") and names("tract/manifest.json")

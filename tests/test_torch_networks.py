@@ -92,6 +92,16 @@ def test_scan_over_a_fixed_cache_is_the_text_at_once() -> None:
     np.testing.assert_allclose(logits, whole[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_of_the_page_holds(name: str, model: nnef_jax.Model) -> None:
+    value, of_inputs, of_parameters = torch_networks.claims()[name]
+    assert max(value, of_inputs, of_parameters) <= max(1e-4, TOLERANCE.get(name, 0.0))
+    run = torch_networks.runs(name)[0]
+    assert difference(by_name(model, model(**run.input)), run.output) <= max(
+        10 * value, TOLERANCE.get(name, 0.0)
+    )
+
+
 def test_every_network_is_in_the_table() -> None:
     assert sorted(NAMES) == sorted(
         path.name.removesuffix(".nnef.tgz") for path in torch_networks.FOLDER.glob("*.nnef.tgz")

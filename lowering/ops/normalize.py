@@ -13,6 +13,7 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
+from lowering.kernels.precision import widened
 from lowering.ops.registries import nnef
 from lowering.ops.typing import require_axes, require_fits, require_real, require_same_dtype
 from lowering.ops.window import box
@@ -114,8 +115,10 @@ def batch_normalization(
 ) -> Array:
     """offset + scale * (input - mean) / sqrt(variance + epsilon), as one factor and one summand.
 
-    Both depend on the parameters alone, so that they need not be computed in every call.
+    Both depend on the parameters alone, so that they need not be computed in every call. Their
+    difference takes 32 bits at least.
     """
-    x, mean, variance, offset, scale = align(jnp.asarray(input), mean, variance, offset, scale)
-    factor = scale * lax.rsqrt(jnp.asarray(variance + epsilon))
-    return x * factor + (offset - mean * factor)
+    x, *rest = align(jnp.asarray(input), mean, variance, offset, scale)
+    mean, variance, offset, scale = (widened(jnp.asarray(y, x.dtype)) for y in rest)
+    factor = scale * lax.rsqrt(variance + epsilon)
+    return (widened(x) * factor + (offset - mean * factor)).astype(x.dtype)

@@ -7,6 +7,7 @@ them. Everything here reads them with nnef_jax alone.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,3 +131,13 @@ def rows() -> list[tuple[str, ...]]:
 def _power(difference: float) -> str:
     """The power of ten that it is below."""
     return f"1e{math.ceil(math.log10(difference))}" if difference else "0"
+
+
+def claims() -> dict[str, list[float]]:
+    """What docs/pytorch.md says of each network: differences of output and of the gradients."""
+    page = (FOLDER.parents[1] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| `(\w+)` .*?\| *\d+ *\|(.*)\|$", page, re.MULTILINE)
+    return {
+        name: [0.0 if cell.strip() == "-" else float(cell) for cell in cells.split("|")]
+        for name, cells in lines
+    }

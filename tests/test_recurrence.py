@@ -1,0 +1,111 @@
+"""Inputs that take outputs in the next call: `load(..., state=...)`, in both dialects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnef_jax
+from tests.helpers import model_of
+
+STANDARD = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph sums(x, kept) -> (y, next)
+{
+    x = external(shape = [1, 3]);
+    kept = external(shape = [1, 3]);
+    next = 0.5 * kept + x;
+    y = next * 2.0;
+}
+"""
+TRACT = """version 1.0;
+extension tract_registry tract_core;
+extension tract_symbol B;
+graph sums(x, kept) -> (y, next)
+{
+    x = tract_core_external(shape = [B, 3], datum_type = 'f32');
+    kept = tract_core_external(shape = [B, 3], datum_type = 'f32');
+    next = 0.5 * kept + x;
+    y = next * 2.0;
+}
+"""
+SHAPES = {"x": (1, 3), "kept": (1, 3)}
+XS = np.arange(12, dtype=np.float32).reshape(4, 1, 3)
+
+
+def expected(kept: np.ndarray) -> np.ndarray:
+    ys = []
+    for x in XS:
+        kept = 0.5 * kept + x
+        ys.append(2 * kept)
+    return np.stack(ys)
+
+
+@pytest.fixture(params=[STANDARD, TRACT], ids=["standard", "tract"])
+def model(request: pytest.FixtureRequest) -> nnef_jax.Model:
+    return model_of(request.param, state={"kept": "next"}, input_shapes=SHAPES)
+
+
+def test_state_is_no_input_and_no_output(model: nnef_jax.Model) -> None:
+    assert [spec.name for spec in model.inputs] == ["x"]
+    assert [spec.name for spec in model.outputs] == ["y"]
+    (label,) = model.init_state()
+    assert label == "kept"
+    np.testing.assert_array_equal(model.init_state()["kept"], np.zeros((1, 3)))
+
+
+def test_steps_and_scan_pass_it_on(model: nnef_jax.Model) -> None:
+    state = model.init_state()
+    for x, y in zip(XS, expected(np.zeros((1, 3))), strict=True):
+        got, state = model.step(state, x)
+        np.testing.assert_allclose(got, y, rtol=1e-6)
+    ys, last = model.scan(XS)
+    np.testing.assert_allclose(ys, expected(np.zeros((1, 3))), rtol=1e-6)
+    np.testing.assert_allclose(last["kept"], state["kept"], rtol=1e-6)
+
+
+def test_scan_starts_from_a_given_state_and_has_a_gradient(model: nnef_jax.Model) -> None:
+    start = np.full((1, 3), 8, np.float32)
+    ys, _ = model.scan(XS, state={"kept": start})
+    np.testing.assert_allclose(ys, expected(start), rtol=1e-6)
+    gradient = jax.grad(lambda kept: jnp.sum(model.scan(XS, state={"kept": kept})[0]))(start)
+    np.testing.assert_allclose(gradient, np.full((1, 3), 2 * (0.5 + 0.25 + 0.125 + 0.0625)))
+
+
+def test_saved_network_has_the_document_s_inputs(model: nnef_jax.Model, tmp_path: Path) -> None:
+    model.save(tmp_path / "sums")
+    assert [path.name for path in (tmp_path / "sums").iterdir()] == ["graph.nnef"]
+    again = nnef_jax.load(tmp_path / "sums", input_shapes=SHAPES)
+    assert [spec.name for spec in again.inputs] == ["x", "kept"]
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"kapt": "next"}, "state names 'kapt', the graph's inputs are x, kept"),
+        ({"kept": "y2"}, "state names 'y2', the graph's outputs are y, next"),
+    ],
+)
+def test_wrong_names(state: dict[str, str], message: str) -> None:
+    with pytest.raises(nnef_jax.InputError, match=message):
+        model_of(STANDARD, state=state)
+
+
+def test_open_shape_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(
+        nnef_jax.InputError, match=r"the shape of state 'kept' is not known"
+    ) as info:
+        model_of(TRACT, state={"kept": "next"})
+    assert "input_shapes" in info.value.hint
+
+
+def test_types_must_agree() -> None:
+    text = STANDARD.replace("next = 0.5 * kept + x;", "next = kept > x;").replace(
+        "next * 2.0", "x * 2.0"
+    )
+    with pytest.raises(nnef_jax.InputError, match=r"'next' is bool\[1,3\], it cannot be the next"):
+        model_of(text, state={"kept": "next"})
