@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from lowering.graph import Parameter, Value
+from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.formats.tract.parser import is_tract
 from nnef_jax.limits import Limits
 from nnef_jax.loading import Source, registry_of_standard
 from nnef_jax.quantization import QuantizationReader
@@ -54,8 +56,8 @@ def convert(
         limits: bounds on what is read.
 
     Raises:
-        NnefError: something is wrong with the network, or a flat document cannot describe it
-            (UnsupportedError).
+        NnefError: something is wrong with the network, or (UnsupportedError) it is in tract's
+            dialect, or a flat document cannot describe it.
 
     Example:
         >>> print(nnef_jax.convert("provisional.tgz", "final.tgz"))
@@ -86,7 +88,14 @@ class _Reading:
     def __init__(self, archive: Archive, options: Options) -> None:
         self._archive = archive
         self._limits = options.limits
-        self.document = parse(archive.read_text("graph.nnef"), options.limits)
+        source = archive.read_text("graph.nnef")
+        if is_tract(source.text):
+            raise UnsupportedError(
+                "a document of tract's dialect has operations that NNEF 1.0 does not have",
+                span=Span(source, 0),
+                hint="nnef_jax.load reads it, and model.save stores it in its own dialect",
+            )
+        self.document = parse(source, options.limits)
         scope = Scope(self.document)
         check(self.document, scope)
         self._reader = QuantizationReader(self.document, scope, options)
