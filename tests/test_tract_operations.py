@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -28,9 +30,20 @@ DIFFERENTIABLE = [
 ]
 
 
-@cache
+@lru_cache(maxsize=16)  # all of them would take gigabytes
 def model(case: OpCase) -> nnef_jax.Model:
     return model_of(document(case))
+
+
+def few(cases: Iterable[OpCase]) -> list[OpCase]:
+    """The first two rows of each operation, for properties that hold or fail for all its rows."""
+    seen = Counter[str]()
+    found: list[OpCase] = []
+    for case in cases:
+        seen[case.operation] += 1
+        if seen[case.operation] <= 2:
+            found.append(case)
+    return found
 
 
 def test_every_declared_operation_has_a_rule_and_a_case() -> None:
@@ -62,7 +75,7 @@ def test_jit_equals_eager(case: OpCase) -> None:
     assert_close(eager, results(model(case)(*inputs(case))), case.tolerance)
 
 
-@cases
+@pytest.mark.parametrize("case", few(ALL_CASES), ids=lambda case: case.name)
 def test_vmap_equals_loop(case: OpCase) -> None:
     arrays = inputs(case)
     if not arrays:
@@ -76,7 +89,7 @@ def test_gradient(case: OpCase) -> None:
     assert_gradient(model(case), inputs(case), partial(evaluate, case), case.tolerance)
 
 
-@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few(DIFFERENTIABLE), ids=lambda case: case.name)
 def test_float16(case: OpCase) -> None:
     """Eleven bits of precision: close to the exact result on the inputs as float16 has them."""
     rounded: list[Any] = [x.astype(np.float16) if x.dtype.kind == "f" else x for x in inputs(case)]

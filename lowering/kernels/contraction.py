@@ -19,19 +19,32 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, differ, show
 
 
-def parse(expr: str) -> tuple[list[str], str]:
-    """The letters of each operand, and those of the result."""
+def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of each operand, and those of the result.
+
+    In place of `...`, the axes of an operand without letters, there are letters of their own; they
+    are matched from the last one.
+    """
     left, arrow, output = expr.replace(" ", "").partition("->")
     if not arrow or "," in output:
         raise InvalidOperation(
             f"'expr' must name the axes of the inputs and of one result, it is '{expr}'",
             hint="as in 'ij,kj->ik'",
         )
-    if "..." in expr:
-        raise InvalidOperation(
-            f"'expr' must name every axis, it is '{expr}'", hint="give letters in place of '...'"
-        )
-    return left.split(","), output
+    terms = left.split(",")
+    if "..." not in expr or len(terms) != len(ranks):
+        return terms, output
+    counts = [
+        max(rank - len(term.replace("...", "")), 0) if "..." in term else 0
+        for term, rank in zip(terms, ranks, strict=True)
+    ]
+    spare = [letter for letter in string.ascii_letters if letter not in expr]
+    letters = "".join(spare[: max(counts)])
+    terms = [
+        term.replace("...", letters[len(letters) - count :])
+        for term, count in zip(terms, counts, strict=True)
+    ]
+    return terms, output.replace("...", letters)
 
 
 def contracted_shape(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> Shape:

@@ -179,9 +179,13 @@ def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
         contracted = (((axis,), (1,)), ((), ()))
         y = lax.dot_general(x, jnp.asarray(matrix, x.dtype), contracted, precision="highest")
         return jnp.moveaxis(y, -1, axis)
-    shape = [-1 if a == axis else 1 for a in range(x.ndim)]
     total = jnp.zeros((), x.dtype)
     for k in range(taps):
-        weight = jnp.asarray(weights[:, k], x.dtype).reshape(shape)
+        weight = jnp.asarray(weights[:, k], x.dtype).reshape(along(axis, x.ndim))
         total = total + jnp.take(x, items[:, k], axis, mode="clip") * weight
     return total
+
+
+def along(axis: int, rank: int) -> list[int]:
+    """The shape in which a vector lies along an axis."""
+    return [-1 if a == axis else 1 for a in range(rank)]

@@ -400,6 +400,8 @@ def cast(input: Any, dtype: str) -> Array:
         return x != 0
     if not (jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.integer)):
         return x.astype(dtype)
+    if jnp.finfo(x.dtype).bits < 32:  # the limits of integers are beyond it
+        x = x.astype(jnp.float32)
     # What XLA makes of numbers out of range depends on the platform.
     limits = jnp.iinfo(dtype)
     lowest, highest = float(limits.min), float(limits.max)

@@ -33,6 +33,7 @@ def _sdpa(
 _SDPA_CASES = (
     _sdpa("plain"),
     _sdpa("rank_3", (2, 3, 4), (2, 5, 4)),
+    _sdpa("rank_5", (2, 1, 2, 3, 4), (2, 1, 1, 2, 4), mask=Real((3, 2))),
     _sdpa("scale", scale=0.3),
     _sdpa("value_width", v=(2, 2, 5, 3)),
     _sdpa("groups", (2, 4, 3, 2), (2, 2, 4, 2)),

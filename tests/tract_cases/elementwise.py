@@ -73,7 +73,7 @@ _TWO_OPERANDS = (
     ),
     *(
         case(f"{kind}_logical", kind, {"x": Logical((2, 3, 2)), "y": Logical((2, 3))}, TYPES)
-        for kind in ("min", "max")
+        for kind in ("min", "max", "add", "mul")
     ),
     case("mul_integers_trailing", "mul", {"x": Integers((2,), -9, 9), "y": _I}, TYPES),
     case("add_integers_rank0", "add", {"x": _I, "y": Given(3)}, TYPES),

@@ -111,6 +111,8 @@ _SCATTER_ELEMENTS = (
     _scatter("more_updates", Real((4, 4)), Given(((2, 0), (1, 3))), Real((3, 4)), 0, "add"),
     _scatter("rank_3", Real((2, 3, 2)), Integers((2, 4, 1), 0, 3), Real((2, 4, 1)), 1, "add"),
     _scatter("integers", Integers((4,), -9, 9), Given((1, 1, 2)), Integers((3,), -9, 9), 0, "add"),
+    _scatter("one_number", Real((2, 5)), Given(((4, 0), (1, 2))), 2.5, 1),
+    _scatter("one_item", Real((2, 5)), Given(((4, 0), (1, 1))), Real(()), 1, "add"),
     _scatter("integers_mul", Integers((4,), 1, 9), Given((1, 1)), Integers((2,), -9, 9), 0, "mul"),
     _scatter("integers_min", Integers((4,), -9, 9), Given((1, 0)), Integers((2,), -9, 9), 0, "min"),
     _scatter("logical", Logical((4,)), Given((3, 0)), Logical((2,)), 0),
@@ -219,6 +221,7 @@ _ONE_HOT = (
     _one_hot("negative_first_axis", Integers((2, 3), 0, 4), -3, 4),
     _one_hot("values", Integers((3,), 0, 4), 1, 4, value_off=-0.5, value_on=2.5),
     _one_hot("one_index", Given(2), 0, 4),
+    _one_hot("real_indices", Given((0.0, 3.0, -1.0, 2.5, 9.0)), 0, 4),
     _one_hot("beyond", Given((0, 3, 7, -1, -4, -5)), 1, 3),
 )
 

@@ -115,6 +115,9 @@ _EINSUMS = (
         Integers((4, 3), -9, 10),
         why="its operands are integers",
     ),
+    _einsum("ellipsis", "...ij,jk->...ik", Real((2, 2, 3, 4)), Real((4, 2))),
+    _einsum("ellipsis_of_two_ranks", "i...,...j->...ij", Real((2, 4, 3)), Real((3, 5))),
+    _einsum("ellipsis_empty_and_summed", "...i,...i->i", Real((2, 3)), Real((3,))),
     _einsum("output", "ij,kj->ik", Real((2, 3)), Real((4, 3)), output="f32"),
 )
 

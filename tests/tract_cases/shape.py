@@ -27,6 +27,8 @@ _AXES = (
     case("unsqueeze_neighbours", "unsqueeze", {"input": Real((2, 3))}, axes=[1, 2]),
     case("unsqueeze_negative", "unsqueeze", {"input": Real((2, 3))}, axes=[-1]),
     case("unsqueeze_both_ends", "unsqueeze", {"input": Real((2, 3))}, axes=[0, -1]),
+    case("unsqueeze_twice_in_front", "unsqueeze", {"input": Real((2, 3))}, axes=[0, 0]),
+    case("unsqueeze_twice_between", "unsqueeze", {"input": Real((2, 3))}, axes=[1, 3, 1]),
     case("unsqueeze_rank0", "unsqueeze", {"input": Real(())}, axes=[0, 1]),
     case("unsqueeze_integers", "unsqueeze", {"input": _I}, TYPES, axes=[1]),
 )

@@ -23,6 +23,9 @@ def _softmax(scores, mask=0.0):
 def sdpa(q, k, v, mask=False, scale=0.0, datum_type="", acc_datum_type="", is_causal=False):
     if q.ndim == 3:
         return sdpa(q[None], k[None], v[None], mask, scale, is_causal=is_causal)[0]
+    if q.ndim > 4:
+        rows = zip(q, k, v, strict=True)
+        return np.stack([sdpa(*row, mask, scale, is_causal=is_causal) for row in rows])
     batch = max(q.shape[0], k.shape[0], v.shape[0])
     _, heads, queries, items = q.shape
     keys = k.shape[2]

@@ -101,6 +101,11 @@ def pow_const(input, exponent):
 
 
 def xor(x, y):
+    x, y = align(x, y)
+    return (x != 0) != (y != 0)
+
+
+def bitxor(x, y):
     return each(lambda a, b: a ^ b, x, y)
 
 
@@ -192,7 +197,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "tract_core_xor": xor,
     "tract_core_bitand": bitand,
     "tract_core_bitor": bitor,
-    "tract_core_bitxor": xor,
+    "tract_core_bitxor": bitxor,
     "tract_core_bitnot": bitnot,
     "tract_shl": shl,
     "tract_shr": shr,

@@ -61,6 +61,8 @@ def _write(output, place, update, reduction):
 
 def scatter_elements(input, indices, updates, axis, reduction="none"):
     output = input.copy()
+    if np.ndim(updates) == 0:
+        updates = np.full(indices.shape, updates)
     for place in np.ndindex(*indices.shape):
         named = list(place)
         named[axis] = indices[place]
@@ -91,6 +93,7 @@ def topk(input, k, axis, largest):
 
 def one_hot(input, axis, dim, value_off=0.0, value_on=1.0):
     axis = axis + input.ndim + 1 if axis < 0 else axis
+    input = np.trunc(input).astype(int)
     output = np.full((*input.shape[:axis], dim, *input.shape[axis:]), float(value_off))
     for place in np.ndindex(*input.shape):
         index = input[place] + dim if input[place] < 0 else input[place]

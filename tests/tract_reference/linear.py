@@ -50,7 +50,11 @@ def contract(operands, terms, result):
 
 def einsum(inputs, expr, acc, output=""):
     left, result = expr.replace(" ", "").split("->")
-    value = contract(inputs, left.split(","), result)
+    terms = left.split(",")
+    for k, (x, term) in enumerate(zip(inputs, terms, strict=True)):
+        terms[k] = term.replace("...", "ABC"[3 - (x.ndim - len(term.replace("...", ""))) :])
+    longest = max((sum(letter in "ABC" for letter in term) for term in terms), default=0)
+    value = contract(inputs, terms, result.replace("...", "ABC"[3 - longest :]))
     dtype = output or acc
     return value.astype(np.float64) if dtype.startswith("f") else value
 

@@ -16,7 +16,8 @@ _LIMITS = {"i8": (-128, 127), "u8": (0, 255), "i16": (-(2**15), 2**15 - 1)}
 def _requantised(total, a_scale, b_scale, c_scale, c0, dtype):
     """np.rint rounds half to even."""
     output = np.rint(total * (a_scale * b_scale / c_scale)).astype(np.int64) + c0
-    return np.clip(output, *_LIMITS[dtype]) if dtype in _LIMITS else output
+    output = np.clip(output, *_LIMITS[dtype]) if dtype in _LIMITS else output
+    return output.astype(np.uint64 if dtype.startswith("u") else np.int64)
 
 
 def einsum_q(

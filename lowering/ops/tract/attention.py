@@ -81,10 +81,8 @@ def _sdpa_type(
         )
     shapes = f"q {show(q.shape)}, k {show(k.shape)}, v {show(v.shape)}"
     rank = len(q.shape)
-    if rank not in (3, 4) or len(k.shape) != rank or len(v.shape) != rank:
-        raise InvalidShape(
-            f"'q', 'k' and 'v' must be [heads,time,items] or [batch,heads,time,items], not {shapes}"
-        )
+    if rank < 3 or len(k.shape) != rank or len(v.shape) != rank:
+        raise InvalidShape(f"'q', 'k' and 'v' must be [batch...,heads,time,items], not {shapes}")
     *batch, heads, queries, items = q.shape
     if differ(k.shape[-1], items):
         raise InvalidShape(f"'q' and 'k' must have as many items: {shapes}")
@@ -110,7 +108,7 @@ def sdpa(
     acc_datum_type: str,
     is_causal: bool,
 ) -> Array:
-    """Scaled dot product attention of q [batch,heads,time,items] to k and v; batch may lack.
+    """Scaled dot product attention of q [batch...,heads,time,items] to k and v, any axes of batch.
 
     Where q has more heads than k and v, each of theirs serves as many consecutive ones of q. A
     logical mask keeps scores where it is true, one of real numbers is added. With `is_causal` a

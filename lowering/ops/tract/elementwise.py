@@ -72,15 +72,20 @@ def _pair_type(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(broadcast_shapes(x.shape, y.shape), x.dtype)
 
 
-def _extremum_type(x: TensorType, y: TensorType) -> TensorType:
+def _sum_type(x: TensorType, y: TensorType) -> TensorType:
     require_same_dtype(x=x, y=y)
-    if x.dtype != "bool":
-        require_ordered(x=x, y=y)
     return TensorType(broadcast_shapes(x.shape, y.shape), x.dtype)
 
 
-for _kind in ("add", "sub", "mul"):
-    tract.rule(_kind, _pair_type)(nnef[_kind].lower)
+def _extremum_type(x: TensorType, y: TensorType) -> TensorType:
+    if x.dtype != "bool":
+        require_ordered(x=x, y=y)
+    return _sum_type(x, y)
+
+
+tract.rule("sub", _pair_type)(nnef["sub"].lower)
+for _kind in ("add", "mul"):  # of logical values: `or` and `and`, as in torch
+    tract.rule(_kind, _sum_type)(nnef[_kind].lower)
 for _kind in ("min", "max"):
     tract.rule(_kind, _extremum_type)(nnef[_kind].lower)
 
@@ -169,7 +174,9 @@ def _bitwise(kind: str, function: Callable[[Any, Any], Array]) -> None:
 _bitwise("tract_core_bitand", jnp.bitwise_and)
 _bitwise("tract_core_bitor", jnp.bitwise_or)
 _bitwise("tract_core_bitxor", jnp.bitwise_xor)
-_bitwise("tract_core_xor", jnp.bitwise_xor)
+tract.rule("tract_core_xor", nnef["and"].infer, not_differentiable=_LOGICAL)(
+    tract["tract_core_bitxor"].lower
+)
 
 
 def _bitnot_type(x: TensorType) -> TensorType:

@@ -21,7 +21,7 @@ from lowering.ops.registries import tract
 from lowering.ops.shape import cast
 from lowering.ops.shape import gather as take
 from lowering.ops.tract.typing import normal_axis, require_number, require_one_of, require_ordered
-from lowering.ops.typing import require_integer, require_same_dtype
+from lowering.ops.typing import is_float, require_integer, require_same_dtype
 
 _REDUCTIONS = ("none", "add", "mul", "min", "max")
 
@@ -91,11 +91,14 @@ def gather_elements(input: Any, indices: Any, axis: int) -> Array:
 def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> TensorType:
     require_integer(indices=indices)
     last = min(len(input.shape), len(indices.shape)) - 1
+    if last < 0:
+        raise InvalidShape(
+            f"'input' {show(input.shape)} and 'indices' {show(indices.shape)} must have axes"
+        )
     if not 0 <= batch_dims <= last:
         raise InvalidOperation(
             f"'batch_dims' must lie in [0,{last}] for 'input' {show(input.shape)} and 'indices' "
-            f"{show(indices.shape)}, it is {batch_dims}",
-            hint="" if last >= 0 else "both must have an axis at least",
+            f"{show(indices.shape)}, it is {batch_dims}"
         )
     if shapes_differ(input.shape[:batch_dims], indices.shape[:batch_dims]):
         raise InvalidShape(
@@ -159,6 +162,8 @@ def _scatter_elements_type(
 ) -> TensorType:
     _require_reduction(input, updates, reduction)
     _require_elements(input, indices, axis)
+    if not updates.shape:
+        return input
     _require_same_rank("updates", updates.shape, "indices", indices.shape)
     if any(have < want for have, want in zip(updates.shape, indices.shape, strict=True)):
         raise InvalidShape(
@@ -174,8 +179,8 @@ def scatter_elements(input: Any, indices: Any, updates: Any, axis: int, reductio
 
     ONNX ScatterElements. Of updates at one place, 'none' keeps one, the last one on most platforms;
     the other reductions join them all with the item of the input. The indices may be smaller than
-    the input and, as torch has it, than the updates, of which the first count. Equal extremes share
-    the derivative.
+    the input and, as torch has it, than the updates, of which the first count. A single number is
+    the update of all places. Equal extremes share the derivative.
     """
     x, along = jnp.asarray(input), _index(indices)
     axis = axis % x.ndim
@@ -183,8 +188,10 @@ def scatter_elements(input: Any, indices: Any, updates: Any, axis: int, reductio
         along if a == axis else lax.broadcasted_iota(along.dtype, along.shape, a)
         for a in range(x.ndim)
     )
-    updates = lax.slice(jnp.asarray(updates), [0] * x.ndim, along.shape)
-    return _scatter(x, places, updates, reduction)
+    updates = jnp.asarray(updates)
+    if updates.ndim == 0:
+        updates = jnp.broadcast_to(updates, along.shape)
+    return _scatter(x, places, lax.slice(updates, [0] * x.ndim, along.shape), reduction)
 
 
 def _scatter_nd_type(
@@ -294,7 +301,7 @@ def topk(input: Any, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
 def _one_hot_type(
     input: TensorType, axis: int, dim: int, value_off: float, value_on: float
 ) -> TensorType:
-    require_integer(input=input)
+    require_ordered(input=input)
     axis = normal_axis(axis, len(input.shape) + 1)
     if dim < 1:
         raise InvalidOperation(f"'dim' must be positive, it is {dim}")
@@ -305,9 +312,10 @@ def _one_hot_type(
 def one_hot(input: Any, axis: int, dim: int, value_off: float, value_on: float) -> Array:
     """`value_on` at each index along a new axis of `dim` items, `value_off` elsewhere, as float32.
 
-    `axis` counts in the result. An index beyond the axis is nowhere on.
+    `axis` counts in the result. An index beyond the axis is nowhere on. Real indices are cut off
+    towards 0.
     """
-    index = _index(input)
+    index = _index(cast(input, "int32") if is_float(input.dtype.name) else input)
     axis = axis % (index.ndim + 1)
     index = jnp.expand_dims(jnp.where(index < 0, index + dim, index), axis)
     shape = (*index.shape[:axis], dim, *index.shape[axis + 1 :])

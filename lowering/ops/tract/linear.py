@@ -70,7 +70,7 @@ tract.rule("linear", _linear_type)(standard.linear)
 
 
 def _einsum_type(inputs: list[TensorType], expr: str, acc: str, output: str) -> TensorType:
-    terms, result = contraction.parse(expr)
+    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     shape = contraction.contracted_shape([x.shape for x in inputs], terms, result)
     operands = {f"inputs[{k}]": x for k, x in enumerate(inputs)}
     require_number(**operands)
@@ -90,7 +90,7 @@ def einsum(ctx: Context, inputs: Sequence[Any], expr: str, acc: str, output: str
     They are taken in the type `acc`, and no smaller one than the inputs' or float32; the result is
     of the type `output`, or `acc` where that is empty.
     """
-    terms, result = contraction.parse(expr)
+    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     dtypes = (np.dtype(acc), np.dtype(inputs[0].dtype))
     wide = accumulator(max(dtypes, key=lambda dtype: (_kind(str(dtype)), dtype.itemsize)))
     if _kind(str(dtypes[1])) != _kind(acc):

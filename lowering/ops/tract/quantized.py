@@ -45,7 +45,7 @@ def _einsum_q_type(
     c0: TensorType,
     c_scale: TensorType,
 ) -> TensorType:
-    terms, result = contraction.parse(expr)
+    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     if len(inputs) != 2 or len(terms) not in (2, 2 + len(_PARAMETERS)):
         raise InvalidOperation(
             f"'expr' names the axes of {len(terms)} tensors, there are {len(inputs)} inputs",
@@ -88,7 +88,7 @@ def einsum_q(
     parameter has an item for each channel. Scales, bias and c0 are then along an axis of the
     result, a0 and b0 along one of their own tensor.
     """
-    terms, result = contraction.parse(expr)
+    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     bias_letter, a0_letter, a_letter, b0_letter, b_letter, c0_letter, c_letter = _parameter_terms(
         terms
     )

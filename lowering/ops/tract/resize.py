@@ -31,6 +31,7 @@ from lowering.kernels.resampling import (
     INTERPOLATORS,
     ROUNDINGS,
     Method,
+    along,
     cubic_kernel,
     length,
     places,
@@ -97,14 +98,9 @@ def _resize(
         where = places(extent, wanted, method.coordinates, region)
         x = resample(x, axis, where, wanted / extent, method)
         if region is not None:
-            outside = ((where < 0) | (where > extent - 1)).reshape(_along(axis, x.ndim))
+            outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
             x = jnp.where(outside, jnp.asarray(extrapolation_value, x.dtype), x)
     return x if x.dtype == dtype else cast(x, dtype.name)
-
-
-def _along(axis: int, rank: int) -> list[int]:
-    """The shape in which a vector lies along an axis."""
-    return [-1 if a == axis else 1 for a in range(rank)]
 
 
 def _core_method(coord_transformer: str, interpolator: str, nearest_mode: str) -> Method:
@@ -246,7 +242,8 @@ def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) 
         distance = jnp.where(place < low, low - place, place - low)
         rest = lax.rem(distance, jnp.full_like(distance, 2 * span))
         place = jnp.where(rest < span, rest, 2 * span - rest) + low
-    return jnp.where(place <= 0, 0.0, jnp.where(place >= extent - 1, extent - 1.0, place))
+    # NaN goes to the first item, as in torch.
+    return jnp.where(place > 0, jnp.where(place < extent - 1, place, extent - 1.0), 0.0)
 
 
 def _grid_type(

@@ -5,6 +5,7 @@ Axes may count from the end, extents may be 0, and the items may be of any type.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,24 +33,32 @@ from lowering.static import is_static
 Ints = tuple[int, ...]
 
 
-def _axes_from_the_end(kind: str, *, adds: bool = False) -> None:
+def _new_axes(axes: Ints, rank: int) -> Ints:
+    """The axes added one by one from the lowest, as axes of the result; one may be named twice."""
+    rank += len(axes)
+    places: list[int] = []
+    for axis in sorted(normal_axis(axis, rank) for axis in axes):
+        places.append(max(axis, places[-1] + 1) if places else axis)
+    return tuple(places)
+
+
+def _axes_from_the_end(kind: str, normal: Callable[[Ints, int], Ints]) -> None:
     rule = nnef[kind]
 
     def infer(input: TensorType, axes: Ints) -> TensorType:
-        rank = len(input.shape) + adds * len(axes)
-        inferred = rule.infer(input, normal_axes(axes, rank))
+        inferred = rule.infer(input, normal(axes, len(input.shape)))
         assert isinstance(inferred, TensorType)
         return inferred
 
     def lower(input: Any, axes: Ints) -> Array:
-        return rule.lower(input, normal_axes(axes, np.ndim(input) + adds * len(axes)))
+        return rule.lower(input, normal(axes, np.ndim(input)))
 
     tract.rule(kind, infer)(lower)
 
 
-_axes_from_the_end("transpose")
-_axes_from_the_end("squeeze")
-_axes_from_the_end("unsqueeze", adds=True)
+_axes_from_the_end("transpose", normal_axes)
+_axes_from_the_end("squeeze", normal_axes)
+_axes_from_the_end("unsqueeze", _new_axes)
 
 
 # Selecting

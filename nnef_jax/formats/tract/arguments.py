@@ -18,6 +18,8 @@ from nnef_jax.text import syntax as s
 from nnef_jax.text.invocation import InvalidInvocation
 from nnef_jax.text.types import INTEGER, LOGICAL, SCALAR, STRING, ArrayOf, TupleOf, Type
 
+_LARGEST = (1 << 63) - 1
+
 
 def bind(fragment: s.Fragment, invocation: s.Invocation, *, own: bool) -> dict[str, s.Expression]:
     """The expressions given to the parameters by name.
@@ -73,7 +75,10 @@ def attribute(value: Any, type: Type) -> Any:
                 raise InvalidOperation(f"a string is due, this is {_shown(value)}")
             return value
         case _ if type == INTEGER:
-            return _one(integers(_number(value)), value)
+            integer = _one(integers(_number(value)), value)
+            if not is_symbolic(integer) and abs(integer) > _LARGEST:
+                raise InvalidOperation(f"an integer of 64 bits is due, this is {integer}")
+            return integer
         case _ if type == SCALAR:
             number = _one(_number(value).ravel().tolist(), value)
             if is_symbolic(number):

@@ -48,6 +48,7 @@ REFUSED = {
     "tract_transformers_quantized_kv_sdpa": _CACHE,
     "tract_onnx_multinomial": _RANDOM,
     "tract_onnx_random": _RANDOM,
+    "update": "make it an output, and load(..., state={INPUT: OUTPUT})",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -12,17 +11,26 @@ from numpy.typing import NDArray
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
-from lowering.extents import UNKNOWN
+from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value
-from nnef_jax.errors import UnsupportedError
+from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.tract import datum, declarations
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.formats.tract.host import Host, NotFolded, boxes, fold, host, integers, is_plain
-from nnef_jax.formats.tract.unify import Defaults, common_dtype, converted, own_dtype, typed
+from nnef_jax.formats.tract.unify import (
+    Defaults,
+    common_dtype,
+    converted,
+    is_real,
+    own_dtype,
+    typed,
+)
 from nnef_jax.text import syntax as s
 from nnef_jax.text.emission import Emitter, Frame
 from nnef_jax.text.options import Options
+from nnef_jax.text.tensors import result_count
 from nnef_jax.text.types import ArrayOf
+from nnef_jax.text.values import ExtentNeeded
 
 _DATUM_TYPES = frozenset(
     {
@@ -40,6 +48,7 @@ _KEEPS_SCALE = frozenset(
     }
 )  # fmt: skip
 _LARGEST_ATTRIBUTE = 4096  # items of a parameter that may stand for an attribute
+_LARGEST_SHAPE = 16
 
 
 class Results(tuple[Any, ...]):
@@ -57,14 +66,19 @@ class TractEmitter(Emitter):
         builder = GraphBuilder(options.registry, real=options.real, integer=integer)
         super().__init__(builder, options.limits)
         self.constants: dict[Value, NDArray[Any]] = {}  # parameters, as they are stored
-        self.scales: dict[Value, float] = {}  # the steps of tensors that graph.quant names
+        # The steps of tensors that graph.quant names, an array where each channel has its own.
+        self.scales: dict[Value, NDArray[Any]] = {}
         self.is_open = True  # whether UNKNOWN may stand for an extent
 
     def located(self, compute: Callable[[], Any], node: s.Node, frame: Frame) -> Any:
         """What is computed; an operation that refuses its arguments becomes a located error."""
-        kind = node.operation if isinstance(node, s.Invocation) else "operator"
+        kind = getattr(node, "operation", "") or getattr(node, "operator", "")
         try:
             return compute()
+        except NnefError as error:  # of a member of the archive, say
+            if error.span is None:
+                error.span, error.calls = s.span_in(frame.source, node), frame.calls
+            raise
         except InvalidOperation as error:
             raise self.invalid(error, kind, {}, node, frame) from None
         except InconclusiveDimensionOperation:
@@ -96,14 +110,16 @@ class TractEmitter(Emitter):
                 else:
                     attributes[parameter.name] = self._attribute(value, parameter)
             try:
-                if all(map(_is_known, operands.values())):
-                    result = fold(kind, operands, attributes)
+                known = self._known_operands(operands)
+                if all(map(_is_known, known.values())):
+                    result = fold(kind, known, attributes)
                     return Results(result) if isinstance(result, list) else result
             except NotFolded:
                 pass
             if kind in _BIASED:
                 operands["bias"] = self._bias(operands, node, frame)
             unified = self._unified(fragment, operands, node, frame)
+            self.spend(_result_count(kind, unified, attributes), node, frame)
             results = self.emit(kind, unified, attributes, node, frame, names)
             read = next(iter(operands.values()), None)
             if kind in _KEEPS_SCALE and isinstance(read, Value) and read in self.scales:
@@ -117,12 +133,16 @@ class TractEmitter(Emitter):
     def _bias(self, operands: Mapping[str, Any], node: s.Node, frame: Frame) -> Any:
         """The bias in real numbers, also where it is stored in steps that no entry gives."""
         input, filter, bias = (operands[name] for name in ("input", "filter", "bias"))
-        scales = [self.scales.get(x) for x in (input, filter) if isinstance(x, Value)]
         if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
             return bias
-        if len(scales) < 2 or None in scales:
+        scales = [
+            self.scales[x] for x in (input, filter) if isinstance(x, Value) and x in self.scales
+        ]
+        if len(scales) < 2:
             return bias
-        step = math.prod(scale for scale in scales if scale is not None)
+        step = scales[0] * scales[1]
+        if step.ndim and step.size == volume(bias.type.shape):
+            step = step.reshape(bias.type.shape)
         real = self.cast(bias, self.builder.real, node, frame)
         return self.apply("mul", {"x": real, "y": step}, node, frame, [f"{bias.name}_real"])
 
@@ -154,6 +174,21 @@ class TractEmitter(Emitter):
             return host(stored) if stored.size <= _LARGEST_ATTRIBUTE else value
         return value
 
+    def _known_operands(self, operands: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The operands; beside known ones, what is stored of parameters that a shape could be."""
+        if not any(_is_known(x) for x in operands.values()):
+            return operands
+
+        def known(x: Any) -> Any:
+            if isinstance(x, list):
+                return [known(item) for item in cast(list[Any], x)]
+            stored = self.constants.get(x) if isinstance(x, Value) else None
+            if stored is None or stored.size > _LARGEST_SHAPE:
+                return x
+            return host(stored) if stored.dtype in (np.int32, np.int64) else x
+
+        return {name: known(x) for name, x in operands.items()}
+
     def _operand(self, value: Any, parameter: s.Parameter, node: s.Node, frame: Frame) -> Any:
         """A tensor, a known value, False for one that is left out, or a list of tensors."""
         if value is False and parameter.default == s.Literal(0, False):
@@ -179,9 +214,12 @@ class TractEmitter(Emitter):
     def _unified(
         self, fragment: s.Fragment, operands: Mapping[str, Any], node: s.Node, frame: Frame
     ) -> dict[str, Any]:
-        """The operands as tensors and typed literals; those of one item type get one dtype."""
+        """The operands as tensors and typed literals; those of one item type get one dtype.
+
+        A number where a logical value is due is true unless it is 0.
+        """
         items = {p.name: declarations.item_of(p) for p in fragment.parameters}
-        dtypes: dict[str, str] = {}
+        dtypes = {"logical": "bool"}
         defaults = Defaults(self.builder.real, self.builder.integer, self.constants.keys())
         for item in ("?", "scalar"):
             group = [
@@ -193,6 +231,8 @@ class TractEmitter(Emitter):
             if group:
                 exact = fragment.name == "div"  # where a whole divisor does not mean integers
                 dtypes[item] = common_dtype(group, item, defaults, exact=exact)
+        if fragment.name == "sub" and dtypes["?"] == "bool":
+            dtypes["?"] = self.builder.integer  # with it begin sums over logical values: counts
 
         def unify(x: Any, item: str | None) -> Any:
             if isinstance(x, list):
@@ -248,14 +288,28 @@ class TractEmitter(Emitter):
             defaults = Defaults(self.builder.real, self.builder.integer, set())
             dtype = dtype or own_dtype(known, None, defaults)
             items = tuple(known.ravel().tolist())
-            if is_plain(items):
-                items = tuple(self.literal(np.array(x), dtype).item() for x in items)
+            if known.dtype.kind == "f" and is_real(dtype):
+                with np.errstate(all="ignore"):
+                    items = tuple(known.astype(np.dtype(dtype)).ravel().tolist())
+            elif is_plain(items):
+                items = tuple(self.literal(host(x), dtype).item() for x in items)
         except InvalidOperation as error:
             raise self.invalid(error, "constant", {}, node, frame) from None
         attributes = {"shape": known.shape, "value": items, "dtype": dtype}
         kind = "constant" if items and is_plain(items) else "values"
         (result,) = self.emit(kind, {}, attributes, node, frame, names)
         return result
+
+
+def _result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
+    """How many tensors an operation makes, where that is not bounded by the length of the text."""
+    try:
+        return max(0, result_count(kind, operands, attributes))
+    except ExtentNeeded:
+        raise InvalidOperation(
+            "how many results it has depends on an open extent",
+            hint="give the shapes of the inputs by load(..., input_shapes=...)",
+        ) from None
 
 
 def _is_known(operand: Any) -> bool:

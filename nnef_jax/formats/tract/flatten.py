@@ -20,7 +20,7 @@ from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Call, Graph, Value
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, raise_all
-from nnef_jax.formats.tract import declarations, special, symbols
+from nnef_jax.formats.tract import codes, declarations, special, symbols
 from nnef_jax.formats.tract.arguments import attribute, bind
 from nnef_jax.formats.tract.data import Resources
 from nnef_jax.formats.tract.document import Document
@@ -91,11 +91,13 @@ class Flattener(TractEmitter):
         self.extents = extents  # of symbols
         self.data = data
         self.decoded: set[str] = set()  # variables that are stored quantised, by their names
+        self.entries: dict[Value, Quantizer] = {}  # of tensors that have codes
         self.shapes: dict[Value, Sequence[Any]] = {}  # of inputs, with symbolic extents
         self.given: Mapping[str, Value] | None = None  # the inputs of a network within another
         self.captured: list[tuple[Value, Value]] = []  # variables in the body of a scan
         self.outer: Flattener | None = None  # what the body of a scan is in
         self.root: Flattener = self  # of networks in networks and of the bodies of scans
+        self.documents: dict[Resources, Document] = {}  # of networks in networks, at the root
         self.errors: list[NnefError] = []
 
     # The graph
@@ -142,12 +144,17 @@ class Flattener(TractEmitter):
         raise_all(self.errors)
         return outputs
 
-    def inner(self, label: str, operands: Sequence[Value], names: Sequence[str]) -> list[Value]:
+    def inner(
+        self, label: str, operands: Sequence[Value], prefix: str, calls: tuple[Call, ...]
+    ) -> list[Value]:
         """The outputs of another network of the archive for these inputs."""
         if self.outer is not None:
             raise InvalidOperation("the body of a scan cannot have another network in it")
         resources = self.unit.resources.submodel(label)
-        document = parse(resources.graph, self.limits)
+        documents = self.root.documents
+        if resources not in documents:
+            documents[resources] = parse(resources.graph, self.limits)
+        document = documents[resources]
         parameters = [parameter.name for parameter in document.graph.parameters]
         if len(parameters) != len(operands):
             raise InvalidOperation(
@@ -170,7 +177,7 @@ class Flattener(TractEmitter):
         child.builder, child.constants, child.given = self.builder, self.constants, given
         child.root, child.is_open = self.root, self.is_open
         child.shapes = self.shapes
-        return child.outputs(Frame(None, document.source, {}, f"{names[0] if names else label}_"))
+        return child.outputs(Frame(None, document.source, {}, prefix, calls))
 
     def _check_inputs(self) -> None:
         """Refuse a document whose header has inputs that its body does not declare."""
@@ -241,7 +248,11 @@ class Flattener(TractEmitter):
         entry = self.unit.quantizers.get(name)
         if entry is None:
             return value
-        if name in self.decoded or name not in self.options.quantizers:
+        stored = codes.dtype_of(entry)
+        if isinstance(value, Value) and value.type.dtype == stored:
+            wanted = [self.builder.unreserved(f"{name}_real")]
+            result = codes.decoded(self, value, entry, node, frame, wanted)
+        elif name in self.decoded or name not in self.options.quantizers:
             result = value
         else:
             value = self.tensor(value, self.builder.real, node, frame, [name])
@@ -251,6 +262,8 @@ class Flattener(TractEmitter):
         scale = step_of(entry)
         if isinstance(result, Value) and scale is not None:
             self.scales[result] = scale
+        if isinstance(result, Value) and stored:
+            self.entries[result] = entry
         return result
 
     # Expressions
@@ -263,10 +276,10 @@ class Flattener(TractEmitter):
                 return value
             case s.Identifier():
                 return self.lookup(node, frame)
-            case s.Array(items=items):
-                return [self.evaluate(item, frame) for item in items]
-            case s.Tuple(items=items):
-                return tuple(self.evaluate(item, frame) for item in items)
+            case s.Array(items=items) | s.Tuple(items=items):
+                found = [self.evaluate(item, frame) for item in items]
+                self.spend(_nested(found, self.limits.steps), node, frame)
+                return found if isinstance(node, s.Array) else tuple(found)
             case s.Unary(operand=operand):
                 return self.apply("neg", {"x": self.evaluate(operand, frame)}, node, frame, names)
             case s.Binary(operator=operator, left=left, right=right):
@@ -288,7 +301,8 @@ class Flattener(TractEmitter):
                 raise Poisoned
             return frame.values[name]
         if name in self.extents:
-            if self.extents[name] is UNKNOWN and not self.is_open:
+            # The length of a stream stays open: what it is for does not need it before its end.
+            if self.extents[name] is UNKNOWN and not (self.is_open or self.document.pulsed):
                 message = f"the shapes of the inputs do not tell what symbol '{name}' is"
                 raise self.error(message, node, frame)
             return self.extents[name]
@@ -314,7 +328,9 @@ class Flattener(TractEmitter):
     # Invocations
 
     def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
-        own = self.document.fragments.get(node.operation)
+        # The bodies of the standard's fragments know only what the standard has.
+        is_ours = frame.source is self.document.source
+        own = self.document.fragments.get(node.operation) if is_ours else None
         fragment = own or declarations.declarations().get(node.operation)
         if fragment is None:
             raise self.error(f"there is no operation '{node.operation}'", node, frame)
@@ -336,7 +352,10 @@ class Flattener(TractEmitter):
         form = special.FORMS.get(fragment.name)
         if form is not None:
             return self.located(lambda: form(self, arguments, node, frame, names), node, frame)
-        return self.apply(fragment.name, arguments, node, frame, names)
+        if fragment.body is not None and fragment.name not in self.options.registry:
+            return self._call(fragment, arguments, node, frame, names)
+        operands = codes.with_codes(self, fragment.name, arguments, node, frame)
+        return self.apply(fragment.name, operands, node, frame, names)
 
     def _call(
         self,
@@ -346,7 +365,7 @@ class Flattener(TractEmitter):
         frame: Frame,
         names: Sequence[str],
     ) -> Any:
-        """Evaluate the body of a fragment of the document."""
+        """Evaluate the body of a fragment, of the document or of the standard."""
         inner = self.enter(fragment, arguments, node, frame, names)
         results = [self.lookup(s.Identifier(r.offset, r.name), inner) for r in fragment.results]
         return results[0] if len(results) == 1 else Results(results)
@@ -411,3 +430,14 @@ class Flattener(TractEmitter):
     def several(self, results: Sequence[Any]) -> Results:
         """Results that a statement gives names one by one."""
         return Results(results)
+
+
+def _nested(items: Sequence[Any], most: int) -> int:
+    """How many items the lists in a list have, as far as `most`: one may be in it many times."""
+    count = 0
+    pending = [x for x in items if isinstance(x, list | tuple)]
+    while pending and count <= most:
+        inner = cast(Sequence[Any], pending.pop())
+        count += len(inner)
+        pending += [x for x in inner if isinstance(x, list | tuple)]
+    return count

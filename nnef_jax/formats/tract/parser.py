@@ -32,7 +32,9 @@ _SIGN = re.compile(
     r"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'"""
 )
 _LINE = re.compile(r"extension\s+(\w*)\s*(.*?)\s*;", re.DOTALL)
-_RUN_ON = re.compile(r"\n\s*(extension|fragment|graph)\b")
+_RUN_ON = re.compile(
+    r"^[ \t]*extension\s[^;\n]*\n\s*(extension|fragment|graph)\b(?!\s*=)", re.MULTILINE
+)
 _PROPERTIES = re.compile(
     r"fragment\s.*?\]\s*;\s*\}(?=\s*(?:\#|extension\b|fragment\b|graph\b|\Z))", re.DOTALL
 )
@@ -64,6 +66,13 @@ def parse(source: Source, limits: Limits) -> Document:
             "the text is a template",
             span=Span(source, template.start(), 2),
             hint="render it first: nothing here fills in values of JSON resources",
+        )
+    run_on = _RUN_ON.search(text)
+    if run_on is not None:
+        raise NnefSyntaxError(
+            f"unexpected '{run_on[1]}' in an extension line",
+            span=Span(source, run_on.start(1), len(run_on[1])),
+            hint="a semicolon may be missing before this",
         )
     lines, fragments, graph = _run("document", source, text, limits)
     known: dict[str, s.Fragment] = {}
@@ -209,17 +218,9 @@ class _Builder(Transformer[Token, Any]):
 
     def extension(self, items: list[Token]) -> _Line:
         (line,) = items
-        start = line.start_pos or 0
-        following = _RUN_ON.search(line)
-        if following is not None:
-            raise NnefSyntaxError(
-                f"unexpected '{following[1]}' in an extension line",
-                span=Span(self._source, start + following.start(1), len(following[1])),
-                hint="a semicolon may be missing before this",
-            )
         found = _LINE.fullmatch(line)
         assert found is not None
-        return _Line(found[1], found[2], start + found.start(2))
+        return _Line(found[1], found[2], (line.start_pos or 0) + found.start(2))
 
     def fragment(self, items: list[Any]) -> s.Fragment:
         name, body = items[0], items[-1]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
-from lowering.extents import UNKNOWN, is_known, show
+from lowering.extents import UNKNOWN, is_known, show, volume
 from lowering.graph import TensorType, Value
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.text import syntax as s
@@ -43,8 +43,11 @@ def state(
         )
     span = s.span_in(frame.source, node)
     label = flattener.unit.labels + name
-    data = np.zeros(type.shape) if initial is None else initial
-    flattener.data.setdefault(label, data.astype(type.dtype))
+    items = volume(type.shape)
+    if items > flattener.limits.tensor_items:
+        raise flattener.beyond(f"a state of {items} items", "tensor_items", node, frame)
+    data = np.zeros(type.shape, type.dtype) if initial is None else initial.astype(type.dtype)
+    flattener.data.setdefault(label, data)
     return flattener.builder.variable(flattener.builder.unreserved(name), label, type, span)
 
 

@@ -6,7 +6,8 @@
 The algorithms are the standard's, with these differences: `linear_quantize` is signed, thus
 `min_max_linear_quantize(..., signed = true, symmetric = false)`; `symmetric` may be given to the
 other one and has no effect, all codes of so many bits count; integers may stand for scalars; commas
-and semicolons may be left out or trail. Of several entries for one name the last counts.
+and semicolons may be left out or trail. Of several entries for one name the last counts. A list in
+brackets, which tract does not read, has a number for each channel.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ import difflib
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError, raise_all
@@ -26,7 +31,7 @@ _TOKEN = re.compile(
     (?P<name>i?"(?:[^"\\\n]|\\.)*"|i?'(?:[^'\\\n]|\\.)*')
     |(?P<number>[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf\b|nan\b))
     |(?P<word>[A-Za-z_][A-Za-z0-9_]*)
-    |(?P<mark>[:(),;=])
+    |(?P<mark>[\[\]:(),;=])
     |(?P<other>.)
     |(?P<end>\Z))""",
     re.VERBOSE,
@@ -128,10 +133,21 @@ class _Reader:
                 raise SemanticError(f"argument '{name.text}' is given twice", span=name.span)
             seen.add(name.text)
             self._take("=", "'='")
-            value = self._value(name.text, known[name.text])
+            read = self._channels if self._peek().kind == "[" else self._value
+            value = read(name.text, known[name.text])
             yield name.text, s.Argument(name.span.offset, name.text, value)
             if self._peek().kind == ",":
                 self._next()
+
+    def _channels(self, argument: str, expected: str) -> s.Array:
+        start = self._take("[", "'['")
+        items: list[s.Expression] = []
+        while self._peek().kind != "]":
+            items.append(self._value(argument, expected))
+            if self._peek().kind != "]":
+                self._take(",", "',' or ']'")
+        self._next()
+        return s.Array(start.span.offset, tuple(items))
 
     def _value(self, argument: str, expected: str) -> s.Literal:
         token = self._next()
@@ -204,8 +220,13 @@ def _quantizer(algorithm: _Token, given: dict[str, s.Argument]) -> Quantizer:
         given[name] = s.Argument(offset, name, s.Literal(offset, value))
     values: dict[str, Given] = {}
     for name, argument in given.items():
-        assert isinstance(argument.value, s.Literal)
-        values[name] = argument.value.value
+        match argument.value:
+            case s.Array(items=items):
+                values[name] = [item.value for item in items if isinstance(item, s.Literal)]
+            case s.Literal(value=value):
+                values[name] = value
+            case _:
+                raise AssertionError
     node = s.Invocation(offset, algorithm.text, None, tuple(given.values()))
     operation = _STANDARD.get(algorithm.text, algorithm.text)
     quantizer = Quantizer(algorithm.span.source, node, operation, values)
@@ -231,13 +252,16 @@ def _similar(name: str, known: Collection[str]) -> str:
     return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
-def step_of(quantizer: Quantizer) -> float | None:
-    """How far the numbers of a quantised tensor are apart; None where that differs by channel."""
-    given = quantizer.arguments
+def step_of(quantizer: Quantizer) -> NDArray[Any] | None:
+    """How far the numbers of a quantised tensor are apart, an array where that differs by channel.
+
+    None where the algorithm has no steps.
+    """
+    given: Any = quantizer.arguments
     match given:
-        case {"scale": int() | float() as scale}:
-            return float(scale)
-        case {"min": int() | float() as low, "max": int() | float() as high, "bits": int(bits)}:
-            return (high - low) / (2**bits - 1)
+        case {"scale": scale}:
+            return np.asarray(scale, np.float64)
+        case {"min": low, "max": high, "bits": bits}:
+            return (np.asarray(high, np.float64) - np.asarray(low, np.float64)) / (2**bits - 1)
         case _:
             return None

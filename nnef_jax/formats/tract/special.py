@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, is_symbolic, shapes_differ, show
-from lowering.graph import TensorType, Value
+from lowering.graph import Call, TensorType, Value
+from lowering.ops.typing import is_integer
 from nnef_jax.dequantization import dequantize
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.tract import datum, pulse, scan
 from nnef_jax.formats.tract import host as h
 from nnef_jax.formats.tract.arguments import attribute
+from nnef_jax.formats.tract.codes import codes_of
 from nnef_jax.formats.tract.data import as_dtype
 from nnef_jax.formats.tract.unify import converted
 from nnef_jax.text import syntax as s
@@ -147,6 +149,8 @@ def _cast(
     except h.NotFolded:
         pass
     tensor = flattener.tensor(value, "", node, frame)
+    if tensor in flattener.entries and is_integer(dtype):  # stored so: no number is rounded
+        tensor = codes_of(flattener, tensor, flattener.entries[tensor], node, frame)
     result = flattener.cast(tensor, dtype, node, frame, names)
     if not isinstance(value, Value) and h.is_plain(h.host(value).ravel()):
         flattener.constants[result] = converted(h.host(value), dtype)
@@ -157,6 +161,22 @@ def _host_dtypes(flattener: Flattener) -> dict[str, str]:
     """What known values are cast to without becoming tensors, of the types that these have."""
     builder = flattener.builder
     return {builder.integer: "integer", builder.real: "scalar", "bool": "logical"}
+
+
+def _constant(
+    flattener: Flattener,
+    arguments: Mapping[str, Any],
+    node: s.Invocation,
+    frame: Frame,
+    names: Sequence[str],
+) -> Any:
+    """A literal in a shape, which one value fills."""
+    value, shape = h.host(arguments["value"]).ravel(), _shape(arguments["shape"])
+    if value.size == 1:
+        given = {"input": value.reshape(()), "shape": shape}
+        return flattener.apply("tract_core_broadcast", given, node, frame, names)
+    given = {"input": value, "shape": shape, "axis_start": 0, "axis_count": -1}
+    return flattener.apply("reshape", given, node, frame, names)
 
 
 def _shape_of(
@@ -241,8 +261,29 @@ def _submodel(
         flattener.tensor(value, "", node, frame)
         for value in (given if isinstance(given, list) else [given])
     ]
-    outputs = flattener.inner(label, operands, names)
+    prefix = f"{names[0] if names else label}_"
+    calls = (*frame.calls, Call(f"{label}/graph.nnef", s.span_in(frame.source, node)))
+    outputs = flattener.inner(label, operands, prefix, calls)
     return outputs[0] if len(outputs) == 1 else flattener.several(outputs)
+
+
+def _within_bound_index(
+    flattener: Flattener,
+    arguments: Mapping[str, Any],
+    node: s.Invocation,
+    frame: Frame,
+    names: Sequence[str],
+) -> Any:
+    """An index, below 0 from the end, as one from 0 to an extent."""
+
+    def apply(kind: str, **operands: Any) -> Any:
+        return flattener.apply(kind, operands, node, frame, ())
+
+    index, extent = arguments["index"], arguments["input_axis_size"]
+    from_end = apply("add", x=index, y=extent)
+    is_negative = apply("lt", x=index, y=0)
+    first = apply("select", condition=is_negative, true_value=from_end, false_value=index)
+    return apply("min", x=apply("max", x=first, y=0), y=extent)
 
 
 Form = Callable[
@@ -253,11 +294,13 @@ FORMS: dict[str, Form] = {
     "external": _external,
     "tract_core_external": _external,
     "variable": _variable,
+    "constant": _constant,
     "tract_core_cast": _cast,
     "tract_core_shape_of": _shape_of,
     "tract_core_range": _range,
     "tract_resource_get": _resource,
     "tract_core_submodel": _submodel,
+    "within_bound_index": _within_bound_index,
     scan.KIND: scan.scan,
     **pulse.FORMS,
 }

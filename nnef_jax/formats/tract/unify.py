@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -59,7 +60,8 @@ def common_dtype(
 def typed(value: Host, dtype: str) -> Any:
     """A known value of one item as a literal of a dtype."""
     item: Any = value.ravel()[0]
-    return jnp.dtype(dtype).type(item)
+    with np.errstate(all="ignore"):  # what a small real type does not have becomes infinite
+        return jnp.dtype(dtype).type(item)
 
 
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -78,6 +80,11 @@ def own_dtype(value: Host, item: str | None, defaults: Defaults) -> str:
     return named.get(item or "") or _own_dtype(value, defaults)
 
 
+def is_real(dtype: str) -> bool:
+    """Whether a dtype is one of real numbers."""
+    return _KINDS[_kind(dtype)] == "float"
+
+
 def _own_dtype(value: Value | Host, defaults: Defaults) -> str:
     if isinstance(value, Value):
         return value.type.dtype
@@ -87,6 +94,8 @@ def _own_dtype(value: Value | Host, defaults: Defaults) -> str:
 
 
 def _promoted(dtypes: list[str]) -> str:
+    if len(set(dtypes)) == 1:
+        return dtypes[0]
     result = jnp.dtype(dtypes[0])
     with jax.numpy_dtype_promotion("standard"):  # whatever the user has set
         for dtype in dtypes[1:]:
@@ -94,6 +103,7 @@ def _promoted(dtypes: list[str]) -> str:
     return result.name
 
 
+@cache
 def _kind(dtype: str) -> int:
     kind = jnp.dtype(dtype)
     for rank, family in enumerate((jnp.bool_, jnp.integer, jnp.floating)):

@@ -75,7 +75,10 @@ def _reached(document: Document) -> Iterator[s.Invocation]:
 def _runs(name: str, registry: Registry) -> bool:
     declared = declarations.declarations().get(name)
     return declared is not None and (
-        declared.name in registry or declared.name in special.FORMS or host.folds(declared.name)
+        declared.name in registry
+        or declared.body is not None
+        or declared.name in special.FORMS
+        or host.folds(declared.name)
     )
 
 
