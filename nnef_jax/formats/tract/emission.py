@@ -185,7 +185,7 @@ class TractEmitter(Emitter):
             stored = self.constants.get(x) if isinstance(x, Value) else None
             if stored is None or stored.size > _LARGEST_SHAPE:
                 return x
-            return host(stored) if stored.dtype in (np.int32, np.int64) else x
+            return host(stored) if stored.dtype.name in ("int32", "int64") else x
 
         return {name: known(x) for name, x in operands.items()}
 
