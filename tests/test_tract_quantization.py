@@ -78,6 +78,14 @@ def test_integers_stand_for_scalars() -> None:
     assert scale == 2 and isinstance(scale, float)
 
 
+def test_lists_have_a_number_for_each_channel() -> None:
+    text = (
+        '"x": zero_point_linear_quantize(scale=[1, 0.5], zero_point=[3, -2], bits=8, signed=true)'
+    )
+    arguments = read(text)["x"].arguments
+    assert arguments["scale"] == [1.0, 0.5] and arguments["zero_point"] == [3, -2]
+
+
 @pytest.mark.parametrize(
     ("written", "name"),
     [
@@ -150,7 +158,10 @@ BAD = {
     "no equals sign": ('"x": linear_quantize(min§: 0.0)', "unexpected ':', expected '='", ""),
     "no value": ('"x": linear_quantize(min=§, max=1.0)', "expected a number for 'min'", ""),
     "a tensor": ('"x": linear_quantize(min=§y, max=1.0)', "unexpected 'y', expected a", ""),
-    "a list": ('"x": linear_quantize(min=§[0.0], max=1.0)', "unexpected '['", ""),
+    "a list of names": ('"x": linear_quantize(min=[0.0, §y], max=1.0)', "unexpected 'y'", ""),
+    "a list without commas": ('"x": linear_quantize(min=[0 §1], max=1)', "expected ',' or ']'", ""),
+    "an open list": ('"x": linear_quantize(min=[0.0§', "unexpected end of the text", ""),
+    "an empty list": ('"x": linear_quantize(§min=[], max=1.0, bits=8)', "'min' is empty", ""),
     "a string": ("\"x\": linear_quantize(min=§'a', max=1.0)", "unexpected ''a''", ""),
     "a truth value": ('"x": linear_quantize(min=§true)', "must be a number, it is 'true'", ""),
     "broken bits": ('"x": linear_quantize(bits=§8.0)', "must be an integer, it is '8.0'", ""),

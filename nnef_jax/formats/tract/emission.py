@@ -163,7 +163,9 @@ class TractEmitter(Emitter):
             for item in cast(list[Any], value):
                 self._require_known(item)
         elif value is UNKNOWN and not self.is_open:
-            raise InvalidOperation("a whole number is due, this is not a number")
+            raise InvalidOperation(
+                "a whole number is due, this is none, or one that no shape of the inputs tells"
+            )
 
     def known(self, value: Any) -> Any:
         """The value with parameters, where they are few items, as what is stored of them."""
@@ -288,6 +290,7 @@ class TractEmitter(Emitter):
             defaults = Defaults(self.builder.real, self.builder.integer, set())
             dtype = dtype or own_dtype(known, None, defaults)
             items = tuple(known.ravel().tolist())
+            self._require_known(items)
             if known.dtype.kind == "f" and is_real(dtype):
                 with np.errstate(all="ignore"):
                     items = tuple(known.astype(np.dtype(dtype)).ravel().tolist())

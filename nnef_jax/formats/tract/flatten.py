@@ -97,6 +97,7 @@ class Flattener(TractEmitter):
         self.captured: list[tuple[Value, Value]] = []  # variables in the body of a scan
         self.outer: Flattener | None = None  # what the body of a scan is in
         self.root: Flattener = self  # of networks in networks and of the bodies of scans
+        self.states: set[str] = set()  # labels of what a stream keeps, at the root
         self.documents: dict[Resources, Document] = {}  # of networks in networks, at the root
         self.errors: list[NnefError] = []
 

@@ -304,7 +304,7 @@ def _slice(input: Host, axes: Any, begin: Any, end: Any, stride: Any) -> Host:
 
 def _gather(input: Host, indices: Host, axis: int, datum_type: str = "") -> Host:
     positions = integers(indices)
-    if _is_open(positions):
+    if _is_open(positions) or datum_type:
         raise NotFolded
     extent = input.shape[axis]
     _require_small(input.size // max(extent, 1) * indices.size)

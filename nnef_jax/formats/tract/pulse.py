@@ -43,6 +43,9 @@ def state(
         )
     span = s.span_in(frame.source, node)
     label = flattener.unit.labels + name
+    while label in flattener.root.states:
+        label += "_"
+    flattener.root.states.add(label)
     items = volume(type.shape)
     if items > flattener.limits.tensor_items:
         raise flattener.beyond(f"a state of {items} items", "tensor_items", node, frame)
@@ -59,6 +62,7 @@ def _delay(
     names: Sequence[str],
 ) -> Value:
     """The stream later by `delay` items, each piece with `overlap` items of the one before."""
+    names = names or [f"{frame.prefix}{node.operation}"]
     input = flattener.tensor(arguments["input"], "", node, frame)
     axis, delay, overlap = (attribute(arguments[n], INTEGER) for n in ("axis", "delay", "overlap"))
     pulse = _extent(input, axis)
@@ -124,6 +128,7 @@ def _cumsum(
     names: Sequence[str],
 ) -> Value:
     """The sums of all items of the stream so far, without the first `skip` of them."""
+    names = names or [f"{frame.prefix}{node.operation}"]
     input = flattener.tensor(arguments["input"], "", node, frame)
     axis, skip = (attribute(arguments[n], INTEGER) for n in ("axis", "skip"))
     _extent(input, axis)
@@ -158,6 +163,7 @@ def _between(
 
     A counter of what has passed is the state; pieces have `overlap` items of the one before.
     """
+    names = names or [f"{frame.prefix}{node.operation}"]
     input = flattener.tensor(arguments["input"], "", node, frame)
     axis = attribute(arguments["axis"], INTEGER)
     pulse = _extent(input, axis)

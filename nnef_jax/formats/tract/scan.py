@@ -77,7 +77,8 @@ def scan(
     initial = [value for _, value, _ in states]
     if streams:
         starts = [entry[1] for entry in parts["state"]]
-        initial = call.kept(starts, states, names[0])
+        prefix = names[0] if names else f"{frame.prefix}{name}"
+        initial = call.kept(starts, states, prefix)
         skip, outputs = 0, [*outputs, *[("", "last", 0, 1)] * len(initial)]
         graph = replace(graph, outputs=(*graph.outputs, *graph.outputs[: len(initial)]))
     results = flattener.emit(

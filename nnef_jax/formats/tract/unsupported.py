@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from lowering.graph import Graph
+from lowering.graph import Graph, Operation
 from lowering.location import Span
 from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
@@ -33,7 +33,10 @@ _PADDED = ("tract_onnx_non_zero", "tract_onnx_non_max_suppression")
 
 
 def refuse_readers_of_padding(graph: Graph) -> None:
-    """Raise UnsupportedError where an operation would take the padding of another for data."""
+    """Raise UnsupportedError where an operation would take the padding of another for data.
+
+    In the body of a scan it is the scan that would: it stacks the results of all turns.
+    """
     padded = {
         value: operation
         for operation in graph.operations
@@ -53,7 +56,27 @@ def refuse_readers_of_padding(graph: Graph) -> None:
             for value in operation.reads()
             if value in padded
         ]
+        + [
+            UnsupportedError(
+                f"'{operation.kind}' in the body of a scan has results whose extent depends on "
+                "the data",
+                span=operation.span,
+                calls=operation.calls,
+                hint="end the network there, and go on outside of it",
+            )
+            for operation in _in_bodies(graph)
+            if operation.kind in _PADDED
+        ]
     )
+
+
+def _in_bodies(graph: Graph) -> Iterator[Operation]:
+    """The operations in the bodies of scans."""
+    for operation in graph.operations:
+        for _, attribute in operation.attributes:
+            if isinstance(attribute, Graph):
+                yield from attribute.operations
+                yield from _in_bodies(attribute)
 
 
 def _reached(document: Document) -> Iterator[s.Invocation]:
@@ -92,12 +115,21 @@ def _refusal(name: str, spans: list[Span]) -> UnsupportedError:
     elif name in declarations.declarations():
         hint = "load(..., rules=registry) takes a rule for it"
     else:
-        similar = difflib.get_close_matches(name, declarations.declarations(), n=1, cutoff=0.8)
         hint = (
-            f"did you mean '{similar[0]}'?"
-            if similar
-            else "neither the document nor a registry of tract has an operation of this name"
+            _similar(name, f"{registry}_" if registry else "")
+            or "neither the document nor a registry of tract has an operation of this name"
         )
     return UnsupportedError(
         f"there is no rule for operation '{name}'{origin}, {times}", span=first, hint=hint
     )
+
+
+def _similar(name: str, prefix: str) -> str:
+    """The operation of a registry that may be meant, as a question; '' where there is none."""
+    known = {
+        other.removeprefix(prefix): other
+        for other in declarations.declarations()
+        if other.startswith(prefix)
+    }
+    found = difflib.get_close_matches(name.removeprefix(prefix), known, n=1, cutoff=0.8)
+    return f"did you mean '{known[found[0]]}'?" if found else ""
