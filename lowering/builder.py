@@ -152,12 +152,18 @@ class GraphBuilder:
     ) -> tuple[Result, ...]:
         """Add an operation. `names` are wanted for its results; of too few more are made."""
         rule = self.registry[kind]
-        types = {name: self._operand_type(operand) for name, operand in operands.items()}
-        known = {name: _opened(attribute) for name, attribute in attributes.items()}
-        arguments = {python_name(name): value for name, value in (types | known).items()}
+        arguments: dict[str, Any] = {}
+        for name, operand in operands.items():
+            type = operand.type if isinstance(operand, Value) else self._operand_type(operand)
+            arguments[python_name(name)] = type
+        for name, attribute in attributes.items():
+            arguments[python_name(name)] = _opened(attribute)
         inferred: Types = rule.infer(**arguments)
+        if isinstance(inferred, TensorType) and len(names) == 1:  # as nearly always
+            results = (Value(self._name(names[0], True), inferred),)
+            return self._add(kind, operands, attributes, results, span, calls)
         structure = inferred if isinstance(inferred, tuple) else (inferred,)
-        count = sum(len(item) if isinstance(item, list) else 1 for item in structure)
+        count = sum([len(item) if isinstance(item, list) else 1 for item in structure])
         exact = len(names) == count
         wanted = iter(
             names if exact else [f"{names[0]}_{i}" if count > 1 else names[0] for i in range(count)]
@@ -166,14 +172,22 @@ class GraphBuilder:
         def value(type: TensorType) -> Value:
             return Value(self._name(next(wanted), exact), type)
 
-        results: tuple[Result, ...] = tuple(
-            tuple(map(value, item)) if isinstance(item, list) else value(item) for item in structure
+        results = tuple(
+            [tuple(map(value, i)) if isinstance(i, list) else value(i) for i in structure]
         )
-        self.operations.append(
-            Operation(
-                kind, tuple(operands.items()), tuple(attributes.items()), results, span, calls
-            )
-        )
+        return self._add(kind, operands, attributes, results, span, calls)
+
+    def _add(
+        self,
+        kind: str,
+        operands: Mapping[str, Operand],
+        attributes: Mapping[str, Attribute],
+        results: tuple[Result, ...],
+        span: Span | None,
+        calls: tuple[Call, ...],
+    ) -> tuple[Result, ...]:
+        read, given = tuple(operands.items()), tuple(attributes.items())
+        self.operations.append(Operation(kind, read, given, results, span, calls))
         return results
 
     def graph(

@@ -73,7 +73,7 @@ def is_symbolic(extent: object) -> bool:
 
 def is_known(shape: Iterable[int]) -> bool:
     """Whether no extent of the shape is unknown."""
-    return all(extent is not UNKNOWN for extent in shape)
+    return all([extent is not UNKNOWN for extent in shape])
 
 
 def differ(a: int, b: int) -> bool:

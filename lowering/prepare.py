@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.extend import core
+
+from lowering.halves import Split
 
 # A prepared value may be this many times larger than what it is computed from (a transformed filter
 # is); beyond that it is a broadcast, which costs less to repeat inside the call than to read from
@@ -24,18 +25,17 @@ from jax.extend import core
 _GROWTH = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """The two halves; both are compiled when they are first called."""
-
-    prepare: Callable[[Sequence[Any]], tuple[Any, ...]]
-    run: Callable[[Sequence[Any], Sequence[Any]], Any]
-
-
 def split(
-    function: Callable[[Sequence[Any], Sequence[Any]], Any], parameters: Any, inputs: Any
+    function: Callable[[Sequence[Any], Sequence[Any]], Any],
+    parameters: Any,
+    inputs: Any,
+    *,
+    compiled: bool = True,
 ) -> Split:
-    """Split `function(parameters, inputs)`, given sequences of arrays or ShapeDtypeStructs."""
+    """Split `function(parameters, inputs)`, given sequences of arrays or ShapeDtypeStructs.
+
+    Halves that are not compiled are for a part of a function that is traced itself.
+    """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
     jaxpr = closed.jaxpr
     count = len(jax.tree.leaves(parameters))
@@ -44,17 +44,22 @@ def split(
     outputs: list[Any] = list(jaxpr.outvars)
     early, late, kept = _partition(jaxpr, known, set(known_roots), outputs)
     tree = jax.tree.structure(shapes)
-    prepare_flat = _function("prepare", known_roots, kept, early)
-    prepare_flat = jax.jit(prepare_flat) if early else prepare_flat
+    indices = {variable: index for index, variable in enumerate(jaxpr.invars[:count])}
+    computed = [variable for variable in kept if variable not in indices]
+    used = {v for equation in early for v in equation.invars if not _is_literal(v)}
+    reads = tuple(index for variable, index in indices.items() if variable in used)
+    compute_flat = _function("prepare", known_roots, computed, early)
+    compute_flat = jax.jit(compute_flat) if compiled else compute_flat
     run_flat = _function("run", [*kept, *jaxpr.invars[count:]], outputs, late)
 
-    def prepare(values: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(prepare_flat(*values, *closed.consts))
+    def compute(values: Sequence[Any]) -> Sequence[Any]:
+        return compute_flat(*values, *closed.consts) if computed else ()
 
     def run(prepared: Sequence[Any], values: Sequence[Any]) -> Any:
         return jax.tree.unflatten(tree, run_flat(*prepared, *values))
 
-    return Split(prepare, jax.jit(run))
+    sources = tuple(map(indices.get, kept))
+    return Split(sources, reads, compute, jax.jit(run) if compiled else run)
 
 
 def _function(

@@ -58,6 +58,11 @@ Source = Annotated[
         show_default=False,
     ),
 ]
+_CACHE_DIR = typer.Option(
+    help="A folder to keep what is compiled in, and to find it in again. It holds machine code: "
+    "nobody else should be able to write to it.",
+    show_default=False,
+)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -183,6 +188,7 @@ def run(
         Path | None,
         typer.Option(help="With --top: a text file with the names of the entries, one a line."),
     ] = None,
+    cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
     as_json: Json = False,
 ) -> None:
     """Run a network on files and print its outputs, or save them."""
@@ -196,7 +202,7 @@ def run(
         largest = (
             cli_outputs.Top(top, cli_outputs.read_labels(labels) if labels else ()) if top else None
         )
-        model = load(source, progress=progress)
+        model = load(source, progress=progress, cache_dir=cache_dir)
         names = [spec.name for spec in model.outputs]
         if output:
             cli_outputs.check_output(output, names)
@@ -216,6 +222,30 @@ def run(
         shown = cli_outputs.shown_results(results, largest, values=not saved)
         shown += "".join(f"\nsaved {file}" for file in saved)
     typer.echo(shown)
+
+
+@app.command("compile")
+def compile_ahead(
+    source: Source,
+    cache_dir: Annotated[Path, _CACHE_DIR],
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="NAME=EXTENTS",
+            help="The shape of an input to compile for, such as x=1,3,224,224. Needed where the "
+            "network leaves it open; can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Compile a network ahead, for processes that load it with the same cache folder."""
+    wanted = dict(map(_shape, shapes or ()))
+    with _status(f"compiling {source}") as progress:
+        from nnef_jax.cli_compile import load_and_compile, report
+
+        model = load_and_compile(source, cache_dir, wanted, progress)
+    typer.echo(report(model, cache_dir))
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -277,6 +307,17 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
             f"{text!r} is no number nor a list as 0.5,0.5,0.5", param_hint=option
         )
     return numbers
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """The name and the extents of 'x=1,3,224,224'; usage error where it is something else."""
+    name, _, extents = text.rpartition("=")
+    items = [item.strip() for item in extents.split(",")] if extents else []
+    if not name or not all(item.isdecimal() and int(item) for item in items):
+        raise typer.BadParameter(
+            f"{text!r} is not a name and extents as in x=1,3,224,224", param_hint="--shape"
+        )
+    return name, tuple(map(int, items))
 
 
 @contextmanager

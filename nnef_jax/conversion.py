@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from lowering.graph import Parameter, Value
 from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
-from nnef_jax.formats.tract.parser import is_tract
+from nnef_jax.formats.tract.recognition import is_tract
 from nnef_jax.limits import Limits
 from nnef_jax.loading import Source, registry_of_standard
 from nnef_jax.quantization import QuantizationReader

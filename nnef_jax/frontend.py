@@ -11,6 +11,7 @@ from nnef_jax.quantization import QuantizationReader
 from nnef_jax.quantizer import Quantizer
 from nnef_jax.text import syntax as s
 from nnef_jax.text.checks import check
+from nnef_jax.text.collecting import uncollected
 from nnef_jax.text.flatten import evaluate, flatten
 from nnef_jax.text.library import Scope
 from nnef_jax.text.options import Options
@@ -68,9 +69,10 @@ class StandardFrontend:
     """A document of NNEF 1.0, final or provisional."""
 
     def __init__(self, source: Source, options: Options) -> None:
-        self.document = parse(source, options.limits)
-        self.scope = Scope(self.document)
-        check(self.document, self.scope)
+        with uncollected():
+            self.document = parse(source, options.limits)
+            self.scope = Scope(self.document)
+            check(self.document, self.scope)
 
     @property
     def dialect(self) -> str:
@@ -80,7 +82,8 @@ class StandardFrontend:
 
     def flatten(self, options: Options) -> Graph:
         """The flat graph for the shapes in `options.input_shapes`, else the document's."""
-        return flatten(self.document, self.scope, options)
+        with uncollected():
+            return flatten(self.document, self.scope, options)
 
     def declared_shapes(self, options: Options) -> Shapes:
         """The shapes in its `external` operations."""

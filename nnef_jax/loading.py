@@ -1,4 +1,7 @@
-"""`load`: from a path, bytes or file to a `Model`."""
+"""`load`: from a path, bytes or file to a `Model`.
+
+What reads and lowers tract's dialect is imported when a network is written in it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,11 @@ import jax
 
 from lowering.location import Source as TextSource
 from lowering.ops import nnef as standard_rules
-from lowering.ops.tract import tract as tract_rules
 from lowering.registry import Registry
 from lowering.trace import Context
 from nnef_jax.errors import UnsupportedError
-from nnef_jax.formats.tract.data import Resources
-from nnef_jax.formats.tract.declarations import signatures as tract_signatures
-from nnef_jax.formats.tract.frontend import TractFrontend
-from nnef_jax.formats.tract.parser import is_tract
+from nnef_jax.execution import Compilation
+from nnef_jax.formats.tract.recognition import is_tract
 from nnef_jax.frontend import StandardFrontend
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
@@ -47,6 +47,8 @@ def load(
     rules: Registry | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    optimize: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Read an NNEF network and return it as a jitted callable.
 
@@ -67,9 +69,23 @@ def load(
         rules: rules for operations beyond the standard, or in place of its own.
         limits: bounds on what is read.
         progress: called with the numbers of variables read and of all, before each of them.
+        optimize: False computes each operation as its rule is written. Otherwise, on CPUs, batch
+            normalisation is folded into the convolution before it, tensors are laid out channels
+            last and kernels are chosen by shape; results and derivatives differ by rounding. What
+            is traced on a machine with another default device, or exported with extents left
+            open, is as written.
+        cache_dir: a folder, made where there is none, in which what is compiled for calls, `step`
+            and `scan` is kept and found again by other processes. It holds pickled objects and
+            machine code: it must be as trusted as the program itself. Anything in it may be deleted
+            at any time. Own `rules` cannot be kept: nothing tells when they change.
+
+    A network in a folder or a plain tar archive is memory-mapped, and a CPU computes from the map.
+    While the model is in use its files may be deleted, or replaced by renaming others to their
+    names, as `save` does; they must not be written to or cut short.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
+        ValueError: arguments do not go together.
         NnefError: something is wrong with the network; the message says what, where, and what to
             do.
 
@@ -77,6 +93,13 @@ def load(
         >>> model = nnef_jax.load("examples/digits/model")
         >>> probabilities = model(images)
     """
+    cache = None
+    if cache_dir is not None:
+        if rules is not None:
+            raise ValueError("cache_dir does not go with rules: nothing tells when they change")
+        from nnef_jax.compilation import CompilationCache
+
+        cache = CompilationCache(cache_dir)
     network, registry = read(
         source,
         input_shapes=input_shapes,
@@ -88,7 +111,7 @@ def load(
         limits=limits,
         progress=progress,
     )
-    return Model(network, registry, Context(precision))
+    return Model(network, registry, Context(precision), Compilation(optimize, cache))
 
 
 def read(
@@ -113,6 +136,8 @@ def read(
     if quantization not in get_args(Quantization):
         raise ValueError(f"quantization must be 'apply' or 'ignore', it is {quantization!r}")
     limits = limits or Limits()
+    if isinstance(source, bytearray | memoryview):  # it may change, the network must not
+        source = bytes(source)
     with open_archive(source, limits) as archive:
         text = archive.read_text("graph.nnef")
         tract = is_tract(text.text)
@@ -156,6 +181,9 @@ def _read_tract(
     rounds: bool,
     progress: Progress | None,
 ) -> Network:
+    from nnef_jax.formats.tract.data import Resources
+    from nnef_jax.formats.tract.frontend import TractFrontend
+
     resources = Resources(archive, options.limits)
     frontend = TractFrontend(text, resources, options, rounds=rounds, progress=progress)
     if frontend.quantization is not None and rounds:
@@ -181,6 +209,9 @@ def network_of_text(text: str) -> Network:
 
 def registry_of_tract() -> Registry:
     """The rules of the standard with those of tract's dialect over them."""
+    from lowering.ops.tract import tract as tract_rules
+    from nnef_jax.formats.tract.declarations import signatures as tract_signatures
+
     global _checked_tract
     registry = registry_of_standard().overlay(tract_rules)
     if not _checked_tract:

@@ -18,7 +18,7 @@ from lowering.registry import Registry
 from lowering.trace import Context
 from nnef_jax.arguments import bind_inputs
 from nnef_jax.errors import InputError
-from nnef_jax.execution import Execution
+from nnef_jax.execution import Compilation, Execution
 from nnef_jax.network import Network
 
 Parameters = Mapping[str, Any]
@@ -42,9 +42,15 @@ class Model:
     with the graph's output names. A model does not change: `apply`, `step` and `scan` are pure.
     """
 
-    def __init__(self, network: Network, registry: Registry, context: Context) -> None:
+    def __init__(
+        self,
+        network: Network,
+        registry: Registry,
+        context: Context,
+        compilation: Compilation | None = None,
+    ) -> None:
         self._network = network
-        self._execution = Execution(network, registry, context)
+        self._execution = Execution(network, registry, context, compilation)
         self._captures: dict[tuple[str, ...], Callable[..., Any]] = {}
 
     def __repr__(self) -> str:

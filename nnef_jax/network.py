@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from numpy.typing import NDArray
-
 from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic, show
 from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.location import Source, Span
@@ -30,7 +28,7 @@ class Network:
         self.frontend = frontend
         self.document = frontend.document
         self.options = options
-        self.data: dict[str, NDArray[Any]] = {}
+        self.data: dict[str, Any] = {}  # arrays of numpy, of jax once they are on the device
         self.quantization: Source | None = None  # the text of graph.quant
         self.unstored: frozenset[str] = frozenset()  # labels of states that are no variables
         self._specialised: dict[tuple[Shape, ...], Graph] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nnef_jax import LimitError, Limits, NnefError, NnefSyntaxError, SemanticError
-from nnef_jax.formats.tract.parser import is_tract
+from nnef_jax.formats.tract.recognition import is_tract
 from nnef_jax.text import syntax as s
 from tests.helpers import COMPOSITIONAL
 from tests.text_support import MARK

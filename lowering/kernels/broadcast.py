@@ -12,8 +12,10 @@ from lowering.extents import UNKNOWN, Shape, show
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
     """The common shape of some shapes; InvalidShape where two extents differ and neither is 1."""
-    rank = max((len(shape) for shape in shapes), default=0)
-    return tuple(_common(shapes, axis) for axis in range(rank))
+    if shapes and shapes.count(shapes[0]) == len(shapes):
+        return shapes[0]
+    rank = max([len(shape) for shape in shapes], default=0)
+    return tuple([_common(shapes, axis) for axis in range(rank)])
 
 
 def _common(shapes: tuple[Shape, ...], axis: int) -> int:

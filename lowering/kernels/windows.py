@@ -54,9 +54,9 @@ class Windows:
 
 def basic(shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape) -> Windows:
     """The windows of an operation that maps `shape` down; padding not given is automatic."""
-    size, stride, dilation = (_complete(values, len(shape)) for values in (size, stride, dilation))
+    size, stride, dilation = [_complete(values, len(shape)) for values in (size, stride, dilation)]
     spans = _dilated(size, dilation)
-    automatic = tuple(-(-extent // s) for extent, s in zip(shape, stride, strict=True))
+    automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
     pads = _complete_padding(padding, shape, automatic, spans, stride)
     given = len(padding)
     counted = map(_positions, shape[:given], pads[:given], spans[:given], stride[:given])
@@ -157,7 +157,7 @@ def require_attributes(
         _require_length(name, values, rank)
         require_positive(name, values)
     _require_length("padding", padding, rank)
-    if any(item < 0 for pair in padding for item in pair):
+    if any([item < 0 for pair in padding for item in pair]):
         raise InvalidOperation(
             f"'padding' must not be negative, it is {[tuple(pair) for pair in padding]}",
             hint="cut the input with slice instead",
@@ -166,7 +166,7 @@ def require_attributes(
 
 def require_positive(name: str, values: Shape) -> None:
     """Refuse an array with an item below 1."""
-    if any(item < 1 for item in values):
+    if any([item < 1 for item in values]):
         raise InvalidOperation(f"items of '{name}' must be at least 1, it is {list(values)}")
 
 
@@ -234,7 +234,7 @@ def _complete(values: Shape, rank: int) -> Shape:
 
 
 def _dilated(size: Shape, dilation: Shape) -> Shape:
-    return tuple((f - 1) * d + 1 for f, d in zip(size, dilation, strict=True))
+    return tuple([(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)])
 
 
 def _positions(extent: int, pads: tuple[int, int], span: int, stride: int) -> int:

@@ -33,6 +33,11 @@ def _softplus(x: Array) -> Array:
     return jnp.logaddexp(x, 0.0)
 
 
+def _relu(x: Array) -> Array:
+    # Derivative 0 at 0, where jnp.maximum has 0.5; NaN stays NaN.
+    return jnp.where(x <= 0, 0, x)
+
+
 def _gelu(x: Array) -> Array:
     # The standard's own approximation, not the one by the error function.
     return x * lax.logistic(1.702 * x)
@@ -43,7 +48,7 @@ def _silu(x: Array) -> Array:
 
 
 _unary("sigmoid", lax.logistic)
-_unary("relu", jax.nn.relu)  # derivative 0 at 0, where jnp.maximum has 0.5
+_unary("relu", _relu)
 _unary("softplus", _softplus)
 _unary("gelu", _gelu)
 _unary("silu", _silu)

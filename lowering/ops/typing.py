@@ -24,7 +24,7 @@ def is_integer(dtype: str) -> bool:
 def require_real(**operands: TensorType) -> None:
     """Refuse operands that do not hold real numbers."""
     for name, operand in operands.items():
-        if not is_float(operand.dtype):
+        if operand.dtype not in _FLOATS:
             raise InvalidOperation(f"'{name}' must hold scalars, it holds {operand.dtype}")
 
 

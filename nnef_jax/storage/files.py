@@ -10,6 +10,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nnef_jax.errors import NnefError
 
 # A map keeps a file descriptor for as long as an array looks into it, so small files are read.
@@ -58,15 +61,42 @@ def _require_regular(mode: int, path: str, error: type[NnefError]) -> None:
         raise error(f"'{path}' is {kind}; only regular files are read")
 
 
+class _FileMap(mmap.mmap):
+    """A map whose pages can be had from the file again."""
+
+
 def contents(file: BinaryIO, *, map_from: int = MAP_FROM) -> memoryview:
     """The bytes of an open file, read-only: a memory map for `map_from` bytes and more, else read.
 
-    The file may be closed afterwards. A mapped file must not be cut short while it is in use.
+    The file may be closed afterwards, renamed or deleted. A mapped file must not be written to, and
+    not be cut short, while it is in use.
     """
     size = os.fstat(file.fileno()).st_size
     if size < max(1, map_from):
         return memoryview(file.read(size))
-    return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+    return memoryview(_FileMap(file.fileno(), size, access=mmap.ACCESS_READ))
+
+
+def release(array: NDArray[Any]) -> None:
+    """Give back the memory behind an array that looks into a mapped file, until it is read again.
+
+    Does nothing for any other array. Pages that the array shares with others are kept.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    mapped = base.obj if isinstance(base, memoryview) else None
+    if not isinstance(mapped, _FileMap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = _address(array) - _address(np.frombuffer(mapped, np.uint8))
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return array.__array_interface__["data"][0]
 
 
 def sibling(path: str) -> str:

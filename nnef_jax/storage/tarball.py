@@ -14,14 +14,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from nnef_jax.errors import ArchiveError, LimitError
 from nnef_jax.limits import Limits
+from nnef_jax.storage import files
 from nnef_jax.storage.labels import split_name
 
 _BLOCK = 512
 _CHUNK = 1 << 20
 # An archive counts as so much longer than it is: a short one that holds zeros is not a bomb.
 _RATIO_SLACK = 1 << 14
+# The memory of a large bytearray starts 16 bytes behind a multiple of 64, by the usual allocator.
+# With so much in front the data of a tensor, behind headers of 512 and 128 bytes, are at a multiple
+# of 64, and a CPU device takes them without a copy: a load of 102 MB peaks at 102 instead of 204.
+_PADDING = 48
 
 _COMPRESSIONS: tuple[tuple[bytes, Callable[..., Any]], ...] = (
     (b"\x1f\x8b", gzip.open),
@@ -143,14 +150,16 @@ def _expand(data: memoryview, name: str, limits: Limits) -> memoryview:
             raise _too_large(name, limits)
         return data
     reader = _Reader(data)
-    expanded = bytearray()
+    expanded = bytearray(_PADDING)
     try:
         with opener(reader) as stream:
             while chunk := stream.read(_CHUNK):
                 expanded += chunk
-                if len(expanded) > limits.archive_bytes:
+                files.release(np.frombuffer(data[: reader.position], np.uint8))
+                size = len(expanded) - _PADDING
+                if size > limits.archive_bytes:
                     raise _too_large(name, limits)
-                if len(expanded) > limits.archive_ratio * (reader.position + _RATIO_SLACK):
+                if size > limits.archive_ratio * (reader.position + _RATIO_SLACK):
                     raise LimitError(
                         f"{name}: expands to more than {limits.archive_ratio} times its size",
                         hint="raise Limits.archive_ratio if the archive is to be trusted",
@@ -159,7 +168,7 @@ def _expand(data: memoryview, name: str, limits: Limits) -> memoryview:
         raise ArchiveError(f"{name}: broken or truncated compression: {error}") from None
     except MemoryError:
         raise LimitError(f"{name}: does not fit into memory when expanded") from None
-    return memoryview(expanded).toreadonly()
+    return memoryview(expanded)[_PADDING:].toreadonly()
 
 
 def _too_large(name: str, limits: Limits) -> LimitError:

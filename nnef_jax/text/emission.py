@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, volume
-from lowering.graph import Call, Operand, Value
+from lowering.graph import Call, Value
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError
 from nnef_jax.limits import Limits
@@ -76,7 +76,10 @@ class Emitter:
         if len(self.builder.operations) >= self.limits.operations:
             message = f"the flat graph has more than {self.limits.operations} operations"
             raise self.beyond(message, "operations", node, frame)
-        operands = {name: cast(Operand, v.freeze(operand)) for name, operand in operands.items()}
+        operands = {
+            name: operand if isinstance(operand, Value) else v.freeze(operand)
+            for name, operand in operands.items()
+        }
         attributes = {name: v.freeze(value) for name, value in attributes.items()}
         wanted = names or [frame.prefix + kind]
         try:
@@ -85,13 +88,14 @@ class Emitter:
             )
         except InvalidOperation as error:
             raise self.invalid(error, kind, operands, node, frame) from None
-        for value in self.builder.operations[-1].writes():
-            self.bound(value, node, frame)
-        return tuple(list(result) if isinstance(result, tuple) else result for result in results)
+        for result in results:
+            for value in result if isinstance(result, tuple) else (result,):
+                self.bound(value, node, frame)
+        return tuple([list(result) if isinstance(result, tuple) else result for result in results])
 
     def bound(self, value: Value, node: s.Node, frame: Frame) -> Value:
         """The tensor, unless it is larger than any may be; extents left open count as 1."""
-        items = volume(1 if extent is UNKNOWN else extent for extent in value.type.shape)
+        items = volume([1 if extent is UNKNOWN else extent for extent in value.type.shape])
         if items > self.limits.tensor_items:
             message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
             raise self.beyond(message, "tensor_items", node, frame)

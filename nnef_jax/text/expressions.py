@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nnef_jax.text import syntax as s
-from nnef_jax.text.invocation import InvalidInvocation, bind
+from nnef_jax.text.invocation import InvalidInvocation
 from nnef_jax.text.library import Scope
 from nnef_jax.text.types import (
     ANY,
@@ -63,6 +63,8 @@ class ExpressionTypes:
         self._provisional = provisional
         self._loops: dict[str, Type] = {}
         self._undefined: set[str] = set()
+        self._results: dict[object, Type] = {}  # of invocations without errors
+        self._tuples: dict[tuple[Type, ...], TupleOf] = {}
         self.targets: set[str] = set()  # names that the body assigns anywhere
         self.errors: list[TypeProblem] = []
         self.unknown: defaultdict[str, list[s.Invocation]] = defaultdict(list)
@@ -89,7 +91,7 @@ class ExpressionTypes:
         """The type of an expression, `ANY` after reporting what is wrong with it."""
         match expression:
             case s.Literal(value=value):
-                return literal_type(value)
+                return _LITERALS[value.__class__]
             case s.Identifier(name=name):
                 return (
                     self._loops.get(name) or self._types.get(name) or self._not_defined(expression)
@@ -97,7 +99,7 @@ class ExpressionTypes:
             case s.Array(items=items):
                 return self._array(items, expression)
             case s.Tuple(items=items):
-                type = TupleOf(tuple(self.of(item) for item in items))
+                type = self._tuple(tuple([self.of(item) for item in items]))
                 if type.size > _LARGEST_TUPLE:  # sharing makes such tuples from little text
                     return self._wrong(
                         f"tuples within tuples have over {_LARGEST_TUPLE} items here", expression
@@ -148,10 +150,18 @@ class ExpressionTypes:
         if not fits(actual, expected) or isinstance(actual, Tensor):
             self._wrong(f"{what} must be of type {expected}, this is {actual}", expression)
 
+    def _tuple(self, items: tuple[Type, ...]) -> TupleOf:
+        known = self._tuples.get(items)
+        if known is None:
+            known = self._tuples[items] = TupleOf(items)
+        return known
+
     def _array(self, items: tuple[s.Expression, ...], node: s.Node) -> Type:
         item: Type = ANY
         for position, expression in enumerate(items):
             type = self.of(expression)
+            if type is item or type == item:
+                continue
             unified = common(item, type)
             if unified is None and self._provisional and {item, type} == {INTEGER, SCALAR}:
                 unified = SCALAR
@@ -311,12 +321,31 @@ class ExpressionTypes:
                 "'external' is not allowed in a fragment", node, "pass the tensor as an argument"
             )
         try:
-            given = bind(fragment, node)
+            form = self._scope.form(fragment, node)
         except InvalidInvocation as error:
             for argument in node.arguments:
                 self.of(argument.value)
             return self._wrong(error.message, error.node, error.hint)
-        types = {name: self.of(value) for name, value in given.items()}
+        arguments = node.arguments
+        types = [(name, self.of(arguments[at].value)) for name, at in form.given]
+        key = (node.operation, node.generic, *types)
+        result = self._results.get(key)
+        if result is None:
+            count = len(self.errors)
+            given = {name: arguments[at].value for name, at in form.given}
+            result = self._result(fragment, node, given, dict(types))
+            if len(self.errors) == count:
+                self._results[key] = result
+        return result
+
+    def _result(
+        self,
+        fragment: s.Fragment,
+        node: s.Invocation,
+        given: Mapping[str, s.Expression],
+        types: Mapping[str, Type],
+    ) -> Type:
+        """The type of an invocation with arguments of some types."""
         generic = self._generic(fragment, node, types)
         for parameter in fragment.parameters:
             if parameter.name not in types:
@@ -390,6 +419,9 @@ _BUILTIN_RESULTS: dict[str, Type] = {
     "logical": LOGICAL,
     "string": STRING,
 }
+
+
+_LITERALS: dict[type, Type] = {bool: LOGICAL, int: INTEGER, float: SCALAR, str: STRING}
 
 
 def literal_type(value: float | int | bool | str) -> Type:

@@ -1,13 +1,15 @@
 """A fast reader of flat 1.0 final documents, which is what exporters write.
 
-It builds the tree that `parser` builds, about eight times faster than lark does (5,000 statements:
-0.15 s against 1.2 s), and knows nothing of errors: at anything but a plain flat text it gives up,
-and the grammar has its say. A test holds the two equal on every document.
+It builds the tree that `parser` builds, in a tenth of lark's time (5,000 statements: 0.1 s instead
+of 1.2 s), and knows nothing of errors: at anything but a plain flat text it gives up, and the
+grammar has its say. A test holds the two equal on every document.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from lowering.location import Source
 from nnef_jax.limits import Limits
@@ -15,19 +17,43 @@ from nnef_jax.text import syntax as s
 from nnef_jax.text.dialects import BUILTINS, KEYWORDS
 from nnef_jax.text.types import PRIMITIVES
 
-_TOKEN = re.compile(
-    r"(?:[ \t\r\n\f]|#[^\n\f]*+)*+"
-    r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?"
-    r"""|'[^'\\\n]*'|"[^"\\\n]*"|->|[][(){},;:=<>?-])"""
-)
-_SPACE = re.compile(r"(?:[ \t\r\n\f]|#[^\n\f]*+)*+")
+# A match takes a whole argument with what follows it: 0.6 of the time that matching each token
+# takes.
+_SPACE = r"(?:[ \t\r\n\f]++|#[^\n\f]*+)*+"
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*+"
 _HEADER = re.compile(r"(?:\s|#[^\n\f]*[\n\f])*version\s+1\.0\s*;")
 _EXTENSION = re.compile(r"\s*extension\s+([^;#,\s][^;#\n,]*(?:,[ \t]*[^;#,\s][^;#\n,]*)*);")
+_GRAPH = re.compile(rf"{_SPACE}graph(?![A-Za-z0-9_]){_SPACE}({_NAME}){_SPACE}\(")
+_ARROW = re.compile(rf"{_SPACE}->{_SPACE}\(")
+_BODY = re.compile(rf"{_SPACE}\{{")
+_END = re.compile(rf"{_SPACE}\}}{_SPACE}\Z")
+_OPENING = re.compile(rf"{_SPACE}([\[(])")
+_LISTED = re.compile(rf"{_SPACE}({_NAME}){_SPACE}([,)\]=])")
+_EQUALS = re.compile(rf"{_SPACE}=")
+_CALL = rf"{_SPACE}({_NAME}){_SPACE}(?:<[ \t\r\n\f]*+({_NAME})[ \t\r\n\f]*+>{_SPACE})?\("
+_INVOCATION = re.compile(_CALL)
+_ASSIGNMENT = re.compile(rf"{_SPACE}({_NAME}){_SPACE}={_CALL}")
+_NO_ARGUMENTS = re.compile(rf"{_SPACE}\)")
+_SEMICOLON = re.compile(rf"{_SPACE};")
+_PAIR = re.compile(r"(\()[ \t]*+([0-9]+)[ \t]*+,[ \t]*+([0-9]+)")
+_DIGITS = re.compile(r"[0-9]+")
+_INTEGER = r"[ \t]*+[0-9]{1,18}+[ \t]*+"
+_PAIRS = rf"\({_INTEGER},{_INTEGER}\)[ \t]*+"
+_VALUE = re.compile(
+    rf"{_SPACE}(?:({_NAME}){_SPACE}={_SPACE})?"
+    rf"(?:([\[(]{_INTEGER}(?:,{_INTEGER})*+[\])])"
+    rf"|(\[{_PAIRS}(?:,[ \t]*+{_PAIRS})*+\])"
+    rf"|(-?){_SPACE}([0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?)"
+    rf"""|({_NAME})|('[^'\\\n]*+'|"[^"\\\n]*+")|([\[(])){_SPACE}([,)\]]?)"""
+)
+_AFTER = re.compile(rf"{_SPACE}([,)\]])")
 _NOT_NAMES = KEYWORDS | BUILTINS
+_LOGICAL = {"true": True, "false": False}
+_CLOSING = {"[": "]", "(": ")"}
 _LARGEST_INTEGER_DIGITS = 18
 
 
-class _NotFlat(Exception):
+class NotFlat(Exception):
     """Something that the grammar has to look at."""
 
 
@@ -42,191 +68,206 @@ def parse_flat(source: Source, limits: Limits) -> s.Document | None:
         position = match.end()
         extensions += [name.strip() for name in match[1].split(",")]
     try:
-        graph = _Reader(text, position, limits.nesting).graph()
-    except (_NotFlat, IndexError, RecursionError):  # an IndexError is the end of the text
+        graph = FlatReader(text, position, limits.nesting).graph()
+    except (NotFlat, RecursionError):
         return None
     return s.Document(source, "1.0", False, tuple(extensions), (), graph)
 
 
-class _Reader:
-    """Reads the tokens from a position on; `at` is the next one."""
+class FlatReader:
+    """Reads a text from a position on; `at` is where it stands.
+
+    Methods raise NotFlat, and leave `at` anywhere then.
+    """
 
     def __init__(self, text: str, position: int, nesting: int) -> None:
-        self.tokens: list[str] = []
-        self.offsets: list[int] = []
+        self.text = text
+        self.at = position
         self.nesting = nesting
-        self.at = 0
-        match = _TOKEN.match
-        while found := match(text, position):
-            self.tokens.append(found[1])
-            self.offsets.append(found.start(1))
-            position = found.end()
-        end = _SPACE.match(text, position)
-        if end is None or end.end() != len(text):
-            raise _NotFlat
 
-    def expect(self, token: str) -> int:
-        """Step over a token; its offset."""
-        if self.tokens[self.at] != token:
-            raise _NotFlat
-        self.at += 1
-        return self.offsets[self.at - 1]
-
-    def name(self) -> str:
-        """Step over a name."""
-        token = self.tokens[self.at]
-        if not (token[0].isalpha() or token[0] == "_") or token in _NOT_NAMES:
-            raise _NotFlat
-        self.at += 1
-        return token
+    def take(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        """Step over what a pattern matches."""
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            raise NotFlat
+        self.at = found.end()
+        return found
 
     def graph(self) -> s.GraphDefinition:
         """The graph definition, which ends the text."""
-        self.expect("graph")
-        offset, name = self.offsets[self.at], self.name()
-        parameters = self.names()
-        self.expect("->")
-        results = self.names()
-        self.expect("{")
-        body: list[s.Assignment] = []
-        while self.tokens[self.at] != "}":
+        found = self.take(_GRAPH)
+        offset, name = found.start(1), _name(found[1])
+        parameters = self.names(")")
+        self.take(_ARROW)
+        results = self.names(")")
+        self.take(_BODY)
+        body = [self.assignment()]
+        while not self.ends():
             body.append(self.assignment())
-        if not body or self.at + 1 != len(self.tokens):
-            raise _NotFlat
         return s.GraphDefinition(offset, name, parameters, results, tuple(body))
 
-    def names(self) -> tuple[s.Identifier, ...]:
-        """`(a, b, ...)` of the declaration."""
-        self.expect("(")
-        found = [self.identifier()]
-        while self.tokens[self.at] == ",":
-            self.at += 1
-            found.append(self.identifier())
-        self.expect(")")
-        return tuple(found)
+    def ends(self) -> bool:
+        """Whether the graph's body ends here, and with it the text."""
+        return _END.match(self.text, self.at) is not None
 
-    def identifier(self) -> s.Identifier:
-        """A name that stands for a tensor."""
-        return s.Identifier(self.offsets[self.at], self.name())
+    def names(self, end: str) -> tuple[s.Identifier, ...]:
+        """`a, b, ...`, and what ends it."""
+        items: list[s.Identifier] = []
+        after = ","
+        while after == ",":
+            found = self.take(_LISTED)
+            items.append(s.Identifier(found.start(1), _name(found[1])))
+            after = found[2]
+        if after != end:
+            raise NotFlat
+        return tuple(items)
 
     def assignment(self) -> s.Assignment:
-        """`target = operation(...);`"""
-        target = self.target()
-        self.expect("=")
-        value = self.invocation()
-        self.expect(";")
+        """`target = operation<generic>(arguments);`, no argument being an invocation itself."""
+        found = _ASSIGNMENT.match(self.text, self.at)
+        if found is not None:
+            name, operation, generic = found.groups()
+            target, offset = s.Identifier(found.start(1), _name(name)), found.start(2)
+            self.at = found.end()
+        else:
+            target = self.several()
+            found = self.take(_INVOCATION)
+            operation, generic = found.groups()
+            offset = found.start(1)
+        if generic is not None and generic not in PRIMITIVES:
+            raise NotFlat
+        arguments: list[s.Argument] = []
+        depth = 1
+        nothing = _NO_ARGUMENTS.match(self.text, self.at)
+        if nothing is None:
+            depth += self.values(")", 0, arguments)
+        else:
+            self.at = nothing.end()
+        self.take(_SEMICOLON)
+        if depth > self.nesting:
+            raise NotFlat
+        value = s.Invocation(offset, _name(operation), generic, tuple(arguments), depth=depth)
         return s.Assignment(target.offset, target, value)
 
-    def target(self) -> s.Target:
-        """A name, or names in brackets, in parentheses or alone with commas."""
-        token, offset = self.tokens[self.at], self.offsets[self.at]
-        if token in ("[", "("):
-            self.at += 1
-        first = self.identifier()
-        items = [first]
-        while self.tokens[self.at] == ",":
-            self.at += 1
-            items.append(self.identifier())
-        if token == "[":
-            self.expect("]")
-            return s.Array(offset, tuple(items), depth=1)
-        if token == "(":
-            self.expect(")")
-        if len(items) == 1:
-            if token == "(":
-                raise _NotFlat
-            return first
-        return s.Tuple(offset, tuple(items), depth=1)
+    def several(self) -> s.Target:
+        """Names in brackets, in parentheses or alone, and the `=` behind them."""
+        found = _OPENING.match(self.text, self.at)
+        if found is None:
+            items = self.names("=")
+            return s.Tuple(items[0].offset, items, depth=1)
+        self.at = found.end()
+        items = self.names(_CLOSING[found[1]])
+        self.take(_EQUALS)
+        return _sequence(found[1], found.start(1), items, 1)
 
-    def invocation(self) -> s.Invocation:
-        """`operation<generic>(arguments)`, no argument being an invocation itself."""
-        offset, operation, generic = self.offsets[self.at], self.name(), None
-        if self.tokens[self.at] == "<":
-            generic = self.tokens[self.at + 1]
-            if generic not in PRIMITIVES:
-                raise _NotFlat
-            self.at += 2
-            self.expect(">")
-        self.expect("(")
-        arguments: list[s.Argument] = []
-        while self.tokens[self.at] != ")":
-            if arguments:
-                self.expect(",")
-            arguments.append(self.argument())
-        self.at += 1
-        depth = 1 + max([a.depth for a in arguments], default=0)
-        if depth > self.nesting:
-            raise _NotFlat
-        return s.Invocation(offset, operation, generic, tuple(arguments), depth=depth)
+    def values(self, closing: str, level: int, into: list[Any]) -> int:
+        """Literals, names, arrays and tuples up to a bracket; how deep the deepest of them is.
 
-    def argument(self) -> s.Argument:
-        """`value` or `name = value`."""
-        at = self.at
-        offset = self.offsets[at]
-        if self.tokens[at + 1] != "=":
-            value = self.value()
-            return s.Argument(offset, None, value, depth=value.depth)
-        name = self.tokens[at]
-        if not (name[0].isalpha() or name[0] == "_"):
-            raise _NotFlat
-        self.at += 2
-        value = self.value()
-        return s.Argument(offset, name, value, depth=value.depth)
+        At level 0 they are arguments, which may have names.
+        """
+        text, match = self.text, _VALUE.match
+        at, deepest, after = self.at, 0, ","
+        value: s.Expression
+        while after == ",":
+            found = match(text, at)
+            if found is None:
+                raise NotFlat
+            argument, integers, pairs, sign, number, name, string, opening, after = found.groups()
+            at = found.end()
+            if integers is not None:
+                value = _integers(integers, found.start(2))
+            elif pairs is not None:
+                value = _pairs(pairs, found.start(3))
+            elif number is not None:
+                known = _number(number)
+                value = s.Literal(found.start(4), -known if sign else known)
+            elif name is not None:
+                if name not in _NOT_NAMES:
+                    value = s.Identifier(found.start(6), name)
+                elif name in _LOGICAL:
+                    value = s.Literal(found.start(6), _LOGICAL[name])
+                else:
+                    raise NotFlat
+            elif string is not None:
+                if not string.isprintable():
+                    raise NotFlat
+                value = s.Literal(found.start(7), string[1:-1])
+            else:
+                self.at = at
+                value = self.sequence(opening, found.start(8), level + 1, after)
+                after = self.take(_AFTER)[1]
+                at = self.at
+            depth = value.depth
+            if depth > deepest:
+                deepest = depth
+            if not level and argument not in _LOGICAL:
+                offset = value.offset if argument is None else found.start(1)
+                into.append(s.Argument(offset, argument, value, depth=depth))
+            elif level and argument is None:
+                into.append(value)
+            else:
+                raise NotFlat
+        if after != closing:
+            raise NotFlat
+        self.at = at
+        return deepest
 
-    def value(self, level: int = 0) -> s.Expression:
-        """A literal, a name, an array or a tuple."""
-        token, offset = self.tokens[self.at], self.offsets[self.at]
-        first = token[0]
-        if first.isdigit():
-            self.at += 1
-            return s.Literal(offset, _number(token))
-        if token == "-":
-            token = self.tokens[self.at + 1]
-            if not token[0].isdigit():
-                raise _NotFlat
-            self.at += 2
-            return s.Literal(offset, -_number(token))
-        if first in "'\"":
-            if not token.isprintable():
-                raise _NotFlat
-            self.at += 1
-            return s.Literal(offset, token[1:-1])
-        if first in "[(":
-            return self.sequence(token, offset, level + 1)
-        if token in ("true", "false"):
-            self.at += 1
-            return s.Literal(offset, token == "true")
-        name = self.name()
-        if self.tokens[self.at] not in (",", ")", "]"):
-            raise _NotFlat
-        return s.Identifier(offset, name)
-
-    def sequence(self, opening: str, offset: int, level: int) -> s.Expression:
-        """An array or a tuple of values."""
+    def sequence(self, opening: str, offset: int, level: int, after: str) -> s.Array | s.Tuple:
+        """An array or a tuple; `after` is what follows its bracket, if that is a bracket too."""
         if level > self.nesting:
-            raise _NotFlat
-        closing = "]" if opening == "[" else ")"
-        self.at += 1
+            raise NotFlat
         items: list[s.Expression] = []
-        while self.tokens[self.at] != closing:
-            if items:
-                self.expect(",")
-            items.append(self.value(level))
-        self.at += 1
-        depth = 1 + max([item.depth for item in items], default=0)
-        if opening == "[":
-            return s.Array(offset, tuple(items), depth=depth)
-        if len(items) < 2:
-            raise _NotFlat
-        return s.Tuple(offset, tuple(items), depth=depth)
+        depth = 1
+        if not after:
+            depth += self.values(_CLOSING[opening], level, items)
+        elif after != _CLOSING[opening]:
+            raise NotFlat
+        return _sequence(opening, offset, items, depth)
+
+
+def _integers(text: str, offset: int) -> s.Array | s.Tuple:
+    """An array or a tuple of integers without signs, the commonest sequence."""
+    if text[-1] != _CLOSING[text[0]]:
+        raise NotFlat
+    items = [s.Literal(offset + m.start(), int(m[0])) for m in _DIGITS.finditer(text)]
+    return _sequence(text[0], offset, items, 1)
+
+
+def _pairs(text: str, offset: int) -> s.Array:
+    """An array of pairs of integers without signs, which is what padding is."""
+    items: list[s.Tuple] = []
+    for found in _PAIR.finditer(text):
+        start, first, second = found.start(1), found.start(2), found.start(3)
+        pair = (
+            s.Literal(offset + first, int(found[2])),
+            s.Literal(offset + second, int(found[3])),
+        )
+        items.append(s.Tuple(offset + start, pair, depth=1))
+    return s.Array(offset, tuple(items), depth=2)
+
+
+def _sequence(
+    opening: str, offset: int, items: Sequence[s.Expression], depth: int
+) -> s.Array | s.Tuple:
+    if opening == "[":
+        return s.Array(offset, tuple(items), depth=depth)
+    if len(items) < 2:
+        raise NotFlat
+    return s.Tuple(offset, tuple(items), depth=depth)
+
+
+def _name(name: str) -> str:
+    if name in _NOT_NAMES:
+        raise NotFlat
+    return name
 
 
 def _number(token: str) -> int | float:
     if token.isdigit():
         if len(token) > _LARGEST_INTEGER_DIGITS:
-            raise _NotFlat
+            raise NotFlat
         return int(token)
     value = float(token)
     if value == float("inf"):
-        raise _NotFlat
+        raise NotFlat
     return value

@@ -7,7 +7,7 @@ not by the interpreter's stack.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, cast
@@ -21,7 +21,7 @@ from nnef_jax.text import library
 from nnef_jax.text import syntax as s
 from nnef_jax.text import values as v
 from nnef_jax.text.emission import Emitter
-from nnef_jax.text.invocation import bind
+from nnef_jax.text.invocation import Form
 from nnef_jax.text.library import GENERIC_RESULT, INTRODUCING, Scope, standard
 from nnef_jax.text.options import Options
 from nnef_jax.text.tensors import (
@@ -31,7 +31,7 @@ from nnef_jax.text.tensors import (
     result_count,
     variable_type,
 )
-from nnef_jax.text.types import Tensor, Type, has_tensor
+from nnef_jax.text.types import Tensor, Type
 from nnef_jax.text.unsupported import Body, refuse_unsupported
 
 _ITEMS_PER_STEP = 32
@@ -112,9 +112,15 @@ class _Flattener(Emitter):
         for assignment in graph.body:
             names = [identifier.name for identifier in s.identifiers(assignment.target)]
             try:
-                value = self._run(self._evaluate(assignment.value, frame, names))
+                value = self._evaluate(assignment.value, frame, names)
+                if isinstance(value, GeneratorType):
+                    value = self._run(value)
                 for name, item in self._unpack(assignment.target, value, frame):
-                    frame.values[name] = self._quantized(name, self._named(name, item, assignment))
+                    if not isinstance(item, Value) or item.name != name:
+                        item = self._named(name, item, assignment)
+                    if self.options.quantizers:
+                        item = self._quantized(name, item)
+                    frame.values[name] = item
             except _Poisoned:
                 pass
             except LimitError:
@@ -198,6 +204,13 @@ class _Flattener(Emitter):
                 return found
             case s.Invocation():
                 return self._invoke(node, frame, names)
+            case s.Array(items=items):
+                return self._all(items, frame)
+            case s.Tuple(items=items):
+                found = self._all(items, frame)
+                return (
+                    self._then(found, tuple) if isinstance(found, GeneratorType) else tuple(found)
+                )
             case s.Binary(operator=operator, left=left, right=right):
                 return self._binary(node, operator, left, right, frame, names)
             case s.Comprehension():
@@ -205,18 +218,41 @@ class _Flattener(Emitter):
             case _:
                 return self._compound(node, frame, names)
 
+    def _all(self, items: Sequence[s.Expression], frame: _Frame) -> Any:
+        """A list of the values of some expressions, or a generator that finds it."""
+        values: list[Any] = []
+        pending = iter(items)
+        known, most = frame.values, self.limits.steps
+        for item in pending:
+            if self.steps < most:  # short cuts through `_evaluate` for what most items are
+                if isinstance(item, s.Literal):
+                    self.steps += 1
+                    values.append(item.value)
+                    continue
+                if isinstance(item, s.Identifier) and isinstance(known[item.name], Value):
+                    self.steps += 1
+                    values.append(known[item.name])
+                    continue
+            value = self._evaluate(item, frame)
+            if isinstance(value, GeneratorType):
+                return self._rest(value, values, pending, frame)
+            values.append(value)
+        return values
+
+    def _rest(
+        self, step: Any, values: list[Any], pending: Iterator[s.Expression], frame: _Frame
+    ) -> _Step:
+        """The list with the value of a step behind it, and with those of more expressions."""
+        values.append((yield step))
+        for item in pending:
+            values.append((yield self._evaluate(item, frame)))
+        return values
+
+    def _then(self, step: _Step, use: Callable[[Any], Any]) -> _Step:
+        return (yield use((yield step)))
+
     def _compound(self, node: s.Expression, frame: _Frame, names: Sequence[str]) -> _Step:
         match node:
-            case s.Array(items=items):
-                result: list[Any] = []
-                for item in items:
-                    result.append((yield self._evaluate(item, frame)))
-                return result
-            case s.Tuple(items=items):
-                result = []
-                for item in items:
-                    result.append((yield self._evaluate(item, frame)))
-                return tuple(result)
             case s.Select(condition=condition, true_value=true_value, false_value=false_value):
                 chosen = true_value if (yield self._evaluate(condition, frame)) else false_value
                 return (yield self._evaluate(chosen, frame, names))
@@ -301,28 +337,39 @@ class _Flattener(Emitter):
 
     # Invocations
 
-    def _invoke(self, node: s.Invocation, frame: _Frame, names: Sequence[str]) -> _Step:
+    def _invoke(self, node: s.Invocation, frame: _Frame, names: Sequence[str]) -> Any:
         fragment = self.scope.lookup(node.operation, frame.fragment)
         assert fragment is not None, node.operation  # the checks have found it
-        arguments: dict[str, Any] = {}
-        given = bind(fragment, node)
-        for parameter in fragment.parameters:
-            expression = given.get(parameter.name, parameter.default)
-            assert expression is not None
-            value = self._evaluate(expression, frame)
-            if isinstance(value, GeneratorType):
-                value = yield value
-            arguments[parameter.name] = self._declared(node, frame, value, parameter.type)
-        generic = generic_of(fragment, node, arguments, frame.generic)
+        form = self.scope.form(fragment, node)
+        values = self._all(form.expressions(node), frame)
+        if isinstance(values, GeneratorType):
+            return self._then(values, lambda v: self._apply(fragment, form, v, node, frame, names))
+        return self._apply(fragment, form, values, node, frame, names)
+
+    def _apply(
+        self,
+        fragment: s.Fragment,
+        form: Form,
+        values: list[Any],
+        node: s.Invocation,
+        frame: _Frame,
+        names: Sequence[str],
+    ) -> Any:
+        """The result of an operation, or a generator that finds it."""
+        if self.document.provisional:
+            values = [
+                self._declared(node, frame, value, parameter.type)
+                for parameter, value in zip(fragment.parameters, values, strict=True)
+            ]
+        arguments = dict(zip(form.names, values, strict=True))
+        generic = None
+        if fragment.generic:
+            generic = generic_of(fragment, node, arguments, frame.generic)
         if fragment.name in INTRODUCING and fragment is standard()[fragment.name]:
             return self._introduce(fragment.name, arguments, generic, node, frame, names)
         if self._is_atomic(fragment):
-            operands = {
-                p.name: arguments[p.name] for p in fragment.parameters if has_tensor(p.type)
-            }
-            attributes = {
-                p.name: arguments[p.name] for p in fragment.parameters if not has_tensor(p.type)
-            }
+            operands = {name: arguments[name] for name in form.operands}
+            attributes = {name: arguments[name] for name in form.attributes}
             if fragment.name in GENERIC_RESULT:
                 try:
                     attributes["dtype"] = dtype_of(generic, self.builder)
@@ -330,7 +377,7 @@ class _Flattener(Emitter):
                     raise self.invalid(error, fragment.name, {}, node, frame) from None
             results = self._emit(fragment.name, operands, attributes, node, frame, names)
             return results[0] if len(results) == 1 else results
-        return (yield self._call(fragment, arguments, generic, node, frame, names))
+        return self._call(fragment, arguments, generic, node, frame, names)
 
     def _call(
         self,
@@ -381,9 +428,11 @@ class _Flattener(Emitter):
         names: Sequence[str],
     ) -> tuple[Any, ...]:
         """Add an operation whose operands are all known to the graph."""
-        arrays = sum(len(operand) for operand in operands.values() if isinstance(operand, list))
-        self.spend(arrays + max(0, result_count(kind, operands, attributes)), node, frame)
-        v.require_known(*map(v.freeze, operands.values()), limits=self.limits)
+        arrays = [operand for operand in operands.values() if isinstance(operand, list)]
+        results = max(0, result_count(kind, operands, attributes))
+        if arrays or results:
+            self.spend(sum(map(len, arrays)) + results, node, frame)
+        v.require_known(*operands.values(), limits=self.limits)
         return self.emit(kind, operands, attributes, node, frame, names)
 
     # Operations that introduce tensors
@@ -433,16 +482,16 @@ class _Flattener(Emitter):
         # A rule is for the final operation of its name, or for one that the standard does not have.
         return standard().get(fragment.name, fragment) is fragment
 
-    def _unpack(self, target: s.Target, value: Any, frame: _Frame) -> Iterator[tuple[str, Any]]:
-        match target:
-            case s.Identifier(name=name):
-                yield name, value
-            case s.Array(items=items) | s.Tuple(items=items):
-                if len(items) != len(value):
-                    raise self.error(
-                        f"{len(value)} results cannot be assigned to {len(items)} names",
-                        target,
-                        frame,
-                    )
-                for item, part in zip(items, value, strict=True):
-                    yield from self._unpack(cast(s.Target, item), part, frame)
+    def _unpack(self, target: s.Target, value: Any, frame: _Frame) -> Iterable[tuple[str, Any]]:
+        if isinstance(target, s.Identifier):
+            return ((target.name, value),)
+        return self._unpack_items(target, value, frame)
+
+    def _unpack_items(
+        self, target: s.Array | s.Tuple, value: Any, frame: _Frame
+    ) -> Iterator[tuple[str, Any]]:
+        if len(target.items) != len(value):
+            message = f"{len(value)} results cannot be assigned to {len(target.items)} names"
+            raise self.error(message, target, frame)
+        for item, part in zip(target.items, value, strict=True):
+            yield from self._unpack(cast(s.Target, item), part, frame)

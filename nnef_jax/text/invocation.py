@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from nnef_jax.text.syntax import Argument, Expression, Fragment, Invocation, Node
 from nnef_jax.text.types import has_tensor
 
@@ -14,6 +16,44 @@ class InvalidInvocation(ValueError):
         self.message = message
         self.node = node
         self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What all invocations of an operation have in common whose arguments have the same names.
+
+    `names` are those of the parameters, tensors among them `operands`. `given` has the parameters
+    that have an argument, and its position; `sources` for each parameter that, or the default.
+    """
+
+    names: tuple[str, ...]
+    operands: tuple[str, ...]
+    attributes: tuple[str, ...]
+    given: tuple[tuple[str, int], ...]
+    sources: tuple[int | Expression, ...]
+
+    def expressions(self, invocation: Invocation) -> list[Expression]:
+        """The expression for each parameter, in the order of the declaration."""
+        arguments = invocation.arguments
+        return [arguments[x].value if type(x) is int else x for x in self.sources]  # pyright: ignore
+
+
+def form_of(fragment: Fragment, invocation: Invocation) -> Form:
+    """The form of an invocation; InvalidInvocation where it breaks a rule."""
+    names = tuple(parameter.name for parameter in fragment.parameters)
+    operands = tuple(p.name for p in fragment.parameters if has_tensor(p.type))
+    given = bind(fragment, invocation)
+    places = {
+        a.name or names[position]: position for position, a in enumerate(invocation.arguments)
+    }
+    defaults = {p.name: p.default for p in fragment.parameters if p.default is not None}
+    return Form(
+        names,
+        operands,
+        tuple(name for name in names if name not in operands),
+        tuple((name, places[name]) for name in given),
+        tuple(places[name] if name in given else defaults[name] for name in names),
+    )
 
 
 def bind(fragment: Fragment, invocation: Invocation) -> dict[str, Expression]:

@@ -8,13 +8,14 @@ from functools import cache
 from importlib.resources import files
 
 from lowering.location import Source
-from nnef_jax.text.parser import parse_library
-from nnef_jax.text.syntax import Document, Fragment
+from nnef_jax.text.invocation import Form, form_of
+from nnef_jax.text.library_reader import read_library
+from nnef_jax.text.syntax import Document, Fragment, Invocation
 
 
 def _read(name: str) -> dict[str, Fragment]:
     text = files("nnef_jax.text").joinpath(name).read_text(encoding="utf-8")
-    return parse_library(Source(name, text))
+    return read_library(Source(name, text))
 
 
 @cache
@@ -108,6 +109,7 @@ class Scope:
         self._own = {fragment.name: fragment for fragment in document.fragments}
         self._source = document.source
         self._provisional = document.provisional
+        self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}
 
     def is_taken(self, name: str) -> bool:
         """Whether the dialect of the document has an operation of this name."""
@@ -118,6 +120,14 @@ class Scope:
         if caller is not None and caller.source is not self._source:
             return standard().get(name)
         return self._own.get(name) or self.library.get(name)
+
+    def form(self, fragment: Fragment, invocation: Invocation) -> Form:
+        """As `form_of`, which is asked once for arguments of the same names."""
+        key = (id(fragment), tuple([argument.name for argument in invocation.arguments]))
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = form_of(fragment, invocation)
+        return form
 
     def similar(self, name: str) -> list[str]:
         """Names of operations that one may have meant."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -229,11 +229,17 @@ def span_in(source: Source, node: Node) -> Span:
             return Span(source, node.offset)
 
 
+_LEAVES = frozenset({Literal, Identifier})
+
+
 def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
     """All invocations in some expressions, in any order."""
     pending: list[Any] = [*expressions]
     while pending:
-        match pending.pop():
+        expression = pending.pop()
+        if type(expression) in _LEAVES:  # nearly all are
+            continue
+        match expression:
             case Invocation(arguments=arguments) as node:
                 yield node
                 pending += [argument.value for argument in arguments]
@@ -255,13 +261,12 @@ def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
                 pass
 
 
-def identifiers(target: Expression) -> Iterator[Identifier]:
+def identifiers(target: Expression) -> Sequence[Identifier]:
     """The identifiers of the target of an assignment, in order."""
     match target:
         case Identifier():
-            yield target
+            return (target,)
         case Array(items=items) | Tuple(items=items):
-            for item in items:
-                yield from identifiers(item)
+            return [identifier for item in items for identifier in identifiers(item)]
         case _:
             raise TypeError(f"not a target: {target!r}")

@@ -38,7 +38,7 @@ def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
             hint="it depends on an open extent of an input: "
             "give that by load(..., input_shapes=...)",
         )
-    if any(extent < 1 for extent in shape):
+    if any([extent < 1 for extent in shape]):
         raise InvalidOperation(f"'shape' of a variable must be positive, it is {list(shape)}")
     return TensorType(tuple(shape), dtype)
 
@@ -76,6 +76,8 @@ def generic_of(
 
 def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
     """How many tensors an operation makes, where that is not bounded by the length of the text."""
+    if kind not in ("copy_n", "unstack"):
+        return 0
     match kind, operands, attributes:
         case "copy_n", _, {"times": int(times)}:
             return times

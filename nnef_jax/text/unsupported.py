@@ -33,7 +33,10 @@ def refuse_unsupported(
     sources = {body[2] for body, _ in pending}
     while pending:
         (caller, expressions, source), reached = pending.pop()
+        runs: set[str] = set()  # what needs no second look in this body
         for node in s.invocations(expressions):
+            if node.operation in runs:
+                continue
             fragment = scope.lookup(node.operation, caller)
             if fragment is None or fragment.name in INTRODUCING:
                 continue
@@ -41,6 +44,7 @@ def refuse_unsupported(
             if fragment.body is None or is_atomic(fragment):
                 if fragment.name not in registry:
                     uses.setdefault(fragment.name, []).append(span)
+                    continue
             elif id(fragment) not in seen:
                 seen.add(id(fragment))
                 body = (
@@ -49,6 +53,7 @@ def refuse_unsupported(
                     fragment.source,
                 )
                 pending.append((body, None if fragment.source in sources else span))
+            runs.add(node.operation)
     first = {name: min(spans, key=lambda span: span.offset) for name, spans in uses.items()}
     raise_all(
         [

@@ -150,6 +150,8 @@ def _leaves(values: Iterable[Known], limits: Limits) -> Iterator[Known]:
 
 def require_known(*values: Known, limits: Limits) -> None:
     """Raise ExtentNeeded where an unknown extent occurs in one of the values."""
+    if not any([isinstance(value, list | tuple) or value is UNKNOWN for value in values]):
+        return  # as nearly always
     if any(leaf is UNKNOWN for leaf in _leaves(values, limits)):
         raise ExtentNeeded
 
@@ -258,5 +260,5 @@ def freeze(value: Known) -> Known:
     """The value with arrays as tuples, hashable."""
     if isinstance(value, list | tuple):
         items: Sequence[Known] = value  # pyright: ignore[reportUnknownVariableType]
-        return tuple(freeze(v) for v in items)
+        return tuple([freeze(v) if isinstance(v, list | tuple) else v for v in items])
     return value

@@ -16,7 +16,7 @@ from nnef_jax.formats.tract.declarations import is_element_wise
 from nnef_jax.formats.tract.host import host, integers
 from nnef_jax.text import syntax as s
 from nnef_jax.text.invocation import InvalidInvocation
-from nnef_jax.text.types import INTEGER, LOGICAL, SCALAR, STRING, ArrayOf, TupleOf, Type
+from nnef_jax.text.types import INTEGER, LOGICAL, SCALAR, ArrayOf, Primitive, TupleOf, Type
 
 _LARGEST = (1 << 63) - 1
 
@@ -70,16 +70,18 @@ def attribute(value: Any, type: Type) -> Any:
     network is run on.
     """
     match type:
-        case _ if type == STRING:
+        case Primitive("string"):
             if not isinstance(value, str):
                 raise InvalidOperation(f"a string is due, this is {_shown(value)}")
             return value
-        case _ if type == INTEGER:
+        case Primitive("integer"):
+            if value.__class__ is int and abs(value) <= _LARGEST:  # as nearly always
+                return value
             integer = _one(integers(_number(value)), value)
             if not is_symbolic(integer) and abs(integer) > _LARGEST:
                 raise InvalidOperation(f"an integer of 64 bits is due, this is {integer}")
             return integer
-        case _ if type == SCALAR:
+        case Primitive("scalar"):
             number = _one(_number(value).ravel().tolist(), value)
             if is_symbolic(number):
                 raise InvalidOperation(
@@ -87,7 +89,7 @@ def attribute(value: Any, type: Type) -> Any:
                     hint="export it for known shapes",
                 )
             return math.nan if number is UNKNOWN else float(number)
-        case _ if type == LOGICAL:
+        case Primitive("logical"):
             return bool(_one(_number(value).ravel().tolist(), value))
         case ArrayOf(item) if item in (INTEGER, SCALAR, LOGICAL):
             return [attribute(part, item) for part in _items(value)]

@@ -9,7 +9,7 @@ from importlib.resources import files
 from lowering.location import Source
 from nnef_jax.text import library
 from nnef_jax.text import syntax as s
-from nnef_jax.text.parser import parse_library
+from nnef_jax.text.library_reader import read_library
 from nnef_jax.text.types import ArrayOf, Tensor, has_tensor
 
 # In the order in which tract looks them up, the last one first.
@@ -56,7 +56,7 @@ REFUSED = {
 def registry(name: str) -> Mapping[str, s.Fragment]:
     """The declarations of one registry by name."""
     text = files("nnef_jax.formats.tract").joinpath(f"{name}.nnef").read_text(encoding="utf-8")
-    return parse_library(Source(f"{name}.nnef", text))
+    return read_library(Source(f"{name}.nnef", text))
 
 
 @cache
@@ -88,6 +88,12 @@ def registry_of(name: str) -> str:
 def is_element_wise(fragment: s.Fragment) -> bool:
     """Whether an operation takes tensors and nothing else: it may be given more, and ignores it."""
     return all(isinstance(p.type, Tensor) for p in fragment.parameters)
+
+
+@cache
+def operands(name: str) -> Mapping[str, str | None]:
+    """The operands of an operation, and what the tensors of each hold, as `item_of` says it."""
+    return {p.name: item_of(p) for p in declarations()[name].parameters if is_operand(p)}
 
 
 def is_operand(parameter: s.Parameter) -> bool:

@@ -101,11 +101,12 @@ class TractEmitter(Emitter):
 
         def compute() -> Any:
             fragment = declarations.declarations()[kind]
+            items = declarations.operands(kind)
             operands: dict[str, Any] = {}
             attributes: dict[str, Any] = {}
             for parameter in fragment.parameters:
                 value = arguments[parameter.name]
-                if declarations.is_operand(parameter):
+                if parameter.name in items:
                     operands[parameter.name] = self._operand(value, parameter, node, frame)
                 else:
                     attributes[parameter.name] = self._attribute(value, parameter)
@@ -118,7 +119,7 @@ class TractEmitter(Emitter):
                 pass
             if kind in _BIASED:
                 operands["bias"] = self._bias(operands, node, frame)
-            unified = self._unified(fragment, operands, node, frame)
+            unified = self._unified(fragment.name, items, operands, node, frame)
             self.spend(_result_count(kind, unified, attributes), node, frame)
             results = self.emit(kind, unified, attributes, node, frame, names)
             read = next(iter(operands.values()), None)
@@ -214,13 +215,17 @@ class TractEmitter(Emitter):
             raise InvalidOperation(f"'{name}': {error.message}") from None
 
     def _unified(
-        self, fragment: s.Fragment, operands: Mapping[str, Any], node: s.Node, frame: Frame
+        self,
+        kind: str,
+        items: Mapping[str, str | None],
+        operands: Mapping[str, Any],
+        node: s.Node,
+        frame: Frame,
     ) -> dict[str, Any]:
         """The operands as tensors and typed literals; those of one item type get one dtype.
 
         A number where a logical value is due is true unless it is 0.
         """
-        items = {p.name: declarations.item_of(p) for p in fragment.parameters}
         dtypes = {"logical": "bool"}
         defaults = Defaults(self.builder.real, self.builder.integer, self.constants.keys())
         for item in ("?", "scalar"):
@@ -231,9 +236,9 @@ class TractEmitter(Emitter):
                 for x in (operand if isinstance(operand, list) else [operand])
             ]
             if group:
-                exact = fragment.name == "div"  # where a whole divisor does not mean integers
+                exact = kind == "div"  # where a whole divisor does not mean integers
                 dtypes[item] = common_dtype(group, item, defaults, exact=exact)
-        if fragment.name == "sub" and dtypes["?"] == "bool":
+        if kind == "sub" and dtypes["?"] == "bool":
             dtypes["?"] = self.builder.integer  # with it begin sums over logical values: counts
 
         def unify(x: Any, item: str | None) -> Any:

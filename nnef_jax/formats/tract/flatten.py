@@ -271,7 +271,10 @@ class Flattener(TractEmitter):
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         """The value of an expression; `names` are wanted for the tensors that it makes."""
-        self.spend(1, node, frame)
+        root = self.root
+        root.steps += 1
+        if root.steps > self.limits.steps:
+            self.spend(0, node, frame)
         match node:
             case s.Literal(value=value):
                 return value

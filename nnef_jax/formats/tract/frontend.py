@@ -18,6 +18,7 @@ from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.quantizer import Quantizer
 from nnef_jax.text import syntax as s
+from nnef_jax.text.collecting import uncollected
 from nnef_jax.text.options import Options
 from nnef_jax.variables import Progress
 
@@ -37,7 +38,8 @@ class TractFrontend:
         rounds: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        self.document = parse(source, options.limits)
+        with uncollected():
+            self.document = parse(source, options.limits)
         self.data: dict[str, NDArray[Any]] = {}
         self.quantization = resources.quantization
         stored = self.quantizers(self.quantization, options) if self.quantization else {}
@@ -57,7 +59,8 @@ class TractFrontend:
     def flatten(self, options: Options) -> Graph:
         """The flat graph for the shapes in `options.input_shapes`, else the document's."""
         values = symbols.solve(self.document, {**options.input_shapes, **options.symbolic_shapes})
-        return Flattener(self._unit, options, values, self.data).flatten()
+        with uncollected():
+            return Flattener(self._unit, options, values, self.data).flatten()
 
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
         """The shapes of its inputs, None for an extent that depends on a symbol."""

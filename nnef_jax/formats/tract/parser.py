@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,19 +18,15 @@ from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedInput
 
 from lowering.location import Source, Span
-from nnef_jax.errors import LimitError, NnefSyntaxError, SemanticError
+from nnef_jax.errors import LimitError, NnefError, NnefSyntaxError, SemanticError
 from nnef_jax.formats.tract.document import Assertion, Document
+from nnef_jax.formats.tract.fast_parser import flat_statements
+from nnef_jax.formats.tract.recognition import signs
 from nnef_jax.limits import Limits
 from nnef_jax.text import syntax as s
 from nnef_jax.text.types import ANY
 from nnef_jax.text.unexpected import syntax_error
 
-# What only the dialect has, among comments and strings, in which that means nothing.
-_SIGN = re.compile(
-    r"""\#[^\n]*|(\bextension\s+tract_\w|\bfragment\s+tract_core_properties\b"""
-    r"""|\bi(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'))"""
-    r"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'"""
-)
 _LINE = re.compile(r"extension\s+(\w*)\s*(.*?)\s*;", re.DOTALL)
 _RUN_ON = re.compile(
     r"^[ \t]*extension\s[^;\n]*\n\s*(extension|fragment|graph)\b(?!\s*=)", re.MULTILINE
@@ -44,22 +40,13 @@ _TEMPLATE = re.compile(r"\{\{|\{%")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
-def is_tract(text: str) -> bool:
-    """Whether a text is of the dialect: it names a registry, or has identifiers in quotes."""
-    return any(_signs(text))
-
-
-def _signs(text: str) -> Iterator[re.Match[str]]:
-    return (found for found in _SIGN.finditer(text) if found[1])
-
-
 def parse(source: Source, limits: Limits) -> Document:
     """Read a document.
 
     Raises NnefSyntaxError where the text does not follow the grammar, LimitError where expressions
     are nested too deeply.
     """
-    text, properties = _without_properties(source.text)
+    text, properties = without_properties(source.text)
     template = _TEMPLATE.search(text)
     if template is not None:
         raise NnefSyntaxError(
@@ -74,7 +61,7 @@ def parse(source: Source, limits: Limits) -> Document:
             span=Span(source, run_on.start(1), len(run_on[1])),
             hint="a semicolon may be missing before this",
         )
-    lines, fragments, graph = _run("document", source, text, limits)
+    lines, fragments, graph = _read(source, text, limits)
     known: dict[str, s.Fragment] = {}
     for fragment in fragments:
         if fragment.name in known:
@@ -100,13 +87,13 @@ def parse(source: Source, limits: Limits) -> Document:
     )
 
 
-def _without_properties(text: str) -> tuple[str, dict[str, str]]:
+def without_properties(text: str) -> tuple[str, dict[str, str]]:
     """The text with blanks in place of the properties, and these.
 
     They are never called, and tract does not escape the quotes in them: the grammar cannot read
     them.
     """
-    start = next((x.start() for x in _signs(text) if x[1].startswith("fragment")), None)
+    start = next((x.start() for x in signs(text) if x[1].startswith("fragment")), None)
     found = _PROPERTIES.match(text, start) if start is not None else None
     if found is None:
         return text, {}
@@ -137,6 +124,19 @@ def _assertion(source: Source, line: _Line, limits: Limits) -> Assertion:
     blank = " " * line.offset + line.value  # so that offsets are those of the document
     scenario, condition = _run("assertion", source, blank, limits)
     return Assertion(scenario, condition, line.value, line.offset)
+
+
+def _read(source: Source, text: str, limits: Limits) -> Any:
+    """What the grammar makes of a text, but for flat statements that need no grammar."""
+    left, read = flat_statements(text, limits)
+    try:
+        lines, fragments, graph = _run("document", source, left, limits)
+    except NnefError:
+        if not read:
+            raise
+        return _run("document", source, text, limits)  # its errors are those of the whole text
+    body = sorted((*graph.body, *read), key=lambda assignment: assignment.offset)
+    return lines, fragments, replace(graph, body=tuple(body))
 
 
 _LOCK = threading.Lock()

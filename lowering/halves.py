@@ -1,0 +1,40 @@
+"""A function of parameters and inputs in two halves, as `prepare.split` makes them.
+
+It is apart from `prepare` because importing what makes them takes jax 40 ms, which a process that
+finds its executables in a folder does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The two halves; both are compiled when they are first called.
+
+    What is prepared is, in the order of `sources`, the parameter of an index as it is, or where
+    that is None the next result of `compute`, which reads the parameters of the indices `reads`.
+    """
+
+    sources: tuple[int | None, ...]
+    reads: tuple[int, ...]
+    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    run: Any  # a jitted function of what is prepared and of the inputs
+
+    def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        """What `run` takes for these parameters."""
+        return assemble(self.sources, parameters, self.compute(parameters))
+
+
+def assemble(
+    sources: Sequence[int | None], parameters: Sequence[Any], computed: Iterable[Any]
+) -> tuple[Any, ...]:
+    """What is prepared, from the parameters and what was computed of them.
+
+    Parameters are passed on here and not by the compiled function, which would copy them.
+    """
+    rest = iter(computed)
+    return tuple(next(rest) if source is None else parameters[source] for source in sources)

@@ -1,0 +1,70 @@
+"""3x3 convolutions of stride 1 by Winograd's minimal filtering F(2x2, 3x3).
+
+Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015): each tile of 4x4 inputs
+gives 2x2 outputs with 16 multiplications in place of 36, all tiles at once as 16 matrix products.
+The factors are 1 and 1/2: the error is that of the direct sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+
+def winograd(x: Array, filter: Array, precision: Any) -> Array:
+    """The windows of a padded input (N,X,Y,C) with a filter (3,3,C,O): (N,X-2,Y-2,O)."""
+    batch, rows, columns, _ = x.shape
+    height, width = (rows - 1) // 2, (columns - 1) // 2  # tiles; the last may hang over
+    x = lax.pad(
+        x,
+        np.array(0, x.dtype),
+        [(0, 0, 0), (0, 2 * height + 2 - rows, 0), (0, 2 * width + 2 - columns, 0), (0, 0, 0)],
+    )
+    products = lax.dot_general(
+        _input_transform(x, height, width),
+        _filter_transform(filter),
+        (((2,), (1,)), ((0,), (0,))),
+        precision=precision,
+    )
+    result = _output_transform(products.reshape(4, 4, batch, height, width, -1))
+    return result[:, : rows - 2, : columns - 2]
+
+
+def _filter_transform(filter: Array) -> Array:
+    """G g G^T of each channel: (16,C,O)."""
+    matrix = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], filter.dtype)
+    transformed = jnp.einsum("ij,jkco,lk->ilco", matrix, filter, matrix, precision="highest")
+    return transformed.reshape(16, *filter.shape[2:])
+
+
+def _input_transform(x: Array, height: int, width: int) -> Array:
+    """B^T d B of each tile: (16,N*height*width,C)."""
+    batch, _, _, depth = x.shape
+
+    def rows(i: int) -> Array:
+        return lax.slice_in_dim(x, i, i + 2 * height - 1, 2, axis=1)
+
+    def columns(x: Array, i: int) -> Array:
+        return lax.slice_in_dim(x, i, i + 2 * width - 1, 2, axis=2)
+
+    def transform(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, ...]:
+        return a - c, b + c, c - b, b - d
+
+    by_rows = transform(*(rows(i) for i in range(4)))
+    tiles = [tile for row in by_rows for tile in transform(*(columns(row, j) for j in range(4)))]
+    return jnp.stack([tile.reshape(batch * height * width, depth) for tile in tiles])
+
+
+def _output_transform(products: Array) -> Array:
+    """A^T m A of each tile, the tiles put side by side: (N,2*height,2*width,O)."""
+
+    def transform(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any]:
+        return a + b + c, b - c - d
+
+    upper, lower = transform(*products)
+    batch, height, width, count = products.shape[2:]
+    parts = [jnp.stack(transform(*row), axis=3) for row in (upper, lower)]
+    return jnp.stack(parts, axis=2).reshape(batch, 2 * height, 2 * width, count)

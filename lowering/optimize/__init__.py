@@ -1,0 +1,1 @@
+"""Rewrites a traced function for speed: folded scales, layouts, kernels. Meaning stays the same."""

@@ -1,0 +1,73 @@
+"""Matrix products with parameters: those of one input become one product, laid out once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+from lowering.optimize.view import View, whole
+
+
+def siblings(
+    equations: Iterable[Any], is_known: Callable[[Any], bool], same: Mapping[Any, Any]
+) -> dict[int, list[Any]]:
+    """Products of one input with matrices of parameters, by the identity of each equation.
+
+    `same` names one variable for those that hold the same input.
+    """
+    groups: dict[Any, list[Any]] = defaultdict(list)
+    for equation in equations:
+        if equation.primitive.name == "dot_general" and _is_layer(equation, is_known):
+            ((sums, _), _) = equation.params["dimension_numbers"]
+            params = equation.params
+            kind = params["precision"], params["preferred_element_type"]
+            input = equation.invars[0]
+            groups[same.get(input, input), sums, kind].append(equation)
+    return {id(e): group for group in groups.values() for e in group}
+
+
+def _is_layer(equation: Any, is_known: Callable[[Any], bool]) -> bool:
+    input, matrix = equation.invars
+    (left_sums, _), (batch, _) = equation.params["dimension_numbers"]
+    return (
+        not isinstance(input, core.Literal)
+        and not is_known(input)
+        and is_known(matrix)
+        and len(left_sums) == 1
+        and not batch
+        and len(matrix.aval.shape) == 2
+    )
+
+
+def products(group: Sequence[Any], input: View, matrices: Sequence[View]) -> list[View]:
+    """The results of all equations of a group."""
+    ((left_sums, _), _) = group[0].params["dimension_numbers"]
+    columns = [
+        whole(matrix, (sums, 1 - sums))
+        for matrix, sums in zip(
+            matrices, (e.params["dimension_numbers"][0][1][0] for e in group), strict=True
+        )
+    ]
+    array = lax.dot_general(
+        whole(input),
+        jnp.concatenate(columns, axis=1) if len(columns) > 1 else columns[0],
+        (((input.position(left_sums[0]),), (0,)), ((), ())),
+        precision=group[0].params["precision"],
+        preferred_element_type=group[0].params["preferred_element_type"],
+    )
+    free = [axis for axis in input.order if axis != left_sums[0]]
+    ranked = sorted(free)
+    order = (*(ranked.index(axis) for axis in free), len(free))
+    views: list[View] = []
+    start = 0
+    for equation, column in zip(group, columns, strict=True):
+        stop = start + column.shape[1]
+        part = lax.slice_in_dim(array, start, stop, axis=array.ndim - 1)
+        views.append(View(part, order, tuple(equation.outvars[0].aval.shape), False))
+        start = stop
+    return views

@@ -1,0 +1,185 @@
+"""Evaluates a traced function in the layouts and with the kernels that suit the platform."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from lowering.optimize.dots import products, siblings
+from lowering.optimize.layout import RULES
+from lowering.optimize.products import Product, merged, product
+from lowering.optimize.view import View, plain, tensor
+from lowering.prepare import split
+
+Operand = View | Product
+
+# A front end may repeat these for each consumer of a tensor.
+_SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
+
+
+def optimised(
+    function: Callable[[Any, Sequence[Any]], Any],
+) -> Callable[[Any, Sequence[Any]], Any]:
+    """The same function of parameters and inputs, laid out for a CPU.
+
+    Both arguments are pytrees of arrays; what depends on the first alone may be computed in
+    another way than written, since that is done once for many calls.
+    """
+
+    def run(parameters: Any, inputs: Sequence[Any]) -> Any:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
+        known, free = jax.tree.leaves(parameters), jax.tree.leaves(inputs)
+        views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
+        results = _evaluate(closed.jaxpr, closed.consts, views)
+        return jax.tree.unflatten(jax.tree.structure(shapes), [tensor(v) for v in results])
+
+    return run
+
+
+def _evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[View]) -> list[View]:
+    values: dict[Any, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
+    values.update((v, plain(x, True)) for v, x in zip(jaxpr.constvars, constants, strict=True))
+    uses = Counter(
+        variable
+        for variables in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars)
+        for variable in variables
+        if not isinstance(variable, core.Literal)
+    )
+
+    def read(variable: Any) -> Operand:
+        if isinstance(variable, core.Literal):
+            aval: Any = variable.aval
+            return plain(np.asarray(variable.val, aval.dtype), True)
+        return values[variable]
+
+    def evaluate(equation: Any) -> None:
+        with jax.named_scope(str(equation.source_info.name_stack)):
+            results = _apply(equation, [read(v) for v in equation.invars])
+        for variable, result in zip(equation.outvars, results, strict=True):
+            if isinstance(result, Product) and uses[variable] != 1:
+                result = result.view()
+            values[variable] = result
+
+    # First all that depends on parameters alone: matrices of later products are then at hand.
+    later: list[Any] = []
+    known = {variable for variable, view in values.items() if view.known}
+    for equation in jaxpr.eqns:
+        if all(isinstance(v, core.Literal) or v in known for v in equation.invars):
+            evaluate(equation)
+            known.update(equation.outvars)
+        else:
+            later.append(equation)
+    groups = siblings(later, known.__contains__, _same(jaxpr))
+    for equation in later:
+        if any(variable in values for variable in equation.outvars):
+            continue
+        group = groups.get(id(equation))
+        if group is None:
+            evaluate(equation)
+            continue
+        with jax.named_scope(str(equation.source_info.name_stack)):
+            input = _computed(read(equation.invars[0]))
+            matrices = [_computed(read(e.invars[1])) for e in group]
+            for e, view in zip(group, products(group, input, matrices), strict=True):
+                values[e.outvars[0]] = view
+    return [_computed(read(variable)) for variable in jaxpr.outvars]
+
+
+def _same(jaxpr: Any) -> dict[Any, Any]:
+    """For a variable that is computed as another one is, the first of these."""
+    first: dict[Any, Any] = {}
+    same: dict[Any, Any] = {}
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in _SHAPING:
+            operands = tuple(
+                id(v) if isinstance(v, core.Literal) else same.get(v, v) for v in equation.invars
+            )
+            key = equation.primitive, operands, tuple(sorted(equation.params.items(), key=str))
+            (result,) = equation.outvars
+            same[result] = first.setdefault(key, result)
+    return same
+
+
+def _computed(operand: Operand) -> View:
+    return operand.view() if isinstance(operand, Product) else operand
+
+
+def _apply(equation: Any, operands: list[Operand]) -> Sequence[Operand]:
+    name = equation.primitive.name
+    if name in ("add", "sub", "mul", "div"):
+        found = merged(equation, operands)
+        if found is not None:
+            return [found]
+    views = [_computed(operand) for operand in operands]
+    if name == "jit":
+        closed = equation.params["jaxpr"]
+        return _evaluate(closed.jaxpr, closed.consts, views)
+    if name == "scan":
+        return _scan(equation, views)
+    if name == "conv_general_dilated":
+        found = product(equation, *views)
+        if found is not None:
+            return [found]
+    rule = RULES.get(name)
+    result = None if rule is None else rule(equation, views)
+    if result is None:
+        result = _bind(equation, views)
+    return result if isinstance(result, list) else [result]
+
+
+def _scan(equation: Any, views: Sequence[View]) -> list[View]:
+    """The body optimised; what it computes of parameters alone is computed before the scan."""
+    params = equation.params
+    closed, count, carried = params["jaxpr"], params["num_consts"], params["num_carry"]
+    constants, first, scanned = views[:count], views[count:][:carried], views[count + carried :]
+    fixed = [i for i, view in enumerate(constants) if view.known]
+
+    def body(parameters: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        free, carry, items = inputs
+        known, rest = iter(parameters), iter(free)
+        arguments = [
+            plain(next(known), True) if v.known else plain(next(rest), False) for v in constants
+        ]
+        arguments += [plain(x, False) for x in (*carry, *items)]
+        return [tensor(view) for view in _evaluate(closed.jaxpr, closed.consts, arguments)]
+
+    parameters = [tensor(constants[i]) for i in fixed]
+    free = [tensor(view) for view in constants if not view.known]
+    start, stacks = [tensor(view) for view in first], [tensor(view) for view in scanned]
+    items = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacks]
+    halves = split(body, parameters, (free, start, items), compiled=False)
+    prepared = halves.prepare(parameters)
+
+    def turn(carry: list[Any], items: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = halves.run(prepared, [*free, *carry, *items])
+        return results[:carried], results[carried:]
+
+    last, collected = jax.lax.scan(
+        turn,
+        start,
+        stacks,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    known = all(view.known for view in views)
+    return [plain(x, known) for x in (*last, *collected)]
+
+
+def _bind(equation: Any, views: Sequence[View]) -> list[View]:
+    """The equation as it stands, on tensors in their own layout."""
+    given = {
+        variable: tensor(view)
+        for variable, view in zip(equation.invars, views, strict=True)
+        if not isinstance(variable, core.Literal)
+    }
+    info = core.DebugInfo(equation.primitive.name, "equation", ("x",) * len(given), None)
+    jaxpr = core.Jaxpr([], list(given), equation.outvars, [equation], debug_info=info)
+    results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*given.values())
+    known = all(view.known for view in views)
+    return [plain(result, known) for result in results]

@@ -1,0 +1,237 @@
+"""How each primitive acts on arrays whose transposition is pending.
+
+A rule takes the views of the operands and the parameters of the equation, and yields a view or
+several. A primitive without one takes tensors in their own layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from lowering.optimize.view import Order, View, arranged, common_order, plain, tensor, whole
+from lowering.optimize.windows import window_reduction
+
+Rule = Callable[[Any, Sequence[View]], View | list[View] | None]
+
+# fmt: off
+_ELEMENTWISE = (
+    "abs", "add", "and", "asin", "asinh", "acos", "acosh", "atan", "atan2", "atanh", "cbrt",
+    "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "erf",
+    "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow",
+    "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne",
+    "neg", "nextafter", "not", "or", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
+    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
+    "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+)
+# fmt: on
+
+
+def _elementwise(equation: Any, views: Sequence[View]) -> View:
+    known = all(view.known for view in views)
+    shape = tuple(equation.outvars[0].aval.shape)
+    if not shape:
+        return plain(_bind(equation, [view.array for view in views]), known)
+    order = common_order(views)
+    arrays = [arranged(view, order) if view.order else view.array for view in views]
+    if equation.primitive.name in ("select_n", "clamp"):  # these take one shape, or scalars
+        widest = tuple(map(max, zip(*(x.shape for x in arrays if x.ndim), strict=True)))
+        arrays = [x if not x.ndim else _widened(x, widest) for x in arrays]
+    return View(_bind(equation, arrays), order, shape, known)
+
+
+def _widened(x: Any, shape: tuple[int, ...]) -> Any:
+    return x if x.shape == shape else lax.broadcast_in_dim(x, shape, tuple(range(x.ndim)))
+
+
+def _bind(equation: Any, arrays: Sequence[Any], **changed: Any) -> Any:
+    return equation.primitive.bind(*arrays, **(equation.params | changed))
+
+
+def _transpose(equation: Any, views: Sequence[View]) -> View:
+    (view,) = views
+    permutation = equation.params["permutation"]
+    order = tuple(permutation.index(axis) for axis in view.order)
+    return View(view.array, order, tuple(equation.outvars[0].aval.shape), view.known)
+
+
+def _broadcast_in_dim(equation: Any, views: Sequence[View]) -> View | None:
+    if len(views) != 1:  # extents that jax.export keeps open are operands
+        return None
+    (view,) = views
+    shape = tuple(equation.params["shape"])
+    axes = equation.params["broadcast_dimensions"]
+    new = [axis for axis in range(len(shape)) if axis not in axes]
+    # New axes go in front: where they are does not matter while their extent is 1.
+    array = lax.expand_dims(view.array, tuple(range(len(new))))
+    order = (*new, *(axes[axis] for axis in view.order))
+    return View(array, order, shape, view.known)
+
+
+def _squeeze(equation: Any, views: Sequence[View]) -> View:
+    (view,) = views
+    removed = equation.params["dimensions"]
+    array = lax.squeeze(view.array, [view.position(axis) for axis in removed])
+    kept = [axis for axis in view.order if axis not in removed]
+    return View(array, _ranks(kept), tuple(equation.outvars[0].aval.shape), view.known)
+
+
+def _ranks(axes: Sequence[int]) -> Order:
+    """The axes numbered anew, in the same relative order."""
+    ranked = sorted(axes)
+    return tuple(ranked.index(axis) for axis in axes)
+
+
+def _reduction(equation: Any, views: Sequence[View]) -> View | None:
+    if len(views) != 1:
+        return None
+    (view,) = views
+    axes = equation.params["axes"]
+    positions = tuple(sorted(view.position(axis) for axis in axes))
+    array = _bind(equation, [whole(view)], axes=positions)
+    kept = [axis for axis in view.order if axis not in axes]
+    return View(array, _ranks(kept), tuple(equation.outvars[0].aval.shape), view.known)
+
+
+def _along(name: str) -> Rule:
+    """The rule of a primitive with one axis as a parameter."""
+
+    def rule(equation: Any, views: Sequence[View]) -> View | list[View]:
+        order = common_order(views)
+        axis = order.index(equation.params[name])
+        results = _bind(equation, [whole(view, order) for view in views], **{name: axis})
+        known = all(view.known for view in views)
+        shapes = [tuple(variable.aval.shape) for variable in equation.outvars]
+        if equation.primitive.multiple_results:
+            return [View(x, order, s, known) for x, s in zip(results, shapes, strict=True)]
+        return View(results, order, shapes[0], known)
+
+    return rule
+
+
+def _by_axis(*names: str) -> Rule:
+    """The rule of a primitive whose named parameters have an item for each axis of the tensor.
+
+    Other operands than the first are scalars.
+    """
+
+    def rule(equation: Any, views: Sequence[View]) -> View:
+        view, *rest = views
+        changed = {
+            name: tuple(equation.params[name][axis] for axis in view.order)
+            for name in names
+            if equation.params[name] is not None
+        }
+        array = _bind(equation, [whole(view), *(v.array for v in rest)], **changed)
+        known = all(v.known for v in views)
+        return View(array, view.order, tuple(equation.outvars[0].aval.shape), known)
+
+    return rule
+
+
+def _rev(equation: Any, views: Sequence[View]) -> View:
+    (view,) = views
+    axes = tuple(view.position(axis) for axis in equation.params["dimensions"])
+    return View(_bind(equation, [whole(view)], dimensions=axes), view.order, view.shape, view.known)
+
+
+def _dot_general(equation: Any, views: Sequence[View]) -> View:
+    # Axes of the result: those of the batch, then the left's others, then the right's.
+    (left, right), known = views, all(view.known for view in views)
+    (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    numbers = (
+        (tuple(map(left.position, left_sums)), tuple(map(right.position, right_sums))),
+        (tuple(map(left.position, left_batch)), tuple(map(right.position, right_batch))),
+    )
+    array = _bind(equation, [whole(left), whole(right)], dimension_numbers=numbers)
+    count = len(left_batch)
+    left_free = [axis for axis in left.order if axis not in (*left_sums, *left_batch)]
+    right_free = [axis for axis in right.order if axis not in (*right_sums, *right_batch)]
+    order = (
+        *range(count),
+        *(count + i for i in _ranks(left_free)),
+        *(count + len(left_free) + i for i in _ranks(right_free)),
+    )
+    return View(array, order, tuple(equation.outvars[0].aval.shape), known)
+
+
+def _reshape(equation: Any, views: Sequence[View]) -> View | None:
+    if len(views) != 1 or equation.params["dimensions"] is not None:
+        return None
+    (view,) = views
+    shape = tuple(equation.params["new_sizes"])
+    groups = None if view.is_plain else _groups(view.shape, shape)
+    if groups is None or not _stay_together(view.order, [old for old, _ in groups]):
+        return plain(lax.reshape(tensor(view), shape), view.known)
+    group_of = {old[0]: new for old, new in groups if old}
+    order = tuple(axis for old in view.order for axis in group_of.get(old, ()))
+    order = (*(axis for old, new in groups if not old for axis in new), *order)
+    array = lax.reshape(whole(view), tuple(shape[axis] for axis in order))
+    return View(array, order, shape, view.known)
+
+
+def _groups(
+    old: tuple[int, ...], new: tuple[int, ...]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+    """Runs of axes with the runs that a reshape turns them into; None for an empty tensor."""
+    if math.prod(old) == 0:
+        return None
+    groups: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        first, other = i, j
+        left, i = (old[i], i + 1) if i < len(old) else (1, i)
+        right, j = (new[j], j + 1) if j < len(new) else (1, j)
+        while left != right:
+            if left < right:
+                left, i = left * old[i], i + 1
+            else:
+                right, j = right * new[j], j + 1
+        groups.append((tuple(range(first, i)), tuple(range(other, j))))
+    return groups
+
+
+def _stay_together(order: Order, runs: Sequence[tuple[int, ...]]) -> bool:
+    """Whether the axes of each run are neighbours in the order, and in sequence."""
+    return all(order[order.index(run[0]) :][: len(run)] == run for run in runs if run)
+
+
+_WINDOWS = (
+    "window_dimensions",
+    "window_strides",
+    "padding",
+    "base_dilation",
+    "window_dilation",
+)
+
+_any_window = _by_axis(*_WINDOWS)
+
+
+def _window(equation: Any, views: Sequence[View]) -> View | list[View] | None:
+    return window_reduction(equation, views) or _any_window(equation, views)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
+        _reduction,
+    ),
+    **dict.fromkeys(("argmax", "argmin"), _reduction),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
+    **dict.fromkeys(("reduce_window_max", "reduce_window_sum"), _window),
+    "reduce_window_min": _any_window,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "concatenate": _along("dimension"),
+    "dot_general": _dot_general,
+    "pad": _by_axis("padding_config"),
+    "reshape": _reshape,
+    "rev": _rev,
+    "slice": _by_axis("start_indices", "limit_indices", "strides"),
+    "split": _along("axis"),
+    "squeeze": _squeeze,
+    "transpose": _transpose,
+}

@@ -1,0 +1,123 @@
+"""Convolutions that wait for the scale and offset which follow them, to be computed as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from lowering.kernels.channels_last import Window, convolution
+from lowering.optimize.view import Order, View, whole
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """The convolution of an input (N,X...,C) with a filter (f...,C/G,O), and a bias (O).
+
+    The result has the axes in `order`, its shape is that of the tensor. `known` tells that filter
+    and bias depend on parameters alone, so that scaling them costs nothing in a call.
+    """
+
+    input: Any
+    filter: Any
+    bias: Any
+    window: Window
+    order: Order
+    shape: tuple[int, ...]
+    known: bool
+    input_known: bool
+
+    def view(self) -> View:
+        """The result, computed."""
+        array = convolution(self.input, self.filter, self.window)
+        if self.bias is not None:
+            array = array + _at_last_axis(self.bias, array.ndim)
+        return View(array, self.order, self.shape, self.known and self.input_known)
+
+    def _along_channels(self, operand: View) -> Any:
+        """The operand as (O) or a scalar; None where it is not one factor for each channel."""
+        if not operand.known:
+            return None
+        channel = self.order[-1]
+        items = {
+            axis for axis, n in zip(operand.order, jnp.shape(operand.array), strict=True) if n > 1
+        }
+        if not items <= {channel}:
+            return None
+        return jnp.ravel(operand.array) if items else jnp.reshape(operand.array, ())
+
+    def scaled(self, operand: View) -> Product | None:
+        """The product times the operand."""
+        factor = self._along_channels(operand)
+        if factor is None or not self.known:
+            return None
+        bias = None if self.bias is None else self.bias * factor
+        filter = self.filter * _at_last_axis(factor, self.filter.ndim)
+        return replace(self, filter=filter, bias=bias)
+
+    def shifted(self, operand: View) -> Product | None:
+        """The product plus the operand."""
+        summand = self._along_channels(operand)
+        if summand is None or not self.known:
+            return None
+        bias = summand if self.bias is None else self.bias + summand
+        return replace(self, bias=bias)
+
+
+def product(equation: Any, input: View, filter: View) -> Product | None:
+    """The product that an equation of `conv_general_dilated` describes; None for rare kinds."""
+    params = equation.params
+    if params["batch_group_count"] != 1:
+        return None
+    numbers = params["dimension_numbers"]
+    batch, feature, *spatial = numbers.lhs_spec
+    outputs, inputs, *cells = numbers.rhs_spec
+    out_batch, out_feature, *out_spatial = numbers.out_spec
+    window = Window(
+        params["window_strides"],
+        params["padding"],
+        params["lhs_dilation"],
+        params["rhs_dilation"],
+        params["feature_group_count"],
+        params["precision"],
+        params["preferred_element_type"],
+    )
+    return Product(
+        whole(input, (batch, *spatial, feature)),
+        whole(filter, (*cells, inputs, outputs)),
+        None,
+        window,
+        (out_batch, *out_spatial, out_feature),
+        tuple(equation.outvars[0].aval.shape),
+        filter.known,
+        input.known,
+    )
+
+
+def merged(equation: Any, operands: list[View | Product]) -> Product | None:
+    """The product with the equation's scale or offset taken in; None where it is none of these."""
+    name = equation.primitive.name
+    left, right = operands
+    if isinstance(right, Product):
+        if isinstance(left, Product) or name not in ("add", "mul"):
+            return None
+        left, right = right, left
+    if not isinstance(left, Product) or isinstance(right, Product):
+        return None
+    match name:
+        case "add":
+            return left.shifted(right)
+        case "sub":
+            return left.shifted(replace(right, array=-right.array))
+        case "mul":
+            return left.scaled(right)
+        case "div":
+            return left.scaled(replace(right, array=1 / right.array)) if right.known else None
+        case _:
+            return None
+
+
+def _at_last_axis(items: Any, rank: int) -> Any:
+    """One item for each channel, or a scalar, as an array of a rank."""
+    return items.reshape(*(1,) * (rank - 1), -1) if items.ndim else items

@@ -1,0 +1,70 @@
+"""Arrays with a pending transposition and broadcast, done where a consumer needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """A tensor of some shape, held as an array of another layout.
+
+    Axis j of the array is axis `order[j]` of the tensor. Where the array has the extent 1 and the
+    tensor another, all items along the axis are equal. `known` tells that the tensor depends on
+    parameters alone.
+    """
+
+    array: Any
+    order: Order
+    shape: tuple[int, ...]
+    known: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the array is in the tensor's own layout."""
+        return self.order == tuple(range(len(self.order)))
+
+    def position(self, axis: int) -> int:
+        """The axis of the array that is an axis of the tensor."""
+        return self.order.index(axis)
+
+
+def plain(array: Any, known: bool) -> View:
+    """The view of an array as it is."""
+    shape = jnp.shape(array)
+    return View(array, tuple(range(len(shape))), shape, known)
+
+
+def arranged(view: View, order: Order) -> Any:
+    """The array in another order of axes, where it is broadcast it keeps the extent 1."""
+    if view.order == order:
+        return view.array
+    return lax.transpose(view.array, tuple(view.order.index(axis) for axis in order))
+
+
+def whole(view: View, order: Order | None = None) -> Any:
+    """The array in an order of axes (its own by default), with all items."""
+    order = view.order if order is None else order
+    array = arranged(view, order)
+    shape = tuple(view.shape[axis] for axis in order)
+    return array if jnp.shape(array) == shape else jnp.broadcast_to(array, shape)
+
+
+def tensor(view: View) -> Array:
+    """The tensor itself, in its own layout."""
+    return whole(view, tuple(range(len(view.order))))
+
+
+def common_order(views: Sequence[View]) -> Order:
+    """The order in which an operation on several tensors of one rank moves the fewest items."""
+    rank = max(len(view.order) for view in views)
+    full = [view for view in views if len(view.order) == rank]
+    largest = max(full, key=lambda view: (jnp.size(view.array), not view.is_plain))
+    return largest.order

@@ -1,0 +1,269 @@
+"""Compiled networks kept in a folder, so that other processes need neither trace nor compile them.
+
+KEY.xla is found by the sha256 of all that it depends on, which is the flat graph, the way to lower
+it, and what compiles and runs it. It holds the executables of both halves of a split, as jax's
+`serialize_executable` makes them. KEY.bin holds what the first half computed of parameters of the
+same digest. Nothing is ever removed; the folder may be at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import serialize_executable
+from jaxlib.version import __version__ as jaxlib_version
+
+import lowering
+import nnef_jax
+from lowering.graph import Graph, Operation, Value
+from lowering.halves import Split, assemble
+from nnef_jax.errors import InputError
+from nnef_jax.storage import files
+from nnef_jax.storage.arrays import digest_of, read_arrays, write_arrays
+
+Device = Any  # a jax.Device, which is no type to a type checker
+_MAGIC = b"nnef_jax executable 1\n"
+# What changes the meaning of a function, or how it is compiled, without being part of it.
+_CONFIGURATION = (
+    "jax_default_matmul_precision",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+)
+
+
+class CompilationCache:
+    """A folder of compiled functions, and of small values found about them, by key.
+
+    Its files hold pickled objects and machine code: whoever can write to the folder can run code in
+    the processes that read it. It is made for its owner alone (mode 0700).
+
+    Raises InputError where the folder cannot be made or written to.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = os.path.abspath(os.fsdecode(directory))
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            reason = "" if os.access(self.directory, os.W_OK | os.X_OK) else "no permission"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if reason:
+            raise InputError(
+                f"cache_dir '{self.directory}' cannot be written to: {reason}",
+                hint="give a folder of your own, or leave cache_dir out",
+            )
+
+    def halves(
+        self,
+        key: str,
+        device: Device,
+        split: Callable[[], Split],
+        parameters: Sequence[jax.Array],
+        inputs: Sequence[jax.Array],
+        result: Any,
+    ) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
+        """The compiled `run` of a split for a device, and what is prepared for it.
+
+        They come from the folder if it has them, else `split` makes them and they are put there. An
+        entry that cannot be read is made again. `result` is the tree structure of what `run`
+        returns; its types may be of this process alone, so that an entry does not hold it.
+        """
+        path = self._path(key, "xla")
+        found = _read(path, device, result)
+        if found is not None:
+            return found.run, self._prepared(found, parameters, device)
+        made = split()
+        compute = jax.jit(lambda values: tuple(made.compute(values))).lower(parameters)
+        program = hashlib.sha256("\n".join((*_compiler(), compute.as_text())).encode()).hexdigest()
+        entry = _Entry(made.sources, made.reads, program, cache(compute.compile))
+        prepared = self._prepared(entry, parameters, device)
+        entry = replace(entry, run=made.run.lower(prepared, inputs).compile())
+        with _harmless("what was compiled could not be kept"):
+            _write(path, entry)
+        return entry.run, prepared
+
+    def _prepared(
+        self, entry: _Entry, parameters: Sequence[jax.Array], device: Device
+    ) -> tuple[Any, ...]:
+        """What is prepared of parameters; on a CPU it comes from a file where they have one.
+
+        To compute it takes longer there (ResNet-50, 0.2 s) than to tell by a digest of the
+        parameters that it is known (0.05 s). Executables for several shapes share the file if they
+        prepare alike.
+        """
+        if None not in entry.sources or device.platform != "cpu":
+            return assemble(entry.sources, parameters, entry.compute()(parameters))
+        digest = digest_of([np.asarray(parameters[index]) for index in entry.reads])
+        path = self._path(hashlib.sha256(f"{entry.program} {digest}".encode()).hexdigest(), "bin")
+        known = read_arrays(path)
+        if known is None or len(known) != entry.sources.count(None):
+            computed = entry.compute()(parameters)
+            with _harmless("what was prepared could not be kept"):
+                write_arrays(path, [np.asarray(array) for array in computed])
+        else:
+            computed = map(jax.device_put, known)
+        return assemble(entry.sources, parameters, computed)
+
+    def get(self, key: str) -> Any:
+        """The JSON value of a key, None where there is none that can be read."""
+        try:
+            with open(self._path(key, "json"), encoding="utf-8") as file:
+                return json.load(file)
+        except (OSError, ValueError):
+            return None
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep a JSON value under a key."""
+        with (
+            _harmless("what was found could not be kept"),
+            files.replacing(self._path(key, "json")) as file,
+        ):
+            file.write(json.dumps(value).encode())
+
+    def _path(self, key: str, suffix: str) -> str:
+        return os.path.join(self.directory, f"{key}.{suffix}")
+
+
+@contextmanager
+def _harmless(message: str) -> Generator[None]:
+    """Errors become warnings: a full disk, a platform whose executables cannot be stored."""
+    try:
+        yield
+    except Exception as error:
+        warnings.warn(f"{message}: {error}", stacklevel=3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A split, compiled: `compute` when it is asked for. `program` tells what it computes."""
+
+    sources: Sequence[int | None]
+    reads: Sequence[int]
+    program: str
+    compute: Callable[[], jax.stages.Compiled]
+    run: Any = None
+
+
+def _write(path: str, entry: _Entry) -> None:
+    # Of each half the executable and the tree of its arguments; these are tuples and lists.
+    halves = [serialize_executable.serialize(half)[:2] for half in (entry.compute(), entry.run)]
+    content = pickle.dumps((entry.sources, entry.reads, entry.program, *halves))
+    with files.replacing(path) as file:
+        file.write(_MAGIC + hashlib.sha256(content).digest())
+        file.write(content)
+
+
+def _read(path: str, device: Device, result: Any) -> _Entry | None:
+    try:
+        with open(path, "rb") as file:
+            magic, digest, content = file.read(len(_MAGIC)), file.read(32), file.read()
+    except OSError:
+        return None
+    # Machine code with a wrong byte in it would take the process along.
+    if magic != _MAGIC or hashlib.sha256(content).digest() != digest:
+        return None
+    try:
+        sources, reads, program, compute, run = pickle.loads(content)
+        computed = jax.tree.structure((0,) * sources.count(None))
+        load = cache(lambda: _loaded(compute, computed, device))
+        return _Entry(sources, reads, program, load, _loaded(run, result, device))
+    except Exception:  # pickle and the runtime raise anything for what is not theirs
+        return None
+
+
+def _loaded(half: tuple[bytes, Any], result: Any, device: Device) -> jax.stages.Compiled:
+    return serialize_executable.deserialize_and_load(
+        *half, result, backend=device.client, execution_devices=[device]
+    )
+
+
+# Keys
+
+
+def key_of(graph: Graph, device: Device, *others: object) -> str:
+    """The key of what is compiled of a graph for a device; `others` tell by their repr what it is.
+
+    The graph tells more than the document: what of the data its structure depends on, say.
+    """
+    digest = hashlib.sha256()
+    for part in (*_environment(), *_of_device(device), *map(repr, others), *_described(graph, {})):
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
+    """All of a graph that its results depend on, and the names, which profiles show."""
+
+    def shown(item: Any) -> str:
+        match item:
+            case Value():
+                return f"{item.name}%{numbers.setdefault(item, len(numbers))}:{item.type}"
+            case Graph():
+                return "".join(_described(item, numbers))
+            case tuple():
+                return f"({','.join(map(shown, item))})"  # pyright: ignore[reportUnknownArgumentType]
+            case _:
+                return repr(item)
+
+    def line(operation: Operation) -> str:
+        return shown((operation.kind, operation.operands, operation.attributes, operation.results))
+
+    yield shown(graph.inputs)
+    yield shown(tuple((p.label, p.value) for p in graph.parameters))
+    yield from map(line, graph.operations)
+    yield shown(tuple((s.label, s.value, s.update) for s in graph.states))
+    yield shown(tuple(zip(graph.output_names, graph.outputs, strict=True)))
+
+
+def _of_device(device: Device) -> tuple[str, ...]:
+    version = device.client.platform_version
+    return device.platform, device.device_kind, str(device.id), version
+
+
+def _environment() -> tuple[str, ...]:
+    configuration = (f"{name}={getattr(jax.config, name)}" for name in _CONFIGURATION)
+    return *_compiler(), *_program(), *configuration
+
+
+def _compiler() -> tuple[str, ...]:
+    return jax.__version__, jaxlib_version, os.environ.get("XLA_FLAGS", "")
+
+
+@cache
+def _program() -> tuple[str, ...]:
+    """What traces and pickles, and the processor, which machine code is made for."""
+    return nnef_jax.__version__, sys.version, *_sources(), *_processor()
+
+
+def _sources() -> Iterator[str]:
+    """Which state the sources are in, since they may be edited between two versions."""
+    for package in (nnef_jax, lowering):
+        for folder, _, names in os.walk(os.path.dirname(package.__file__ or "")):
+            for name in sorted(names):
+                if name.endswith((".py", ".nnef", ".lark")):
+                    status = os.stat(os.path.join(folder, name))
+                    yield f"{folder}/{name} {status.st_size} {status.st_mtime_ns}"
+
+
+def _processor() -> list[str]:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            block = file.read().split("\n\n")[0].splitlines()
+    except OSError:
+        return [platform.machine(), platform.processor()]
+    return [line for line in block if line.startswith(("model name", "flags", "Features"))]

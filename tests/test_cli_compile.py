@@ -1,0 +1,67 @@
+"""`nnef-jax compile`, and what `run` finds of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.cli_support import call, fails, linear_scores, ok, write
+
+SUM = """version 1.0;
+graph sum(x) -> (y) {
+    x = external<scalar>(shape = [2]);
+    total = variable<scalar>(shape = [2], label = 'total');
+    y = add(total, x);
+    next = update(total, y);
+}
+"""
+
+
+@pytest.fixture
+def scores(tmp_path):
+    return linear_scores(tmp_path / "scores")
+
+
+def entries(folder):
+    return len(list(folder.glob("*.xla")))
+
+
+def test_compile_and_run(scores, tmp_path):
+    cache = tmp_path / "cache"
+    out = ok("compile", scores, "--cache-dir", cache, "--shape", "x=2,4")
+    assert out == f"compiled scores for x: float32[2,4]\nkept in {cache}\n"
+    assert entries(cache) == 1
+    np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
+    found = ok("run", scores, tmp_path / "x.npy", "--cache-dir", cache)
+    assert entries(cache) == 1
+    assert found == ok("run", scores, tmp_path / "x.npy")
+    np.save(tmp_path / "x.npy", np.ones((3, 4), np.float32))
+    ok("run", scores, tmp_path / "x.npy", "--cache-dir", cache)
+    assert entries(cache) == 2
+
+
+def test_a_recurrent_network_is_compiled_for_steps_too(tmp_path):
+    network = write(tmp_path / "sum", SUM, total=np.zeros(2, np.float32))
+    ok("compile", network, "--cache-dir", tmp_path / "cache")
+    assert entries(tmp_path / "cache") == 2
+
+
+def test_an_open_shape_is_asked_for(scores, tmp_path):
+    message = fails("compile", scores, "--cache-dir", tmp_path / "cache")
+    assert "the shape of input 'x' is not known, it is [?,4]" in message
+    assert "--shape x=1,4" in message
+
+
+def test_wrong_shapes(scores, tmp_path):
+    for shape in ("2,4", "x=2,-4", "x=0,4", "x=a"):
+        code, _, err = call("compile", scores, "--cache-dir", tmp_path / "c", "--shape", shape)
+        assert code == 2
+        assert "is not a name and extents as in x=1,3,224,224" in err
+    message = fails("compile", scores, "--cache-dir", tmp_path / "c", "--shape", "z=1,4")
+    assert "input_shapes names 'z', the graph's inputs are x" in message
+
+
+def test_a_folder_that_cannot_be_written(scores, tmp_path):
+    (tmp_path / "file").touch()
+    message = fails("run", scores, "--cache-dir", tmp_path / "file")
+    assert "cannot be written to" in message

@@ -1,0 +1,347 @@
+"""What `load(..., cache_dir=...)` keeps: other loads find it, and nothing else, come what may."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnef_jax
+import nnef_jax.execution
+from lowering.registry import Registry
+from nnef_jax import compilation
+from nnef_jax.compilation import CompilationCache
+from nnef_jax.storage import files
+from nnef_jax.storage.arrays import digest_of, read_arrays, write_arrays
+from nnef_jax.storage.tensorfile import encode_tensor
+from tests.helpers import archive, model_of
+
+NET = """version 1.0;
+graph net( x ) -> ( y, hidden )
+{
+    x = external(shape = [0,4]);
+    filter = variable(shape = [3,4], label = 'filter');
+    bias = variable(shape = [1,3], label = 'bias');
+    hidden = linear(x, filter, bias);
+    y = relu(hidden);
+}
+"""
+SUM = """version 1.0;
+graph sum( x ) -> ( y )
+{
+    x = external(shape = [2]);
+    total = variable(shape = [2], label = 'total');
+    factor = variable(shape = [2], label = 'factor');
+    scaled = mul(x, factor);
+    y = add(total, scaled);
+    next = update(total, y);
+}
+"""
+X = np.float32([[1, 2, 3, 4]])
+
+
+def data(scale: float = 1) -> dict[str, np.ndarray]:
+    filter = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
+    return {"filter": scale * filter, "bias": np.float32([[0.5, -1, 2]])}
+
+
+def expected(x: np.ndarray, scale: float = 1) -> np.ndarray:
+    return x @ data(scale)["filter"].T + data()["bias"]
+
+
+def net(cache: Path, text: str = NET, scale: float = 1, **options: Any) -> nnef_jax.Model:
+    return model_of(text, data=data(scale), cache_dir=cache, **options)
+
+
+def running_sum(cache: Path, total: list[float]) -> nnef_jax.Model:
+    arrays = {"total": np.float32(total), "factor": np.float32([2, 3])}
+    return model_of(SUM, data=arrays, cache_dir=cache)
+
+
+class Traces:
+    """Counts how often functions of networks were traced to be compiled."""
+
+    def __init__(self) -> None:
+        self.count = self.known = 0
+
+    def grown(self) -> bool:
+        """Whether there are more than when this was asked last."""
+        before, self.known = self.known, self.count
+        return self.count > before
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
+    traces, trace = Traces(), nnef_jax.execution.trace
+
+    def spy(*args: Any) -> Any:
+        traces.count += 1
+        return trace(*args)
+
+    monkeypatch.setattr(nnef_jax.execution, "trace", spy)
+    return traces
+
+
+def test_a_second_load_neither_traces_nor_compiles(tmp_path: Path, traces: Traces) -> None:
+    first = net(tmp_path)(X)
+    assert traces.grown()
+    model = net(tmp_path)
+    second = model(X)
+    assert not traces.grown()
+    assert second._fields == ("y", "hidden")
+    np.testing.assert_array_equal(second.hidden, first.hidden)
+    np.testing.assert_allclose(second.hidden, expected(X), rtol=1e-6)
+    np.testing.assert_array_equal(second.y, np.maximum(second.hidden, 0))
+    np.testing.assert_array_equal(model(2 * X).hidden, first.hidden * 2 - data()["bias"])
+
+
+def test_another_process_finds_it(tmp_path: Path) -> None:
+    source = tmp_path / "net.tar"
+    members = {label: tensor(array) for label, array in data().items()}
+    source.write_bytes(archive(graph=NET, **members))
+    program = f"""
+import sys, numpy as np, nnef_jax
+model = nnef_jax.load({str(source)!r}, cache_dir={str(tmp_path / "cache")!r})
+print(model(np.float32([[1, 2, 3, 4]])).hidden.tolist())
+print("lowering.prepare" in sys.modules, "lark" in sys.modules, "rich" in sys.modules)
+"""
+    runs = [
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    result = str(expected(X).tolist())
+    first, second = (run.stdout.splitlines() for run in runs)
+    assert first == [result, "True False False"]
+    assert second == [result, "False False False"]
+
+
+def tensor(array: np.ndarray) -> bytes:
+    header, content = encode_tensor(array)
+    return header + bytes(content)
+
+
+def test_data_are_not_part_of_it(tmp_path: Path, traces: Traces) -> None:
+    net(tmp_path)(X)
+    running_sum(tmp_path, [1, 1])(np.ones(2, np.float32))
+    assert traces.grown()
+    np.testing.assert_allclose(net(tmp_path, scale=3)(X).hidden, expected(X, 3), rtol=1e-6)
+    result = running_sum(tmp_path, [10, 20])(np.ones(2, np.float32))
+    np.testing.assert_array_equal(result, [12, 23])
+    assert not traces.grown()
+
+
+def test_recurrence(tmp_path: Path, traces: Traces) -> None:
+    for total in (0, 5):
+        model = running_sum(tmp_path, [total, total])
+        y, state = model.step(model.init_state(), np.ones(2, np.float32))
+        np.testing.assert_array_equal(y, [total + 2, total + 3])
+        y, state = model.scan(np.ones((3, 2), np.float32), state=state)
+        np.testing.assert_array_equal(y[-1], [total + 8, total + 12])
+        np.testing.assert_array_equal(state["total"], y[-1])
+        assert traces.grown() == (total == 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda cache: net(cache)(np.ones((2, 4), np.float32)),
+        lambda cache: net(cache, dtype="bfloat16")(X),
+        lambda cache: net(cache, precision="default")(X),
+        lambda cache: net(cache, optimize=False)(X),
+        lambda cache: net(cache, expand="all")(X),
+        lambda cache: net(cache, NET.replace("relu(", "neg("))(X),
+        lambda cache: net(cache, NET.replace("relu(hidden)", "relu(bias)"))(X),
+    ],
+    ids=["shape", "dtype", "precision", "optimize", "expand", "operation", "operand"],
+)
+def test_what_differs_is_kept_apart(
+    tmp_path: Path, traces: Traces, other: Callable[[Path], Any]
+) -> None:
+    net(tmp_path)(X)
+    assert traces.grown()
+    other(tmp_path)
+    assert traces.grown()
+    assert len(list(tmp_path.glob("*.xla"))) == 2
+
+
+def test_open_and_declared_extents_share_it(tmp_path: Path, traces: Traces) -> None:
+    net(tmp_path)(X)
+    assert traces.grown()
+    net(tmp_path, NET.replace("[0,4]", "[1,4]"))(X)
+    net(tmp_path, input_shapes={"x": (1, 4)})(X)
+    assert not traces.grown()
+
+
+def test_configuration_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = net(tmp_path).graph
+    device = jax.devices()[0]
+    keys = {compilation.key_of(graph, device), compilation.key_of(graph, jax.devices()[1])}
+    keys.add(compilation.key_of(graph, device, "scan"))
+    with jax.default_matmul_precision("bfloat16"):
+        keys.add(compilation.key_of(graph, device))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    keys.add(compilation.key_of(graph, device))
+    assert len(keys) == 5
+
+
+def test_a_change_of_the_sources_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = compilation._program.__wrapped__()
+    assert any(part.split(" ")[0].endswith("lowering/ops/conv.py") for part in parts)
+    monkeypatch.setattr(nnef_jax, "__version__", "another")
+    assert compilation._program.__wrapped__() != parts
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "foreign"])
+def test_an_entry_that_cannot_be_read_is_made_again(
+    tmp_path: Path, traces: Traces, damage: str
+) -> None:
+    result = net(tmp_path)(X)
+    assert traces.grown()
+    (path,) = tmp_path.glob("*.xla")
+    content = path.read_bytes()
+    other = pickle.dumps(("not", "an", "entry"))
+    damaged = {
+        "cut": content[:-100],
+        "flipped": content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
+        "empty": b"",
+        "text": b"hello",
+        "foreign": compilation._MAGIC + compilation.hashlib.sha256(other).digest() + other,
+    }
+    path.write_bytes(damaged[damage])
+    np.testing.assert_array_equal(net(tmp_path)(X).hidden, result.hidden)
+    assert traces.grown()
+    np.testing.assert_array_equal(net(tmp_path)(X).hidden, result.hidden)
+    assert not traces.grown()
+    assert list(tmp_path.glob("*.xla")) == [path]
+
+
+PREPARED = """version 1.0;
+graph net( x ) -> ( y )
+{
+    x = external(shape = [1,4]);
+    filter = variable(shape = [3,4], label = 'filter');
+    bias = variable(shape = [1,3], label = 'bias');
+    powers = exp(filter);
+    y = linear(x, powers, bias);
+}
+"""
+
+
+def test_what_is_prepared_is_kept_by_the_data(tmp_path: Path, traces: Traces) -> None:
+    for times, count in ((0.1, 1), (0.1, 1), (0.2, 2)):
+        y = net(tmp_path, PREPARED, times)(X)
+        powers = np.exp(data(times)["filter"])
+        np.testing.assert_allclose(y, X @ powers.T + data()["bias"], rtol=1e-5)
+        assert len(list(tmp_path.glob("*.bin"))) == count
+    assert len(list(tmp_path.glob("*.xla"))) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "index", "length"])
+def test_what_is_prepared_is_computed_again(tmp_path: Path, damage: str) -> None:
+    before = net(tmp_path, PREPARED, 0.1)(X)
+    (path,) = tmp_path.glob("*.bin")
+    content = path.read_bytes()
+    magic = len(b"nnef_jax arrays 1\n")
+    damaged = {
+        "cut": content[:-4],
+        "empty": b"",
+        "index": content.replace(b"float32", b"float99"),
+        "length": content[:magic] + b"\xff" * 8 + content[magic + 8 :],
+    }
+    path.write_bytes(damaged[damage])
+    np.testing.assert_array_equal(net(tmp_path, PREPARED, 0.1)(X), before)
+    assert path.read_bytes() == content
+
+
+def test_what_is_prepared_is_read_as_it_is(tmp_path: Path) -> None:
+    before = net(tmp_path, PREPARED, 0.1)(X)
+    (path,) = tmp_path.glob("*.bin")
+    (stored,) = read_arrays(str(path))
+    write_arrays(str(path), [2 * stored])
+    after = net(tmp_path, PREPARED, 0.1)(X)
+    np.testing.assert_allclose(after - data()["bias"], 2 * (before - data()["bias"]), rtol=1e-6)
+
+
+def test_files_of_arrays(tmp_path: Path) -> None:
+    path = str(tmp_path / "arrays")
+    arrays = [
+        np.arange(5, dtype=np.int8),
+        np.asarray(jnp.full((2, 3), 1.5, jnp.bfloat16)),
+        np.zeros((0, 3), np.float32),
+        np.array(True),
+        np.arange(6, dtype=np.float32).reshape(2, 3).T,
+    ]
+    for written in (arrays, arrays[:0], arrays[2:3]):
+        write_arrays(path, written)
+        found = read_arrays(path)
+        assert found is not None and len(found) == len(written)
+        for one, other in zip(found, written, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            np.testing.assert_array_equal(one, other)
+    assert read_arrays(path + "?") is None
+    assert digest_of(arrays[:1]) != digest_of([arrays[0] + np.int8(1)]) != digest_of(arrays)
+
+
+def test_a_write_that_fails_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "replacing", full)
+    model = net(tmp_path)
+    with pytest.warns(UserWarning, match="could not be kept: .*No space left"):
+        result = model(X)
+    np.testing.assert_allclose(result.hidden, expected(X), rtol=1e-6)
+    with pytest.warns(UserWarning, match="could not be kept"):
+        CompilationCache(tmp_path).put("key", 1)
+
+
+def test_the_folder_is_the_owners(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "cache"
+    net(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(nnef_jax.InputError, match="cannot be written to: ") as caught:
+        net(tmp_path / "file")
+    assert "hint: give a folder of your own" in str(caught.value)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(nnef_jax.InputError, match="cannot be written to: no permission"):
+        net(tmp_path)
+
+
+def test_own_rules_are_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cache_dir does not go with rules"):
+        net(tmp_path, rules=Registry())
+
+
+def test_gradients_and_other_devices_take_the_jitted_function(tmp_path: Path) -> None:
+    model = net(tmp_path)
+    model(X)
+    gradient = jax.grad(lambda x: model(x).hidden.sum())(jnp.asarray(X))
+    np.testing.assert_allclose(gradient, data()["filter"].sum(0, keepdims=True))
+    there = jax.device_put(X, jax.devices()[1])
+    result = model(there).hidden
+    assert result.devices() == there.devices()
+    np.testing.assert_allclose(result, expected(X), rtol=1e-6)
+    np.testing.assert_allclose(model(X).hidden, expected(X), rtol=1e-6)
+
+
+def test_values(tmp_path: Path) -> None:
+    cache = CompilationCache(tmp_path)
+    assert cache.get("key") is None
+    cache.put("key", {"choice": [1, None]})
+    assert CompilationCache(tmp_path).get("key") == {"choice": [1, None]}
+    (tmp_path / "key.json").write_text("{")
+    assert cache.get("key") is None
