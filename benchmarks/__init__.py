@@ -1,0 +1,1 @@
+"""Networks run through nnef_jax and other engines in one process: `python -m benchmarks --help`."""

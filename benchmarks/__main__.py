@@ -1,0 +1,129 @@
+"""`python -m benchmarks`: the README beside this file says what is measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import inference, machine, parsing, report, startup, training
+from benchmarks.engines import ENGINES, Engine
+from benchmarks.networks import NETWORKS
+from benchmarks.timing import DisagreementError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts that the command line names, and write what they found.
+
+    Returns 1 where results differ, or nnef_jax cannot run a network.
+    """
+    options = _parser().parse_args(arguments)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where the other engines run
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    document: dict[str, Any] = {"machine": machine.description()}
+    report.print_machine(console, document["machine"])
+    engines = _installed(options.engines, console)
+    extras = [name for name in _EXTRAS if getattr(options, name) or options.all]
+    try:
+        if options.all or not extras:
+            _infer(options, engines, console, document)
+        for name in extras:
+            _EXTRAS[name](options, engines, console, document)
+    except DisagreementError as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        return 1
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return int(any(inference.SUBJECT in r["failures"] for r in document.get("inference", ())))
+
+
+def _infer(options: Any, engines: list[Engine], console: Console, document: dict[str, Any]) -> None:
+    results: list[inference.Result] = []
+    for result in inference.run(engines, options.networks, options.batch, options.rounds):
+        results.append(result)
+        console.print(f"{result.network}, batch {result.batch}: {report.line(result)}")
+    report.print_results(console, results)
+    document["inference"] = [result.as_dict() for result in results]
+    document["summary"] = report.summarise(results)
+    if options.plot:
+        report.plot(results, options.plot)
+
+
+def _training(
+    options: Any, engines: list[Engine], console: Console, document: dict[str, Any]
+) -> None:
+    networks = [name for name in training.TRAINED if name in options.networks]
+    results = training.run(engines, networks, options.rounds)
+    report.print_results(console, results)
+    document["training"] = [result.as_dict() for result in results]
+
+
+def _startup(
+    options: Any, engines: list[Engine], console: Console, document: dict[str, Any]
+) -> None:
+    document["startup"] = startup.run(options.rounds)
+    for title, rows in document["startup"].items():
+        report.print_facts(console, title, rows)
+
+
+def _parse(options: Any, engines: list[Engine], console: Console, document: dict[str, Any]) -> None:
+    document["parse"] = parsing.run(options.rounds)
+    report.print_facts(
+        console, "text to a checked graph, against the nnef wheel", document["parse"]
+    )
+
+
+_EXTRAS: dict[str, Callable[[Any, list[Engine], Console, dict[str, Any]], None]] = {
+    "training": _training,
+    "startup": _startup,
+    "parse": _parse,
+}
+
+
+def _installed(names: Sequence[str], console: Console) -> list[Engine]:
+    """The engines that can be used; the others are named."""
+    found: list[Engine] = []
+    for name in names:
+        kind = ENGINES[name]
+        if missing := kind.missing():
+            console.print(f"{name} is left out: {', '.join(missing)} not installed")
+        else:
+            found.append(kind())
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
+    add = parser.add_argument
+    add("--networks", type=_names(NETWORKS), default=list(NETWORKS), help=", ".join(NETWORKS))
+    usual = [name for name in ENGINES if name != "literal"]
+    add("--engines", type=_names(ENGINES), default=usual, help=", ".join(ENGINES))
+    add("--batch", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8])
+    add("--rounds", type=int, default=8, help="two samples of each engine in a round")
+    add("--json", type=Path, help="file to write everything to")
+    add("--plot", type=Path, help="picture of the ratios to write")
+    add("--training", action="store_true", help="value and gradient, instead of the table")
+    add("--startup", action="store_true", help="first result, memory, dispatch, instead of it")
+    add("--parse", action="store_true", help="reading large texts, instead of it")
+    add("--all", action="store_true", help="the table and the three others")
+    return parser
+
+
+def _names(known: Any) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}")
+        return names
+
+    return parse
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,203 @@
+"""The engines: each makes a network ready and hands back a call that waits for its result."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from benchmarks.builders.base import Array
+from benchmarks.networks import NETWORKS
+
+Call = Callable[[], Any]
+
+
+class Engine(ABC):
+    """A way to run a network. Inputs are converted beforehand where the API has a form for it."""
+
+    name: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]]  # what must be installed
+
+    @abstractmethod
+    def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
+        """A call of the network on these inputs; `folder` keeps files as long as it is used."""
+
+    def array(self, result: Any) -> Array:
+        """The result of a call as a numpy array."""
+        return np.asarray(result)
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        """The modules that are not installed."""
+        return [m for m in cls.modules if importlib.util.find_spec(m) is None]
+
+
+def example(network: str, batch: int) -> dict[str, Array]:
+    """Random inputs of a network."""
+    from benchmarks.builders.nnef_builder import NnefBuilder
+
+    builder = NnefBuilder()
+    NETWORKS[network](builder, batch)
+    return builder.arguments()
+
+
+def write_nnef(network: str, batch: int, folder: Path) -> Path:
+    """The path of the network's archive in the folder, which is written if it is not there."""
+    from benchmarks.builders.nnef_builder import NnefBuilder
+
+    path = folder / f"{network}-{batch}"
+    if not path.exists():
+        builder = NnefBuilder()
+        builder.write(path, NETWORKS[network](builder, batch))
+    return path
+
+
+def write_onnx(network: str, batch: int, folder: Path) -> Path:
+    """The path of the network's ONNX model in the folder, which is written if it is not there."""
+    from benchmarks.builders.onnx_builder import OnnxBuilder
+
+    path = folder / f"{network}-{batch}.onnx"
+    if not path.exists():
+        builder = OnnxBuilder()
+        model = builder.model(NETWORKS[network](builder, batch))
+        path.write_bytes(model.SerializeToString())
+    return path
+
+
+class NnefJax(Engine):
+    """`nnef_jax.load` as users call it."""
+
+    name = "nnef_jax"
+    modules = ("jax",)
+    options: ClassVar[dict[str, Any]] = {}
+
+    def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
+        import jax.numpy as jnp
+
+        import nnef_jax
+
+        model = nnef_jax.load(write_nnef(network, batch, folder), **self.options)
+        arrays = {name: jnp.asarray(value) for name, value in inputs.items()}
+        return lambda: model(**arrays).block_until_ready()
+
+
+class Literal(NnefJax):
+    """nnef_jax without its optimisations."""
+
+    name = "literal"
+    options: ClassVar[dict[str, Any]] = {"optimize": False}
+
+
+class OnnxRuntime(Engine):
+    """onnxruntime with all cores and all optimisations."""
+
+    name = "onnxruntime"
+    modules = ("onnx", "onnxruntime")
+
+    def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
+        import onnxruntime
+
+        session = onnx_session(write_onnx(network, batch, folder))
+        binding = session.io_binding()
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(value))
+        binding.bind_output(session.get_outputs()[0].name)
+
+        def call() -> Any:
+            session.run_with_iobinding(binding)
+            return binding.get_outputs()[0]
+
+        return call
+
+    def array(self, result: Any) -> Array:
+        return result.numpy()
+
+
+def onnx_session(path: Path) -> Any:
+    """A session of onnxruntime on the CPU, with all cores and all optimisations."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = cores()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+class OpenVino(Engine):
+    """OpenVINO held to float32: its default may be bfloat16."""
+
+    name = "openvino"
+    modules = ("onnx", "openvino")
+
+    def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
+        # Without this package openvino takes its stub, which starts no process to send usage data.
+        sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
+        import openvino
+
+        settings = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": cores(),
+        }
+        model = openvino.Core().compile_model(write_onnx(network, batch, folder), "CPU", settings)
+        request = model.create_infer_request()
+        arrays = dict(inputs)
+        return lambda: request.infer(arrays, share_inputs=True, share_outputs=True)[0]
+
+
+class Tract(Engine):
+    """tract, which reads the same archive. Its Python interface has no setting for threads."""
+
+    name = "tract"
+    modules = ("tract",)
+
+    def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
+        import tract
+
+        reader = tract.nnef().with_tract_extra().with_tract_transformers()
+        model = reader.load(write_nnef(network, batch, folder)).into_runnable()
+        # It is declared without being a static method.
+        convert: Any = tract.Tensor.from_numpy  # pyright: ignore[reportAttributeAccessIssue]
+        tensors = [convert(value) for value in inputs.values()]
+        return lambda: model.run(tensors)[0]
+
+    def array(self, result: Any) -> Array:
+        return result.to_numpy()
+
+
+class Torch(Engine):
+    """torch, eager, in inference mode."""
+
+    name = "torch"
+    modules = ("torch",)
+
+    def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
+        import torch
+
+        from benchmarks.builders.torch_builder import TorchBuilder
+
+        builder = TorchBuilder()
+        module = builder.module(NETWORKS[network](builder, batch))
+        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
+
+        def call() -> Any:
+            with torch.inference_mode():
+                return module(**tensors)
+
+        return call
+
+
+ENGINES: dict[str, type[Engine]] = {
+    e.name: e for e in (NnefJax, Literal, OnnxRuntime, OpenVino, Tract, Torch)
+}
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))

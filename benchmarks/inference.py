@@ -1,0 +1,79 @@
+"""The main table: a call of each network by each engine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import timing
+from benchmarks.engines import Engine, example
+
+SUBJECT = "nnef_jax"
+
+
+@dataclass
+class Result:
+    """One network at one batch size."""
+
+    network: str
+    batch: int
+    timed: timing.Measurement  # by engine
+    differences: dict[str, float] = field(default_factory=dict)  # of outputs, relative
+    failures: dict[str, str] = field(default_factory=dict)  # engines that could not run it
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """Seconds of a call by engine."""
+        return self.timed.medians
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """nnef_jax's time divided by each engine's; "fastest" leaves its own literal form out."""
+        times = self.medians
+        if SUBJECT not in times:
+            return {}
+        literal = times.pop("literal", None)
+        found = timing.ratios(times, SUBJECT)
+        return found if literal is None else {"literal": times[SUBJECT] / literal, **found}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "medians": self.medians, "ratios": self.ratios}
+
+
+def run(
+    engines: Sequence[Engine], networks: Sequence[str], batches: Sequence[int], rounds: int
+) -> Iterator[Result]:
+    """Measure each network at each batch size, one after another.
+
+    Raises DisagreementError where outputs differ: then there is nothing to compare.
+    """
+    for network in networks:
+        for batch in batches:
+            with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+                yield _measure(engines, network, batch, rounds, Path(folder))
+
+
+def _measure(
+    engines: Sequence[Engine], network: str, batch: int, rounds: int, folder: Path
+) -> Result:
+    inputs = example(network, batch)
+    calls: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
+    failures: dict[str, str] = {}
+    for engine in engines:
+        try:
+            call = engine.prepare(network, batch, inputs, folder)
+            outputs[engine.name] = engine.array(call()).copy()
+        except Exception as error:  # an engine that lacks an operation leaves the others to compare
+            failures[engine.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+        else:
+            calls[engine.name] = call
+    try:
+        differences = timing.check_agreement(outputs)
+    except timing.DisagreementError as error:
+        raise timing.DisagreementError(f"{network}, batch {batch}: outputs {error}") from None
+    return Result(network, batch, timing.measure(calls, rounds), differences, failures)

@@ -1,0 +1,117 @@
+"""Value and gradient in the parameters: nnef_jax, jitted, against torch's eager backward pass."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import timing
+from benchmarks.builders.base import Array
+from benchmarks.engines import Engine, NnefJax, example, write_nnef
+from benchmarks.inference import Result
+from benchmarks.networks import NETWORKS
+
+TRAINED = ("resnet18", "mobilenet_v2")
+BATCH = 8
+
+# Of gradients, in the norm of each. Activations that differ by rounding fall on either side of a
+# kink of relu: against float64, torch's float32 gradients of MobileNetV2 are off by up to 5e-3.
+_TOLERANCE = 1e-2
+
+# Loss and gradients by label.
+Step = tuple[Any, dict[str, Any]]
+
+
+def run(engines: Sequence[Engine], networks: Sequence[str], rounds: int) -> list[Result]:
+    """Measure a step of each network; the loss is the mean of the squared outputs.
+
+    Batch normalisation uses its stored statistics, which are no parameters here. Raises
+    DisagreementError where losses or gradients differ.
+    """
+    results: list[Result] = []
+    for network in networks:
+        with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+            results.append(_measure(engines, network, rounds, Path(folder)))
+    return results
+
+
+def _measure(engines: Sequence[Engine], network: str, rounds: int, folder: Path) -> Result:
+    inputs = example(network, BATCH)
+    torch_step, trained = _torch_step(network, inputs)
+    calls: dict[str, Callable[[], Step]] = {
+        engine.name: _jax_step(engine, network, inputs, trained, folder)
+        for engine in engines
+        if isinstance(engine, NnefJax)
+    }
+    calls["torch"] = torch_step
+    differences = _check({name: call() for name, call in calls.items()}, network)
+    return Result(f"{network}, step", BATCH, timing.measure(calls, rounds), differences)
+
+
+def _jax_step(
+    engine: NnefJax, network: str, inputs: Mapping[str, Array], trained: set[str], folder: Path
+) -> Callable[[], Step]:
+    import jax
+    import jax.numpy as jnp
+
+    import nnef_jax
+
+    model = nnef_jax.load(write_nnef(network, BATCH, folder), **engine.options)
+    parameters = {k: v for k, v in model.params.items() if k in trained}
+    statistics = {k: v for k, v in model.params.items() if k not in trained}
+    arrays = [jnp.asarray(value) for value in inputs.values()]
+
+    def loss(parameters: Any, statistics: Any, arrays: Any) -> Any:
+        return jnp.mean(jnp.square(model.apply({**parameters, **statistics}, *arrays)))
+
+    step = jax.jit(jax.value_and_grad(loss))
+    return lambda: jax.block_until_ready(step(parameters, statistics, arrays))
+
+
+def _torch_step(network: str, inputs: Mapping[str, Array]) -> tuple[Callable[[], Step], set[str]]:
+    import torch
+
+    from benchmarks.builders.torch_builder import TorchBuilder
+
+    builder = TorchBuilder()
+    module = builder.module(NETWORKS[network](builder, BATCH))
+    parameters = dict(module.named_parameters())
+    tensors = [torch.from_numpy(value) for value in inputs.values()]
+
+    def step() -> Step:
+        loss = module(*tensors).square().mean()
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        return loss.detach(), dict(zip(parameters, gradients, strict=True))
+
+    return step, set(parameters)
+
+
+def _check(steps: Mapping[str, Step], network: str) -> dict[str, float]:
+    """The largest relative difference from the first step's in a norm, of loss and gradients."""
+    (first, step), *others = steps.items()
+    found: dict[str, float] = {}
+    for name, other in others:
+        loss = timing.relative_difference(np.asarray(step[0]), np.asarray(other[0]))
+        by_label = {
+            label: _norm_difference(np.asarray(value), np.asarray(other[1][label]))
+            for label, value in step[1].items()
+        }
+        worst = max(by_label, key=by_label.__getitem__)
+        found[name] = by_label[worst]
+        if loss > timing.TOLERANCE or found[name] > _TOLERANCE:
+            raise timing.DisagreementError(
+                f"{network}: between {first} and {name} the loss differs by {loss:.2g}, the "
+                f"gradient of '{worst}' by {found[name]:.2g}"
+            )
+    return found
+
+
+def _norm_difference(a: Array, b: Array) -> float:
+    """|a - b| / |a|; torch's arrays lack the leading axis that a bias may have in NNEF."""
+    difference = float(np.linalg.norm(a.ravel() - b.ravel()) / np.linalg.norm(a))
+    return difference if math.isfinite(difference) else math.inf

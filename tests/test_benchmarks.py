@@ -1,0 +1,191 @@
+"""The benchmarks' networks load and run, and their arithmetic is right. No engine is needed."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnef_jax
+from benchmarks import networks, parsing, report, timing
+from benchmarks.__main__ import main
+from benchmarks.builders.nnef_builder import NnefBuilder
+from benchmarks.inference import Result
+from nnef_jax.loading import network_of_text
+
+SMALL: dict[str, tuple[Callable[..., str], tuple[int, ...]]] = {
+    "mobilenet_v2": (
+        partial(
+            networks.mobilenet_v2,
+            extent=32,
+            stages=((1, 8, 1, 1), (6, 12, 2, 2)),
+            last=16,
+            classes=5,
+        ),
+        (2, 5),
+    ),
+    "resnet18": (
+        partial(networks.resnet, blocks=(1, 1), bottleneck=False, extent=32, width=8, classes=5),
+        (2, 5),
+    ),
+    "resnet50": (
+        partial(networks.resnet, blocks=(1, 2), bottleneck=True, extent=32, width=8, classes=5),
+        (2, 5),
+    ),
+    "unet": (partial(networks.unet, extent=16, width=4, depth=2), (2, 2, 16, 16)),
+    "vit_s": (
+        partial(networks.vit_s, extent=32, patch=8, width=24, layers=2, heads=3, classes=5),
+        (2, 5),
+    ),
+    "bert": (partial(networks.bert, tokens=6, width=16, layers=2, heads=4), (2, 6, 16)),
+    "lstm": (partial(networks.lstm, steps=7, inputs=4, hidden=5), (7, 2, 5)),
+    "mlp": (partial(networks.mlp, layers=100), (2, 8)),
+}
+
+
+def test_every_network_has_a_small_form() -> None:
+    assert SMALL.keys() == networks.NETWORKS.keys()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_network_loads_and_tells_inputs_apart(name: str, tmp_path: Path) -> None:
+    describe, shape = SMALL[name]
+    builder = NnefBuilder()
+    builder.write(tmp_path / "net", describe(builder, 2))
+    model = nnef_jax.load(tmp_path / "net")
+    inputs = builder.arguments()
+    output = np.asarray(model(**inputs))
+    assert output.shape == shape
+    assert 0.05 < output.std() < 50
+    changed = np.asarray(model(**{k: v + np.float32(0.5) for k, v in inputs.items()}))
+    assert timing.relative_difference(output, changed) > 1e-3
+
+
+def test_builders_of_one_seed_draw_the_same_weights() -> None:
+    describe = SMALL["resnet18"][0]
+    first, second, other = NnefBuilder(1), NnefBuilder(1), NnefBuilder(2)
+    texts = [b.text(describe(b, 1)) for b in (first, second, other)]
+    assert texts[0] == texts[1] == texts[2]
+    weights = [b.arguments()["image"] for b in (first, second, other)]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[0], weights[2])
+
+
+def test_parsed_document_has_the_statements_it_should() -> None:
+    network = network_of_text(parsing.document(500))
+    assert text_statements(parsing.document(500)) == 501
+    assert network.graph.outputs[0].type.shape == (1, 16, 32, 32)
+
+
+def text_statements(text: str) -> int:
+    return text.count(";\n") - 1  # the version
+
+
+def result(network: str, elsewhere: float = 0.0, **seconds: float) -> Result:
+    samples = {name: [value] for name, value in seconds.items()}
+    return Result(network, 1, timing.Measurement(samples, elsewhere))
+
+
+def test_ratios() -> None:
+    times = {"nnef_jax": 3.0, "a": 2.0, "b": 6.0}
+    assert timing.ratios(times, "nnef_jax") == {"a": 1.5, "b": 0.5, "fastest": 1.5}
+    assert timing.ratios({"nnef_jax": 3.0}, "nnef_jax") == {}
+    assert timing.geometric_mean([0.5, 2.0]) == pytest.approx(1)
+    assert timing.Measurement({"a": [1.0, 9.0, 2.0]}, 0.0).medians == {"a": 2.0}
+
+
+def test_the_literal_form_is_none_of_the_others() -> None:
+    found = result("net", nnef_jax=2.0, literal=0.5, torch=4.0).ratios
+    assert found == {"literal": 4.0, "torch": 0.5, "fastest": 0.5}
+    assert result("net", torch=1.0).ratios == {}
+
+
+def test_summary_and_plot(tmp_path: Path) -> None:
+    results = [result("x", nnef_jax=1.0, torch=2.0), result("y", nnef_jax=8.0, torch=1.0)]
+    results.append(result("disturbed", elsewhere=1.0, nnef_jax=1.0, torch=100.0))
+    assert report.summarise(results)["torch"] == {"mean": pytest.approx(2), "worst": 8}
+    pytest.importorskip("matplotlib")
+    report.plot(results, tmp_path / "ratios.png")
+    assert (tmp_path / "ratios.png").stat().st_size > 1000
+
+
+def test_disagreement_names_the_engine() -> None:
+    a = np.array([1.0, -2.0], np.float32)
+    near, far = a + np.float32(1e-5), a + np.float32(1e-2)
+    assert timing.check_agreement({"one": a, "two": near})["two"] < 1e-4
+    with pytest.raises(timing.DisagreementError, match=r"differ from one: three by 0\.005"):
+        timing.check_agreement({"one": a, "two": near, "three": far})
+    for wrong in (a[:1], a * np.float32(np.nan)):
+        assert timing.relative_difference(a, wrong) == math.inf
+
+
+def quiet(monkeypatch: pytest.MonkeyPatch, *busy: float) -> None:
+    """The processor time that others seem to use in one round after the other; then none."""
+    used = [t for i in range(len(busy)) for t in (sum(busy[:i]), sum(busy[: i + 1]))]
+    monkeypatch.setattr(timing, "used_elsewhere", lambda: used.pop(0) if used else sum(busy))
+    monkeypatch.setattr(timing, "_WAIT", 0.0)
+
+
+def test_calls_take_turns_and_times_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def slow() -> None:
+        calls.append("slow")
+        time.sleep(0.02)
+
+    def fast() -> None:
+        calls.append("fast")
+        time.sleep(0.004)
+
+    quiet(monkeypatch)
+    measured = timing.measure({"slow": slow, "fast": fast}, 2)
+    assert [len(values) for values in measured.samples.values()] == [4, 4]
+    assert measured.medians["slow"] > 0.019 > measured.medians["fast"]
+    warming = ["slow"] * 2 + ["fast"] * 2
+    assert calls == warming + (["slow"] * 3 + ["fast"] * 3) * 2
+
+
+def test_short_calls_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    quiet(monkeypatch)
+    measured = timing.measure({"short": lambda: calls.append(0)}, 1)
+    assert len(calls) > 300
+    assert measured.medians["short"] < 1e-4
+
+
+def test_disturbed_rounds_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    quiet(monkeypatch, 100.0, 0.0, 100.0)
+    measured = timing.measure({"call": lambda: calls.append(time.sleep(0.004) or 0)}, 2)
+    assert len(calls) == 2 + 4 * 3
+    assert measured.elsewhere == 0
+    quiet(monkeypatch, *[100.0] * 6)
+    hopeless = timing.measure({"call": lambda: time.sleep(0.004)}, 2)
+    assert len(hopeless.samples["call"]) == 4
+    assert hopeless.elsewhere > timing.QUIET
+
+
+def test_command_line(tmp_path: Path) -> None:
+    """The whole path with the engine that is always there."""
+    command = [sys.executable, "-m", "benchmarks", "--networks", "mlp", "--engines", "nnef_jax"]
+    command += ["--batch", "1", "--rounds", "1", "--json", str(tmp_path / "found.json")]
+    subprocess.run(command, cwd=Path(__file__).resolve().parents[1], check=True)
+    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    assert found["inference"][0]["network"] == "mlp"
+    assert found["inference"][0]["timed"]["samples"]["nnef_jax"][0] > 0
+    assert found["machine"]["versions"].keys() >= {"jax", "nnef_jax"}
+
+
+def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--networks", "mlp,alexnet"])
+    assert "unknown: alexnet" in capsys.readouterr().err
