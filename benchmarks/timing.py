@@ -14,8 +14,9 @@ import numpy as np
 
 from benchmarks.builders.base import Array
 
-_REST = 0.010  # seconds, after which the threads of the engine before have stopped spinning
-_SAMPLE = 0.003  # seconds that a sample lasts at least: shorter calls are repeated in it
+_REST = 0.020  # seconds, after which the threads of the engine before have stopped spinning
+_WARM = 0.040  # seconds of untimed calls at least: caches and clocks have settled then
+_SAMPLE = 0.020  # seconds that a sample lasts at least: shorter calls are repeated in it
 QUIET = 0.2  # cores that other processes may use in a round; the clock's ticks allow no less
 _WAIT = 0.5  # seconds after a round that was disturbed
 TOLERANCE = 1e-4
@@ -41,7 +42,7 @@ class Measurement:
 def measure(calls: Mapping[str, Callable[[], Any]], rounds: int) -> Measurement:
     """Time calls in turns.
 
-    In each round each call has its turn: a rest, an untimed sample, two timed ones. So what else
+    In each round each call has its turn: a rest, untimed calls, two timed samples. So what else
     happens on the machine meets all of them alike, and ratios within one run can be trusted where
     times of two runs cannot. Not where another process computes, though: engines differ in what a
     core that is taken costs them (ResNet-18 in torch, 2 cores: 1380 ms in place of 310).
@@ -100,8 +101,10 @@ def _round(calls: Mapping[str, Callable[[], Any]], repeats: Mapping[str, int]) -
     start, used = time.perf_counter(), used_elsewhere()
     for name, call in calls.items():
         time.sleep(_REST)
-        timed = [_sample(call, repeats[name]) for _ in range(3)]
-        samples[name] = timed[1:]
+        warm = time.perf_counter() + _WARM
+        while time.perf_counter() < warm:
+            call()
+        samples[name] = [_sample(call, repeats[name]) for _ in range(2)]
     return Measurement(samples, (used_elsewhere() - used) / (time.perf_counter() - start))
 
 

@@ -95,8 +95,7 @@ class Model:
         Raises InputError where the inputs do not fit, ShapeError where an operation does not take
         shapes that follow from them.
         """
-        inputs = self._bind(args, kwargs)
-        return self._execution.compiled_outputs(inputs)(inputs)
+        return self._execution.call(self._bind(args, kwargs))
 
     def apply(self, params: Parameters, *args: Any, **kwargs: Any) -> Any:
         """The network as a pure function of its parameters and inputs, for `jax.grad` and the like.
@@ -202,8 +201,7 @@ class Model:
     def _recur(self, kind: str, state: State, inputs: list[Any], params: Parameters | None) -> Any:
         state = self._check_state(state)
         if params is None:
-            arrays = list(state.values())
-            return self._execution.compiled_recurrence(kind, arrays, inputs)([*arrays, *inputs])
+            return self._execution.recur(kind, state, inputs)
         function = self._execution.cycle if kind == "cycle" else self._execution.scan
         return function(self._check_params(params), state, inputs)
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.kernels.products import product
 from lowering.kernels.winograd import winograd
 
 Pairs = Sequence[tuple[int, int]]
@@ -39,12 +40,12 @@ class Window:
 
 def convolution(x: Array, filter: Array, window: Window) -> Array:
     """The convolution by the kernel that is fastest for these extents."""
-    *size, depth, _ = filter.shape
+    depth = filter.shape[-2]
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return direct(x, filter, window)
     if window.is_spread:
         return tiled(x, filter, window) if is_tiled(filter, window) else direct(x, filter, window)
-    if math.prod(size) == 1 and window.groups == 1 and not any(map(any, window.padding)):
+    if is_pointwise(filter, window):
         return pointwise(x, filter, window)
     if depth == 1 and window.groups > 1:
         return depthwise(x, filter, window)
@@ -81,19 +82,30 @@ def padded(x: Array, padding: Pairs) -> Array:
     return lax.pad(x, np.array(0, x.dtype), steps)
 
 
-def pointwise(x: Array, filter: Array, window: Window) -> Array:
-    """A window of one cell: one matrix product over all positions."""
-    if any(s != 1 for s in window.stride):
-        x = lax.slice(x, (0,) * x.ndim, x.shape, (1, *window.stride, 1))
-    *positions, depth = x.shape
-    product = lax.dot_general(
-        x.reshape(-1, depth),
-        filter.reshape(depth, -1),
-        (((1,), (0,)), ((), ())),
-        precision=window.precision,
-        preferred_element_type=window.accumulator,
+def is_pointwise(filter: Array, window: Window) -> bool:
+    """Whether the window is one cell of all channels."""
+    return (
+        math.prod(filter.shape[:-2]) == 1
+        and window.groups == 1
+        and not window.is_spread
+        and not any(map(any, window.padding))
     )
-    return product.reshape(*positions, -1)
+
+
+def pointwise(x: Array, filter: Array, window: Window, turned: bool = False) -> Array:
+    """A window of one cell: one matrix product over all positions; (O,N,x...) if turned."""
+    x = at_positions(x, window)
+    *positions, depth = x.shape
+    params = {"precision": window.precision, "preferred_element_type": window.accumulator}
+    result = product(x.reshape(-1, depth), filter.reshape(depth, -1), 1, params, turned)
+    return result.reshape(-1, *positions) if turned else result.reshape(*positions, -1)
+
+
+def at_positions(x: Array, window: Window) -> Array:
+    """The items at the positions of a window of one cell."""
+    if all(s == 1 for s in window.stride):
+        return x
+    return lax.slice(x, (0,) * x.ndim, x.shape, (1, *window.stride, 1))
 
 
 def depthwise(x: Array, filter: Array, window: Window) -> Array:
@@ -192,5 +204,5 @@ def is_winograd(x: Array, filter: Array, window: Window) -> bool:
         and window.groups == 1
         and x.dtype == jnp.float32
         and window.accumulator in (None, jnp.float32)
-        and min(depth, count) >= 32
+        and min(depth, count) >= 48
     )

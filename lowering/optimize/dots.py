@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from lowering.kernels.products import is_turned, product
 from lowering.optimize.view import View, whole
 
 
@@ -53,21 +54,22 @@ def products(group: Sequence[Any], input: View, matrices: Sequence[View]) -> lis
             matrices, (e.params["dimension_numbers"][0][1][0] for e in group), strict=True
         )
     ]
-    array = lax.dot_general(
-        whole(input),
-        jnp.concatenate(columns, axis=1) if len(columns) > 1 else columns[0],
-        (((input.position(left_sums[0]),), (0,)), ((), ())),
-        precision=group[0].params["precision"],
-        preferred_element_type=group[0].params["preferred_element_type"],
-    )
+    matrix = jnp.concatenate(columns, axis=1) if len(columns) > 1 else columns[0]
+    axis = input.position(left_sums[0])
+    x = whole(input)
+    params = {name: group[0].params[name] for name in ("precision", "preferred_element_type")}
+    turned = is_turned(x.size // x.shape[axis], matrix.shape[1])
+    array = product(x, matrix, axis, params, turned)
     free = [axis for axis in input.order if axis != left_sums[0]]
     ranked = sorted(free)
-    order = (*(ranked.index(axis) for axis in free), len(free))
+    order = [ranked.index(axis) for axis in free]
+    order.insert(0 if turned else len(free), len(free))
+    along = order.index(len(free))
     views: list[View] = []
     start = 0
     for equation, column in zip(group, columns, strict=True):
         stop = start + column.shape[1]
-        part = lax.slice_in_dim(array, start, stop, axis=array.ndim - 1)
-        views.append(View(part, order, tuple(equation.outvars[0].aval.shape), False))
+        part = lax.slice_in_dim(array, start, stop, axis=along)
+        views.append(View(part, tuple(order), tuple(equation.outvars[0].aval.shape), False))
         start = stop
     return views

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from lowering.optimize import chunks
 from lowering.optimize.dots import products, siblings
+from lowering.optimize.equations import bind
 from lowering.optimize.layout import RULES
 from lowering.optimize.products import Product, merged, product
 from lowering.optimize.view import View, plain, tensor
@@ -23,22 +26,53 @@ _SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
 
 
 def optimised(
-    function: Callable[[Any, Sequence[Any]], Any],
+    function: Callable[[Any, Sequence[Any]], Any], *, in_chunks: bool = False
 ) -> Callable[[Any, Sequence[Any]], Any]:
     """The same function of parameters and inputs, laid out for a CPU.
 
     Both arguments are pytrees of arrays; what depends on the first alone may be computed in
-    another way than written, since that is done once for many calls.
+    another way than written, since that is done once for many calls. `in_chunks` takes a large
+    batch a few items at a time; derivatives of the result are slow then.
     """
 
     def run(parameters: Any, inputs: Sequence[Any]) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
         known, free = jax.tree.leaves(parameters), jax.tree.leaves(inputs)
-        views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
-        results = _evaluate(closed.jaxpr, closed.consts, views)
-        return jax.tree.unflatten(jax.tree.structure(shapes), [tensor(v) for v in results])
+        results = _in_chunks(closed, known, free) if in_chunks and free else None
+        if results is None:
+            views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
+            results = [tensor(v) for v in _evaluate(closed.jaxpr, closed.consts, views)]
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return run
+
+
+def _in_chunks(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[Any] | None:
+    """The results, a few items of the batch after the other; None where all at once is better."""
+    flat = chunks.inlined(closed)
+    inputs = flat.jaxpr.invars[len(known) :]
+    size = chunks.chunk_size(flat.jaxpr, inputs)
+    if size is None:
+        return None
+    axes = chunks.batch_axes(flat.jaxpr, dict.fromkeys(inputs, 0))
+
+    def part(known: Any, free: Sequence[Any]) -> list[Any]:
+        return chunks.evaluate(flat.jaxpr, flat.consts, axes, [*known, *free], size)
+
+    parts = [x.reshape(-1, size, *x.shape[1:]) for x in free]
+    shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts]
+    halves = split(optimised(part), known, shapes, compiled=False)
+    prepared = halves.prepare(known)
+    results = jax.lax.map(lambda items: halves.run(prepared, items), parts)
+    joined: list[Any] = []
+    for variable, x in zip(flat.jaxpr.outvars, results, strict=True):
+        axis = None if isinstance(variable, core.Literal) else axes.get(variable)
+        if axis is None:  # the same in every part
+            joined.append(x[0])
+        else:
+            x = jnp.moveaxis(x, 0, axis)
+            joined.append(x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+    return joined
 
 
 def _evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[View]) -> list[View]:
@@ -173,13 +207,5 @@ def _scan(equation: Any, views: Sequence[View]) -> list[View]:
 
 def _bind(equation: Any, views: Sequence[View]) -> list[View]:
     """The equation as it stands, on tensors in their own layout."""
-    given = {
-        variable: tensor(view)
-        for variable, view in zip(equation.invars, views, strict=True)
-        if not isinstance(variable, core.Literal)
-    }
-    info = core.DebugInfo(equation.primitive.name, "equation", ("x",) * len(given), None)
-    jaxpr = core.Jaxpr([], list(given), equation.outvars, [equation], debug_info=info)
-    results = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*given.values())
     known = all(view.known for view in views)
-    return [plain(result, known) for result in results]
+    return [plain(result, known) for result in bind(equation, list(map(tensor, views)))]

@@ -18,7 +18,7 @@ from lowering.optimize.windows import window_reduction
 Rule = Callable[[Any, Sequence[View]], View | list[View] | None]
 
 # fmt: off
-_ELEMENTWISE = (
+ELEMENTWISE = (
     "abs", "add", "and", "asin", "asinh", "acos", "acosh", "atan", "atan2", "atanh", "cbrt",
     "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "erf",
     "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow",
@@ -163,7 +163,7 @@ def _reshape(equation: Any, views: Sequence[View]) -> View | None:
         return None
     (view,) = views
     shape = tuple(equation.params["new_sizes"])
-    groups = None if view.is_plain else _groups(view.shape, shape)
+    groups = None if view.is_plain else reshaped_runs(view.shape, shape)
     if groups is None or not _stay_together(view.order, [old for old, _ in groups]):
         return plain(lax.reshape(tensor(view), shape), view.known)
     group_of = {old[0]: new for old, new in groups if old}
@@ -173,7 +173,7 @@ def _reshape(equation: Any, views: Sequence[View]) -> View | None:
     return View(array, order, shape, view.known)
 
 
-def _groups(
+def reshaped_runs(
     old: tuple[int, ...], new: tuple[int, ...]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
     """Runs of axes with the runs that a reshape turns them into; None for an empty tensor."""
@@ -215,7 +215,7 @@ def _window(equation: Any, views: Sequence[View]) -> View | list[View] | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
         _reduction,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 
-from lowering.kernels.channels_last import Window, convolution
+from lowering.kernels.channels_last import Window, convolution, is_pointwise, pointwise
+from lowering.kernels.products import is_turned
 from lowering.optimize.view import Order, View, whole
 
 
@@ -30,10 +32,20 @@ class Product:
 
     def view(self) -> View:
         """The result, computed."""
-        array = convolution(self.input, self.filter, self.window)
+        order, rank = self.order, len(self.order)
+        if is_pointwise(self.filter, self.window) and self._is_turned:
+            array = pointwise(self.input, self.filter, self.window, turned=True)
+            order = (order[-1], *order[:-1])
+        else:
+            array = convolution(self.input, self.filter, self.window)
         if self.bias is not None:
-            array = array + _at_last_axis(self.bias, array.ndim)
-        return View(array, self.order, self.shape, self.known and self.input_known)
+            array = array + _along(self.bias, rank, order.index(self.order[-1]))
+        return View(array, order, self.shape, self.known and self.input_known)
+
+    @property
+    def _is_turned(self) -> bool:
+        channels = self.filter.shape[-1]
+        return is_turned(math.prod(self.shape) // max(channels, 1), channels)
 
     def _along_channels(self, operand: View) -> Any:
         """The operand as (O) or a scalar; None where it is not one factor for each channel."""
@@ -53,7 +65,7 @@ class Product:
         if factor is None or not self.known:
             return None
         bias = None if self.bias is None else self.bias * factor
-        filter = self.filter * _at_last_axis(factor, self.filter.ndim)
+        filter = self.filter * _along(factor, self.filter.ndim, self.filter.ndim - 1)
         return replace(self, filter=filter, bias=bias)
 
     def shifted(self, operand: View) -> Product | None:
@@ -118,6 +130,6 @@ def merged(equation: Any, operands: list[View | Product]) -> Product | None:
             return None
 
 
-def _at_last_axis(items: Any, rank: int) -> Any:
-    """One item for each channel, or a scalar, as an array of a rank."""
-    return items.reshape(*(1,) * (rank - 1), -1) if items.ndim else items
+def _along(items: Any, rank: int, axis: int) -> Any:
+    """One item for each channel, or a scalar, along an axis of an array of a rank."""
+    return items.reshape(*(1,) * axis, -1, *(1,) * (rank - 1 - axis)) if items.ndim else items

@@ -1,0 +1,364 @@
+"""What is optimised equals what is written, in value and gradient, and is computed as intended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import nnef_jax
+from lowering.kernels.channels_last import Window, convolution, direct
+from lowering.optimize.evaluate import optimised
+from tests import torch_networks
+from tests.helpers import model_of
+
+Function = Callable[[Any, list[Any]], Any]
+
+
+def random(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def assert_equal(function: Function, parameters: Any, inputs: list[Any]) -> None:
+    """Value, and gradient in parameters and inputs, with and without optimisation."""
+    optimal = optimised(function)
+    wanted, got = (jax.jit(f)(parameters, inputs) for f in (function, optimal))
+    assert jax.tree.structure(wanted) == jax.tree.structure(got)
+    jax.tree.map(assert_close, wanted, got)
+
+    def loss(f: Function) -> Any:
+        def total(parameters: Any, inputs: list[Any]) -> Any:
+            leaves = [y for y in jax.tree.leaves(f(parameters, inputs)) if y.dtype == jnp.float32]
+            return sum(jnp.sum(jnp.sin(y)) for y in leaves)
+
+        return jax.jit(jax.grad(total, argnums=(0, 1)))
+
+    if any(y.dtype == jnp.float32 for y in jax.tree.leaves(wanted)):
+        jax.tree.map(assert_close, *(loss(f)(parameters, inputs) for f in (function, optimal)))
+
+
+def assert_close(wanted: Any, got: Any) -> None:
+    wanted, got = np.asarray(wanted), np.asarray(got)
+    assert wanted.shape == got.shape and wanted.dtype == got.dtype
+    scale = max(float(np.abs(wanted).max(initial=0)), 1e-6)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * scale)
+
+
+def primitives(function: Function, parameters: Any, inputs: list[Any]) -> list[str]:
+    """The names of the primitives of what is optimised, in order, those of loops included."""
+    jaxpr = jax.make_jaxpr(optimised(function))(parameters, inputs)
+    return [e.primitive.name for e in _equations(jaxpr.jaxpr)]
+
+
+def _equations(jaxpr: Any) -> list[Any]:
+    found: list[Any] = []
+    for equation in jaxpr.eqns:
+        found.append(equation)
+        for value in equation.params.values():
+            if hasattr(value, "jaxpr"):
+                found += _equations(value.jaxpr)
+    return found
+
+
+def conv(x: Any, filter: Any, **options: Any) -> Any:
+    options = {"window_strides": (1, 1), "padding": [(1, 1), (1, 1)]} | options
+    return lax.conv_general_dilated(x, filter, **options)
+
+
+# Kernels
+
+
+KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
+    "pointwise": ((1, 1), Window((1, 1), ((0, 0),) * 2, (1, 1), (1, 1), 1, None, None), 5, 7),
+    "pointwise_strided": (
+        (1, 1),
+        Window((2, 3), ((0, 0),) * 2, (1, 1), (1, 1), 1, None, None),
+        5,
+        7,
+    ),
+    "depthwise": ((3, 3), Window((2, 1), ((1, 2), (0, 1)), (1, 1), (2, 1), 6, None, None), 6, 6),
+    "depthwise_cut": ((3, 3), Window((1, 1), ((-1, 0),) * 2, (1, 1), (1, 1), 6, None, None), 6, 6),
+    "depthwise_multiplied": ((3,), Window((1,), ((1, 1),), (1,), (1,), 4, None, None), 4, 12),
+    "grouped": ((3, 3), Window((2, 1), ((1, 2), (0, 1)), (1, 1), (2, 1), 3, None, None), 6, 12),
+    "grouped_3d": (
+        (3, 2, 1),
+        Window((1, 2, 1), ((1, 1), (1, 0), (0, 0)), (1,) * 3, (1, 1, 2), 2, None, None),
+        4,
+        6,
+    ),
+    "tiled": ((2, 3), Window((1, 1), ((1, 1), (2, 2)), (2, 3), (1, 1), 1, None, None), 6, 4),
+    "tiled_cut": ((2, 3), Window((1, 1), ((0, 1), (2, 0)), (2, 3), (1, 1), 1, None, None), 6, 4),
+    "winograd": ((3, 3), Window((1, 1), ((1, 1), (1, 0)), (1, 1), (1, 1), 1, None, None), 48, 50),
+    "winograd_cut": (
+        (3, 3),
+        Window((1, 1), ((-1, 1), (1, -2)), (1, 1), (1, 1), 1, None, None),
+        48,
+        50,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_equal_the_general_convolution(name: str) -> None:
+    size, window, depth, count = KERNELS[name]
+    x = random(2, *(9, 10, 8)[: len(size)], depth)
+    filter = random(*size, depth // window.groups, count, seed=1)
+
+    def names(f: Any) -> set[str]:
+        return {e.primitive.name for e in jax.make_jaxpr(f)(x, filter).eqns}
+
+    assert "conv_general_dilated" not in names(lambda x, f: convolution(x, f, window))
+    assert_close(direct(x, filter, window), convolution(x, filter, window))
+
+    def gradient(kernel: Any) -> Any:
+        return jax.grad(lambda x, f: jnp.sum(jnp.sin(kernel(x, f, window))), argnums=(0, 1))
+
+    jax.tree.map(assert_close, gradient(direct)(x, filter), gradient(convolution)(x, filter))
+
+
+def test_winograd_in_blocks_equals_the_general_convolution() -> None:
+    window = Window((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 1, None, None)
+    x, filter = random(2, 61, 67, 48), random(3, 3, 48, 64, seed=1)  # 15 MB of tiles
+    assert_close(direct(x, filter, window), convolution(x, filter, window))
+
+
+# Layouts: what follows a convolution finds its result channels last
+
+
+AFTER: dict[str, Callable[[Any], Any]] = {
+    "unary": lambda y: jnp.exp(-jnp.abs(y)),
+    "scalar": lambda y: 2.0 * y + 1.0,
+    "per_channel": lambda y: y * random(1, 6, 1, 1, seed=3),
+    "per_row": lambda y: y + random(1, 1, 7, 1, seed=3),
+    "two": lambda y: y * jnp.tanh(y),
+    "select": lambda y: jnp.where(y > 0, y, 0.1 * y),
+    "clamp": lambda y: jnp.clip(y, -0.5, 0.5),
+    "transpose": lambda y: jnp.transpose(y, (2, 0, 3, 1)) * 2.0,
+    "flatten": lambda y: y.reshape(2, -1),
+    "merge_spatial": lambda y: jnp.swapaxes(y.reshape(2, 6, 56), 1, 2),
+    "split_channels": lambda y: y.reshape(2, 2, 3, 7, 8).sum(1),
+    "shuffle_channels": lambda y: jnp.swapaxes(y.reshape(2, 2, 3, 7, 8), 1, 2).reshape(y.shape),
+    "mean": lambda y: jnp.mean(y, (2, 3)),
+    "softmax_over_channels": lambda y: jax.nn.softmax(y, axis=1),
+    "argmax": lambda y: jnp.argmax(y, 1),
+    "cumsum": lambda y: jnp.cumsum(y, 2),
+    "squeeze": lambda y: y[:, :1].squeeze(1),
+    "slice": lambda y: y[:, 1:5:2, 2:, ::3],
+    "flip": lambda y: y[:, ::-1, :, ::-1] * y,
+    "pad": lambda y: jnp.pad(y, ((0, 0), (1, 0), (2, 3), (0, 1)), constant_values=0.5),
+    "concat": lambda y: jnp.concatenate([y, y * 2.0, random(2, 1, 7, 8, seed=4)], 1),
+    "broadcast": lambda y: y + jnp.broadcast_to(jnp.max(y, (2, 3), keepdims=True), y.shape),
+    "gate": lambda y: y * jax.nn.sigmoid(jnp.mean(y, (2, 3), keepdims=True)),
+    "product": lambda y: jnp.einsum("bchw,bdhw->bcd", y, jnp.sin(y)),
+    "product_of_channels": lambda y: jnp.einsum("bchw,cd->bhwd", y, random(6, 5, seed=4)),
+    "max_pool": lambda y: lax.reduce_window(
+        y, -jnp.inf, lax.max, (1, 1, 3, 2), (1, 1, 2, 2), ((0, 0), (0, 0), (1, 1), (0, 1))
+    ),
+    "sum_pool": lambda y: lax.reduce_window(
+        y, 0.0, lax.add, (1, 2, 3, 3), (1, 1, 1, 2), "SAME", window_dilation=(1, 1, 2, 1)
+    ),
+    "large_pool": lambda y: lax.reduce_window(
+        jnp.pad(y, ((0, 0), (0, 0), (9, 9), (9, 9))), 0.0, lax.add, (1, 1, 9, 9), (1,) * 4, "VALID"
+    ),
+    "gather": lambda y: jnp.take(y, jnp.array([3, 0, 3]), axis=1),
+    "scan": lambda y: lax.scan(lambda c, x: (c + x, c * x), y[:, 0], jnp.moveaxis(y, 1, 0)),
+    "twice": lambda y: conv(jnp.tanh(conv(y, random(6, 6, 3, 3, seed=5))), random(4, 6, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_what_follows_a_convolution(name: str) -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        return AFTER[name](conv(inputs[0], parameters[0]))
+
+    assert_equal(function, [random(6, 3, 3, 3)], [random(2, 3, 7, 8, seed=2)])
+
+
+def test_a_stretch_of_convolutions_is_transposed_at_its_borders_alone() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        (x,) = inputs
+        for filter, bias in parameters:
+            x = jnp.maximum(conv(x, filter) + bias, 0.0) + x
+        return x
+
+    layers = [(random(8, 8, 3, 3, seed=i), random(1, 8, 1, 1, seed=i)) for i in range(4)]
+    arguments = layers, [random(1, 8, 6, 6)]
+    jaxpr = jax.make_jaxpr(optimised(function))(*arguments)
+    moved = [e for e in jaxpr.eqns if e.primitive.name == "transpose"]
+    images = [e for e in moved if e.invars[0].aval.shape[-2:] != (3, 3)]
+    assert len(images) <= 2 + 4  # in and out, and each bias, which is a reshape
+    assert_equal(function, *arguments)
+
+
+# What depends on parameters alone
+
+
+def test_scale_and_offset_are_folded_into_the_filter() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        filter, mean, scale, offset = parameters
+        y = conv(inputs[0], filter)
+        return (y - mean) * scale / 3.0 + offset
+
+    channels = [random(1, 8, 1, 1, seed=i) for i in range(3)]
+    arguments = [random(8, 4, 5, 5), *channels], [random(2, 4, 12, 12, seed=5)]
+    assert_equal(function, *arguments)
+    jaxpr = jax.make_jaxpr(optimised(function))(*arguments)
+    large = [
+        e.primitive.name
+        for e in jaxpr.eqns
+        if e.primitive.name in ("add", "sub", "mul", "div") and e.outvars[0].aval.size > 1000
+    ]
+    assert large == ["add"]  # of filter and image; the filter has 800 items
+
+
+def test_a_result_that_is_read_twice_is_not_folded() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        y = conv(inputs[0], parameters[0])
+        return y * parameters[1] + jnp.sin(y)
+
+    assert_equal(function, [random(8, 4, 3, 3), random(1, 8, 1, 1)], [random(2, 4, 9, 9)])
+
+
+def test_a_scale_that_depends_on_the_input_is_not_folded() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        x, scale = inputs
+        return conv(x, parameters[0]) * scale
+
+    assert_equal(function, [random(8, 4, 3, 3)], [random(2, 4, 9, 9), random(1, 8, 1, 1)])
+
+
+def test_products_of_one_input_become_one() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        query, key, value = parameters
+        (x,) = inputs
+        return x @ query, jnp.swapaxes(x @ key.T, 1, 2), (x @ value) @ value[:, :4]
+
+    arguments = [random(4, n, seed=n) for n in (6, 4, 4)], [random(2, 3, 4)]
+    assert primitives(function, *arguments).count("dot_general") == 2
+    assert_equal(function, *arguments)
+
+
+@pytest.mark.parametrize("rows", (1, 5, 200))
+def test_products_of_any_number_of_rows(rows: int) -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        return jnp.tanh(inputs[0] @ parameters[0] + parameters[1])[..., None]
+
+    matrix = random(300, 512) / 20
+    assert_equal(function, [matrix, random(1, 512)], [random(rows, 300, seed=1)])
+
+
+def test_a_loop_computes_nothing_of_parameters() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        def turn(state: Any, x: Any) -> tuple[Any, Any]:
+            state = jnp.tanh(x @ parameters[0].T + state @ jnp.flip(parameters[1], 0))
+            return state, state
+
+        return lax.scan(turn, jnp.zeros((1, 4)), inputs[0], reverse=True)
+
+    arguments = [random(4, 3), random(4, 4, seed=1)], [random(5, 1, 3)]
+    jaxpr = jax.make_jaxpr(optimised(function))(*arguments)
+    (loop,) = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
+    inside = {e.primitive.name for e in loop.params["jaxpr"].jaxpr.eqns}
+    assert not inside & {"rev", "transpose", "concatenate"}
+    assert_equal(function, *arguments)
+
+
+# Batches
+
+
+def separable(parameters: list[Any], inputs: list[Any]) -> Any:
+    x = jax.nn.relu(conv(inputs[0], parameters[0]))
+    pooled = lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+    score = jnp.mean(pooled, (2, 3)) @ parameters[1]
+    return jax.nn.softmax(score), jnp.transpose(pooled, (1, 0, 2, 3)), parameters[1] * 2.0
+
+
+def test_a_large_batch_goes_through_in_chunks() -> None:
+    parameters, inputs = [random(64, 3, 3, 3), random(64, 5)], [random(6, 3, 200, 200)]
+    chunked = optimised(separable, in_chunks=True)
+    (loop,) = [
+        e for e in jax.make_jaxpr(chunked)(parameters, inputs).eqns if e.primitive.name == "scan"
+    ]
+    assert loop.params["length"] in (3, 6)
+    wanted, got = jax.jit(separable)(parameters, inputs), jax.jit(chunked)(parameters, inputs)
+    jax.tree.map(assert_close, wanted, got)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    (
+        lambda x: x - jnp.mean(x, 0, keepdims=True),
+        lambda x: x[::-1] + x,
+        lambda x: jnp.cumsum(x, 0),
+        lambda x: jnp.sort(x, 0),
+        lambda x: x.reshape(3, 2, *x.shape[1:]).sum(1),
+        lambda x: x + jnp.arange(6.0)[:, None, None, None],
+        lambda x: jnp.concatenate([x[1:], x[:1]]),
+        lambda x: jnp.einsum("bchw,dchw->bdhw", x, x),
+    ),
+)
+def test_a_batch_whose_items_meet_is_taken_at_once(mix: Callable[[Any], Any]) -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        return mix(conv(inputs[0], parameters[0]))
+
+    arguments = [random(64, 3, 3, 3)], [random(6, 3, 200, 200)]
+    jaxpr = jax.make_jaxpr(optimised(function, in_chunks=True))(*arguments)
+    assert not [e for e in jaxpr.eqns if e.primitive.name == "scan"]
+
+
+# Models
+
+
+@pytest.mark.parametrize("name", ("resnet", "vit", "lstm", "unet"))
+def test_networks_equal_themselves_as_written(name: str) -> None:
+    run = torch_networks.runs(name)[0]
+    path = torch_networks.FOLDER / f"{name}.nnef.tgz"
+    optimal, literal = (nnef_jax.load(path, optimize=o) for o in (True, False))
+    outputs = (torch_networks.by_name(m, m(**run.input)) for m in (literal, optimal))
+    jax.tree.map(assert_close, *outputs)
+    as_written, optimised_ones = (torch_networks.gradients(m, run) for m in (literal, optimal))
+    for wanted, got in zip(as_written, optimised_ones, strict=True):
+        assert torch_networks.difference(got, wanted, floor=1e-2) < 1e-5
+
+
+NETWORK = """
+version 1.0;
+graph net(x) -> (y)
+{
+    x = external<scalar>(shape = [2,3,8,8]);
+    f = variable<scalar>(shape = [4,3,3,3], label = 'f');
+    c = conv(x, f, padding = [(1,1),(1,1)]);
+    r = relu(c);
+    y = max_pool(r, size = [1,1,2,2], stride = [1,1,2,2], border = 'ignore');
+}
+"""
+
+
+def test_nan_stays() -> None:
+    model = model_of(NETWORK, data={"f": np.ones((4, 3, 3, 3), np.float32)})
+    x = np.zeros((2, 3, 8, 8), np.float32)
+    x[1, 0, 0, 0] = np.nan
+    y = np.asarray(model(x))
+    assert np.isnan(y[1, :, 0, 0]).all() and np.isnan(y).sum() == 4
+
+
+def test_inside_other_transformations() -> None:
+    model = model_of(NETWORK, data={"f": np.asarray(random(4, 3, 3, 3))})
+    x = random(2, 3, 8, 8, seed=1)
+    wanted = model(x)
+    assert_close(wanted, jax.jit(lambda x: model(x))(x))
+    assert_close(wanted, jax.vmap(lambda x: model(x))(x[None])[0])
+    assert_close(
+        jnp.ones(()), jax.jit(jax.grad(lambda s: jnp.sum(model(x) * s) / wanted.sum()))(1.0)
+    )
+
+
+def test_names_of_the_document_are_those_of_the_profile() -> None:
+    model = model_of(NETWORK, data={"f": np.asarray(random(4, 3, 3, 3))})
+    text = model.lower().as_text(debug_info=True)
+    assert all(f'"{name}' in text or f"/{name}" in text for name in ("c", "r", "y"))
