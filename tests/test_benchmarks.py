@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -150,8 +151,8 @@ def test_calls_take_turns_and_times_are_theirs(monkeypatch: pytest.MonkeyPatch) 
     measured = timing.measure({"slow": slow, "fast": fast}, 2)
     assert [len(values) for values in measured.samples.values()] == [4, 4]
     assert measured.medians["slow"] > 0.019 > measured.medians["fast"]
-    warming = ["slow"] * 2 + ["fast"] * 2
-    assert calls == warming + (["slow"] * 3 + ["fast"] * 3) * 2
+    turns = [name for name, _ in itertools.groupby(calls)]
+    assert turns == ["slow", "fast"] * 3  # once to learn how long they take, then two rounds
 
 
 def test_short_calls_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +166,17 @@ def test_short_calls_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_disturbed_rounds_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     quiet(monkeypatch, 100.0, 0.0, 100.0)
-    measured = timing.measure({"call": lambda: calls.append(time.sleep(0.004) or 0)}, 2)
-    assert len(calls) == 2 + 4 * 3
+    rounds: list[int] = []
+    monkeypatch.setattr(timing, "_WARM", 0.0)
+    rest = time.sleep
+
+    def sleep(seconds: float) -> None:
+        rounds.append(1) if seconds == timing._REST else None
+        rest(seconds)
+
+    monkeypatch.setattr(timing.time, "sleep", sleep)
+    measured = timing.measure({"call": lambda: calls.append(0)}, 2)
+    assert len(rounds) == 4
     assert measured.elsewhere == 0
     quiet(monkeypatch, *[100.0] * 6)
     hopeless = timing.measure({"call": lambda: time.sleep(0.004)}, 2)
