@@ -121,6 +121,16 @@ def test_kernels_equal_the_general_convolution(name: str) -> None:
     jax.tree.map(assert_close, gradient(direct)(x, filter), gradient(convolution)(x, filter))
 
 
+def test_sums_of_16_bits_are_taken_in_32() -> None:
+    window = Window((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 8, None, None)
+    x, filter = random(2, 9, 9, 8), random(5, 5, 1, 8, seed=1)
+    narrow = convolution(x.astype(jnp.bfloat16), filter.astype(jnp.bfloat16), window)
+    assert narrow.dtype == jnp.bfloat16
+    wanted = direct(*(y.astype(jnp.bfloat16).astype(jnp.float32) for y in (x, filter)), window)
+    # Rounded once, to 8 bits.
+    np.testing.assert_allclose(narrow.astype(jnp.float32), wanted, rtol=2**-8, atol=1e-6)
+
+
 def test_winograd_in_blocks_equals_the_general_convolution() -> None:
     window = Window((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 1, None, None)
     x, filter = random(2, 61, 67, 48), random(3, 3, 48, 64, seed=1)  # 15 MB of tiles

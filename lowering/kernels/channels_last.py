@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.kernels.accumulation import accumulator
 from lowering.kernels.products import product
 from lowering.kernels.winograd import winograd
 
@@ -115,15 +116,15 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
     """
     *size, _, count = filter.shape
     multiplier = count // x.shape[-1]
-    accumulator = window.accumulator or x.dtype
+    wide = accumulator(jnp.promote_types(x.dtype, window.accumulator or x.dtype))
     total: Any = None
     for cell, part in cells(x, size, window):
         if multiplier > 1:
             part = jnp.repeat(part, multiplier, axis=-1)
         factors = filter[cell].reshape(*(1,) * (part.ndim - 1), count)
-        part = part.astype(accumulator) * factors.astype(accumulator)
+        part = part.astype(wide) * factors.astype(wide)
         total = part if total is None else total + part
-    return total
+    return total.astype(window.accumulator or x.dtype)
 
 
 def cells(x: Array, size: Sequence[int], window: Window) -> Iterator[tuple[tuple[int, ...], Array]]:
