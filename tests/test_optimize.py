@@ -321,6 +321,16 @@ def test_a_batch_whose_items_meet_is_taken_at_once(mix: Callable[[Any], Any]) ->
     assert not [e for e in jaxpr.eqns if e.primitive.name == "scan"]
 
 
+@pytest.mark.parametrize("shape", ((), (1, 3), (0, 3)))
+def test_inputs_without_a_batch(shape: tuple[int, ...]) -> None:
+    def function(parameters: Any, inputs: list[Any]) -> Any:
+        return jnp.broadcast_to(inputs[0], (2, *shape)) + jnp.sum(parameters)
+
+    x = jnp.ones(shape)
+    chunked = optimised(function, in_chunks=True)
+    assert_close(function(random(2), [x]), chunked(random(2), [x]))
+
+
 # Models
 
 

@@ -30,10 +30,12 @@ class NotSeparableError(Exception):
 
 def chunk_size(jaxpr: Any, inputs: Sequence[Any]) -> int | None:
     """How many items of the inputs' first axis to take at a time; None for all of them."""
-    extents = {v.aval.shape[0] if v.aval.shape else 0 for v in inputs}
+    extents = {v.aval.shape[0] if v.aval.shape else 1 for v in inputs}
     if len(extents) != 1:
         return None
     (batch,) = extents
+    if batch < 2:
+        return None
     try:
         axes = batch_axes(jaxpr, dict.fromkeys(inputs, 0))
     except NotSeparableError:
@@ -42,7 +44,7 @@ def chunk_size(jaxpr: Any, inputs: Sequence[Any]) -> int | None:
     sizes = [n for n in range(1, batch) if batch % n == 0]
     fitting = [n for n in (*sizes, batch) if n * heaviest <= _MEMORY * batch]
     best = max(fitting, default=1)
-    return None if best == batch or batch < 2 else best
+    return None if best == batch else best
 
 
 def _traffic(equation: Any, axes: Axes) -> int:
