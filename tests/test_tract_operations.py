@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,6 +17,7 @@ from tests.operation_checks import (
     assert_close,
     assert_gradient,
     assert_vmap_equals_loop,
+    few,
     results,
     wide,
 )
@@ -33,17 +32,6 @@ DIFFERENTIABLE = [
 @lru_cache(maxsize=16)  # all of them would take gigabytes
 def model(case: OpCase) -> nnef_jax.Model:
     return model_of(document(case))
-
-
-def few(cases: Iterable[OpCase], most: int = 2) -> list[OpCase]:
-    """The first rows of each operation, for properties that hold or fail for most of its rows."""
-    seen = Counter[str]()
-    found: list[OpCase] = []
-    for case in cases:
-        seen[case.operation] += 1
-        if seen[case.operation] <= most:
-            found.append(case)
-    return found
 
 
 def test_every_declared_operation_has_a_rule_and_a_case() -> None:
