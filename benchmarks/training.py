@@ -69,7 +69,7 @@ def _jax_step(
     def loss(parameters: Any, statistics: Any, arrays: Any) -> Any:
         return jnp.mean(jnp.square(model.apply({**parameters, **statistics}, *arrays)))
 
-    step = jax.jit(jax.value_and_grad(loss))
+    step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
     return lambda: jax.block_until_ready(step(parameters, statistics, arrays))
 
 

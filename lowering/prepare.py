@@ -5,7 +5,8 @@
 
 Rules know nothing of it: the function is traced to a jaxpr, and each equation that reads only
 parameters and constants goes into `prepare`. So a weight that a rule flips, transposes or scales is
-stored as the kernel wants it, and no constant is embedded in the compiled function.
+stored as the kernel wants it. No constant of any size is part of the compiled function, but for
+small arrays where `with_constants` says so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from jax.extend import core
 
 from lowering.halves import Split
+from lowering.optimize.equations import inlined
 
 # A prepared value may be this many times larger than what it is computed from (a transformed filter
 # is); beyond that it is a broadcast, which costs less to repeat inside the call than to read from
@@ -37,14 +39,18 @@ def split(
     inputs: Any,
     *,
     compiled: bool = True,
+    differentiable: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Split:
     """Split `function(parameters, inputs)`, given sequences of arrays or ShapeDtypeStructs.
 
-    Halves that are not compiled are for a part of a function that is traced itself. The options
-    are those of the compiler for `run`, as `jax.jit` takes them.
+    Halves that are not compiled are for a part of a function that is traced itself. Where `run` is
+    to be differentiable, functions with derivatives of their own stay whole, and what such a
+    function computes of parameters is computed in each call. The options are those of the compiler
+    for `run`, as `jax.jit` takes them.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
+    closed = closed if differentiable else inlined(closed)
     jaxpr = closed.jaxpr
     count = len(jax.tree.leaves(parameters))
     known_roots = [*jaxpr.invars[:count], *jaxpr.constvars]

@@ -6,7 +6,7 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,18 @@ class Executable:
         return self.run(self.prepared, arrays)
 
 
+class _Key(NamedTuple):
+    """What is compiled once.
+
+    What is kept in a folder takes arrays on the network's device, of dtypes that are part of the
+    key; what is jitted takes all.
+    """
+
+    kind: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Compilation:
     """How what is traced becomes executable."""
@@ -58,15 +70,13 @@ class Execution:
         network: Network,
         registry: Registry,
         context: Context,
-        compilation: Compilation | None = None,
+        compilation: Compilation,
     ) -> None:
-        compilation = compilation or Compilation()
         self.network = network
-        self._optimize = compilation.optimize
+        self._compilation = compilation
         self._registry = registry
         self._context = context
-        self._cache = compilation.cache
-        self._executables: dict[Any, Executable] = {}
+        self._executables: dict[_Key, Executable] = {}
 
     @property
     def graph(self) -> Graph:
@@ -114,12 +124,6 @@ class Execution:
         """The outputs of one cycle, and the state after it."""
         return self._optimised(self._cycle, params, state, inputs)
 
-    def _cycle_in_chunks(
-        self, params: Arrays, state: Arrays, inputs: Sequence[Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """`cycle` for calls of which nobody asks derivatives."""
-        return self._optimised(self._cycle, params, state, inputs, in_chunks=not self.graph.states)
-
     def scan(
         self, params: Arrays, state: Arrays, inputs: Sequence[Any]
     ) -> tuple[Any, dict[str, Any]]:
@@ -147,10 +151,11 @@ class Execution:
     @property
     def _is_optimised(self) -> bool:
         # Kernels and layouts are those of CPUs.
-        return self._optimize and _platform() == "cpu"
+        return self._compilation.optimize and _platform() == "cpu"
 
     @property
-    def _compiler_options(self) -> dict[str, str]:
+    def compiler_options(self) -> dict[str, str]:
+        """What `jax.jit` takes for functions that contain the network."""
         if not self._is_optimised:
             return {}
         from lowering.optimize.options import compiler_options
@@ -196,8 +201,10 @@ class Execution:
                 # The state is an argument too: no stored data are part of what is compiled.
                 variables = {**self.parameters, **self.initial_state}
 
+                # Nobody asks derivatives of it: items of a batch may follow one another.
                 def flat(variables: Arrays, inputs: Sequence[Any]) -> Any:
-                    return self._cycle_in_chunks(variables, variables, inputs)[0]
+                    chunks = not self.graph.states
+                    return self._optimised(self._cycle, variables, variables, inputs, chunks)[0]
 
                 executable = self._compile(key, variables, flat, inputs)
             return executable(inputs)
@@ -221,16 +228,12 @@ class Execution:
                 executable = self._compile(key, self.parameters, flat, arrays)
             return executable(arrays)
 
-    def _key(self, kind: str, arrays: Sequence[jax.Array]) -> tuple[Any, ...]:
-        """What an executable is found by.
-
-        What is kept in a folder takes arrays on the network's device of the very dtypes, what is
-        jitted takes all.
-        """
+    def _key(self, kind: str, arrays: Sequence[jax.Array]) -> _Key:
+        """What an executable is found by."""
         shapes = tuple(x.shape for x in arrays)
-        if self._cache is None or any(x.sharding != self._sharding for x in arrays):
-            return kind, shapes
-        return kind, shapes, tuple(x.dtype for x in arrays)
+        if self._compilation.cache is None or any(x.sharding != self._sharding for x in arrays):
+            return _Key(kind, shapes)
+        return _Key(kind, shapes, tuple(x.dtype for x in arrays))
 
     @cached_property
     def _sharding(self) -> jax.sharding.Sharding:
@@ -239,7 +242,7 @@ class Execution:
 
     def _compile(
         self,
-        key: tuple[Any, ...],
+        key: _Key,
         variables: Mapping[str, jax.Array],
         function: Callable[[Arrays, Sequence[Any]], Any],
         arrays: Sequence[jax.Array],
@@ -250,15 +253,16 @@ class Execution:
         def flat(values: Sequence[Any], arrays: Sequence[Any]) -> Any:
             return function(dict(zip(labels, values, strict=True)), arrays)
 
-        options = self._compiler_options
+        options = self.compiler_options
 
         def halves() -> Split:
             from lowering.prepare import split
 
             return split(flat, values, list(arrays), options=options)
 
-        if self._cache is not None and len(key) == 3:
-            executable = Executable(*self._kept(self._cache, key[0], halves, values, arrays))
+        cache = self._compilation.cache
+        if cache is not None and key.dtypes is not None:
+            executable = Executable(*self._kept(cache, key.kind, halves, values, arrays))
         else:
             from lowering.prepare import with_constants
 
@@ -286,7 +290,7 @@ class Execution:
             for field in fields(self._context)
             if field.name != "registry"
         ]
-        context.append(("optimize", self._optimize))
+        context.append(("optimize", self._compilation.optimize))
         types = [(x.shape, str(x.dtype)) for x in arrays]
         dialect = self.network.frontend.dialect
         (device,) = self._sharding.device_set

@@ -17,7 +17,7 @@ from lowering.ops import nnef as standard_rules
 from lowering.registry import Registry
 from lowering.trace import Context
 from nnef_jax.errors import UnsupportedError
-from nnef_jax.execution import Compilation
+from nnef_jax.execution import Compilation, Execution
 from nnef_jax.formats.tract.recognition import is_tract
 from nnef_jax.frontend import StandardFrontend
 from nnef_jax.limits import Limits
@@ -111,7 +111,8 @@ def load(
         limits=limits,
         progress=progress,
     )
-    return Model(network, registry, Context(precision), Compilation(optimize, cache))
+    compilation = Compilation(optimize, cache)
+    return Model(Execution(network, registry, Context(precision), compilation))
 
 
 def read(

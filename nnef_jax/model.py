@@ -14,12 +14,9 @@ import numpy as np
 
 from lowering.extents import UNKNOWN, show
 from lowering.graph import Graph, Value
-from lowering.registry import Registry
-from lowering.trace import Context
 from nnef_jax.arguments import bind_inputs
 from nnef_jax.errors import InputError
-from nnef_jax.execution import Compilation, Execution
-from nnef_jax.network import Network
+from nnef_jax.execution import Execution
 
 Parameters = Mapping[str, Any]
 State = Mapping[str, Any]
@@ -42,15 +39,9 @@ class Model:
     with the graph's output names. A model does not change: `apply`, `step` and `scan` are pure.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        registry: Registry,
-        context: Context,
-        compilation: Compilation | None = None,
-    ) -> None:
-        self._network = network
-        self._execution = Execution(network, registry, context, compilation)
+    def __init__(self, execution: Execution) -> None:
+        self._network = execution.network
+        self._execution = execution
         self._captures: dict[tuple[str, ...], Callable[..., Any]] = {}
 
     def __repr__(self) -> str:
@@ -111,6 +102,18 @@ class Model:
             >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
         """
         return self._execution.outputs(self._check_params(params), self._bind(args, kwargs))
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """The compiler's options that suit the network, for functions of one's own around `apply`.
+
+        Calls, `step` and `scan` are compiled with them; they change the speed alone, and may be
+        none.
+
+        Example:
+            >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
+        """
+        return self._execution.compiler_options
 
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any

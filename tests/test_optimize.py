@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend import core
 
 import nnef_jax
 from lowering.kernels.channels_last import Window, convolution, direct
@@ -60,7 +61,7 @@ def _equations(jaxpr: Any) -> list[Any]:
     for equation in jaxpr.eqns:
         found.append(equation)
         for value in equation.params.values():
-            if hasattr(value, "jaxpr"):
+            if isinstance(value, core.ClosedJaxpr):
                 found += _equations(value.jaxpr)
     return found
 
@@ -82,6 +83,13 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
         7,
     ),
     "depthwise": ((3, 3), Window((2, 1), ((1, 2), (0, 1)), (1, 1), (2, 1), 6, None, None), 6, 6),
+    "depthwise_sparse": (
+        (2, 2),
+        Window((3, 2), ((1, 0), (-1, 4)), (1, 1), (1, 3), 6, None, None),
+        6,
+        6,
+    ),
+    "depthwise_strided": ((3,), Window((2,), ((1, 1),), (1,), (1,), 4, None, None), 4, 8),
     "depthwise_cut": ((3, 3), Window((1, 1), ((-1, 0),) * 2, (1, 1), (1, 1), 6, None, None), 6, 6),
     "depthwise_multiplied": ((3,), Window((1,), ((1, 1),), (1,), (1,), 4, None, None), 4, 12),
     "grouped": ((3, 3), Window((2, 1), ((1, 2), (0, 1)), (1, 1), (2, 1), 3, None, None), 6, 12),
@@ -108,17 +116,33 @@ def test_kernels_equal_the_general_convolution(name: str) -> None:
     size, window, depth, count = KERNELS[name]
     x = random(2, *(9, 10, 8)[: len(size)], depth)
     filter = random(*size, depth // window.groups, count, seed=1)
+    filter /= np.sqrt(filter.size / count)  # results around 1: sin magnifies no errors
 
-    def names(f: Any) -> set[str]:
-        return {e.primitive.name for e in jax.make_jaxpr(f)(x, filter).eqns}
+    made = jax.make_jaxpr(lambda x, f: convolution(x, f, window))(x, filter)
+    assert "conv_general_dilated" not in {e.primitive.name for e in _equations(made.jaxpr)}
 
-    assert "conv_general_dilated" not in names(lambda x, f: convolution(x, f, window))
-    assert_close(direct(x, filter, window), convolution(x, filter, window))
+    def results(kernel: Any) -> Any:
+        def function(x: Any, filter: Any) -> Any:
+            return jnp.sin(kernel(x, filter, window))
 
-    def gradient(kernel: Any) -> Any:
-        return jax.grad(lambda x, f: jnp.sum(jnp.sin(kernel(x, f, window))), argnums=(0, 1))
+        def total(x: Any, filter: Any) -> Any:
+            return jnp.sum(function(x, filter))
 
-    jax.tree.map(assert_close, gradient(direct)(x, filter), gradient(convolution)(x, filter))
+        def slope(x: Any, filter: Any) -> Any:
+            return jax.jvp(total, (x, filter), changes)[1]
+
+        changes = random(*x.shape, seed=2), random(*filter.shape, seed=3)
+        filters = jnp.stack([filter, 2 * filter])
+        return {
+            "value": kernel(x, filter, window),
+            "tangent": jax.jvp(function, (x, filter), changes)[1],
+            "gradient": jax.grad(total, argnums=(0, 1))(x, filter),
+            "second derivative": jax.grad(slope, argnums=(0, 1))(x, filter),
+            "gradient of each filter": jax.vmap(jax.grad(total, 1), (None, 0))(x, filters),
+            "gradient of each item": jax.vmap(jax.grad(total, 1), (0, None))(x[:, None], filter),
+        }
+
+    jax.tree.map(assert_close, results(direct), results(convolution))
 
 
 def test_sums_of_16_bits_are_taken_in_32() -> None:
@@ -129,6 +153,26 @@ def test_sums_of_16_bits_are_taken_in_32() -> None:
     wanted = direct(*(y.astype(jnp.bfloat16).astype(jnp.float32) for y in (x, filter)), window)
     # Rounded once, to 8 bits.
     np.testing.assert_allclose(narrow.astype(jnp.float32), wanted, rtol=2**-8, atol=1e-6)
+
+
+def test_gradients_of_16_bits_are_summed_in_32() -> None:
+    window = Window((2, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 8, None, None)
+    x, filter = random(4, 30, 30, 8), random(3, 3, 1, 8, seed=1)
+
+    def gradient(kernel: Any, dtype: Any) -> Any:
+        def total(x: Any, filter: Any) -> Any:
+            return jnp.sum(kernel(x, filter, window).astype(jnp.float32) ** 2)
+
+        halves = (y.astype(jnp.bfloat16).astype(dtype) for y in (x, filter))
+        return jax.grad(total, argnums=(0, 1))(*halves)
+
+    for narrow, wide in zip(
+        gradient(convolution, jnp.bfloat16), gradient(direct, jnp.float32), strict=True
+    ):
+        assert narrow.dtype == jnp.bfloat16
+        # The result and its gradient are rounded to 8 bits, 450 of these are summed.
+        error = jnp.linalg.norm((narrow.astype(jnp.float32) - wide).ravel())
+        assert error < 2**-7 * jnp.linalg.norm(wide.ravel())
 
 
 def test_winograd_in_blocks_equals_the_general_convolution() -> None:
@@ -220,7 +264,7 @@ def test_scale_and_offset_are_folded_into_the_filter() -> None:
     jaxpr = jax.make_jaxpr(optimised(function))(*arguments)
     large = [
         e.primitive.name
-        for e in jaxpr.eqns
+        for e in _equations(jaxpr.jaxpr)
         if e.primitive.name in ("add", "sub", "mul", "div") and e.outvars[0].aval.size > 1000
     ]
     assert large == ["add"]  # of filter and image; the filter has 800 items
@@ -240,6 +284,38 @@ def test_a_scale_that_depends_on_the_input_is_not_folded() -> None:
         return conv(x, parameters[0]) * scale
 
     assert_equal(function, [random(8, 4, 3, 3)], [random(2, 4, 9, 9), random(1, 8, 1, 1)])
+
+
+@pytest.mark.parametrize("padding", ("VALID", "SAME"))
+@pytest.mark.parametrize("size, stride", (((3, 3), (2, 2)), ((2, 3), (1, 2)), ((1, 2), (3, 1))))
+def test_maxima_of_windows_have_the_gradient_of_the_first(
+    size: tuple[int, ...], stride: tuple[int, ...], padding: str
+) -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        x = inputs[0] * parameters[0]
+        return lax.reduce_window(x, -np.inf, lax.max, (1, 1, *size), (1, 1, *stride), padding)
+
+    # Many items are equal.
+    x = jnp.asarray(np.random.default_rng(0).integers(-1, 2, (2, 3, 9, 8)), jnp.float32)
+    assert_equal(function, [jnp.float32(2)], [x])
+    optimal = optimised(function)
+    assert "select_and_scatter_add" not in str(
+        jax.make_jaxpr(jax.grad(lambda x: jnp.sum(optimal([2.0], [x]))))(x)
+    )
+
+
+@pytest.mark.parametrize("bound", (jnp.maximum, jnp.minimum))
+def test_a_bound_has_half_the_gradient_where_it_is_met(bound: Any) -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        return bound(inputs[0] * parameters[0], 1.0) + bound(2, inputs[0])
+
+    x = jnp.asarray([-np.inf, -1.0, 0.5, 1.0, 2.0, np.inf])
+    assert_equal(function, [jnp.float32(2)], [x[1:-1]])
+    gradients = [
+        jax.grad(lambda x, f=f: jnp.sum(f([jnp.float32(2)], [x])))(jnp.append(x, jnp.nan))
+        for f in (function, optimised(function))
+    ]
+    np.testing.assert_array_equal(*gradients)
 
 
 def test_products_of_one_input_become_one() -> None:

@@ -6,37 +6,15 @@ XLA's own kernel is the general one. Others are faster for the windows that netw
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
-from lowering.kernels.accumulation import accumulator
+from lowering.kernels.conv_window import Window, cells, padded
+from lowering.kernels.depthwise import depthwise
+from lowering.kernels.derivatives import bilinear, sums_of_channels, transposition
 from lowering.kernels.products import product
 from lowering.kernels.winograd import winograd
-
-Pairs = Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """How the filter moves over the input: the parameters of `lax.conv_general_dilated`."""
-
-    stride: Sequence[int]
-    padding: Pairs
-    input_dilation: Sequence[int]
-    dilation: Sequence[int]
-    groups: int
-    precision: Any
-    accumulator: Any
-
-    @property
-    def is_spread(self) -> bool:
-        """Whether the input is dilated, as in a transposed convolution."""
-        return any(d != 1 for d in self.input_dilation)
 
 
 def convolution(x: Array, filter: Array, window: Window) -> Array:
@@ -53,7 +31,7 @@ def convolution(x: Array, filter: Array, window: Window) -> Array:
     if window.groups > 1:
         return grouped(x, filter, window)
     if is_winograd(x, filter, window):
-        return winograd(padded(x, window.padding), filter, window.precision)
+        return by_winograd(x, filter, window)
     return direct(x, filter, window)
 
 
@@ -73,14 +51,6 @@ def direct(x: Array, filter: Array, window: Window) -> Array:
         precision=window.precision,
         preferred_element_type=window.accumulator,
     )
-
-
-def padded(x: Array, padding: Pairs) -> Array:
-    """The input with zeros around it, or with less than it has where padding is negative."""
-    if not any(map(any, padding)):
-        return x
-    steps = [(0, 0, 0), *((p, q, 0) for p, q in padding), (0, 0, 0)]
-    return lax.pad(x, np.array(0, x.dtype), steps)
 
 
 def is_pointwise(filter: Array, window: Window) -> bool:
@@ -109,34 +79,44 @@ def at_positions(x: Array, window: Window) -> Array:
     return lax.slice(x, (0,) * x.ndim, x.shape, (1, *window.stride, 1))
 
 
-def depthwise(x: Array, filter: Array, window: Window) -> Array:
-    """A group for each channel: a sum of shifted inputs, each times one cell of the filter.
+def by_winograd(x: Array, filter: Array, window: Window) -> Array:
+    """A 3x3 window by fewer products, with the derivatives of XLA's own convolution.
 
-    It is one loop; XLA's own kernel takes 10 to 30 times as long.
+    Those of Winograd's steps take one to three times as long in a backward pass.
     """
-    *size, _, count = filter.shape
-    multiplier = count // x.shape[-1]
-    wide = accumulator(jnp.promote_types(x.dtype, window.accumulator or x.dtype))
-    total: Any = None
-    for cell, part in cells(x, size, window):
-        if multiplier > 1:
-            part = jnp.repeat(part, multiplier, axis=-1)
-        factors = filter[cell].reshape(*(1,) * (part.ndim - 1), count)
-        part = part.astype(wide) * factors.astype(wide)
-        total = part if total is None else total + part
-    return total.astype(window.accumulator or x.dtype)
+
+    def value(x: Array, filter: Array) -> Array:
+        return winograd(padded(x, window), filter, window.precision)
+
+    return bilinear(
+        value,
+        lambda _, filter, change: direct(change, filter, window),
+        lambda x, _, change: direct(x, change, window),
+    )(x, filter)
 
 
-def cells(x: Array, size: Sequence[int], window: Window) -> Iterator[tuple[tuple[int, ...], Array]]:
-    """For each cell of the window the items that it covers at all positions: (N,x...,C)."""
-    x = padded(x, window.padding)
-    batch, *extents, channels = x.shape
-    spans = [(k - 1) * d + 1 for k, d in zip(size, window.dilation, strict=True)]
-    counts = [(n - span) // s + 1 for n, span, s in zip(extents, spans, window.stride, strict=True)]
-    for cell in np.ndindex(*size):
-        start = [j * d for j, d in zip(cell, window.dilation, strict=True)]
-        stop = [j + (n - 1) * s + 1 for j, n, s in zip(start, counts, window.stride, strict=True)]
-        yield cell, lax.slice(x, (0, *start, 0), (batch, *stop, channels), (1, *window.stride, 1))
+def with_bias(x: Array, bias: Array) -> Array:
+    """An array plus one item for each index of its last axis."""
+
+    def by_bias(x: Array, _: Array, change: Array) -> Array:
+        return transposition(sums_of_channels, x)(change)
+
+    def value(x: Array, bias: Array) -> Array:
+        return x + bias.reshape(*(1,) * (x.ndim - 1), -1)
+
+    return bilinear(value, lambda x, bias, change: change, by_bias)(x, bias)
+
+
+def with_scale(x: Array, scale: Array) -> Array:
+    """An array times one item for each index of its last axis."""
+
+    def by_scale(x: Array, _: Array, change: Array) -> Array:
+        return transposition(lambda g: sums_of_channels(g * x), x)(change)
+
+    def value(x: Array, scale: Array) -> Array:
+        return x * scale.reshape(*(1,) * (x.ndim - 1), -1)
+
+    return bilinear(value, lambda _, scale, change: value(change, scale), by_scale)(x, scale)
 
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:

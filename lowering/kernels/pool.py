@@ -74,12 +74,12 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
     index = jnp.zeros(x.shape, jnp.int32)
     volume = 1
     for axis in reversed(range(x.ndim)):
-        best, best_index = _cells(x, windows, axis, 0), _cells(index, windows, axis, 0)
+        best, best_index = windows.cell(x, axis, 0), windows.cell(index, axis, 0)
         for j in range(1, windows.size[axis]):
-            candidate = _cells(x, windows, axis, j)
+            candidate = windows.cell(x, axis, j)
             better = (candidate > best) | ((candidate != candidate) & (best == best))
             best = jnp.where(better, candidate, best)
-            best_index = jnp.where(better, _cells(index, windows, axis, j) + j * volume, best_index)
+            best_index = jnp.where(better, windows.cell(index, axis, j) + j * volume, best_index)
         x, index = best, best_index
         volume *= windows.size[axis]
     return x, index
@@ -100,14 +100,6 @@ def window_max_and_place(x: Array, windows: Windows, first_axis: int) -> tuple[A
         place = jnp.where(place < 0, place % windows.dilation[axis], place)
         places = places * x.shape[axis] + place
     return maximum, places
-
-
-def _cells(x: Array, windows: Windows, axis: int, j: int) -> Array:
-    """Cell j of each window along one axis."""
-    stride = windows.stride[axis]
-    start = j * windows.dilation[axis]
-    stop = start + (windows.downscaled[axis] - 1) * stride + 1
-    return lax.slice_in_dim(x, start, stop, stride, axis)
 
 
 def sample(x: Array, index: Array, windows: Windows, border: str) -> Array:

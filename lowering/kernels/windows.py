@@ -51,6 +51,12 @@ class Windows:
         """The number of cells of a window."""
         return volume(self.size)
 
+    def cell(self, x: Array, axis: int, index: int) -> Array:
+        """The cell of an index in each window along one axis, of an extended array."""
+        start, stride = index * self.dilation[axis], self.stride[axis]
+        stop = start + (self.downscaled[axis] - 1) * stride + 1
+        return lax.slice_in_dim(x, start, stop, stride, axis)
+
 
 def basic(shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape) -> Windows:
     """The windows of an operation that maps `shape` down; padding not given is automatic."""

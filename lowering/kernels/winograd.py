@@ -11,8 +11,9 @@ import itertools
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
+
+from lowering.kernels.windows import extend
 
 # Bytes of transformed inputs and products at a time. What is larger than the caches is slower to
 # move than to multiply, and beyond 32 MB the C library takes memory anew for each call: 3x3x64x64
@@ -24,11 +25,8 @@ def winograd(x: Array, filter: Array, precision: Any) -> Array:
     """The windows of a padded input (N,X,Y,C) with a filter (3,3,C,O): (N,X-2,Y-2,O)."""
     batch, rows, columns, depth = x.shape
     height, width = (rows - 1) // 2, (columns - 1) // 2  # tiles; the last may hang over
-    x = lax.pad(
-        x,
-        np.array(0, x.dtype),
-        [(0, 0, 0), (0, 2 * height + 2 - rows, 0), (0, 2 * width + 2 - columns, 0), (0, 0, 0)],
-    )
+    over = ((0, 0), (0, 2 * height + 2 - rows), (0, 2 * width + 2 - columns), (0, 0))
+    x = extend(x, over, "constant")
     transformed = _filter_transform(filter)
     volume = 16 * batch * height * width * (depth + filter.shape[3]) * x.dtype.itemsize
     count = min(height, -(-volume // _BLOCK))
@@ -56,9 +54,11 @@ def _block(x: Array, transformed: Array, precision: Any) -> Array:
 
 def _filter_transform(filter: Array) -> Array:
     """G g G^T of each channel: (16,C,O)."""
-    matrix = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], filter.dtype)
-    transformed = jnp.einsum("ij,jkco,lk->ilco", matrix, filter, matrix, precision="highest")
-    return transformed.reshape(16, *filter.shape[2:])
+
+    def transform(a: Array, b: Array, c: Array) -> tuple[Array, ...]:
+        return a, (a + b + c) / 2, (a - b + c) / 2, c
+
+    return jnp.stack([cell for row in transform(*filter) for cell in transform(*row)])
 
 
 def _input_transform(x: Array, height: int, width: int) -> Array:

@@ -12,10 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.extend import core
 
-from lowering.optimize.equations import bind
 from lowering.optimize.layout import ELEMENTWISE, reshaped_runs
 
 _MEMORY = 32 << 20  # bytes that one operation may read and write
@@ -28,23 +26,17 @@ class NotSeparableError(Exception):
     """Items of the batch may depend on one another."""
 
 
-def chunk_size(jaxpr: Any, inputs: Sequence[Any]) -> int | None:
-    """How many items of the inputs' first axis to take at a time; None for all of them."""
-    extents = {v.aval.shape[0] if v.aval.shape else 1 for v in inputs}
-    if len(extents) != 1:
-        return None
-    (batch,) = extents
-    if batch < 2:
-        return None
-    try:
-        axes = batch_axes(jaxpr, dict.fromkeys(inputs, 0))
-    except NotSeparableError:
-        return None
+def can_be_chunked(inputs: Sequence[Any]) -> bool:
+    """Whether all inputs have two or more items along their first axis, and as many."""
+    extents = {x.shape[0] if x.shape else 1 for x in inputs}
+    return len(extents) == 1 and min(extents) > 1
+
+
+def chunk_size(jaxpr: Any, axes: Axes, batch: int) -> int:
+    """How many items of the batch to take at a time."""
     heaviest = max((_traffic(equation, axes) for equation in jaxpr.eqns), default=0)
-    sizes = [n for n in range(1, batch) if batch % n == 0]
-    fitting = [n for n in (*sizes, batch) if n * heaviest <= _MEMORY * batch]
-    best = max(fitting, default=1)
-    return None if best == batch else best
+    sizes = [n for n in range(1, batch + 1) if batch % n == 0]
+    return max((n for n in sizes if n * heaviest <= _MEMORY * batch), default=1)
 
 
 def _traffic(equation: Any, axes: Axes) -> int:
@@ -203,54 +195,16 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def inlined(closed: Any) -> Any:
-    """The same without calls of functions; derivatives of one's own are lost."""
+def resized(axes: Axes, size: int) -> Callable[[Any], Any]:
+    """What turns an equation for the whole batch into that for `size` items."""
 
-    def run(*arguments: Any) -> list[Any]:
-        return _run(closed.jaxpr, closed.consts, arguments)
+    def change(equation: Any) -> Any:
+        variable = equation.outvars[0]
+        if variable not in axes:
+            return equation
+        return equation.replace(params=_resized(equation, axes[variable], size))
 
-    return jax.make_jaxpr(run)(*closed.in_avals)
-
-
-def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    values = dict(zip(jaxpr.constvars, constants, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(variable: Any) -> Any:
-        return variable.val if isinstance(variable, core.Literal) else values[variable]
-
-    for equation in jaxpr.eqns:
-        operands = [read(v) for v in equation.invars]
-        name = _CALLS.get(equation.primitive.name)
-        with jax.named_scope(str(equation.source_info.name_stack)):
-            if name is not None:
-                called = equation.params[name]
-                results = _run(called.jaxpr, called.consts, operands)
-            else:
-                results = bind(equation, operands)
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(v) for v in jaxpr.outvars]
-
-
-_CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}
-
-
-def evaluate(
-    jaxpr: Any, constants: Sequence[Any], axes: Axes, arguments: Sequence[Any], size: int
-) -> list[Any]:
-    """The results for inputs with `size` items along their axes of the batch."""
-    values = dict(zip(jaxpr.constvars, constants, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
-    for equation in jaxpr.eqns:
-        operands = [v.val if isinstance(v, core.Literal) else values[v] for v in equation.invars]
-        (variable, *_) = equation.outvars
-        params = equation.params
-        if variable in axes:
-            params = _resized(equation, axes[variable], size)
-        with jax.named_scope(str(equation.source_info.name_stack)):
-            results = bind(equation.replace(params=params), operands)
-        values.update(zip(equation.outvars, results, strict=True))
-    return [v.val if isinstance(v, core.Literal) else values[v] for v in jaxpr.outvars]
+    return change
 
 
 def _resized(equation: Any, axis: int, size: int) -> dict[str, Any]:

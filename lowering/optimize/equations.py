@@ -1,11 +1,15 @@
-"""Evaluates single equations."""
+"""Evaluates equations of traced functions, one or all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.extend import core
+
+# Primitives that call a function, and the parameter that holds it.
+_CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}
 
 
 def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
@@ -18,3 +22,38 @@ def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
     info = core.DebugInfo(equation.primitive.name, "equation", ("x",) * len(given), None)
     jaxpr = core.Jaxpr([], list(given), equation.outvars, [equation], debug_info=info)
     return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*given.values())
+
+
+def inlined(closed: Any) -> Any:
+    """The same without calls of functions; derivatives of one's own are lost."""
+
+    def run(*arguments: Any) -> list[Any]:
+        return evaluate(closed.jaxpr, closed.consts, arguments)
+
+    return jax.make_jaxpr(run)(*closed.in_avals)
+
+
+def evaluate(
+    jaxpr: Any,
+    constants: Sequence[Any],
+    arguments: Sequence[Any],
+    change: Callable[[Any], Any] | None = None,
+) -> list[Any]:
+    """The results of all equations, those of called functions too, each as `change` makes it."""
+    values = dict(zip(jaxpr.constvars, constants, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(variable: Any) -> Any:
+        return variable.val if isinstance(variable, core.Literal) else values[variable]
+
+    for equation in jaxpr.eqns:
+        operands = [read(v) for v in equation.invars]
+        name = _CALLS.get(equation.primitive.name)
+        with jax.named_scope(str(equation.source_info.name_stack)):
+            if name is None:
+                results = bind(equation if change is None else change(equation), operands)
+            else:
+                called = equation.params[name]
+                results = evaluate(called.jaxpr, called.consts, operands, change)
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]

@@ -13,7 +13,7 @@ from jax.extend import core
 
 from lowering.optimize import chunks
 from lowering.optimize.dots import products, siblings
-from lowering.optimize.equations import bind
+from lowering.optimize.equations import bind, evaluate, inlined
 from lowering.optimize.layout import RULES
 from lowering.optimize.products import Product, merged, product
 from lowering.optimize.view import View, plain, tensor
@@ -38,7 +38,7 @@ def optimised(
     def run(parameters: Any, inputs: Sequence[Any]) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
         known, free = jax.tree.leaves(parameters), jax.tree.leaves(inputs)
-        results = _in_chunks(closed, known, free) if in_chunks and free else None
+        results = _in_chunks(closed, known, free) if in_chunks else None
         if results is None:
             views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
             results = [tensor(v) for v in _evaluate(closed.jaxpr, closed.consts, views)]
@@ -49,15 +49,21 @@ def optimised(
 
 def _in_chunks(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[Any] | None:
     """The results, a few items of the batch after the other; None where all at once is better."""
-    flat = chunks.inlined(closed)
-    inputs = flat.jaxpr.invars[len(known) :]
-    size = chunks.chunk_size(flat.jaxpr, inputs)
-    if size is None:
+    if not chunks.can_be_chunked(free):
         return None
-    axes = chunks.batch_axes(flat.jaxpr, dict.fromkeys(inputs, 0))
+    flat = inlined(closed)
+    try:
+        axes = chunks.batch_axes(flat.jaxpr, dict.fromkeys(flat.jaxpr.invars[len(known) :], 0))
+    except chunks.NotSeparableError:
+        return None
+    batch = len(free[0])
+    size = chunks.chunk_size(flat.jaxpr, axes, batch)
+    if size == batch:
+        return None
 
     def part(known: Any, free: Sequence[Any]) -> list[Any]:
-        return chunks.evaluate(flat.jaxpr, flat.consts, axes, [*known, *free], size)
+        change = chunks.resized(axes, size)
+        return evaluate(flat.jaxpr, flat.consts, [*known, *free], change)
 
     parts = [x.reshape(-1, size, *x.shape[1:]) for x in free]
     shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts]
@@ -91,7 +97,7 @@ def _evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[View]) -
             return plain(np.asarray(variable.val, aval.dtype), True)
         return values[variable]
 
-    def evaluate(equation: Any) -> None:
+    def place(equation: Any) -> None:
         with jax.named_scope(str(equation.source_info.name_stack)):
             results = _apply(equation, [read(v) for v in equation.invars])
         for variable, result in zip(equation.outvars, results, strict=True):
@@ -104,7 +110,7 @@ def _evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[View]) -
     known = {variable for variable, view in values.items() if view.known}
     for equation in jaxpr.eqns:
         if all(isinstance(v, core.Literal) or v in known for v in equation.invars):
-            evaluate(equation)
+            place(equation)
             known.update(equation.outvars)
         else:
             later.append(equation)
@@ -114,7 +120,7 @@ def _evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[View]) -
             continue
         group = groups.get(id(equation))
         if group is None:
-            evaluate(equation)
+            place(equation)
             continue
         with jax.named_scope(str(equation.source_info.name_stack)):
             input = _computed(read(equation.invars[0]))
@@ -186,7 +192,7 @@ def _scan(equation: Any, views: Sequence[View]) -> list[View]:
     free = [tensor(view) for view in constants if not view.known]
     start, stacks = [tensor(view) for view in first], [tensor(view) for view in scanned]
     items = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacks]
-    halves = split(body, parameters, (free, start, items), compiled=False)
+    halves = split(body, parameters, (free, start, items), compiled=False, differentiable=True)
     prepared = halves.prepare(parameters)
 
     def turn(carry: list[Any], items: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -10,6 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from lowering.optimize.view import Order, View, arranged, common_order, plain, tensor, whole
@@ -41,6 +44,33 @@ def _elementwise(equation: Any, views: Sequence[View]) -> View:
         widest = tuple(map(max, zip(*(x.shape for x in arrays if x.ndim), strict=True)))
         arrays = [x if not x.ndim else _widened(x, widest) for x in arrays]
     return View(_bind(equation, arrays), order, shape, known)
+
+
+def _extremum(equation: Any, views: Sequence[View]) -> View:
+    """A maximum or minimum; by a constant, its derivative is a selection.
+
+    It is jax's: 1, 0, or half where both are equal. Written out by divisions, as jax has it, it
+    would not be fused with what follows, but stored.
+    """
+    constants = [isinstance(view.array, np.ndarray) and view.shape == () for view in views]
+    if sum(constants) != 1:
+        return _elementwise(equation, views)
+    bound, view = views[constants.index(True)].array, views[constants.index(False)]
+    if not jnp.issubdtype(bound.dtype, jnp.floating):
+        return _elementwise(equation, views)
+
+    @jax.custom_jvp
+    def value(x: Any) -> Any:
+        return _bind(equation, [x, bound])
+
+    @value.defjvp
+    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        (x,), (change,) = primals, tangents
+        passes = x > bound if equation.primitive.name == "max" else x < bound
+        one, half, zero = (np.array(factor, bound.dtype) for factor in (1, 0.5, 0))
+        return value(x), change * jnp.where(passes, one, jnp.where(x == bound, half, zero))
+
+    return View(value(view.array), view.order, view.shape, view.known)
 
 
 def _widened(x: Any, shape: tuple[int, ...]) -> Any:
@@ -216,6 +246,7 @@ def _window(equation: Any, views: Sequence[View]) -> View | list[View] | None:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(("max", "min"), _extremum),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
         _reduction,

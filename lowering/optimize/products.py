@@ -8,7 +8,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lowering.kernels.channels_last import Window, convolution, is_pointwise, pointwise
+from lowering.kernels.channels_last import (
+    Window,
+    convolution,
+    is_pointwise,
+    pointwise,
+    with_bias,
+    with_scale,
+)
 from lowering.kernels.products import is_turned
 from lowering.optimize.view import Order, View, whole
 
@@ -38,7 +45,9 @@ class Product:
             order = (order[-1], *order[:-1])
         else:
             array = convolution(self.input, self.filter, self.window)
-        if self.bias is not None:
+        if self.bias is not None and self.bias.ndim and order == self.order:
+            array = with_bias(array, self.bias)
+        elif self.bias is not None:
             array = array + _along(self.bias, rank, order.index(self.order[-1]))
         return View(array, order, self.shape, self.known and self.input_known)
 
@@ -65,7 +74,7 @@ class Product:
         if factor is None or not self.known:
             return None
         bias = None if self.bias is None else self.bias * factor
-        filter = self.filter * _along(factor, self.filter.ndim, self.filter.ndim - 1)
+        filter = with_scale(self.filter, factor) if factor.ndim else self.filter * factor
         return replace(self, filter=filter, bias=bias)
 
     def shifted(self, operand: View) -> Product | None:

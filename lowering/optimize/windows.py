@@ -6,6 +6,7 @@ One loop that the compiler vectorises: XLA's `reduce_window` takes two to ten ti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import jax
@@ -13,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.kernels.windows import lowest
+from lowering.kernels.pool import window_max_and_index
+from lowering.kernels.windows import Windows, extend, lowest
 from lowering.optimize.view import View, whole
 
 _LARGEST = 8  # cells along an axis; wider windows are better off with XLA's running forms
@@ -22,7 +24,7 @@ _LARGEST = 8  # cells along an axis; wider windows are better off with XLA's run
 def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
     """The rule of `reduce_window_max` and `reduce_window_sum`; None for windows that are too large.
 
-    The derivative of a maximum is that of XLA's own, which gives all to the first of equal items.
+    The derivative of a maximum gives all to the first of equal items, as XLA's own does.
     """
     (view,) = views
     params = equation.params
@@ -30,50 +32,53 @@ def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
     if max(size) > _LARGEST or any(d != 1 for d in params["base_dilation"]):
         return None
     x = jnp.asarray(whole(view))
-    ordered = {name: tuple(params[name][axis] for axis in view.order) for name in params}
+    shape = tuple(equation.outvars[0].aval.shape)
+    windows = Windows(
+        *(tuple(map(params[name].__getitem__, view.order)) for name in _ATTRIBUTES),
+        upscaled=x.shape,
+        downscaled=tuple(shape[axis] for axis in view.order),
+    )
     if equation.primitive.name == "reduce_window_sum":
-        return _view(view, equation, _shifted(x, ordered, lax.add, np.array(0, x.dtype)))
-    if any(d != 1 for d in dilation):  # XLA's own has no derivative then
+        result = _shifted(x, windows, lax.add, np.array(0, x.dtype))
+    elif any(d != 1 for d in dilation):  # XLA's own has no derivative then
         return None
+    else:
+        result = _maximum(x, windows)
+    return View(result, view.order, shape, view.known)
 
+
+_ATTRIBUTES = ("window_dimensions", "padding", "window_strides", "window_dilation")
+
+
+def _maximum(x: Array, windows: Windows) -> Array:
     @jax.custom_jvp
-    def maximum(x: Array) -> Array:
-        return _shifted(x, ordered, lax.max, lowest(x.dtype))
+    def value(x: Array) -> Array:
+        return _shifted(x, windows, lax.max, lowest(x.dtype))
 
-    @maximum.defjvp
+    @value.defjvp
     def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        def own(x: Array) -> Array:
-            return lax.reduce_window(
-                x, lowest(x.dtype), lax.max, *(ordered[name] for name in _WINDOW)
-            )
+        (x,), (change,) = primals, tangents
+        # XLA's own finds the maxima anew, position by position: in a training step of ResNet-18
+        # it takes 190 ms of 850.
+        index = window_max_and_index(x, windows, "ignore")[1]
+        change = extend(change, windows.padding, "constant")
+        total: Any = None
+        for number, place in enumerate(np.ndindex(*windows.size)):
+            part = change
+            for axis, j in enumerate(place):
+                part = windows.cell(part, axis, j)
+            part = jnp.where(index == number, part, np.array(0, part.dtype))
+            total = part if total is None else total + part
+        return value(x), total
 
-        return maximum(*primals), jax.jvp(own, primals, tangents)[1]
-
-    return _view(view, equation, maximum(x))
-
-
-_WINDOW = ("window_dimensions", "window_strides", "padding")
-
-
-def _view(view: View, equation: Any, array: Array) -> View:
-    return View(array, view.order, tuple(equation.outvars[0].aval.shape), view.known)
+    return value(x)
 
 
 def _shifted(
-    x: Array, params: dict[str, Any], combine: Callable[[Array, Array], Array], fill: Any
+    x: Array, windows: Windows, combine: Callable[[Array, Array], Array], fill: Any
 ) -> Array:
-    padding = [(p, q, 0) for p, q in params["padding"]]
-    if any(p or q for p, q, _ in padding):
-        x = lax.pad(x, fill, padding)
-    for axis, size in enumerate(params["window_dimensions"]):
-        stride, dilation = params["window_strides"][axis], params["window_dilation"][axis]
-        count = (x.shape[axis] - ((size - 1) * dilation + 1)) // stride + 1
-        if size == 1 and stride == 1:
-            continue
-        total: Any = None
-        for start in range(0, size * dilation, dilation):
-            stop = start + (count - 1) * stride + 1
-            part = lax.slice_in_dim(x, start, stop, stride, axis)
-            total = part if total is None else combine(total, part)
-        x = total
+    x = extend(x, windows.padding, "constant", fill)
+    for axis, size in enumerate(windows.size):
+        if size > 1 or windows.stride[axis] > 1:
+            x = reduce(combine, (windows.cell(x, axis, j) for j in range(size)))
     return x

@@ -14,11 +14,9 @@ from nnef_jax.text import syntax as s
 from nnef_jax.text.dialects import BUILTINS
 from nnef_jax.text.types import (
     GENERIC,
-    INTEGER,
-    LOGICAL,
-    SCALAR,
-    STRING,
+    PRIMITIVES,
     ArrayOf,
+    Primitive,
     Tensor,
     TupleOf,
     Type,
@@ -32,13 +30,7 @@ _TOKEN = re.compile(
 )
 _GENERIC = re.compile(r"<\s*(\?|[A-Za-z_]+)\s*>")
 _WORDS = re.compile(r"[A-Za-z_]+|\?")
-_TYPES = {
-    "scalar": SCALAR,
-    "integer": INTEGER,
-    "logical": LOGICAL,
-    "string": STRING,
-    "?": GENERIC,
-}
+_TYPES = {name: Primitive(name) for name in PRIMITIVES} | {"?": GENERIC}
 # Binary operators, those that bind the least first.
 _LEVELS = (
     frozenset({"||"}),

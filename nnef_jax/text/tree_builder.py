@@ -21,12 +21,10 @@ from nnef_jax.text.collecting import uncollected
 from nnef_jax.text.types import (
     GENERIC,
     INTEGER,
-    LOGICAL,
     PRIMITIVES,
-    SCALAR,
-    STRING,
     TENSOR,
     ArrayOf,
+    Primitive,
     Tensor,
     TupleOf,
     Type,
@@ -67,13 +65,7 @@ def build(
 _GENERIC = re.compile(r"[A-Za-z_]+|\?")
 _GENERIC_HINT = "the types are scalar, integer, logical and string"
 _ESCAPE = re.compile(r"\\(.)")
-_TYPES = {
-    "scalar": SCALAR,
-    "integer": INTEGER,
-    "extent": INTEGER,
-    "logical": LOGICAL,
-    "string": STRING,
-}
+_TYPES = {name: Primitive(name) for name in PRIMITIVES} | {"extent": INTEGER}
 
 
 def _depth(items: Sequence[s.Node | None]) -> int:

@@ -1,0 +1,47 @@
+"""How the filter of a convolution moves over an input (N,X...,C), and what it covers there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax import Array, lax
+
+from lowering.kernels.windows import extend
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The parameters of `lax.conv_general_dilated` that no shape tells."""
+
+    stride: Sequence[int]
+    padding: Sequence[tuple[int, int]]
+    input_dilation: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+    precision: Any
+    accumulator: Any
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the input is dilated, as in a transposed convolution."""
+        return any(d != 1 for d in self.input_dilation)
+
+
+def padded(x: Array, window: Window) -> Array:
+    """The input with the zeros around it that the window covers."""
+    return extend(x, ((0, 0), *window.padding, (0, 0)), "constant")
+
+
+def cells(x: Array, size: Sequence[int], window: Window) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """For each cell of the window the items that it covers at all positions: (N,x...,C)."""
+    x = padded(x, window)
+    batch, *extents, channels = x.shape
+    spans = [(k - 1) * d + 1 for k, d in zip(size, window.dilation, strict=True)]
+    counts = [(n - span) // s + 1 for n, span, s in zip(extents, spans, window.stride, strict=True)]
+    for cell in np.ndindex(*size):
+        start = [j * d for j, d in zip(cell, window.dilation, strict=True)]
+        stop = [j + (n - 1) * s + 1 for j, n, s in zip(start, counts, window.stride, strict=True)]
+        yield cell, lax.slice(x, (0, *start, 0), (batch, *stop, channels), (1, *window.stride, 1))
