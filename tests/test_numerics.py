@@ -353,3 +353,25 @@ def test_slice_to_zero() -> None:
     same(sliced(1, 0, 1), 2, 3, 4)
     same(sliced(3, 0, -1), 4, 3, 2)
     same(sliced(3, -5, -1), 4, 3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "invocation",
+    (
+        "softmax(x)",
+        "l1_normalization(x, axes = [1])",
+        "l2_normalization(x, axes = [1])",
+        "local_variance_normalization(x, size = [1,301])",
+    ),
+)
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+def test_normalisation_is_rounded_once(invocation: str, dtype: str) -> None:
+    text = (
+        f"version 1.0; graph g( x ) -> ( y ) {{ x = external(shape = [1,999]); y = {invocation}; }}"
+    )
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 999)), dtype)
+    narrow = model_of(text, dtype=dtype)(x)
+    assert narrow.dtype == dtype
+    wide = model_of(text)(x.astype(jnp.float32))
+    unit = float(jnp.finfo(dtype).eps) / 2
+    np.testing.assert_allclose(narrow.astype(jnp.float32), wide, rtol=1.01 * unit, atol=1e-7)

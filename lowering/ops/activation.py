@@ -13,6 +13,7 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
+from lowering.kernels.precision import widened
 from lowering.ops.registries import nnef
 from lowering.ops.typing import require_axes, require_fits, require_real, require_same_dtype
 
@@ -81,8 +82,9 @@ def _softmax_type(x: TensorType, axes: tuple[int, ...]) -> TensorType:
 
 @nnef.rule("softmax", _softmax_type)
 def softmax(x: Any, axes: tuple[int, ...]) -> Array:
-    """exp(x), normalised to a sum of 1 over all the axes together."""
-    return jax.nn.softmax(jnp.asarray(x), axis=axes)
+    """exp(x), normalised to a sum of 1 over all the axes together; computed in 32 bits at least."""
+    x = jnp.asarray(x)
+    return jax.nn.softmax(widened(x), axis=axes).astype(x.dtype)
 
 
 def _exponential(x: Array, alpha: float) -> Array:

@@ -54,21 +54,23 @@ def _unit(x: Array, axes: tuple[int, ...], bias: float, epsilon: float) -> Array
 @nnef.rule("l1_normalization", _axes_type)
 def l1_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
     """The input over the sum of its absolute values along the axes."""
-    x = jnp.asarray(input)
+    input = jnp.asarray(input)
+    x = widened(input)
     unit = _unit(x, axes, bias, epsilon)
     x = x / unit
     norm = jnp.sum(jnp.abs(x), axis=axes, keepdims=True)
-    return _over(x, norm, bias / unit, epsilon / unit)
+    return _over(x, norm, bias / unit, epsilon / unit).astype(input.dtype)
 
 
 @nnef.rule("l2_normalization", _axes_type)
 def l2_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
     """The input over its Euclidean length along the axes; finite, with its gradient, at 0 too."""
-    x = jnp.asarray(input)
+    input = jnp.asarray(input)
+    x = widened(input)
     unit = _unit(x, axes, bias, epsilon)
     x = x / unit
     norm = _root(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
-    return _over(x, norm, bias / unit, epsilon / unit)
+    return _over(x, norm, bias / unit, epsilon / unit).astype(input.dtype)
 
 
 def _local_type(
@@ -86,11 +88,12 @@ def local_variance_normalization(
     input: Any, size: tuple[int, ...], bias: float, epsilon: float
 ) -> Array:
     """The input over its root mean square in a window around each item, zeros beyond the border."""
-    x = jnp.asarray(input)
+    input = jnp.asarray(input)
+    x = widened(input)
     squares = box(jnp.square(x), size, "constant", (), (), (), True)
     # A window of zeros, as after a relu, has a finite gradient too.
     norm = _root(squares)
-    return _over(x, norm, bias, epsilon)
+    return _over(x, norm, bias, epsilon).astype(input.dtype)
 
 
 def _batch_type(

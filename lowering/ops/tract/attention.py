@@ -16,6 +16,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import broadcast_shapes
+from lowering.kernels.precision import widened
 from lowering.ops.registries import tract
 from lowering.ops.tract.typing import ABSENT
 from lowering.ops.typing import is_float, require_real, require_same_dtype
@@ -55,12 +56,16 @@ def _masked(scores: Array, mask: Any) -> Array:
 
 
 def _softmax(scores: Array) -> Array:
-    """Softmax over the last axis; zeros, and zero derivatives, where all scores are -inf."""
-    largest = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
+    """Softmax over the last axis; zeros, and zero derivatives, where all scores are -inf.
+
+    It is computed in 32 bits at least.
+    """
+    wide = widened(scores)
+    largest = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
     largest = lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, 0.0))
-    powers = jnp.exp(scores - largest)
+    powers = jnp.exp(wide - largest)
     total = jnp.sum(powers, axis=-1, keepdims=True)
-    return powers / jnp.where(total == 0, 1.0, total)
+    return (powers / jnp.where(total == 0, 1.0, total)).astype(scores.dtype)
 
 
 def _sdpa_type(
@@ -159,7 +164,8 @@ def scaled_masked_softmax(input: Any, mask: Any, scale: float, post_softmax_mask
     True in a logical mask keeps an item, others are 0, also where none is kept: what
     `post_softmax_mask` asks for is always so. A mask of real numbers is added.
     """
-    return _softmax(_masked(jnp.asarray(input) * scale, mask))
+    input = jnp.asarray(input)
+    return _softmax(_masked(widened(input) * scale, mask)).astype(input.dtype)
 
 
 def _rope_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
