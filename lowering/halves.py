@@ -22,7 +22,7 @@ class Split:
     sources: tuple[int | None, ...]
     reads: tuple[int, ...]
     compute: Callable[[Sequence[Any]], Sequence[Any]]
-    run: Any  # a jitted function of what is prepared and of the inputs
+    run: Any  # a jitted function of what is prepared, of the inputs, and of those it may overwrite
 
     def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
         """What `run` takes for these parameters."""

@@ -9,7 +9,6 @@ same digest. Nothing is ever removed; the folder may be at any time.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import pickle
 import platform
@@ -46,7 +45,7 @@ _CONFIGURATION = (
 
 
 class CompilationCache:
-    """A folder of compiled functions, and of small values found about them, by key.
+    """A folder of compiled functions by key.
 
     Its files hold pickled objects and machine code: whoever can write to the folder can run code in
     the processes that read it. It is made for its owner alone (mode 0700).
@@ -73,14 +72,15 @@ class CompilationCache:
         device: Device,
         split: Callable[[], Split],
         parameters: Sequence[jax.Array],
-        inputs: Sequence[jax.Array],
+        inputs: Sequence[Sequence[jax.Array]],
         result: Any,
     ) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
         """The compiled `run` of a split for a device, and what is prepared for it.
 
         They come from the folder if it has them, else `split` makes them and they are put there. An
-        entry that cannot be read is made again. `result` is the tree structure of what `run`
-        returns; its types may be of this process alone, so that an entry does not hold it.
+        entry that cannot be read is made again. `inputs` are what `run` takes besides, `result` is
+        the tree structure of what it returns; its types may be of this process alone, so that an
+        entry does not hold it.
         """
         path = self._path(key, "xla")
         found = _read(path, device, result)
@@ -91,7 +91,7 @@ class CompilationCache:
         program = hashlib.sha256("\n".join((*_compiler(), compute.as_text())).encode()).hexdigest()
         entry = _Entry(made.sources, made.reads, program, cache(compute.compile))
         prepared = self._prepared(entry, parameters, device)
-        entry = replace(entry, run=made.run.lower(prepared, inputs).compile())
+        entry = replace(entry, run=made.run.lower(prepared, *inputs).compile())
         with _harmless("what was compiled could not be kept"):
             _write(path, entry)
         return entry.run, prepared
@@ -117,22 +117,6 @@ class CompilationCache:
         else:
             computed = map(jax.device_put, known)
         return assemble(entry.sources, parameters, computed)
-
-    def get(self, key: str) -> Any:
-        """The JSON value of a key, None where there is none that can be read."""
-        try:
-            with open(self._path(key, "json"), encoding="utf-8") as file:
-                return json.load(file)
-        except (OSError, ValueError):
-            return None
-
-    def put(self, key: str, value: Any) -> None:
-        """Keep a JSON value under a key."""
-        with (
-            _harmless("what was found could not be kept"),
-            files.replacing(self._path(key, "json")) as file,
-        ):
-            file.write(json.dumps(value).encode())
 
     def _path(self, key: str, suffix: str) -> str:
         return os.path.join(self.directory, f"{key}.{suffix}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -34,12 +34,20 @@ class Executable:
     It takes state and inputs as one flat list: that costs the least at each call.
     """
 
-    run: Callable[[tuple[Any, ...], list[Any]], Any]
+    run: Callable[..., Any]
     prepared: tuple[Any, ...]
+    donated: int = 0  # arrays, the first, whose memory it may take for its results
 
     def __call__(self, arrays: list[Any]) -> Any:
         """Run it."""
+        if self.donated:
+            return self.run(self.prepared, *_given(arrays, self.donated))
         return self.run(self.prepared, arrays)
+
+
+def _given(arrays: Sequence[Any], donated: int) -> tuple[list[Any], ...]:
+    """The arguments that hold the arrays, those that are donated apart."""
+    return (list(arrays[donated:]), list(arrays[:donated])) if donated else (list(arrays),)
 
 
 class _Key(NamedTuple):
@@ -60,6 +68,8 @@ class Compilation:
 
     optimize: bool = True  # in layouts and with kernels for the platform
     cache: CompilationCache | None = None
+    autotune: bool = False  # the compiler's options are chosen by trial
+    donate_state: bool = False  # a cycle takes the memory of the state before it
 
 
 class Execution:
@@ -96,6 +106,12 @@ class Execution:
     def initial_state(self) -> dict[str, jax.Array]:
         """The stored values of the variables that the graph updates, on the device."""
         return {s.label: self._on_device(s.label) for s in self.graph.states}
+
+    def first_state(self) -> dict[str, jax.Array]:
+        """The initial state, which may be given away where a cycle takes it."""
+        if self._compilation.donate_state:
+            return {label: jnp.array(x, copy=True) for label, x in self.initial_state.items()}
+        return dict(self.initial_state)
 
     def _on_device(self, label: str) -> jax.Array:
         """Stored data on the device, and there alone; a CPU takes those at addresses that suit it
@@ -253,21 +269,37 @@ class Execution:
         def flat(values: Sequence[Any], arrays: Sequence[Any]) -> Any:
             return function(dict(zip(labels, values, strict=True)), arrays)
 
-        options = self.compiler_options
+        donates = self._compilation.donate_state and key.kind == "cycle"
+        donated = len(self.graph.states) if donates else 0
 
-        def halves() -> Split:
+        def halves(options: Mapping[str, str], donated: int = donated) -> Split:
             from lowering.prepare import split
 
-            return split(flat, values, list(arrays), options=options)
+            return split(flat, values, list(arrays), donated=donated, options=options)
+
+        def best_options() -> Mapping[str, str]:
+            if not (self._compilation.autotune and self._is_optimised):
+                return self.compiler_options
+            from lowering.optimize.options import candidates, fastest
+
+            options = candidates()
+            splits = [halves(choice, donated=0) for choice in options]
+            runs = [partial(made.run, made.prepare(values), list(arrays)) for made in splits]
+            return options[fastest(runs)]
 
         cache = self._compilation.cache
         if cache is not None and key.dtypes is not None:
-            executable = Executable(*self._kept(cache, key.kind, halves, values, arrays))
+            kept = self._kept(
+                cache, key.kind, lambda: halves(best_options()), values, _given(arrays, donated)
+            )
+            executable = Executable(*kept, donated)
         else:
             from lowering.prepare import with_constants
 
-            made = halves()
-            executable = Executable(*with_constants(made.run, made.prepare(values), options))
+            options = best_options()
+            made = halves(options)
+            jitted = with_constants(made.run, made.prepare(values), donated, options)
+            executable = Executable(*jitted, donated)
         self._executables[key] = executable
         return executable
 
@@ -277,11 +309,12 @@ class Execution:
         kind: str,
         split: Callable[[], Split],
         values: Sequence[jax.Array],
-        arrays: Sequence[jax.Array],
+        given: Sequence[Sequence[jax.Array]],
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The executable of the cache, and what is prepared for it."""
         from nnef_jax.compilation import key_of
 
+        arrays = [x for argument in reversed(given) for x in argument]
         inputs = arrays if kind == "outputs" else arrays[len(self.graph.states) :]
         steps = int(kind == "scan")  # axes of time
         graph = self.network.specialise([x.shape[steps:] for x in inputs])
@@ -290,7 +323,11 @@ class Execution:
             for field in fields(self._context)
             if field.name != "registry"
         ]
-        context.append(("optimize", self._compilation.optimize))
+        context += [
+            (field.name, getattr(self._compilation, field.name))
+            for field in fields(self._compilation)
+            if field.name != "cache"
+        ]
         types = [(x.shape, str(x.dtype)) for x in arrays]
         dialect = self.network.frontend.dialect
         (device,) = self._sharding.device_set
@@ -298,7 +335,7 @@ class Execution:
         packed = self._packed([0] * len(graph.outputs))
         result = packed if kind == "outputs" else (packed, {s.label: 0 for s in graph.states})
         tree = jax.tree.structure(result)
-        return cache.halves(key, device, split, values, arrays, tree)
+        return cache.halves(key, device, split, values, given, tree)
 
 
 def _platform() -> str:

@@ -48,6 +48,8 @@ def load(
     limits: Limits | None = None,
     progress: Progress | None = None,
     optimize: bool = True,
+    autotune: bool = False,
+    donate_state: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Read an NNEF network and return it as a jitted callable.
@@ -74,6 +76,11 @@ def load(
             last and kernels are chosen by shape; results and derivatives differ by rounding. What
             is traced on a machine with another default device, or exported with extents left
             open, is as written.
+        autotune: True tries the compiler's options at the first call of each kind and shape, and
+            takes the fastest; that call takes a second or two more. On CPUs there is something to
+            choose. With `cache_dir`, what was chosen is kept.
+        donate_state: True makes `step` write the new state into the memory of the one that it is
+            given, which saves a copy of large ones; the arrays given cannot be read afterwards.
         cache_dir: a folder, made where there is none, in which what is compiled for calls, `step`
             and `scan` is kept and found again by other processes. It holds pickled objects and
             machine code: it must be as trusted as the program itself. Anything in it may be deleted
@@ -111,7 +118,7 @@ def load(
         limits=limits,
         progress=progress,
     )
-    compilation = Compilation(optimize, cache)
+    compilation = Compilation(optimize, cache, autotune, donate_state)
     return Model(Execution(network, registry, Context(precision), compilation))
 
 

@@ -160,7 +160,7 @@ class Model:
 
     def init_state(self) -> dict[str, jax.Array]:
         """The state before a first cycle: stored values of the updated variables by label."""
-        return dict(self._execution.initial_state)
+        return self._execution.first_state()
 
     def step(
         self, state: State, *args: Any, params: Parameters | None = None, **kwargs: Any
@@ -171,6 +171,9 @@ class Model:
             state: arrays by label, from `init_state` or an earlier step.
             args, kwargs: the inputs by position or name.
             params: other parameters than the network's own, to differentiate with respect to, say.
+
+        A network loaded with `donate_state` takes the memory of the state for the new one: its
+        arrays cannot be read afterwards.
         """
         return self._recur("cycle", state, self._bind(args, kwargs), params)
 

@@ -20,7 +20,6 @@ import nnef_jax
 import nnef_jax.execution
 from lowering.registry import Registry
 from nnef_jax import compilation
-from nnef_jax.compilation import CompilationCache
 from nnef_jax.storage import files
 from nnef_jax.storage.arrays import digest_of, read_arrays, write_arrays
 from nnef_jax.storage.tensorfile import encode_tensor
@@ -301,8 +300,6 @@ def test_a_write_that_fails_does_no_harm(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.warns(UserWarning, match="could not be kept: .*No space left"):
         result = model(X)
     np.testing.assert_allclose(result.hidden, expected(X), rtol=1e-6)
-    with pytest.warns(UserWarning, match="could not be kept"):
-        CompilationCache(tmp_path).put("key", 1)
 
 
 def test_the_folder_is_the_owners(tmp_path: Path) -> None:
@@ -336,12 +333,3 @@ def test_gradients_and_other_devices_take_the_jitted_function(tmp_path: Path) ->
     assert result.devices() == there.devices()
     np.testing.assert_allclose(result, expected(X), rtol=1e-6)
     np.testing.assert_allclose(model(X).hidden, expected(X), rtol=1e-6)
-
-
-def test_values(tmp_path: Path) -> None:
-    cache = CompilationCache(tmp_path)
-    assert cache.get("key") is None
-    cache.put("key", {"choice": [1, None]})
-    assert CompilationCache(tmp_path).get("key") == {"choice": [1, None]}
-    (tmp_path / "key.json").write_text("{")
-    assert cache.get("key") is None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +17,9 @@ from jax.extend import core
 
 import nnef_jax
 from lowering.kernels.channels_last import Window, convolution, direct
+from lowering.optimize import options
 from lowering.optimize.evaluate import optimised
+from lowering.optimize.options import fastest
 from tests import torch_networks
 from tests.helpers import model_of
 
@@ -458,3 +463,42 @@ def test_names_of_the_document_are_those_of_the_profile() -> None:
     model = model_of(NETWORK, data={"f": np.asarray(random(4, 3, 3, 3))})
     text = model.lower().as_text(debug_info=True)
     assert all(f'"{name}' in text or f"/{name}" in text for name in ("c", "r", "y"))
+
+
+# Choice by trial
+
+
+def test_the_fastest_is_found() -> None:
+    assert fastest([partial(time.sleep, s) for s in (0.02, 0.001, 0.01)]) == 1
+
+
+@pytest.mark.parametrize("choice", (0, -1))
+def test_options_are_chosen_by_trial(
+    choice: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Any] = []
+
+    def fixed(runs: Any) -> int:
+        tried.append([np.asarray(run()) for run in runs])
+        return range(len(runs))[choice]
+
+    monkeypatch.setattr(options, "fastest", fixed)
+    text = "version 1.0; graph g( x ) -> ( y ) { x = external(shape=[2,3]); y = softmax(x); }"
+    x = random(2, 3)
+    for folder in (None, tmp_path, tmp_path):  # the last finds what was chosen
+        model = model_of(text, autotune=True, cache_dir=folder)
+        assert_close(jax.nn.softmax(x, axis=1), model(x))
+        assert_close(jax.nn.softmax(x, axis=1), model(x))
+    assert len(tried) == 2
+    for results in tried:
+        assert len(results) == len(options.candidates())
+        for result in results:
+            assert_close(jax.nn.softmax(x, axis=1), result)
+
+
+def test_options_for_functions_around_a_network() -> None:
+    text = "version 1.0; graph g( x ) -> ( y ) { x = external(shape=[2,3]); y = softmax(x); }"
+    model = model_of(text)
+    function = jax.jit(lambda x: model.apply({}, x) * 2, compiler_options=model.compiler_options)
+    assert_close(2 * jax.nn.softmax(random(2, 3), axis=1), function(random(2, 3)))
+    assert model_of(text, optimize=False).compiler_options == {}

@@ -109,3 +109,46 @@ def test_types_must_agree() -> None:
     )
     with pytest.raises(nnef_jax.InputError, match=r"'next' is bool\[1,3\], it cannot be the next"):
         model_of(text, state={"kept": "next"})
+
+
+@pytest.mark.parametrize("kept", (False, True), ids=["jitted", "kept"])
+def test_a_donated_state_gives_its_memory(kept: bool, tmp_path: Path) -> None:
+    folder = tmp_path if kept else None
+    for _ in range(2):  # compiled, and found again where it is kept
+        model = model_of(STANDARD, state={"kept": "next"}, donate_state=True, cache_dir=folder)
+        first = state = model.init_state()
+        for x, wanted in zip(XS, expected(np.zeros((1, 3))), strict=True):
+            before = state
+            y, state = model.step(state, x)
+            np.testing.assert_array_equal(y, wanted)
+            assert before["kept"].is_deleted()
+        assert first["kept"].is_deleted()
+        # The model's own state is as it was, and so is what others hold.
+        np.testing.assert_array_equal(model.init_state()["kept"], np.zeros((1, 3)))
+        mine = np.ones((1, 3), np.float32)
+        mine.flags.writeable = False
+        y, _ = model.step({"kept": mine}, XS[1])
+        np.testing.assert_array_equal(y, 2 * (0.5 + XS[1]))
+        np.testing.assert_array_equal(mine, np.ones((1, 3)))
+        np.testing.assert_array_equal(model.scan(XS)[0], expected(np.zeros((1, 3))))
+
+
+def test_a_stored_state_is_not_overwritten(tmp_path: Path) -> None:
+    text = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph g( x ) -> ( y )
+{
+    x = external(shape = [64,1024]);
+    s = variable(shape = [64,1024], label = 's');
+    y = s + x;
+    z = update(s, y);
+}
+"""
+    stored = np.ones((64, 1024), np.float32)
+    model_of(text, data={"s": stored}).save(tmp_path / "net")
+    model = nnef_jax.load(tmp_path / "net", donate_state=True)  # from the mapped file
+    state = model.init_state()
+    for _ in range(3):
+        _, state = model.step(state, stored)
+    np.testing.assert_array_equal(state["s"], 4 * stored)
+    np.testing.assert_array_equal(nnef_jax.load(tmp_path / "net").init_state()["s"], stored)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import jax
 
@@ -14,6 +18,32 @@ _CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 # YNNPACK starts faster: of 100 products of 8x8 items it computes 8 rows in 0.20 ms, Eigen in 0.30.
 _TINY = 256 << 10  # bytes of parameters
+
+
+# Of a choice by trial: seconds for all candidates together, and runs of each at most.
+_TIME = 1.0
+_RUNS = 20
+
+
+def candidates() -> list[dict[str, str]]:
+    """All options that may be the best for a network."""
+    return [_CPU, {}] if _is_known() else [{}]
+
+
+def fastest(runs: Sequence[Callable[[], Any]]) -> int:
+    """The index of the function that takes the least time, in turns after one run of each."""
+    for run in runs:
+        jax.block_until_ready(run())
+    best = [math.inf] * len(runs)
+    end = time.perf_counter() + _TIME
+    for _ in range(_RUNS):
+        for index, run in enumerate(runs):
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            best[index] = min(best[index], time.perf_counter() - start)
+        if time.perf_counter() > end:
+            break
+    return best.index(min(best))
 
 
 def compiler_options(parameters: int) -> dict[str, str]:
