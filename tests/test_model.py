@@ -235,3 +235,26 @@ def test_progress_of_reading() -> None:
     seen: list[tuple[int, int]] = []
     model_of(NET, data=arrays(), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 4), (1, 4), (2, 4), (3, 4)]
+
+
+def test_calls_like_earlier_ones() -> None:
+    """What a first call found out is used by later ones that are like it, and by no others."""
+    model = model_of(
+        "version 1.0; graph g( x, k ) -> ( y ) { x = external(shape=[2,3]);"
+        " k = external<integer>(shape=[1]); y = sigmoid(x); }"
+    )
+    x, k = jnp.ones((2, 3)), jnp.ones(1, jnp.int32)
+    wanted = jax.nn.sigmoid(x)
+    for _ in range(2):
+        np.testing.assert_allclose(model(x, k), wanted, rtol=1e-6)
+        np.testing.assert_allclose(model(np.asarray(x), k), wanted, rtol=1e-6)
+        np.testing.assert_allclose(model(k=k, x=x), wanted, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(model)(x, k), wanted, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(lambda y: y * model(x, k))(x), wanted, rtol=1e-6)
+        np.testing.assert_allclose(jax.vmap(model)(x[None], k[None])[0], wanted, rtol=1e-6)
+        np.testing.assert_allclose(model(x.astype(jnp.bfloat16), k), wanted, rtol=1e-6)
+        there = jax.device_put((x, k), jax.devices()[1])
+        assert model(*there).devices() == {jax.devices()[1]}
+        for wrong in ((x.T, k), (x, k, k), (k, k), (x,), (x, x), ("x", k)):
+            with pytest.raises(nnef_jax.InputError):
+                model(*wrong)
