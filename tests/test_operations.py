@@ -47,7 +47,7 @@ def test_value(case: OpCase) -> None:
         assert output.shape == spec.shape and output.dtype == spec.dtype
 
 
-@pytest.mark.parametrize("case", few(COMPOUND, 6), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few(COMPOUND, 3), ids=lambda case: case.name)
 def test_rule_equals_expansion(case: OpCase) -> None:
     expanded = model_of(document(case), expand="all")
     assert [op.kind for op in expanded.graph.operations] != [case.operation]
@@ -57,17 +57,17 @@ def test_rule_equals_expansion(case: OpCase) -> None:
     assert_close(outputs, results(model(case)(*inputs(case))), case.tolerance)
 
 
-# Eager execution compiles each primitive by itself, so one row for each operation has to do.
+# Eager execution compiles each primitive by itself, so a row of every fourth operation has to do.
 FIRST = list({case.operation: case for case in reversed(ALL_CASES)}.values())
 
 
-@pytest.mark.parametrize("case", FIRST, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", FIRST[::4], ids=lambda case: case.name)
 def test_jit_equals_eager(case: OpCase) -> None:
     eager = model(case).apply(model(case).params, *inputs(case))
     assert_close(eager, results(model(case)(*inputs(case))), case.tolerance)
 
 
-@pytest.mark.parametrize("case", few(ALL_CASES, 4), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few(ALL_CASES), ids=lambda case: case.name)
 def test_vmap_equals_loop(case: OpCase) -> None:
     arrays = inputs(case)
     if not arrays:
@@ -75,7 +75,7 @@ def test_vmap_equals_loop(case: OpCase) -> None:
     assert_vmap_equals_loop(model(case), arrays, case.tolerance)
 
 
-@pytest.mark.parametrize("case", few(DIFFERENTIABLE, 4), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few(DIFFERENTIABLE, 3), ids=lambda case: case.name)
 def test_gradient(case: OpCase) -> None:
     """Forward and reverse mode against central differences of the reference in 64 bits."""
     assert_gradient(model(case), inputs(case), partial(evaluate, case), case.tolerance)
@@ -83,7 +83,7 @@ def test_gradient(case: OpCase) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    few((c for c in DIFFERENTIABLE if c.operation != "pow"), 3),
+    few(c for c in DIFFERENTIABLE if c.operation != "pow"),
     ids=lambda case: case.name,
 )
 def test_bfloat16(case: OpCase) -> None:

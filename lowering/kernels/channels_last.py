@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from lowering.kernels.conv_window import Window, cells, padded
 from lowering.kernels.depthwise import depthwise
-from lowering.kernels.derivatives import bilinear, sums_of_channels, transposition
+from lowering.kernels.derivatives import sums_of_channels, transposition, with_tangents
 from lowering.kernels.products import product
 from lowering.kernels.winograd import winograd
 
@@ -88,7 +88,7 @@ def by_winograd(x: Array, filter: Array, window: Window) -> Array:
     def value(x: Array, filter: Array) -> Array:
         return winograd(padded(x, window), filter, window.precision)
 
-    return bilinear(
+    return with_tangents(
         value,
         lambda _, filter, change: direct(change, filter, window),
         lambda x, _, change: direct(x, change, window),
@@ -104,7 +104,7 @@ def with_bias(x: Array, bias: Array) -> Array:
     def value(x: Array, bias: Array) -> Array:
         return x + bias.reshape(*(1,) * (x.ndim - 1), -1)
 
-    return bilinear(value, lambda x, bias, change: change, by_bias)(x, bias)
+    return with_tangents(value, lambda x, bias, change: change, by_bias)(x, bias)
 
 
 def with_scale(x: Array, scale: Array) -> Array:
@@ -116,7 +116,7 @@ def with_scale(x: Array, scale: Array) -> Array:
     def value(x: Array, scale: Array) -> Array:
         return x * scale.reshape(*(1,) * (x.ndim - 1), -1)
 
-    return bilinear(value, lambda _, scale, change: value(change, scale), by_scale)(x, scale)
+    return with_tangents(value, lambda _, scale, change: value(change, scale), by_scale)(x, scale)
 
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:

@@ -19,7 +19,7 @@ from jax import Array, lax
 
 from lowering.kernels.accumulation import accumulator
 from lowering.kernels.conv_window import Window, cells
-from lowering.kernels.derivatives import bilinear, sums_of_channels, transposition
+from lowering.kernels.derivatives import sums_of_channels, transposition, with_tangents
 
 
 def depthwise(x: Array, filter: Array, window: Window) -> Array:
@@ -38,7 +38,7 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
         result = jax.eval_shape(value, x, filter)
         return transposition(lambda g: _filter_gradient(g, x, filter, window), result)(change)
 
-    return bilinear(value, by_input, by_filter)(x, filter)
+    return with_tangents(value, by_input, by_filter)(x, filter)
 
 
 def _convolution(x: Array, filter: Array, window: Window) -> Array:

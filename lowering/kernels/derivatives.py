@@ -1,4 +1,4 @@
-"""Bilinear functions whose derivatives are not those of the steps that compute them."""
+"""Functions of two arrays whose derivatives are not those of the steps that compute them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jax.custom_derivatives import SymbolicZero
 Tangent = Callable[[Array, Array, Array], Array]
 
 
-def bilinear(
+def with_tangents(
     value: Callable[[Array, Array], Array], by_first: Tangent, by_second: Tangent
 ) -> Callable[[Array, Array], Array]:
-    """A function of two arrays with its tangents, which are linear in their last operand.
+    """The function of two arrays that has these tangents, each linear in its last operand.
 
     Backward passes run the transposition of the tangents, so these decide how fast they are.
     """
