@@ -19,8 +19,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from lowering.equations import inlined
 from lowering.halves import Split
-from lowering.optimize.equations import inlined
 
 # A prepared value may be this many times larger than what it is computed from (a transformed filter
 # is); beyond that it is a broadcast, which costs less to repeat inside the call than to read from

@@ -39,10 +39,11 @@ class Executable:
     donated: int = 0  # arrays, the first, whose memory it may take for its results
 
     def __call__(self, arrays: list[Any]) -> Any:
-        """Run it."""
-        if self.donated:
-            return self.run(self.prepared, *_given(arrays, self.donated))
-        return self.run(self.prepared, arrays)
+        """Run it; inside a function that is traced, not as a part of that."""
+        with jax.ensure_compile_time_eval():
+            if self.donated:
+                return self.run(self.prepared, *_given(arrays, self.donated))
+            return self.run(self.prepared, arrays)
 
 
 def _given(arrays: Sequence[Any], donated: int) -> tuple[list[Any], ...]:
@@ -87,7 +88,7 @@ class Execution:
         self._registry = registry
         self._context = context
         self._executables: dict[_Key, Executable] = {}
-        self._known: dict[tuple[Any, ...], Callable[[list[Any]], Any]] = {}
+        self._known: dict[tuple[Any, ...], Executable] = {}
 
     @property
     def graph(self) -> Graph:
@@ -206,48 +207,35 @@ class Execution:
 
     # Compiled forms
 
-    def known(self, arguments: tuple[Any, ...]) -> Callable[[list[Any]], Any] | None:
-        """What runs a call with arguments like some that `remember` was given.
+    def known(self, arguments: tuple[Any, ...]) -> Executable | None:
+        """What `call` has compiled for inputs of the same types, which these then are as they are.
 
-        To bind inputs and to find what is compiled for them takes longer than to run a small
-        network: 40 of 70 us that one of 200 parameters takes more than its function alone.
+        To bind inputs and to find what is compiled for them takes half of the 60 us that a network
+        of 200 parameters takes more than its function alone.
         """
         try:
             return self._known.get(_types(arguments))
         except (AttributeError, TypeError):  # no arrays of jax
             return None
 
-    def remember(self, arguments: tuple[jax.Array, ...]) -> None:
-        """Have `known` find what `call` has compiled for arguments that are the inputs as given."""
-        if any(isinstance(x, Tracer) for x in arguments):
-            return
-        executable = self._executables[self._key("outputs", arguments)]
-
-        def run(inputs: list[Any]) -> Any:
-            with jax.ensure_compile_time_eval():
-                return executable(inputs)
-
-        self._known[_types(arguments)] = run
-
     def call(self, inputs: list[jax.Array]) -> Any:
         """`outputs` on the network's own parameters."""
         if any(isinstance(x, Tracer) for x in inputs):
             return self.outputs(self.parameters, inputs)
-        # Concrete inputs may be given inside a function that is traced: nothing of it is kept.
-        with jax.ensure_compile_time_eval():
-            key = self._key("outputs", inputs)
-            executable = self._executables.get(key)
-            if executable is None:
-                # The state is an argument too: no stored data are part of what is compiled.
-                variables = {**self.parameters, **self.initial_state}
+        key = self._key("outputs", inputs)
+        executable = self._executables.get(key)
+        if executable is None:
+            # The state is an argument too: no stored data are part of what is compiled.
+            variables = {**self.parameters, **self.initial_state}
 
-                # Nobody asks derivatives of it: items of a batch may follow one another.
-                def flat(variables: Arrays, inputs: Sequence[Any]) -> Any:
-                    chunks = not self.graph.states
-                    return self._optimised(self._cycle, variables, variables, inputs, chunks)[0]
+            # Nobody asks derivatives of it: items of a batch may follow one another.
+            def flat(variables: Arrays, inputs: Sequence[Any]) -> Any:
+                chunks = not self.graph.states
+                return self._optimised(self._cycle, variables, variables, inputs, chunks)[0]
 
-                executable = self._compile(key, variables, flat, inputs)
-            return executable(inputs)
+            executable = self._compile(key, variables, flat, inputs)
+        self._known[_types(inputs)] = executable
+        return executable(inputs)
 
     def recur(self, kind: str, state: Arrays, inputs: list[jax.Array]) -> Any:
         """`cycle` or `scan` on the network's own parameters."""
@@ -255,18 +243,17 @@ class Execution:
         arrays = [*state.values(), *inputs]
         if any(isinstance(x, Tracer) for x in arrays):
             return function(self.parameters, state, inputs)
-        with jax.ensure_compile_time_eval():
-            key = self._key(kind, arrays)
-            executable = self._executables.get(key)
-            if executable is None:
-                labels = list(state)
+        key = self._key(kind, arrays)
+        executable = self._executables.get(key)
+        if executable is None:
+            labels = list(state)
 
-                def flat(params: Arrays, arrays: Sequence[Any]) -> Any:
-                    named = dict(zip(labels, arrays, strict=False))
-                    return function(params, named, arrays[len(labels) :])
+            def flat(params: Arrays, arrays: Sequence[Any]) -> Any:
+                named = dict(zip(labels, arrays, strict=False))
+                return function(params, named, arrays[len(labels) :])
 
-                executable = self._compile(key, self.parameters, flat, arrays)
-            return executable(arrays)
+            executable = self._compile(key, self.parameters, flat, arrays)
+        return executable(arrays)
 
     def _key(self, kind: str, arrays: Sequence[jax.Array]) -> _Key:
         """What an executable is found by."""
@@ -312,19 +299,19 @@ class Execution:
             return options[fastest(runs)]
 
         cache = self._compilation.cache
-        if cache is not None and key.dtypes is not None:
-            kept = self._kept(
-                cache, key.kind, lambda: halves(best_options()), values, _given(arrays, donated)
-            )
-            executable = Executable(*kept, donated)
-        else:
-            from lowering.prepare import with_constants
+        # What is made is kept, also from inside a function that is traced.
+        with jax.ensure_compile_time_eval():
+            if cache is not None and key.dtypes is not None:
+                made = self._kept(
+                    cache, key.kind, lambda: halves(best_options()), values, arrays, donated
+                )
+            else:
+                from lowering.prepare import with_constants
 
-            options = best_options()
-            made = halves(options)
-            jitted = with_constants(made.run, made.prepare(values), donated, options)
-            executable = Executable(*jitted, donated)
-        self._executables[key] = executable
+                options = best_options()
+                both = halves(options)
+                made = with_constants(both.run, both.prepare(values), donated, options)
+        executable = self._executables[key] = Executable(*made, donated)
         return executable
 
     def _kept(
@@ -333,12 +320,12 @@ class Execution:
         kind: str,
         split: Callable[[], Split],
         values: Sequence[jax.Array],
-        given: Sequence[Sequence[jax.Array]],
+        arrays: Sequence[jax.Array],
+        donated: int,
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The executable of the cache, and what is prepared for it."""
         from nnef_jax.compilation import key_of
 
-        arrays = [x for argument in reversed(given) for x in argument]
         inputs = arrays if kind == "outputs" else arrays[len(self.graph.states) :]
         steps = int(kind == "scan")  # axes of time
         graph = self.network.specialise([x.shape[steps:] for x in inputs])
@@ -359,7 +346,7 @@ class Execution:
         packed = self._packed([0] * len(graph.outputs))
         result = packed if kind == "outputs" else (packed, {s.label: 0 for s in graph.states})
         tree = jax.tree.structure(result)
-        return cache.halves(key, device, split, values, given, tree)
+        return cache.halves(key, device, split, values, _given(arrays, donated), tree)
 
 
 def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:

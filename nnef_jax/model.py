@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import is_
 from typing import Any
 
 import jax
@@ -88,13 +87,7 @@ class Model:
         shapes that follow from them.
         """
         known = None if kwargs else self._execution.known(args)
-        if known is not None:
-            return known(list(args))
-        inputs = self._bind(args, kwargs)
-        result = self._execution.call(inputs)
-        if len(args) == len(inputs) and all(map(is_, args, inputs)):
-            self._execution.remember(args)
-        return result
+        return known(list(args)) if known else self._execution.call(self._bind(args, kwargs))
 
     def apply(self, params: Parameters, *args: Any, **kwargs: Any) -> Any:
         """The network as a pure function of its parameters and inputs, for `jax.grad` and the like.

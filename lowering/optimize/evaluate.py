@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from lowering.equations import bind, evaluate, inlined
 from lowering.optimize import chunks
 from lowering.optimize.dots import products, siblings
-from lowering.optimize.equations import bind, evaluate, inlined
 from lowering.optimize.layout import RULES
 from lowering.optimize.products import Product, merged, product
 from lowering.optimize.view import View, plain, tensor
