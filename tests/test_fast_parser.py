@@ -82,6 +82,8 @@ def test_shared_documents(shared_cases: Path) -> None:
         "graph = neg(x);",
         "y = relu<tensor>(x);",
         "y = relu(x,);",
+        "y = reshape(x, shape = [1, 1,]);",
+        "y = pad(x, padding = [(0, 0),]);",
         "y = relu(x);;",
         "(y) = relu(x);",
         "y = pad(x, padding = [(1)]);",

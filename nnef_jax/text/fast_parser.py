@@ -39,10 +39,11 @@ _PAIR = re.compile(r"(\()[ \t]*+([0-9]+)[ \t]*+,[ \t]*+([0-9]+)")
 _DIGITS = re.compile(r"[0-9]+")
 _INTEGER = r"[ \t]*+[0-9]{1,18}+[ \t]*+"
 _PAIRS = rf"\({_INTEGER},{_INTEGER}\)[ \t]*+"
+# No `*+` about items: up to 3.11.4 Python keeps the comma of an item that does not match.
 _VALUE = re.compile(
     rf"{_SPACE}(?:({_NAME}){_SPACE}={_SPACE})?"
-    rf"(?:([\[(]{_INTEGER}(?:,{_INTEGER})*+[\])])"
-    rf"|(\[{_PAIRS}(?:,[ \t]*+{_PAIRS})*+\])"
+    rf"(?:([\[(]{_INTEGER}(?:,{_INTEGER})*[\])])"
+    rf"|(\[{_PAIRS}(?:,[ \t]*+{_PAIRS})*\])"
     rf"|(-?){_SPACE}([0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?)"
     rf"""|({_NAME})|('[^'\\\n]*+'|"[^"\\\n]*+")|([\[(])){_SPACE}([,)\]]?)"""
 )
