@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from lowering import repeats
 from lowering.equations import inlined
 from lowering.halves import Split
 
@@ -40,6 +41,7 @@ def split(
     *,
     compiled: bool = True,
     differentiable: bool = False,
+    loops: bool = False,
     donated: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> Split:
@@ -47,18 +49,20 @@ def split(
 
     Halves that are not compiled are for a part of a function that is traced itself. Where `run` is
     to be differentiable, functions with derivatives of their own stay whole, and what such a
-    function computes of parameters is computed in each call. So many leaves of the inputs, the
-    first, may be `donated`: `run` takes them as another argument, and their memory for its results.
-    The options are those of the compiler for `run`, as `jax.jit` takes them.
+    function computes of parameters is computed in each call. With `loops`, steps that differ in
+    their parameters alone become a loop. So many leaves of the inputs, the first, may be `donated`:
+    `run` takes them as another argument, and their memory for its results. The options are those of
+    the compiler for `run`, as `jax.jit` takes them.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
     closed = closed if differentiable else inlined(closed)
-    jaxpr = closed.jaxpr
     count = len(jax.tree.leaves(parameters))
+    if loops:
+        closed = _looped(closed, count)
+    jaxpr = closed.jaxpr
     known_roots = [*jaxpr.invars[:count], *jaxpr.constvars]
-    known = _known_equations(jaxpr, known_roots)
     outputs: list[Any] = list(jaxpr.outvars)
-    early, late, kept = _partition(jaxpr, known, set(known_roots), outputs)
+    early, late, kept = _partition(jaxpr, known_roots)
     tree = jax.tree.structure(shapes)
     indices = {variable: index for index, variable in enumerate(jaxpr.invars[:count])}
     computed = [variable for variable in kept if variable not in indices]
@@ -127,10 +131,30 @@ def _known_equations(jaxpr: Any, roots: Iterable[Any]) -> dict[Any, Any]:
     return known
 
 
-def _partition(
-    jaxpr: Any, known: dict[Any, Any], roots: set[Any], outputs: Sequence[Any]
-) -> tuple[list[Any], list[Any], list[Any]]:
+def _looped(closed: Any, count: int) -> Any:
+    """The same function, of which the first `count` arguments are parameters, with a loop."""
+    jaxpr = closed.jaxpr
+    early, late, kept = _partition(jaxpr, [*jaxpr.invars[:count], *jaxpr.constvars])
+    loop = repeats.find(late, jaxpr.outvars, set(kept))
+    if loop is None:
+        return closed
+
+    def run(*arguments: Any) -> list[Any]:
+        values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+        for equation in (*early, *late[: loop.start]):
+            repeats.place(equation, values)
+        loop.run(values)
+        for equation in late[loop.stop :]:
+            repeats.place(equation, values)
+        return [v.val if _is_literal(v) else values[v] for v in jaxpr.outvars]
+
+    return jax.make_jaxpr(run)(*closed.in_avals)
+
+
+def _partition(jaxpr: Any, roots: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Equations to evaluate early, those to evaluate late, and the variables handed over."""
+    known = _known_equations(jaxpr, roots)
     sources = _source_sizes(jaxpr, known, roots)
     late = {id(e) for e in jaxpr.eqns if not all(v in known for v in e.outvars)}
     by_id = {id(e): e for e in jaxpr.eqns}
@@ -141,7 +165,7 @@ def _partition(
         for v in e.invars
         if not _is_literal(v) and v in known
     ]
-    pending += [v for v in outputs if not _is_literal(v) and v in known]
+    pending += [v for v in jaxpr.outvars if not _is_literal(v) and v in known]
     kept: dict[Any, None] = {}
     while pending:
         variable = pending.pop()
@@ -163,12 +187,17 @@ def _partition(
     return early[::-1], [e for e in by_id.values() if id(e) in late], list(kept)
 
 
-def _source_sizes(jaxpr: Any, known: dict[Any, Any], roots: set[Any]) -> dict[Any, int]:
-    """For each known variable the number of items of the largest root that it comes from."""
+def _source_sizes(jaxpr: Any, known: dict[Any, Any], roots: Iterable[Any]) -> dict[Any, int]:
+    """For each known variable the number of items of the largest root that it comes from.
+
+    What is concatenated comes from as many as its parts together.
+    """
     sizes = {variable: _size(variable) for variable in roots}
     for equation in jaxpr.eqns:
         if any(known.get(variable) is equation for variable in equation.outvars):
-            found = max((sizes[v] for v in equation.invars if not _is_literal(v)), default=0)
+            operands = [sizes[v] for v in equation.invars if not _is_literal(v)]
+            together = sum if equation.primitive.name in ("concatenate", "stack") else max
+            found = together(operands) if operands else 0
             sizes.update((variable, found) for variable in equation.outvars)
     return sizes
 

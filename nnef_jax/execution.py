@@ -286,7 +286,14 @@ class Execution:
         def halves(options: Mapping[str, str], donated: int = donated) -> Split:
             from lowering.prepare import split
 
-            return split(flat, values, list(arrays), donated=donated, options=options)
+            return split(
+                flat,
+                values,
+                list(arrays),
+                loops=self._is_optimised,
+                donated=donated,
+                options=options,
+            )
 
         def best_options() -> Mapping[str, str]:
             if not (self._compilation.autotune and self._is_optimised):

@@ -1,0 +1,202 @@
+"""Equal steps of a function as a loop: layers that differ in nothing but their parameters.
+
+On a CPU each kernel costs XLA's runtime 0.6 us, and a loop over small steps is one kernel: a call
+of 100 dense layers of 8x8 items takes 0.08 ms for one row in place of 0.20, 0.18 for 8 rows in
+place of 0.22.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, groupby
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from lowering.equations import bind
+from lowering.kernels.products import small_product
+
+_FEWEST = 8  # steps of a loop
+_LONGEST = 64  # equations of a step
+
+# Bytes that an equation of a loop may read and write. 40 dense layers take, in us, for 8 rows of 32
+# items 119 in a loop and 181 as they are, for 8 rows of 64 items 318 and 211.
+_SMALL = 8 << 10
+
+Defined = Mapping[Any, tuple[int, int]]  # the equation of a variable, and which result it is
+
+
+class _NoLoopError(Exception):
+    """The steps differ in more than the parameters that they read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Equal steps of a list of equations. Its second step is the model of all of them."""
+
+    start: int
+    stop: int
+    model: Sequence[Any]
+    carried: Mapping[Any, Any]  # what the model reads of the first step: what that reads for it
+    passed: Sequence[Any]  # the results of the model which the next step reads, in this order
+    last: Sequence[Any]  # those of the last step
+    stacked: Mapping[Any, Sequence[Any]]  # a parameter that the model reads: what each step reads
+
+    def run(self, values: dict[Any, Any]) -> None:
+        """Add the results of the last step to the values of variables."""
+
+        def step(carry: Sequence[Any], items: Sequence[Any]) -> tuple[list[Any], None]:
+            own = values | dict(zip(self.carried, carry, strict=True))
+            own.update(zip(self.stacked, items, strict=True))
+            for equation in self.model:
+                place(equation, own, within_loop=True)
+            return [own[variable] for variable in self.passed], None
+
+        first = [values[variable] for variable in self.carried.values()]
+        stacks = [jnp.stack([values[v] for v in group]) for group in self.stacked.values()]
+        results, _ = jax.lax.scan(step, first, stacks)
+        values.update(zip(self.last, results, strict=True))
+
+
+def place(equation: Any, values: dict[Any, Any], *, within_loop: bool = False) -> None:
+    """Add the results of an equation to the values of variables."""
+    operands = [v.val if isinstance(v, core.Literal) else values[v] for v in equation.invars]
+    with jax.named_scope(str(equation.source_info.name_stack)):
+        if within_loop and equation.primitive.name == "dot_general":
+            results = [_product(equation, *operands)]
+        else:
+            results = bind(equation, operands)
+    values.update(zip(equation.outvars, results, strict=True))
+
+
+def _product(equation: Any, left: Any, right: Any) -> Any:
+    sums, batch = equation.params["dimension_numbers"]
+    (result,) = equation.outvars
+    if any(batch) or {left.dtype, right.dtype, result.aval.dtype} != {np.dtype(np.float32)}:
+        return bind(equation, [left, right])[0]
+    return small_product(left, right, sums)
+
+
+def find(equations: Sequence[Any], outputs: Sequence[Any], known: Container[Any]) -> Loop | None:
+    """The longest loop; `known` holds the variables that depend on parameters alone."""
+    defined = {
+        variable: (index, result)
+        for index, equation in enumerate(equations)
+        for result, variable in enumerate(equation.outvars)
+    }
+    for start, length, steps in _candidates(_kinds(equations)):
+        try:
+            return _loop(equations, outputs, known, defined, start, length, steps)
+        except _NoLoopError:
+            continue
+    return None
+
+
+def _kinds(equations: Sequence[Any]) -> np.ndarray:
+    """A number for each equation, the same for those that are equal but for their variables."""
+    numbers: dict[Any, int] = {}
+    unique = count(-1, -1)
+    return np.array([_number(equation, numbers, unique) for equation in equations], np.int64)
+
+
+def _number(equation: Any, numbers: dict[Any, int], unique: Iterator[int]) -> int:
+    operands = tuple(
+        (v.aval, repr(v.val) if isinstance(v, core.Literal) else None) for v in equation.invars
+    )
+    results = tuple(v.aval for v in equation.outvars)
+    params = tuple(sorted(equation.params.items()))
+    if equation.effects or _traffic(equation) > _SMALL:
+        return next(unique)
+    try:
+        return numbers.setdefault((equation.primitive, params, operands, results), len(numbers))
+    except TypeError:  # parameters that cannot be compared
+        return next(unique)
+
+
+def _traffic(equation: Any) -> int:
+    """Bytes that it reads and writes."""
+    return sum(
+        math.prod(v.aval.shape) * v.aval.dtype.itemsize
+        for v in (*equation.invars, *equation.outvars)
+    )
+
+
+def _candidates(kinds: np.ndarray) -> list[tuple[int, int, int]]:
+    """Where equations of equal kinds repeat: start, length of a step, steps; the longest first."""
+    found: list[tuple[int, int, int]] = []
+    for length in range(1, min(_LONGEST, len(kinds) // _FEWEST) + 1):
+        index = 0
+        for same, group in groupby(kinds[length:] == kinds[:-length]):
+            extent = len(list(group))
+            for shift in range(length if same else 0):
+                steps = (extent - shift) // length + 1
+                # The last step may be read in ways that the others are not.
+                found += [(index + shift, length, n) for n in (steps, steps - 1) if n >= _FEWEST]
+            index += extent
+    return sorted(found, key=lambda candidate: (-candidate[1] * candidate[2], candidate[1]))
+
+
+def _loop(
+    equations: Sequence[Any],
+    outputs: Sequence[Any],
+    known: Container[Any],
+    defined: Defined,
+    start: int,
+    length: int,
+    steps: int,
+) -> Loop:
+    stop = start + length * steps
+    carried: dict[Any, Any] = {}
+    stacked: dict[Any, Sequence[Any]] = {}
+
+    def origin(variable: Any) -> int:
+        return -1 if isinstance(variable, core.Literal) else defined.get(variable, (-1, 0))[0]
+
+    def distance(variable: Any, index: int) -> tuple[int, int] | None:
+        found = None if isinstance(variable, core.Literal) else defined.get(variable)
+        return found and (index - found[0], found[1])
+
+    for index in range(start + length, start + 2 * length):
+        later = range(index, stop, length)
+        for first, *rest in zip(
+            *(equations[i].invars for i in (index - length, *later)), strict=True
+        ):
+            model = rest[0]
+            if isinstance(model, core.Literal):
+                continue
+            if origin(model) >= start:
+                distances = {distance(v, i) for v, i in zip(rest, later, strict=True)}
+                if origin(model) < start + length:
+                    _agree(carried, model, first)
+                else:
+                    distances.add(distance(first, index - length))
+                _require(len(distances) == 1)
+            elif any(v is not model for v in (first, *rest)):
+                _require(all(v in known for v in (first, *rest)))
+                _agree(stacked, model, (first, *rest))
+    _require(all(origin(v) < start for v in carried.values()))
+
+    def same(variable: Any, steps: int) -> Any:
+        """What a later step computes as the first one does the variable."""
+        index, result = defined[variable]
+        return equations[index + steps * length].outvars[result]
+
+    last = [same(v, steps - 1) for v in carried]
+    read = [v for e in (*equations[:start], *equations[stop:]) for v in e.invars]
+    _require(all(v in last for v in (*read, *outputs) if start <= origin(v) < stop))
+    model = equations[start + length : start + 2 * length]
+    return Loop(start, stop, model, carried, [same(v, 1) for v in carried], last, stacked)
+
+
+def _agree(known: dict[Any, Any], variable: Any, value: Any) -> None:
+    _require(known.setdefault(variable, value) == value)
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise _NoLoopError
