@@ -20,6 +20,8 @@ from jax import Array, lax
 from lowering.kernels.accumulation import accumulator
 from lowering.kernels.conv_window import Window, cells
 from lowering.kernels.derivatives import sums_of_channels, transposition, with_tangents
+from lowering.kernels.phases import covered, spread
+from lowering.kernels.windows import Windows
 
 
 def depthwise(x: Array, filter: Array, window: Window) -> Array:
@@ -38,7 +40,7 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
         result = jax.eval_shape(value, x, filter)
         return transposition(lambda g: _filter_gradient(g, x, filter, window), result)(change)
 
-    return with_tangents(value, by_input, by_filter)(x, filter)
+    return with_tangents(value, by_input, by_filter, store=True)(x, filter)
 
 
 def _convolution(x: Array, filter: Array, window: Window) -> Array:
@@ -72,15 +74,15 @@ def _filter_gradient(gradient: Array, x: Array, filter: Array, window: Window) -
     For each cell, parts of the batch and of the rows are summed in one loop before a product sums
     the rest.
     """
-    *size, _, count = filter.shape
+    count = filter.shape[-1]
     wide = _accumulator(x, window)
     gradient = gradient.astype(wide)
     boxes = _boxes(gradient.shape[:2])
     parts = [gradient[box] for box in boxes]
     sums: list[Array] = []
-    for _, covered in cells(x, size, window):
+    for items in covered(x, _windows(gradient.shape, x.shape, filter, window)):
         terms = [
-            _repeated(covered[box], count).astype(wide) * part
+            _repeated(items[box], count).astype(wide) * part
             for box, part in zip(boxes, parts, strict=True)
         ]
         sums.append(sums_of_channels(reduce(lax.add, terms)))
@@ -105,57 +107,27 @@ def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
 
 
 def _input_gradient(gradient: Array, x: Array, filter: Array, window: Window) -> Array:
-    """The gradient in the input, from that in the result.
-
-    Items of the input that are a stride apart are covered by the same cells of the filter, and lie
-    side by side in the gradient: each such phase is a convolution of stride 1. The sum of the
-    cells' gradients spread over the input, as jax has it, writes all nine of a window of 3x3 to
-    memory.
-    """
-    *size, _, count = filter.shape
-    batch, *extents, channels = x.shape
+    """The gradient in the input, from that in the result."""
     wide = _accumulator(x, window)
-    stride, dilation = window.stride, window.dilation
-    # Items of a phase on the padded input, as far as the input's last.
-    lengths = [
-        -(-(n + p) // s) for n, (p, _), s in zip(extents, window.padding, stride, strict=True)
-    ]
-    before = [(k - 1) * d // s for k, d, s in zip(size, dilation, stride, strict=True)]
-    after = [max(m - n, 0) for m, n in zip(lengths, gradient.shape[1:-1], strict=True)]
-    edges = [(0, 0, 0), *((b, a, 0) for b, a in zip(before, after, strict=True)), (0, 0, 0)]
-    gradient = lax.pad(gradient.astype(wide), np.array(0, wide), edges)
+    channels, count = x.shape[-1], filter.shape[-1]
+    windows = _windows(gradient.shape, (*x.shape[:-1], count), filter, window)
 
-    def phase(offsets: tuple[int, ...]) -> Array:
-        total: Any = None
-        for cell in np.ndindex(*size):
-            steps = [j * d - r for j, d, r in zip(cell, dilation, offsets, strict=True)]
-            if any(step % s for step, s in zip(steps, stride, strict=True)):
-                continue
-            start = [b - t // s for b, t, s in zip(before, steps, stride, strict=True)]
-            stop = [b + m for b, m in zip(start, lengths, strict=True)]
-            part = lax.slice(gradient, (0, *start, 0), (batch, *stop, count))
-            product = part * _factors(filter, cell, wide)
-            total = product if total is None else total + product
-        return jnp.zeros((batch, *lengths, count), wide) if total is None else total
+    def term(cell: tuple[int, ...], part: Array) -> Array:
+        return part * _factors(filter, cell[1:-1], wide)
 
-    whole = _interleaved([phase(offsets) for offsets in np.ndindex(*stride)], stride)
-    whole = whole.reshape(*whole.shape[:-1], channels, -1).sum(-1)
-    edges = [
-        (-p, p + n - length, 0)
-        for (p, _), n, length in zip(window.padding, extents, whole.shape[1:-1], strict=True)
-    ]
-    return lax.pad(whole, np.array(0, wide), [(0, 0, 0), *edges, (0, 0, 0)]).astype(x.dtype)
+    whole = spread([(gradient.astype(wide), 0)], windows, term)
+    return whole.reshape(*whole.shape[:-1], channels, -1).sum(-1).astype(x.dtype)
 
 
-def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
-    """The array that has every phase, given in row-major order, at its items a stride apart."""
-    for axis in reversed(range(len(stride))):
-        step = stride[axis]
-        rows = [phases[i : i + step] for i in range(0, len(phases), step)]
-        phases = []
-        for row in rows:
-            shape = list(row[0].shape)
-            shape[1 + axis] *= step
-            phases.append(jnp.stack(row, axis=2 + axis).reshape(shape))
-    (whole,) = phases
-    return whole
+def _windows(
+    result: tuple[int, ...], input: tuple[int, ...], filter: Array, window: Window
+) -> Windows:
+    """The windows on all axes of the input."""
+    return Windows(
+        size=(1, *filter.shape[:-2], 1),
+        padding=((0, 0), *window.padding, (0, 0)),
+        stride=(1, *window.stride, 1),
+        dilation=(1, *window.dilation, 1),
+        upscaled=input,
+        downscaled=(*result[:-1], input[-1]),
+    )

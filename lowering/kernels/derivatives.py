@@ -17,22 +17,32 @@ Tangent = Callable[[Array, Array, Array], Array]
 
 
 def with_tangents(
-    value: Callable[[Array, Array], Array], by_first: Tangent, by_second: Tangent
+    value: Callable[[Array, Array], Array],
+    by_first: Tangent,
+    by_second: Tangent,
+    *,
+    store: bool = False,
 ) -> Callable[[Array, Array], Array]:
     """The function of two arrays that has these tangents, each linear in its last operand.
 
-    Backward passes run the transposition of the tangents, so these decide how fast they are.
+    Backward passes run the transposition of the tangents, so these decide how fast they are. With
+    `store`, loops read the result and its change from memory: see `stored`.
     """
     function: Any = jax.custom_jvp(value)
 
     def rule(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+        result = function(*primals)
         changes = [
             tangent(*primals, change)
             for tangent, change in zip((by_first, by_second), tangents, strict=True)
             if not isinstance(change, SymbolicZero)
         ]
-        result = function(*primals)
-        return stored(result, result), stored(functools.reduce(lax.add, changes), result)
+        change = functools.reduce(lax.add, changes)
+        if not store:
+            return result, change
+        # The backward pass then needs nothing but the array that is in memory anyway.
+        result = stored(result, result)
+        return result, stored(change, result)
 
     function.defjvp(rule, symbolic_zeros=True)
     return function

@@ -1,0 +1,95 @@
+"""Windows that move by more than one item, taken apart into phases: items that are a stride apart.
+
+Cells of windows that lie in one phase cover items side by side there. What a backward pass takes
+from strided slices or spreads over the input, it would write to memory once for each cell; of
+phases there are fewer, and each is as small as the windows' positions are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.kernels.derivatives import stored
+from lowering.kernels.windows import Windows, extend
+
+Cell = tuple[int, ...]
+
+
+def covered(x: Array, windows: Windows) -> Iterator[Array]:
+    """For each cell, in row-major order, the items that it covers at all positions.
+
+    Slices of phases that are in memory: for loops that read many of them.
+    """
+    x = extend(x, windows.padding, "constant")
+    phases: dict[Cell, Array] = {}
+    for cell in np.ndindex(*windows.size):
+        places = [j * d for j, d in zip(cell, windows.dilation, strict=True)]
+        offsets = tuple(place % s for place, s in zip(places, windows.stride, strict=True))
+        if offsets not in phases:
+            phase = lax.slice(x, offsets, x.shape, windows.stride)
+            phases[offsets] = stored(phase, phase)
+        start = [place // s for place, s in zip(places, windows.stride, strict=True)]
+        stop = [first + n for first, n in zip(start, windows.downscaled, strict=True)]
+        yield lax.slice(phases[offsets], start, stop)
+
+
+def spread(
+    arrays: Sequence[tuple[Array, float]], windows: Windows, term: Callable[..., Array]
+) -> Array:
+    """The sum over all cells of what each adds to the items that it covers.
+
+    `arrays` have an item for each position, and what fills the space around them. `term(cell,
+    *parts)` is what a cell adds, given slices of the arrays; of the fills it makes zeros.
+    """
+    size, stride, dilation = windows.size, windows.stride, windows.dilation
+    # Items of a phase, on the padded input as far as the input's last.
+    lengths = [
+        -(-(n + p) // s)
+        for n, (p, _), s in zip(windows.upscaled, windows.padding, stride, strict=True)
+    ]
+    before = [(k - 1) * d // s for k, d, s in zip(size, dilation, stride, strict=True)]
+    after = [max(m - n, 0) for m, n in zip(lengths, windows.downscaled, strict=True)]
+    edges = tuple(zip(before, after, strict=True))
+    extended = [extend(x, edges, "constant", fill) for x, fill in arrays]
+
+    def phase(offsets: Cell) -> Array | None:
+        total: Any = None
+        for cell in np.ndindex(*size):
+            steps = [j * d - r for j, d, r in zip(cell, dilation, offsets, strict=True)]
+            if any(step % s for step, s in zip(steps, stride, strict=True)):
+                continue
+            start = [b - t // s for b, t, s in zip(before, steps, stride, strict=True)]
+            stop = [b + m for b, m in zip(start, lengths, strict=True)]
+            part = term(cell, *(lax.slice(x, start, stop) for x in extended))
+            total = part if total is None else total + part
+        return total
+
+    phases = [phase(offsets) for offsets in np.ndindex(*stride)]
+    known = next(x for x in phases if x is not None)
+    whole = _interleaved([jnp.zeros_like(known) if x is None else x for x in phases], stride)
+    edges = [
+        (-p, p + n - length, 0)
+        for (p, _), n, length in zip(windows.padding, windows.upscaled, whole.shape, strict=True)
+    ]
+    return lax.pad(whole, np.array(0, whole.dtype), edges)
+
+
+def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
+    """The array that has every phase, given in row-major order, at its items a stride apart."""
+    for axis in reversed(range(len(stride))):
+        step = stride[axis]
+        if step == 1:
+            continue
+        rows = [phases[i : i + step] for i in range(0, len(phases), step)]
+        phases = []
+        for row in rows:
+            shape = list(row[0].shape)
+            shape[axis] *= step
+            phases.append(jnp.stack(row, axis=axis + 1).reshape(shape))
+    (whole,) = phases
+    return whole
