@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from nnef_jax.errors import ArchiveError, DataError, NnefError, raise_all
 from nnef_jax.limits import Limits
 from nnef_jax.quantizer import Quantizer
 from nnef_jax.storage.archive import Archive
+from nnef_jax.storage.arrays import aligned
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import TensorFile, read_tensor_file
 
@@ -31,7 +31,6 @@ _KINDS = {
     "c": "complex numbers",
     "O": "strings",
 }
-_ALIGNMENT = 64
 _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}  # kinds, to each kind
 
 
@@ -159,18 +158,10 @@ def convert(
             raise DataError(
                 f"{member} holds values from {low} to {high}, which do not fit {dtype}", hint=hint
             )
-    converted = _aligned(array.shape, dtype)
+    converted = aligned(array.shape, dtype)
     with np.errstate(over="ignore"):  # to infinity, as in any computation
         np.copyto(converted, array, casting="unsafe")
     return converted
-
-
-def _aligned(shape: Shape, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A new array at an address from which a CPU device takes it without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    buffer = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -buffer.__array_interface__["data"][0] % _ALIGNMENT
-    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def _kind(dtype: np.dtype[Any]) -> str:

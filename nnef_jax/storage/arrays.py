@@ -1,4 +1,6 @@
-"""A file of some arrays, which a device can take as they are in the mapped file.
+"""Arrays that a device can take as they are, in memory and in a mapped file of some of them.
+
+The file:
 
 magic line, length of the index in 8 bytes (little endian), the index as JSON: dtype, shape and
 offset of each array from where the data start; data, each array at a multiple of 64
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +23,14 @@ from nnef_jax.storage import files
 
 _MAGIC = b"nnef_jax arrays 1\n"
 _ALIGNMENT = 64
+
+
+def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A new array at an address from which a CPU device takes it without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -buffer.__array_interface__["data"][0] % _ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def digest_of(arrays: Sequence[NDArray[Any]]) -> str:
