@@ -115,7 +115,7 @@ class CompilationCache:
             with _harmless("what was prepared could not be kept"):
                 write_arrays(path, [np.asarray(array) for array in computed])
         else:
-            computed = map(jax.device_put, known)
+            computed = jax.device_put(known)
         return assemble(entry.sources, parameters, computed)
 
     def _path(self, key: str, suffix: str) -> str:

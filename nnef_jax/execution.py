@@ -102,12 +102,12 @@ class Execution:
     @cached_property
     def parameters(self) -> dict[str, jax.Array]:
         """The network's own parameters on the device."""
-        return {p.label: self._on_device(p.label) for p in self.graph.parameters}
+        return self._on_device([p.label for p in self.graph.parameters])
 
     @cached_property
     def initial_state(self) -> dict[str, jax.Array]:
         """The stored values of the variables that the graph updates, on the device."""
-        return {s.label: self._on_device(s.label) for s in self.graph.states}
+        return self._on_device([s.label for s in self.graph.states])
 
     def first_state(self) -> dict[str, jax.Array]:
         """The initial state, which may be given away where a cycle takes it."""
@@ -115,16 +115,18 @@ class Execution:
             return {label: jnp.array(x, copy=True) for label, x in self.initial_state.items()}
         return dict(self.initial_state)
 
-    def _on_device(self, label: str) -> jax.Array:
+    def _on_device(self, labels: Sequence[str]) -> dict[str, jax.Array]:
         """Stored data on the device, and there alone; a CPU takes those at addresses that suit it
         as they are, mapped files too: 102 MB in 0.02 s instead of 0.6 s.
         """
-        stored = self.network.data[label]
+        stored = [self.network.data[label] for label in labels]
         with jax.ensure_compile_time_eval():  # it is kept, also from inside a traced function
-            array = self.network.data[label] = jax.device_put(stored)
-        if isinstance(stored, np.ndarray):
-            files.release(stored)
-        return array
+            arrays = dict(zip(labels, jax.device_put(stored), strict=True))
+        self.network.data.update(arrays)
+        for array in stored:
+            if isinstance(array, np.ndarray):
+                files.release(array)
+        return arrays
 
     def values(
         self, graph: Graph, params: Arrays, state: Arrays, inputs: Sequence[Any]
