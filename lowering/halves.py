@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -27,6 +29,17 @@ class Split:
     def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
         """What `run` takes for these parameters."""
         return assemble(self.sources, parameters, self.compute(parameters))
+
+    def prepare_now(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        """The same as arrays to keep, given arrays, also from inside a function that is traced.
+
+        `jax.ensure_compile_time_eval` would do it, but turns what is traced within it into
+        constants: each ReLU then reads its zeros from memory.
+        """
+        if None not in self.sources:
+            return self.prepare(parameters)
+        compute = jax.jit(self.compute).lower(parameters).compile()
+        return assemble(self.sources, parameters, compute(parameters))
 
 
 def assemble(

@@ -115,7 +115,8 @@ class CompilationCache:
             with _harmless("what was prepared could not be kept"):
                 write_arrays(path, [np.asarray(array) for array in computed])
         else:
-            computed = jax.device_put(known)
+            with jax.ensure_compile_time_eval():  # also where a function is traced
+                computed = jax.device_put(known)
         return assemble(entry.sources, parameters, computed)
 
     def _path(self, key: str, suffix: str) -> str:

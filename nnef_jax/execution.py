@@ -39,11 +39,10 @@ class Executable:
     donated: int = 0  # arrays, the first, whose memory it may take for its results
 
     def __call__(self, arrays: list[Any]) -> Any:
-        """Run it; inside a function that is traced, not as a part of that."""
-        with jax.ensure_compile_time_eval():
-            if self.donated:
-                return self.run(self.prepared, *_given(arrays, self.donated))
-            return self.run(self.prepared, arrays)
+        """Run it."""
+        if self.donated:
+            return self.run(self.prepared, *_given(arrays, self.donated))
+        return self.run(self.prepared, arrays)
 
 
 def _given(arrays: Sequence[Any], donated: int) -> tuple[list[Any], ...]:
@@ -303,23 +302,24 @@ class Execution:
             from lowering.optimize.options import candidates, fastest
 
             options = candidates()
-            splits = [halves(choice, donated=0) for choice in options]
-            runs = [partial(made.run, made.prepare(values), list(arrays)) for made in splits]
-            return options[fastest(runs)]
+            return options[fastest([trial(choice) for choice in options])]
+
+        def trial(options: Mapping[str, str]) -> Callable[[], Any]:
+            made = halves(options, donated=0)
+            arguments = made.prepare_now(values), list(arrays)
+            return partial(made.run.lower(*arguments).compile(), *arguments)
 
         cache = self._compilation.cache
-        # What is made is kept, also from inside a function that is traced.
-        with jax.ensure_compile_time_eval():
-            if cache is not None and key.dtypes is not None:
-                made = self._kept(
-                    cache, key.kind, lambda: halves(best_options()), values, arrays, donated
-                )
-            else:
-                from lowering.prepare import with_constants
+        if cache is not None and key.dtypes is not None:
+            made = self._kept(
+                cache, key.kind, lambda: halves(best_options()), values, arrays, donated
+            )
+        else:
+            from lowering.prepare import with_constants
 
-                options = best_options()
-                both = halves(options)
-                made = with_constants(both.run, both.prepare(values), donated, options)
+            options = best_options()
+            both = halves(options)
+            made = with_constants(both.run, both.prepare_now(values), donated, options)
         executable = self._executables[key] = Executable(*made, donated)
         return executable
 

@@ -381,6 +381,21 @@ def test_a_large_batch_goes_through_in_chunks() -> None:
     jax.tree.map(assert_close, wanted, got)
 
 
+def test_what_is_the_same_for_all_items_is_as_large_as_a_chunk() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        x = conv(inputs[0], parameters[0])
+        token = jnp.broadcast_to(parameters[1], (6, 64, 1, 200))
+        shared = jnp.broadcast_to(parameters[1][0], x.shape)
+        x = jnp.where(x > 0, x, jnp.zeros_like(x))
+        return jnp.concatenate([token, x], axis=2), shared
+
+    arguments = [random(64, 3, 3, 3), random(1, 64, 1, 200)], [random(6, 3, 200, 200)]
+    chunked = optimised(function, in_chunks=True)
+    names = [e.primitive.name for e in jax.make_jaxpr(chunked)(*arguments).eqns]
+    assert "scan" in names
+    jax.tree.map(assert_close, function(*arguments), chunked(*arguments))
+
+
 @pytest.mark.parametrize(
     "mix",
     (
@@ -392,6 +407,7 @@ def test_a_large_batch_goes_through_in_chunks() -> None:
         lambda x: x + jnp.arange(6.0)[:, None, None, None],
         lambda x: jnp.concatenate([x[1:], x[:1]]),
         lambda x: jnp.einsum("bchw,dchw->bdhw", x, x),
+        lambda x: (lambda zero: jnp.where(x > 0, x, zero) + jnp.cumsum(zero, 0))(x * 0),
     ),
 )
 def test_a_batch_whose_items_meet_is_taken_at_once(mix: Callable[[Any], Any]) -> None:
@@ -458,6 +474,25 @@ def test_inside_other_transformations() -> None:
     assert_close(
         jnp.ones(()), jax.jit(jax.grad(lambda s: jnp.sum(model(x) * s) / wanted.sum()))(1.0)
     )
+
+
+def test_a_large_batch_of_a_network_goes_in_chunks() -> None:
+    text = NETWORK.replace("[2,3,8,8]", "[8,3,256,256]")
+    data = {"f": np.asarray(random(4, 3, 3, 3))}
+    x = random(8, 3, 256, 256)
+    model = model_of(text, data=data)
+    assert_close(model_of(text, data=data, optimize=False)(x), model(x))
+    (executable,) = model._execution._executables.values()  # pyright: ignore[reportPrivateUsage]
+    assert "stablehlo.while" in executable.run.lower(executable.prepared, [x]).as_text()
+    # Not the zeros of the activation, of which there are as many as items.
+    assert all(array.nbytes < 1000 for array in executable.prepared)
+
+
+def test_a_call_inside_a_traced_function_keeps_nothing_of_it() -> None:
+    model = model_of(NETWORK, data={"f": np.asarray(random(4, 3, 3, 3))})
+    x = random(2, 3, 8, 8)
+    inside = jax.jit(lambda s: model(x) * s)(1.0)
+    assert_close(model(x), inside)
 
 
 def test_names_of_the_document_are_those_of_the_profile() -> None:
