@@ -110,6 +110,12 @@ def few(x: Any, params: list[Any]) -> Any:
     return x
 
 
+def without_parameters(x: Any, params: list[Any]) -> Any:
+    for _ in range(20):
+        x = jnp.sin(x) + x
+    return x
+
+
 def read_elsewhere(x: Any, params: list[Any]) -> Any:
     results = [x]
     for i in range(0, len(params), 2):
@@ -117,7 +123,7 @@ def read_elsewhere(x: Any, params: list[Any]) -> Any:
     return results[3], results[-1]
 
 
-@pytest.mark.parametrize("network", [different, computed, few, read_elsewhere])
+@pytest.mark.parametrize("network", [different, computed, few, without_parameters, read_elsewhere])
 def test_other_steps_stay_as_they_are(network: Any) -> None:
     assert check(lambda params, inputs: network(inputs[0], params), layers(12), [X])[0] == []
 
