@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,17 +43,29 @@ def evaluate(
     values = dict(zip(jaxpr.constvars, constants, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
 
-    def read(variable: Any) -> Any:
-        return variable.val if isinstance(variable, core.Literal) else values[variable]
+    def compute(equation: Any, operands: Sequence[Any]) -> list[Any]:
+        name = _CALLS.get(equation.primitive.name)
+        if name is None:
+            return bind(equation if change is None else change(equation), operands)
+        called = equation.params[name]
+        return evaluate(called.jaxpr, called.consts, operands, change)
 
     for equation in jaxpr.eqns:
-        operands = [read(v) for v in equation.invars]
-        name = _CALLS.get(equation.primitive.name)
-        with jax.named_scope(str(equation.source_info.name_stack)):
-            if name is None:
-                results = bind(equation if change is None else change(equation), operands)
-            else:
-                called = equation.params[name]
-                results = evaluate(called.jaxpr, called.consts, operands, change)
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+        place(equation, values, compute)
+    return [read(v, values) for v in jaxpr.outvars]
+
+
+def place(
+    equation: Any,
+    values: dict[Any, Any],
+    compute: Callable[[Any, Sequence[Any]], Sequence[Any]] = bind,
+) -> None:
+    """Add the results of an equation to the values of variables."""
+    operands = [read(v, values) for v in equation.invars]
+    with jax.named_scope(str(equation.source_info.name_stack)):
+        values.update(zip(equation.outvars, compute(equation, operands), strict=True))
+
+
+def read(variable: Any, values: Mapping[Any, Any]) -> Any:
+    """The value of a variable or a literal."""
+    return variable.val if isinstance(variable, core.Literal) else values[variable]

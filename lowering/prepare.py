@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend import core
 
 from lowering import repeats
-from lowering.equations import inlined
+from lowering.equations import inlined, place, read
 from lowering.halves import Split
 
 # A prepared value may be this many times larger than what it is computed from (a transformed filter
@@ -143,11 +143,11 @@ def _looped(closed: Any, count: int) -> Any:
         values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
         for equation in (*early, *late[: loop.start]):
-            repeats.place(equation, values)
+            place(equation, values)
         loop.run(values)
         for equation in late[loop.stop :]:
-            repeats.place(equation, values)
-        return [v.val if _is_literal(v) else values[v] for v in jaxpr.outvars]
+            place(equation, values)
+        return [read(v, values) for v in jaxpr.outvars]
 
     return jax.make_jaxpr(run)(*closed.in_avals)
 

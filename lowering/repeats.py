@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from lowering.equations import bind
+from lowering.equations import bind, place
 from lowering.kernels.products import small_product
 
 _FEWEST = 8  # steps of a loop
@@ -54,7 +54,7 @@ class Loop:
             own = values | dict(zip(self.carried, carry, strict=True))
             own.update(zip(self.stacked, items, strict=True))
             for equation in self.model:
-                place(equation, own, within_loop=True)
+                place(equation, own, _within_loop)
             return [own[variable] for variable in self.passed], None
 
         first = [values[variable] for variable in self.carried.values()]
@@ -63,23 +63,15 @@ class Loop:
         values.update(zip(self.last, results, strict=True))
 
 
-def place(equation: Any, values: dict[Any, Any], *, within_loop: bool = False) -> None:
-    """Add the results of an equation to the values of variables."""
-    operands = [v.val if isinstance(v, core.Literal) else values[v] for v in equation.invars]
-    with jax.named_scope(str(equation.source_info.name_stack)):
-        if within_loop and equation.primitive.name == "dot_general":
-            results = [_product(equation, *operands)]
-        else:
-            results = bind(equation, operands)
-    values.update(zip(equation.outvars, results, strict=True))
-
-
-def _product(equation: Any, left: Any, right: Any) -> Any:
+def _within_loop(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    if equation.primitive.name != "dot_general":
+        return bind(equation, operands)
+    left, right = operands
     sums, batch = equation.params["dimension_numbers"]
     (result,) = equation.outvars
     if any(batch) or {left.dtype, right.dtype, result.aval.dtype} != {np.dtype(np.float32)}:
-        return bind(equation, [left, right])[0]
-    return small_product(left, right, sums)
+        return bind(equation, operands)
+    return [small_product(left, right, sums)]
 
 
 def find(equations: Sequence[Any], outputs: Sequence[Any], known: Container[Any]) -> Loop | None:

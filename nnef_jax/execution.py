@@ -266,7 +266,8 @@ class Execution:
     @cached_property
     def _sharding(self) -> jax.sharding.Sharding:
         """The place of the parameters."""
-        return jax.device_put(np.float32(0)).sharding
+        with jax.ensure_compile_time_eval():  # also where a function is traced
+            return jax.device_put(np.float32(0)).sharding
 
     def _compile(
         self,

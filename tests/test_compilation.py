@@ -333,3 +333,16 @@ def test_gradients_and_other_devices_take_the_jitted_function(tmp_path: Path) ->
     assert result.devices() == there.devices()
     np.testing.assert_allclose(result, expected(X), rtol=1e-6)
     np.testing.assert_allclose(model(X).hidden, expected(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("autotune", (False, True))
+def test_a_first_call_inside_a_traced_function(tmp_path: Path, autotune: bool) -> None:
+    for _ in range(2):
+        model = net(tmp_path, autotune=autotune)
+        inside = jax.jit(lambda factor, m=model: m(jnp.asarray(X)).hidden * factor)(2.0)
+        np.testing.assert_allclose(inside, 2 * expected(X))
+        x = jnp.asarray(X)
+        model = net(tmp_path, autotune=autotune)
+        inside = jax.jit(lambda factor, m=model, x=x: m(x).hidden * factor)(2.0)
+        np.testing.assert_allclose(inside, 2 * expected(X))
+        np.testing.assert_allclose(model(x).hidden, expected(X))
