@@ -360,6 +360,23 @@ def test_a_loop_computes_nothing_of_parameters() -> None:
     assert_equal(function, *arguments)
 
 
+def test_a_loop_keeps_the_layout_of_its_state() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        def turn(state: Any, x: Any) -> tuple[Any, Any]:
+            a, b = (jax.nn.sigmoid(x + state @ matrix) for matrix in parameters)
+            return a * state + b, a
+
+        return lax.scan(turn, jnp.zeros((8, 24)), inputs[0])
+
+    arguments = [random(24, 24), random(24, 24, seed=1)], [random(5, 8, 24)]
+    jaxpr = jax.make_jaxpr(optimised(function))(*arguments)
+    (loop,) = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
+    body = _equations(loop.params["jaxpr"].jaxpr)
+    gates = [e for e in body if e.primitive.name in ("add", "mul", "logistic")]
+    assert {e.outvars[0].aval.shape for e in gates} == {(8, 24)}
+    assert_equal(function, *arguments)
+
+
 # Batches
 
 
