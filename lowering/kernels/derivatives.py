@@ -26,11 +26,13 @@ def with_tangents(
     """The function of two arrays that has these tangents, each linear in its last operand.
 
     Backward passes run the transposition of the tangents, so these decide how fast they are. With
-    `store`, loops read the result and its change from memory: see `stored`.
+    `store`, loops read the second operand, the result and its change from memory: see `stored`.
     """
     function: Any = jax.custom_jvp(value)
 
     def rule(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+        if store:  # the second is a filter, small, which would be scaled again for each item
+            primals = primals[0], stored(primals[1], primals[1])
         result = function(*primals)
         changes = [
             tangent(*primals, change)
