@@ -30,13 +30,9 @@ class Rule:
     kind: str
     infer: Callable[..., Types]
     lower: Callable[..., Any]
+    parameters: tuple[str, ...]  # their names, as the standard writes them
     wants_context: bool
     not_differentiable: str = ""  # the reason, where it is not
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of its parameters, as the standard writes them."""
-        return _parameter_names(self.lower)
 
 
 class Registry:
@@ -53,13 +49,13 @@ class Registry:
         def register(lower: Callable[..., Any]) -> Callable[..., Any]:
             if kind in self._rules:
                 raise ValueError(f"operation '{kind}' already has a rule")
-            names = _parameter_names(lower)
-            if _parameter_names(infer) != names:
-                raise TypeError(
-                    f"rule of '{kind}': infer takes {_parameter_names(infer)}, lower takes {names}"
-                )
-            wants_context = "ctx" in inspect.signature(lower).parameters
-            self._rules[kind] = Rule(kind, infer, lower, wants_context, not_differentiable)
+            lowered = inspect.signature(lower).parameters
+            names = _standard_names(lowered)
+            inferred = _standard_names(inspect.signature(infer).parameters)
+            if inferred != names:
+                raise TypeError(f"rule of '{kind}': infer takes {inferred}, lower takes {names}")
+            wants_context = "ctx" in lowered
+            self._rules[kind] = Rule(kind, infer, lower, names, wants_context, not_differentiable)
             return lower
 
         return register
@@ -99,6 +95,5 @@ def python_name(name: str) -> str:
     return "lambda_" if name == "lambda" else name
 
 
-def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    names = inspect.signature(function).parameters
-    return tuple(name.removesuffix("_") for name in names if name != "ctx")
+def _standard_names(parameters: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name.removesuffix("_") for name in parameters if name != "ctx")

@@ -15,8 +15,9 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -85,16 +86,21 @@ class CompilationCache:
         path = self._path(key, "xla")
         found = _read(path, device, result)
         if found is not None:
-            return found.run, self._prepared(found, parameters, device)
+            with ThreadPoolExecutor(1) as pool:  # ResNet-50's machine code takes 0.1 s
+                run = pool.submit(found.run)
+                prepared = self._prepared(found, parameters, device)
+            if run.exception() is None:
+                return run.result(), prepared
         made = split()
         compute = jax.jit(lambda values: tuple(made.compute(values))).lower(parameters)
         program = hashlib.sha256("\n".join((*_compiler(), compute.as_text())).encode()).hexdigest()
-        entry = _Entry(made.sources, made.reads, program, cache(compute.compile))
+        run = cache(lambda: made.run.lower(prepared, *inputs).compile())
+        entry = _Entry(made.sources, made.reads, program, cache(compute.compile), run)
         prepared = self._prepared(entry, parameters, device)
-        entry = replace(entry, run=made.run.lower(prepared, *inputs).compile())
+        executable = run()
         with _harmless("what was compiled could not be kept"):
             _write(path, entry)
-        return entry.run, prepared
+        return executable, prepared
 
     def _prepared(
         self, entry: _Entry, parameters: Sequence[jax.Array], device: Device
@@ -134,18 +140,21 @@ def _harmless(message: str) -> Generator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A split, compiled: `compute` when it is asked for. `program` tells what it computes."""
+    """A split, whose halves are compiled when they are asked for.
+
+    `program` tells what the first computes.
+    """
 
     sources: Sequence[int | None]
     reads: Sequence[int]
     program: str
     compute: Callable[[], jax.stages.Compiled]
-    run: Any = None
+    run: Callable[[], jax.stages.Compiled]
 
 
 def _write(path: str, entry: _Entry) -> None:
     # Of each half the executable and the tree of its arguments; these are tuples and lists.
-    halves = [serialize_executable.serialize(half)[:2] for half in (entry.compute(), entry.run)]
+    halves = [serialize_executable.serialize(half())[:2] for half in (entry.compute, entry.run)]
     content = pickle.dumps((entry.sources, entry.reads, entry.program, *halves))
     with files.replacing(path) as file:
         file.write(_MAGIC + hashlib.sha256(content).digest())
@@ -164,8 +173,13 @@ def _read(path: str, device: Device, result: Any) -> _Entry | None:
     try:
         sources, reads, program, compute, run = pickle.loads(content)
         computed = jax.tree.structure((0,) * sources.count(None))
-        load = cache(lambda: _loaded(compute, computed, device))
-        return _Entry(sources, reads, program, load, _loaded(run, result, device))
+        return _Entry(
+            sources,
+            reads,
+            program,
+            cache(lambda: _loaded(compute, computed, device)),
+            lambda: _loaded(run, result, device),
+        )
     except Exception:  # pickle and the runtime raise anything for what is not theirs
         return None
 

@@ -200,7 +200,7 @@ def test_a_change_of_the_sources_is_part_of_the_key(monkeypatch: pytest.MonkeyPa
     assert compilation._program.__wrapped__() != parts
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "foreign", "code"])
 def test_an_entry_that_cannot_be_read_is_made_again(
     tmp_path: Path, traces: Traces, damage: str
 ) -> None:
@@ -208,13 +208,19 @@ def test_an_entry_that_cannot_be_read_is_made_again(
     assert traces.grown()
     (path,) = tmp_path.glob("*.xla")
     content = path.read_bytes()
-    other = pickle.dumps(("not", "an", "entry"))
+    *parts, (_, tree) = pickle.loads(content[len(compilation._MAGIC) + 32 :])
+
+    def entry(*parts: Any) -> bytes:
+        other = pickle.dumps(parts)
+        return compilation._MAGIC + compilation.hashlib.sha256(other).digest() + other
+
     damaged = {
         "cut": content[:-100],
         "flipped": content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
         "empty": b"",
         "text": b"hello",
-        "foreign": compilation._MAGIC + compilation.hashlib.sha256(other).digest() + other,
+        "foreign": entry("not", "an", "entry"),
+        "code": entry(*parts, (b"no machine code", tree)),
     }
     path.write_bytes(damaged[damage])
     np.testing.assert_array_equal(net(tmp_path)(X).hidden, result.hidden)
