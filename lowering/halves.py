@@ -12,6 +12,10 @@ from typing import Any
 
 import jax
 
+# Of what runs once, compiling takes longer: ResNet-50's first half 2.9 s, and then 0.17 to run, in
+# place of 1.7 and 0.3.
+QUICKLY = {"xla_backend_optimization_level": 0}
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -38,7 +42,7 @@ class Split:
         """
         if None not in self.sources:
             return self.prepare(parameters)
-        compute = jax.jit(self.compute).lower(parameters).compile()
+        compute = jax.jit(self.compute, compiler_options=QUICKLY).lower(parameters).compile()
         return assemble(self.sources, parameters, compute(parameters))
 
 
