@@ -29,7 +29,7 @@ from jaxlib.version import __version__ as jaxlib_version
 import lowering
 import nnef_jax
 from lowering.graph import Graph, Operation, Value
-from lowering.halves import QUICKLY, Split, assemble
+from lowering.halves import Split, assemble, quickly
 from nnef_jax.errors import InputError
 from nnef_jax.storage import files
 from nnef_jax.storage.arrays import digest_of, read_arrays, write_arrays
@@ -92,7 +92,7 @@ class CompilationCache:
             if run.exception() is None:
                 return run.result(), prepared
         made = split()
-        compute = jax.jit(lambda values: tuple(made.compute(values)), compiler_options=QUICKLY)
+        compute = jax.jit(lambda values: tuple(made.compute(values)), compiler_options=quickly())
         compute = compute.lower(parameters)
         program = hashlib.sha256("\n".join((*_compiler(), compute.as_text())).encode()).hexdigest()
         run = cache(lambda: made.run.lower(prepared, *inputs).compile())
