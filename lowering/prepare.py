@@ -72,8 +72,8 @@ def split(
     compute_flat = jax.jit(compute_flat) if compiled else compute_flat
     run_flat = _function("run", [*kept, *jaxpr.invars[count:]], outputs, late)
 
-    def compute(values: Sequence[Any]) -> Sequence[Any]:
-        return compute_flat(*values, *closed.consts) if computed else ()
+    def compute(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(compute_flat(*values, *closed.consts)) if computed else ()
 
     def run(prepared: Sequence[Any], values: Sequence[Any], given: Sequence[Any] = ()) -> Any:
         return jax.tree.unflatten(tree, run_flat(*prepared, *given, *values))

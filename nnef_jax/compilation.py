@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from jaxlib.version import __version__ as jaxlib_version
 import lowering
 import nnef_jax
 from lowering.graph import Graph, Operation, Value
-from lowering.halves import Split, assemble, quickly
+from lowering.halves import Split, assemble
 from nnef_jax.errors import InputError
 from nnef_jax.storage import files
 from nnef_jax.storage.arrays import digest_of, read_arrays, write_arrays
@@ -86,22 +86,22 @@ class CompilationCache:
         path = self._path(key, "xla")
         found = _read(path, device, result)
         if found is not None:
-            with ThreadPoolExecutor(1) as pool:  # ResNet-50's machine code takes 0.1 s
-                run = pool.submit(found.run)
-                prepared = self._prepared(found, parameters, device)
-            if run.exception() is None:
-                return run.result(), prepared
+            entry, load = found
+            # Beside the digest of the parameters; each takes ResNet-50 0.1 s.
+            with ThreadPoolExecutor(1) as pool:
+                loading = pool.submit(load)
+                prepared = self._prepared(entry, parameters, device)
+            if loading.exception() is None:
+                return loading.result(), prepared
         made = split()
-        compute = jax.jit(lambda values: tuple(made.compute(values)), compiler_options=quickly())
-        compute = compute.lower(parameters)
+        compute = made.lowered(parameters)
         program = hashlib.sha256("\n".join((*_compiler(), compute.as_text())).encode()).hexdigest()
-        run = cache(lambda: made.run.lower(prepared, *inputs).compile())
-        entry = _Entry(made.sources, made.reads, program, cache(compute.compile), run)
+        entry = _Entry(made.sources, made.reads, program, cache(compute.compile))
         prepared = self._prepared(entry, parameters, device)
-        executable = run()
+        run = made.run.lower(prepared, *inputs).compile()
         with _harmless("what was compiled could not be kept"):
-            _write(path, entry)
-        return executable, prepared
+            _write(path, entry, run)
+        return run, prepared
 
     def _prepared(
         self, entry: _Entry, parameters: Sequence[jax.Array], device: Device
@@ -141,28 +141,30 @@ def _harmless(message: str) -> Generator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A split, whose halves are compiled when they are asked for.
+    """The first half of a split, compiled when it is asked for.
 
-    `program` tells what the first computes.
+    `program` tells what it computes.
     """
 
     sources: Sequence[int | None]
     reads: Sequence[int]
     program: str
     compute: Callable[[], jax.stages.Compiled]
-    run: Callable[[], jax.stages.Compiled]
 
 
-def _write(path: str, entry: _Entry) -> None:
+def _write(path: str, entry: _Entry, run: jax.stages.Compiled) -> None:
     # Of each half the executable and the tree of its arguments; these are tuples and lists.
-    halves = [serialize_executable.serialize(half())[:2] for half in (entry.compute, entry.run)]
+    halves = [serialize_executable.serialize(half)[:2] for half in (entry.compute(), run)]
     content = pickle.dumps((entry.sources, entry.reads, entry.program, *halves))
     with files.replacing(path) as file:
         file.write(_MAGIC + hashlib.sha256(content).digest())
         file.write(content)
 
 
-def _read(path: str, device: Device, result: Any) -> _Entry | None:
+def _read(
+    path: str, device: Device, result: Any
+) -> tuple[_Entry, Callable[[], jax.stages.Compiled]] | None:
+    """The first half, and what loads the second."""
     try:
         with open(path, "rb") as file:
             magic, digest, content = file.read(len(_MAGIC)), file.read(32), file.read()
@@ -174,15 +176,10 @@ def _read(path: str, device: Device, result: Any) -> _Entry | None:
     try:
         sources, reads, program, compute, run = pickle.loads(content)
         computed = jax.tree.structure((0,) * sources.count(None))
-        return _Entry(
-            sources,
-            reads,
-            program,
-            cache(lambda: _loaded(compute, computed, device)),
-            lambda: _loaded(run, result, device),
-        )
-    except Exception:  # pickle and the runtime raise anything for what is not theirs
+    except Exception:  # pickle raises anything for what is not its own
         return None
+    load = cache(partial(_loaded, compute, computed, device))
+    return _Entry(sources, reads, program, load), partial(_loaded, run, result, device)
 
 
 def _loaded(half: tuple[bytes, Any], result: Any, device: Device) -> jax.stages.Compiled:

@@ -60,8 +60,12 @@ def batch_axes(jaxpr: Any, known: Mapping[Any, int]) -> dict[Any, int]:
     uses = Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, core.Literal))
     uses.update(v for v in jaxpr.outvars if not isinstance(v, core.Literal))
     repeated: dict[Any, set[int]] = {}  # what is the same along these axes, and read once
+
+    def axes_of(equation: Any) -> list[int | None]:
+        return [None if isinstance(v, core.Literal) else axes.get(v) for v in equation.invars]
+
     for equation in jaxpr.eqns:
-        given = [None if isinstance(v, core.Literal) else axes.get(v) for v in equation.invars]
+        given = axes_of(equation)
         if all(axis is None for axis in given):
             (result, *_) = equation.outvars
             if equation.primitive.name == "broadcast_in_dim" and uses[result] == 1:
@@ -71,7 +75,7 @@ def batch_axes(jaxpr: Any, known: Mapping[Any, int]) -> dict[Any, int]:
             for axis in set(given) - {None}:
                 same = [v for v in equation.invars if _is_repeated(v, axis, repeated)]
                 axes.update(dict.fromkeys(same, axis))
-            given = [None if isinstance(v, core.Literal) else axes.get(v) for v in equation.invars]
+            given = axes_of(equation)
         rule = _RULES.get(equation.primitive.name)
         axis = None if rule is None else rule(equation, given)
         if axis is None:
