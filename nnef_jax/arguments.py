@@ -19,7 +19,8 @@ from nnef_jax.storage.arrays import aligned
 def bind_inputs(
     network: Network, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, leading: int = 0
 ) -> list[Any]:
-    """The inputs in graph order as jax arrays of the declared dtypes.
+    """The inputs in graph order as arrays of the declared dtypes: those of jax as they are, of
+    others a copy in numpy.
 
     Arrays of another width of the same kind are converted (float64 to float32); another kind is an
     error. `leading` axes (of time) come before the declared shapes.
@@ -30,8 +31,8 @@ def bind_inputs(
     # Most calls give just what is declared; the checks below take as long as a small network.
     if not kwargs and not leading and len(args) == len(inputs):
         pairs = zip(args, inputs, strict=True)
-        if all(isinstance(x, jax.Array) and _is_of(x, value) for x, value in pairs):
-            return list(args)
+        if all(isinstance(x, np.ndarray | jax.Array) and _is_of(x, value) for x, value in pairs):
+            return [_copied(x) if isinstance(x, np.ndarray) else x for x in args]
     names = [value.name for value in inputs]
     if len(args) > len(inputs):
         raise InputError(
@@ -62,7 +63,7 @@ def bind_inputs(
     return arrays
 
 
-def _is_of(array: jax.Array, value: Value) -> bool:
+def _is_of(array: np.ndarray[Any, Any] | jax.Array, value: Value) -> bool:
     return array.shape == value.type.shape and array.dtype == value.type.dtype
 
 
@@ -94,18 +95,21 @@ def _as_input(array: Any, value: Value, leading: int) -> Any:
     return _copied(np.asarray(array, dtype))
 
 
-# Bytes. Smaller arrays take 50 us by `jnp.array` in place of 100, larger ones up to seven times as
-# long (32 MB 44 ms in place of 6), and the first one 0.1 s, in which it compiles the copy.
+# Bytes from which a device takes an aligned array faster than it copies another.
 _LARGE = 64 << 10
 
 
-def _copied(array: np.ndarray[Any, Any]) -> jax.Array:
-    """On the device, apart from the caller's array, which may change while it is read."""
+def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Apart from the caller's array, which may change while it is read.
+
+    What is compiled takes it as it is: by `jnp.array` a call of a network that takes 25 us would
+    take 100, and the first one 0.1 s more, in which that compiles the copy.
+    """
     if array.nbytes < _LARGE:
-        return jnp.array(array)
+        return array.copy()
     copy = aligned(array.shape, array.dtype)
     copy[...] = array
-    return jax.device_put(copy)
+    return copy
 
 
 def _from_python(array: Any, value: Value, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

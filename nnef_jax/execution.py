@@ -157,6 +157,7 @@ class Execution:
         inputs: Sequence[Any],
         in_chunks: bool = False,
     ) -> Any:
+        inputs = [jnp.asarray(x) for x in inputs]
         # What is exported for any shape is for any platform.
         symbolic = any(is_symbolic(extent) for x in inputs for extent in x.shape)
         if symbolic or not self._is_optimised:
@@ -165,7 +166,7 @@ class Execution:
 
         state = {s.label: state[s.label] for s in self.graph.states}
         optimal = optimised(lambda known, free: function(known, *free), in_chunks=in_chunks)
-        return optimal(params, (state, list(inputs)))
+        return optimal(params, (state, inputs))
 
     @property
     def _is_optimised(self) -> bool:
@@ -219,7 +220,7 @@ class Execution:
         except (AttributeError, TypeError):  # no arrays of jax
             return None
 
-    def call(self, inputs: list[jax.Array]) -> Any:
+    def call(self, inputs: list[Any]) -> Any:
         """`outputs` on the network's own parameters."""
         if any(isinstance(x, Tracer) for x in inputs):
             return self.outputs(self.parameters, inputs)
@@ -235,10 +236,11 @@ class Execution:
                 return self._optimised(self._cycle, variables, variables, inputs, chunks)[0]
 
             executable = self._compile(key, variables, flat, inputs)
-        self._known[_types(inputs)] = executable
+        if all(isinstance(x, jax.Array) for x in inputs):
+            self._known[_types(inputs)] = executable
         return executable(inputs)
 
-    def recur(self, kind: str, state: Arrays, inputs: list[jax.Array]) -> Any:
+    def recur(self, kind: str, state: Arrays, inputs: list[Any]) -> Any:
         """`cycle` or `scan` on the network's own parameters."""
         function = {"cycle": self.cycle, "scan": self.scan}[kind]
         arrays = [*state.values(), *inputs]
@@ -256,10 +258,12 @@ class Execution:
             executable = self._compile(key, self.parameters, flat, arrays)
         return executable(arrays)
 
-    def _key(self, kind: str, arrays: Sequence[jax.Array]) -> _Key:
+    def _key(self, kind: str, arrays: Sequence[Any]) -> _Key:
         """What an executable is found by."""
         shapes = tuple(x.shape for x in arrays)
-        if self._compilation.cache is None or any(x.sharding != self._sharding for x in arrays):
+        if self._compilation.cache is None or any(
+            isinstance(x, jax.Array) and x.sharding != self._sharding for x in arrays
+        ):
             return _Key(kind, shapes)
         return _Key(kind, shapes, tuple(x.dtype for x in arrays))
 
@@ -274,7 +278,7 @@ class Execution:
         key: _Key,
         variables: Mapping[str, jax.Array],
         function: Callable[[Arrays, Sequence[Any]], Any],
-        arrays: Sequence[jax.Array],
+        arrays: Sequence[Any],
     ) -> Executable:
         labels = list(variables)
         values = list(variables.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,30 @@ def test_inputs_are_not_aliased(net: nnef_jax.Model, x: np.ndarray) -> None:
     outputs = net(mine)
     mine[:] = 0
     np.testing.assert_array_equal(outputs.y, net(x).y)
+
+
+ALIASING = """
+import numpy as np
+import nnef_jax
+from nnef_jax.storage.arrays import aligned
+from tests.helpers import model_of
+
+model = model_of(
+    "version 1.0; graph g( x ) -> ( y ) { x = external(shape=[64,65536]); y = sqr(sin(x)); }"
+)
+x = aligned((64, 65536), np.dtype(np.float32))
+for _ in range(6):
+    x[:] = 1
+    y = model(x)
+    x[:] = 0
+    np.testing.assert_allclose(y, np.sin(1) ** 2, rtol=1e-6)
+"""
+
+
+def test_large_inputs_are_not_aliased() -> None:
+    """Not even one at an address that a device takes as it is, while it computes."""
+    root = Path(__file__).resolve().parents[1]
+    subprocess.run([sys.executable, "-c", ALIASING], check=True, cwd=root)
 
 
 def test_progress_of_reading() -> None:
