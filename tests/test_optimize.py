@@ -390,11 +390,37 @@ def separable(parameters: list[Any], inputs: list[Any]) -> Any:
 def test_a_large_batch_goes_through_in_chunks() -> None:
     parameters, inputs = [random(64, 3, 3, 3), random(64, 5)], [random(6, 3, 200, 200)]
     chunked = optimised(separable, in_chunks=True)
-    (loop,) = [
-        e for e in jax.make_jaxpr(chunked)(parameters, inputs).eqns if e.primitive.name == "scan"
-    ]
-    assert loop.params["length"] in (3, 6)
+    assert _lengths(chunked, parameters, inputs)[0] in (3, 6)
     wanted, got = jax.jit(separable)(parameters, inputs), jax.jit(chunked)(parameters, inputs)
+    jax.tree.map(assert_close, wanted, got)
+
+
+def _lengths(function: Callable[..., Any], *arguments: Any) -> list[int]:
+    """The lengths of the loops of a function."""
+    equations = jax.make_jaxpr(function)(*arguments).eqns
+    return [e.params["length"] for e in equations if e.primitive.name == "scan"]
+
+
+@pytest.mark.parametrize("axis", (0, 1), ids=("first", "second"))
+def test_later_layers_take_more_items_at_a_time(axis: int) -> None:
+    """What one stage hands on is in its own layout, with the batch along any axis."""
+
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        wide, narrow, deep = parameters
+        x = jnp.moveaxis(jax.nn.relu(conv(inputs[0], wide)), 0, axis)
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 8, 8), (1, 1, 8, 8), "VALID")
+        branch = jnp.mean(x, (2, 3))
+        for matrix in (narrow, deep, deep, deep):
+            x = jnp.moveaxis(conv(jnp.moveaxis(x, axis, 0), matrix), 0, axis)
+            x = jax.nn.relu(x) * 2.0 + branch[:, :, None, None]
+        return x, branch, deep * 2.0, jnp.float32(1)
+
+    parameters = [random(16, 3, 3, 3), random(16, 16, 3, 3), random(16, 16, 3, 3, seed=1)]
+    arguments = parameters, [random(8, 3, 258, 258)]
+    chunked = optimised(function, in_chunks=True)
+    lengths = _lengths(chunked, *arguments)
+    assert len(lengths) >= 1 and sorted(lengths, reverse=True) == lengths and lengths[0] > 1
+    wanted, got = function(*arguments), jax.jit(chunked)(*arguments)
     jax.tree.map(assert_close, wanted, got)
 
 

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from lowering.equations import bind, evaluate, inlined
+from lowering.equations import bind, inlined, place
 from lowering.optimize import chunks
 from lowering.optimize.dots import products, siblings
 from lowering.optimize.layout import RULES
 from lowering.optimize.products import Product, merged, product
-from lowering.optimize.view import View, plain, tensor
+from lowering.optimize.view import View, plain, tensor, whole
 from lowering.prepare import split
 
 Operand = View | Product
@@ -52,33 +52,83 @@ def _in_chunks(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[A
     if not chunks.can_be_chunked(free):
         return None
     flat = inlined(closed)
+    inputs = flat.jaxpr.invars[len(known) :]
     try:
-        axes = chunks.batch_axes(flat.jaxpr, dict.fromkeys(flat.jaxpr.invars[len(known) :], 0))
+        axes = chunks.batch_axes(flat.jaxpr, dict.fromkeys(inputs, 0))
     except chunks.NotSeparableError:
         return None
     batch = len(free[0])
-    size = chunks.chunk_size(flat.jaxpr, axes, batch)
-    if size == batch:
+    stages = chunks.stages(flat.jaxpr, inputs, axes, batch)
+    if all(stage.size == batch for stage in stages):
         return None
+    given = dict(zip(flat.jaxpr.constvars, flat.consts, strict=True))
+    given.update(zip(flat.jaxpr.invars, known, strict=False))
+    values = {v: plain(x, False) for v, x in zip(inputs, free, strict=True)}
+    for stage in stages:
+        views = [values[v] for v in stage.reads]
+        results = _stage(stage, axes, batch, given, views)
+        values.update(zip(stage.results, results, strict=True))
+    return [v.val if isinstance(v, core.Literal) else tensor(values[v]) for v in flat.jaxpr.outvars]
 
-    def part(known: Any, free: Sequence[Any]) -> list[Any]:
-        change = chunks.resized(axes, size)
-        return evaluate(flat.jaxpr, flat.consts, [*known, *free], change)
 
-    parts = [x.reshape(-1, size, *x.shape[1:]) for x in free]
-    shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts]
-    halves = split(optimised(part), known, shapes, compiled=False)
+def _stage(
+    stage: chunks.Stage, axes: chunks.Axes, batch: int, given: dict[Any, Any], views: list[View]
+) -> list[View]:
+    """The results of a stage, from what is given of parameters and what it reads."""
+    change = chunks.resized(axes, stage.size)
+    results: list[View] = []  # of one run, which tell in which layouts it hands them on
+
+    def part(known: Sequence[Any], items: Sequence[Any]) -> list[Any]:
+        values = dict(zip(given, known, strict=True)) | dict(zip(stage.reads, items, strict=True))
+        for equation in stage.equations:
+            place(change(equation), values)
+        return [values[v] for v in stage.results]
+
+    def run(known: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        pairs = list(zip(views, arrays, [axes[v] for v in stage.reads], strict=True))
+        shapes = [
+            jax.ShapeDtypeStruct(
+                (*view.shape[:axis], stage.size, *view.shape[axis + 1 :]), array.dtype
+            )
+            for view, array, axis in pairs
+        ]
+        traced = jax.make_jaxpr(part)(known, shapes)
+        items = [
+            View(array, view.order, shape.shape, False)
+            for (view, array, _), shape in zip(pairs, shapes, strict=True)
+        ]
+        results[:] = _evaluate(
+            traced.jaxpr, traced.consts, [*(plain(x, True) for x in known), *items]
+        )
+        return [whole(view) for view in results]
+
+    known = list(given.values())
+    if stage.size == batch:
+        run(known, [view.array for view in views])
+        return results
+    positions = [view.position(axes[v]) for v, view in zip(stage.reads, views, strict=True)]
+    parts = [
+        _parts(whole(view), position, stage.size)
+        for view, position in zip(views, positions, strict=True)
+    ]
+    halves = split(
+        run, known, [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts], compiled=False
+    )
     prepared = halves.prepare(known)
-    results = jax.lax.map(lambda items: halves.run(prepared, items), parts)
-    joined: list[Any] = []
-    for variable, x in zip(flat.jaxpr.outvars, results, strict=True):
-        axis = None if isinstance(variable, core.Literal) else axes.get(variable)
-        if axis is None:  # the same in every part
-            joined.append(x[0])
-        else:
-            x = jnp.moveaxis(x, 0, axis)
-            joined.append(x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+    arrays = jax.lax.map(lambda items: halves.run(prepared, items), parts)
+    joined: list[View] = []
+    for variable, view, x in zip(stage.results, results, arrays, strict=True):
+        axis = view.position(axes[variable])
+        x = jnp.moveaxis(x, 0, axis)
+        x = x.reshape(*x.shape[:axis], batch, *x.shape[axis + 2 :])
+        joined.append(View(x, view.order, tuple(variable.aval.shape), False))
     return joined
+
+
+def _parts(array: Any, axis: int, size: int) -> Any:
+    """An array in parts of so many items along an axis, along a new first one."""
+    shape = array.shape
+    return jnp.moveaxis(array.reshape(*shape[:axis], -1, size, *shape[axis + 1 :]), axis, 0)
 
 
 def _evaluate(
@@ -99,7 +149,7 @@ def _evaluate(
             return plain(np.asarray(variable.val, aval.dtype), True)
         return values[variable]
 
-    def place(equation: Any) -> None:
+    def compute(equation: Any) -> None:
         with jax.named_scope(str(equation.source_info.name_stack)):
             results = _apply(equation, [read(v) for v in equation.invars], in_loop)
         for variable, result in zip(equation.outvars, results, strict=True):
@@ -112,7 +162,7 @@ def _evaluate(
     known = {variable for variable, view in values.items() if view.known}
     for equation in jaxpr.eqns:
         if all(isinstance(v, core.Literal) or v in known for v in equation.invars):
-            place(equation)
+            compute(equation)
             known.update(equation.outvars)
         else:
             later.append(equation)
@@ -122,7 +172,7 @@ def _evaluate(
             continue
         group = groups.get(id(equation))
         if group is None:
-            place(equation)
+            compute(equation)
             continue
         with jax.named_scope(str(equation.source_info.name_stack)):
             input = _computed(read(equation.invars[0]))
