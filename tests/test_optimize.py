@@ -106,6 +106,14 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
     ),
     "tiled": ((2, 3), Window((1, 1), ((1, 1), (2, 2)), (2, 3), (1, 1), 1, None, None), 6, 4),
     "tiled_cut": ((2, 3), Window((1, 1), ((0, 1), (2, 0)), (2, 3), (1, 1), 1, None, None), 6, 4),
+    "summed": ((3, 3), Window((2, 1), ((1, 2), (0, 1)), (1, 1), (1, 2), 1, None, None), 3, 7),
+    "summed_cut": ((5,), Window((1,), ((-1, 2),), (1,), (1,), 1, None, None), 6, 1),
+    "summed_3d": (
+        (3, 2, 1),
+        Window((1, 2, 1), ((1, 1), (1, 0), (0, 0)), (1,) * 3, (1, 1, 2), 1, None, None),
+        1,
+        6,
+    ),
     "winograd": ((3, 3), Window((1, 1), ((1, 1), (1, 0)), (1, 1), (1, 1), 1, None, None), 48, 50),
     "winograd_cut": (
         (3, 3),
@@ -236,7 +244,8 @@ def test_what_follows_a_convolution(name: str) -> None:
     def function(parameters: list[Any], inputs: list[Any]) -> Any:
         return AFTER[name](conv(inputs[0], parameters[0]))
 
-    assert_equal(function, [random(6, 3, 3, 3)], [random(2, 3, 7, 8, seed=2)])
+    # Results of the convolution around 1: the sine of larger ones magnifies errors.
+    assert_equal(function, [random(6, 3, 3, 3) / np.sqrt(27)], [random(2, 3, 7, 8, seed=2)])
 
 
 def test_a_stretch_of_convolutions_is_transposed_at_its_borders_alone() -> None:

@@ -5,6 +5,7 @@ XLA's own kernel is the general one. Others are faster for the windows that netw
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax import Array, lax
 
 from lowering.kernels.conv_window import Window, cells, padded
 from lowering.kernels.depthwise import depthwise
-from lowering.kernels.derivatives import sums_of_channels, transposition, with_tangents
+from lowering.kernels.derivatives import stored, sums_of_channels, transposition, with_tangents
 from lowering.kernels.products import product
 from lowering.kernels.winograd import winograd
 
@@ -32,6 +33,8 @@ def convolution(x: Array, filter: Array, window: Window) -> Array:
         return grouped(x, filter, window)
     if is_winograd(x, filter, window):
         return by_winograd(x, filter, window)
+    if is_summed(x, filter, window):
+        return summed(x, filter, window)
     return direct(x, filter, window)
 
 
@@ -87,6 +90,41 @@ def by_winograd(x: Array, filter: Array, window: Window) -> Array:
 
     def value(x: Array, filter: Array) -> Array:
         return winograd(padded(x, window), filter, window.precision)
+
+    return with_tangents(
+        value,
+        lambda _, filter, change: direct(change, filter, window),
+        lambda x, _, change: direct(x, change, window),
+    )(x, filter)
+
+
+# Terms of a sum, which is one loop. 3x3 windows of 3 channels, to 32 of them, on 256x256 positions
+# take 3.3 ms in place of 5.4, 5x5 windows of one channel on 224x224 1.7 in place of 4.6; windows of
+# 72 items take longer.
+_TERMS = 32
+
+
+def is_summed(x: Array, filter: Array, window: Window) -> bool:
+    """Whether the window covers few items, as the first one of a network does."""
+    return (
+        math.prod(filter.shape[:-1]) <= _TERMS
+        and x.dtype == jnp.float32
+        and window.accumulator in (None, jnp.float32)
+    )
+
+
+def summed(x: Array, filter: Array, window: Window) -> Array:
+    """A sum of shifted channels times what the filter has for each, with XLA's own derivatives."""
+    *size, depth, count = filter.shape
+
+    def value(x: Array, filter: Array) -> Array:
+        terms = [
+            part[..., i : i + 1] * filter[(*cell, i)].reshape(*(1,) * len(size), 1, count)
+            for cell, part in cells(x, size, window)
+            for i in range(depth)
+        ]
+        total = functools.reduce(lax.add, terms)
+        return stored(total, total)
 
     return with_tangents(
         value,
