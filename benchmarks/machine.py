@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.engines import cores
 
+_KIND = (("family", "cpu family"), ("model", "model"))
 _PACKAGES = ("nnef_jax", "jax", "jaxlib", "numpy", "onnxruntime", "openvino", "tract", "torch")
 
 
@@ -28,12 +29,14 @@ def description() -> dict[str, Any]:
 
 
 def _processor() -> str:
+    """Its name, and the numbers that tell its kind where the name does not."""
     information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+    if not information.exists():
+        return platform.processor()
+    pairs = [line.partition(":")[::2] for line in information.read_text().splitlines()]
+    first = {name.strip(): value.strip() for name, value in reversed(pairs)}
+    kind = [f"{label} {first[key]}" for label, key in _KIND if key in first]
+    return ", ".join((first.get("model name", platform.processor()), *kind))
 
 
 def _version(package: str) -> str | None:
