@@ -433,6 +433,26 @@ def test_later_layers_take_more_items_at_a_time(axis: int) -> None:
     jax.tree.map(assert_close, wanted, got)
 
 
+def test_stages_of_a_very_large_batch_hand_on_a_part_of_it() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        first, second, matrix = parameters
+        x = jax.nn.relu(conv(inputs[0], first))
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 8, 8), (1, 1, 8, 8), "VALID")
+        for _ in range(6):
+            x = jax.nn.relu(conv(x, second)) + x
+        return jnp.mean(x, (2, 3)) @ matrix, x[:, :, 0, 0], matrix * 2.0
+
+    parameters = [random(40, 3, 3, 3), random(40, 40, 3, 3) / 20, random(40, 4)]
+    arguments = parameters, [random(64, 3, 128, 128)]
+    chunked = optimised(function, in_chunks=True)
+    (outer,) = (e for e in jax.make_jaxpr(chunked)(*arguments).eqns if e.primitive.name == "scan")
+    body = _equations(outer.params["jaxpr"].jaxpr)
+    inner = [e.params["length"] for e in body if e.primitive.name == "scan"]
+    assert inner and all(1 < n * outer.params["length"] <= 64 for n in inner)
+    wanted, got = function(*arguments), jax.jit(chunked)(*arguments)
+    jax.tree.map(assert_close, wanted, got)
+
+
 def test_what_is_the_same_for_all_items_is_as_large_as_a_chunk() -> None:
     def function(parameters: list[Any], inputs: list[Any]) -> Any:
         x = conv(inputs[0], parameters[0])

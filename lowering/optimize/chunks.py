@@ -84,6 +84,17 @@ def stages(jaxpr: Any, inputs: Sequence[Any], axes: Axes, batch: int) -> list[St
     return [*found, Stage(batch, _makers_of(same, makers, jaxpr), [], same)] if same else found
 
 
+def united(stages: Sequence[Stage], outputs: Sequence[Any]) -> Stage:
+    """Stages, from the first one, as a single one of as many items as the last of them takes."""
+    equations = {id(e): e for stage in stages for e in stage.equations}.values()
+    made = {v for e in equations for v in e.outvars}
+    reads = [v for v in _unique(v for stage in stages for v in stage.reads) if v not in made]
+    results = {v for stage in stages for v in stage.results}
+    return Stage(
+        stages[-1].size, list(equations), reads, [v for v in _unique(outputs) if v in results]
+    )
+
+
 def _groups(equations: Sequence[Any], axes: Axes, batch: int) -> list[tuple[int, Sequence[Any]]]:
     """Neighbouring equations with the number of items that they are computed for at a time."""
     sizes = [n for n in range(1, batch + 1) if batch % n == 0]

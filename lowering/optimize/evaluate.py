@@ -61,20 +61,33 @@ def _in_chunks(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[A
     stages = chunks.stages(flat.jaxpr, inputs, axes, batch)
     if all(stage.size == batch for stage in stages):
         return None
+    # What stages hand on is in memory for as many items as the last of them takes at a time.
+    own = [stage for stage in stages if stage.reads]
+    nested = len(own) > 1 and own[-1].size < batch
+    if nested:
+        stages = [chunks.united(own, flat.jaxpr.outvars), *stages[len(own) :]]
     given = dict(zip(flat.jaxpr.constvars, flat.consts, strict=True))
     given.update(zip(flat.jaxpr.invars, known, strict=False))
     values = {v: plain(x, False) for v, x in zip(inputs, free, strict=True)}
     for stage in stages:
         views = [values[v] for v in stage.reads]
-        results = _stage(stage, axes, batch, given, views)
+        results = _stage(stage, axes, batch, given, views, nested and bool(stage.reads))
         values.update(zip(stage.results, results, strict=True))
     return [v.val if isinstance(v, core.Literal) else tensor(values[v]) for v in flat.jaxpr.outvars]
 
 
 def _stage(
-    stage: chunks.Stage, axes: chunks.Axes, batch: int, given: dict[Any, Any], views: list[View]
+    stage: chunks.Stage,
+    axes: chunks.Axes,
+    batch: int,
+    given: dict[Any, Any],
+    views: list[View],
+    nested: bool,
 ) -> list[View]:
-    """The results of a stage, from what is given of parameters and what it reads."""
+    """The results of a stage, from what is given of parameters and what it reads.
+
+    A `nested` one has stages within.
+    """
     change = chunks.resized(axes, stage.size)
     results: list[View] = []  # of one run, which tell in which layouts it hands them on
 
@@ -93,6 +106,10 @@ def _stage(
             for view, array, axis in pairs
         ]
         traced = jax.make_jaxpr(part)(known, shapes)
+        parts = _in_chunks(traced, known, arrays) if nested else None
+        if parts is not None:
+            results[:] = [plain(x, False) for x in parts]
+            return parts
         items = [
             View(array, view.order, shape.shape, False)
             for (view, array, _), shape in zip(pairs, shapes, strict=True)
