@@ -238,7 +238,6 @@ def test_inputs_are_not_aliased(net: nnef_jax.Model, x: np.ndarray) -> None:
 
 ALIASING = """
 import numpy as np
-import nnef_jax
 from nnef_jax.storage.arrays import aligned
 from tests.helpers import model_of
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -91,11 +92,17 @@ def by_winograd(x: Array, filter: Array, window: Window) -> Array:
     def value(x: Array, filter: Array) -> Array:
         return winograd(padded(x, window), filter, window.precision)
 
+    return _with_tangents_of_direct(value, window)(x, filter)
+
+
+def _with_tangents_of_direct(
+    value: Callable[[Array, Array], Array], window: Window
+) -> Callable[[Array, Array], Array]:
     return with_tangents(
         value,
         lambda _, filter, change: direct(change, filter, window),
         lambda x, _, change: direct(x, change, window),
-    )(x, filter)
+    )
 
 
 # Terms of a sum, which is one loop. 3x3 windows of 3 channels, to 32 of them, on 256x256 positions
@@ -126,11 +133,7 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
         total = functools.reduce(lax.add, terms)
         return stored(total, total)
 
-    return with_tangents(
-        value,
-        lambda _, filter, change: direct(change, filter, window),
-        lambda x, _, change: direct(x, change, window),
-    )(x, filter)
+    return _with_tangents_of_direct(value, window)(x, filter)
 
 
 def with_bias(x: Array, bias: Array) -> Array:

@@ -53,7 +53,7 @@ class Stage:
     size: int
     equations: Sequence[Any]
     reads: Sequence[Any]  # variables of the inputs and of stages before
-    results: Sequence[Any]  # variables that later stages and the results of the function are
+    results: Sequence[Any]  # variables that later stages read or the function returns
 
 
 def stages(jaxpr: Any, inputs: Sequence[Any], axes: Axes, batch: int) -> list[Stage]:
@@ -100,11 +100,11 @@ def _groups(equations: Sequence[Any], axes: Axes, batch: int) -> list[tuple[int,
     sizes = [n for n in range(1, batch + 1) if batch % n == 0]
     traffic = [_traffic(equation, axes) for equation in equations]
 
-    def most(bytes: int, limit: int) -> int:
-        return max((n for n in sizes if n * bytes <= limit * batch), default=1)
+    def most(volume: int, limit: int) -> int:
+        return max((n for n in sizes if n * volume <= limit * batch), default=1)
 
     least = most(max(traffic, default=0), _MEMORY)
-    allowed = [max(least, most(bytes, _LIGHT)) for bytes in traffic]
+    allowed = [max(least, most(volume, _LIGHT)) for volume in traffic]
     allowed = list(itertools.accumulate(reversed(allowed), min))[::-1]
     groups: list[tuple[int, Sequence[Any]]] = []
     start = 0
