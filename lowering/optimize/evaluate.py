@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from lowering.equations import bind, inlined, place
+from lowering.equations import bind
 from lowering.optimize import chunks
 from lowering.optimize.dots import products, siblings
 from lowering.optimize.layout import RULES
 from lowering.optimize.products import Product, merged, product
-from lowering.optimize.view import View, plain, tensor, whole
+from lowering.optimize.view import View, plain, tensor
 from lowering.prepare import split
 
 Operand = View | Product
@@ -38,114 +37,13 @@ def optimised(
     def run(parameters: Any, inputs: Sequence[Any]) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
         known, free = jax.tree.leaves(parameters), jax.tree.leaves(inputs)
-        results = _in_chunks(closed, known, free) if in_chunks else None
+        results = chunks.in_chunks(closed, known, free, _evaluate) if in_chunks else None
         if results is None:
             views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
             results = [tensor(v) for v in _evaluate(closed.jaxpr, closed.consts, views)]
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return run
-
-
-def _in_chunks(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[Any] | None:
-    """The results, a few items of the batch after the other; None where all at once is better."""
-    if not chunks.can_be_chunked(free):
-        return None
-    flat = inlined(closed)
-    inputs = flat.jaxpr.invars[len(known) :]
-    try:
-        axes = chunks.batch_axes(flat.jaxpr, dict.fromkeys(inputs, 0))
-    except chunks.NotSeparableError:
-        return None
-    batch = len(free[0])
-    stages = chunks.stages(flat.jaxpr, inputs, axes, batch)
-    if all(stage.size == batch for stage in stages):
-        return None
-    # What stages hand on is in memory for as many items as the last of them takes at a time.
-    own = [stage for stage in stages if stage.reads]
-    nested = len(own) > 1 and own[-1].size < batch
-    if nested:
-        stages = [chunks.united(own, flat.jaxpr.outvars), *stages[len(own) :]]
-    given = dict(zip(flat.jaxpr.constvars, flat.consts, strict=True))
-    given.update(zip(flat.jaxpr.invars, known, strict=False))
-    values = {v: plain(x, False) for v, x in zip(inputs, free, strict=True)}
-    for stage in stages:
-        views = [values[v] for v in stage.reads]
-        results = _stage(stage, axes, batch, given, views, nested and bool(stage.reads))
-        values.update(zip(stage.results, results, strict=True))
-    return [v.val if isinstance(v, core.Literal) else tensor(values[v]) for v in flat.jaxpr.outvars]
-
-
-def _stage(
-    stage: chunks.Stage,
-    axes: chunks.Axes,
-    batch: int,
-    given: dict[Any, Any],
-    views: list[View],
-    nested: bool,
-) -> list[View]:
-    """The results of a stage, from what is given of parameters and what it reads.
-
-    A `nested` one has stages within.
-    """
-    change = chunks.resized(axes, stage.size)
-    results: list[View] = []  # of one run, which tell in which layouts it hands them on
-
-    def part(known: Sequence[Any], items: Sequence[Any]) -> list[Any]:
-        values = dict(zip(given, known, strict=True)) | dict(zip(stage.reads, items, strict=True))
-        for equation in stage.equations:
-            place(change(equation), values)
-        return [values[v] for v in stage.results]
-
-    def run(known: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-        pairs = list(zip(views, arrays, [axes[v] for v in stage.reads], strict=True))
-        shapes = [
-            jax.ShapeDtypeStruct(
-                (*view.shape[:axis], stage.size, *view.shape[axis + 1 :]), array.dtype
-            )
-            for view, array, axis in pairs
-        ]
-        traced = jax.make_jaxpr(part)(known, shapes)
-        parts = _in_chunks(traced, known, arrays) if nested else None
-        if parts is not None:
-            results[:] = [plain(x, False) for x in parts]
-            return parts
-        items = [
-            View(array, view.order, shape.shape, False)
-            for (view, array, _), shape in zip(pairs, shapes, strict=True)
-        ]
-        results[:] = _evaluate(
-            traced.jaxpr, traced.consts, [*(plain(x, True) for x in known), *items]
-        )
-        return [whole(view) for view in results]
-
-    known = list(given.values())
-    if stage.size == batch:
-        run(known, [view.array for view in views])
-        return results
-    positions = [view.position(axes[v]) for v, view in zip(stage.reads, views, strict=True)]
-    parts = [
-        _parts(whole(view), position, stage.size)
-        for view, position in zip(views, positions, strict=True)
-    ]
-    halves = split(
-        run, known, [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts], compiled=False
-    )
-    prepared = halves.prepare(known)
-    arrays = jax.lax.map(lambda items: halves.run(prepared, items), parts)
-    joined: list[View] = []
-    for variable, view, x in zip(stage.results, results, arrays, strict=True):
-        axis = view.position(axes[variable])
-        x = jnp.moveaxis(x, 0, axis)
-        x = x.reshape(*x.shape[:axis], batch, *x.shape[axis + 2 :])
-        joined.append(View(x, view.order, tuple(variable.aval.shape), False))
-    return joined
-
-
-def _parts(array: Any, axis: int, size: int) -> Any:
-    """An array in parts of so many items along an axis, along a new first one."""
-    shape = array.shape
-    return jnp.moveaxis(array.reshape(*shape[:axis], -1, size, *shape[axis + 1 :]), axis, 0)
 
 
 def _evaluate(

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 Order = tuple[int, ...]
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("array",),
+    meta_fields=("order", "shape", "known"),
+)
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
     """A tensor of some shape, held as an array of another layout.
 
     Axis j of the array is axis `order[j]` of the tensor. Where the array has the extent 1 and the
     tensor another, all items along the axis are equal. `known` tells that the tensor depends on
-    parameters alone.
+    parameters alone. Functions of jax take it as a pytree of the array.
     """
 
     array: Any

@@ -1,0 +1,217 @@
+"""Which axis of each variable holds the items of a batch, and equations for fewer of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.extend import core
+
+from lowering.optimize.layout import ELEMENTWISE, reshaped_runs
+
+Axes = Mapping[Any, int]
+Rule = Callable[[Any, list[int | None]], int | None]
+
+
+class NotSeparableError(Exception):
+    """Items of the batch may depend on one another."""
+
+
+def batch_axes(jaxpr: Any, known: Mapping[Any, int]) -> dict[Any, int]:
+    """The axis of the batch's items of each variable that depends on them.
+
+    Raises NotSeparableError unless each item of a result depends on one item of the inputs.
+    """
+    axes = dict(known)
+    uses = Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, core.Literal))
+    uses.update(v for v in jaxpr.outvars if not isinstance(v, core.Literal))
+    repeated: dict[Any, set[int]] = {}  # what is the same along these axes, and read once
+
+    def axes_of(equation: Any) -> list[int | None]:
+        return [None if isinstance(v, core.Literal) else axes.get(v) for v in equation.invars]
+
+    for equation in jaxpr.eqns:
+        given = axes_of(equation)
+        if all(axis is None for axis in given):
+            (result, *_) = equation.outvars
+            if equation.primitive.name == "broadcast_in_dim" and uses[result] == 1:
+                repeated[result] = _new_axes(equation)
+            continue
+        if equation.primitive.name in (*ELEMENTWISE, "concatenate"):
+            for axis in set(given) - {None}:
+                same = [v for v in equation.invars if _is_repeated(v, axis, repeated)]
+                axes.update(dict.fromkeys(same, axis))
+            given = axes_of(equation)
+        rule = _RULES.get(equation.primitive.name)
+        axis = None if rule is None else rule(equation, given)
+        if axis is None:
+            raise NotSeparableError
+        axes.update((variable, axis) for variable in equation.outvars)
+    return axes
+
+
+def _new_axes(equation: Any) -> set[int]:
+    """The axes along which a broadcast repeats its operand."""
+    operand, *_ = equation.invars
+    extents = dict(zip(equation.params["broadcast_dimensions"], operand.aval.shape, strict=True))
+    shape = equation.params["shape"]
+    return {axis for axis, n in enumerate(shape) if extents.get(axis, 1) != n}
+
+
+def _is_repeated(variable: Any, axis: int | None, repeated: Mapping[Any, set[int]]) -> bool:
+    return not isinstance(variable, core.Literal) and axis in repeated.get(variable, ())
+
+
+def _elementwise(equation: Any, given: list[int | None]) -> int | None:
+    found = {axis for axis in given if axis is not None}
+    if len(found) != 1:
+        return None
+    (axis,) = found
+    rank = len(equation.outvars[0].aval.shape)
+    for variable, own in zip(equation.invars, given, strict=True):
+        shape = variable.aval.shape
+        if own is None and shape and (len(shape) != rank or shape[axis] != 1):
+            return None
+    return axis
+
+
+def _transpose(equation: Any, given: list[int | None]) -> int | None:
+    return equation.params["permutation"].index(given[0])
+
+
+def _broadcast_in_dim(equation: Any, given: list[int | None]) -> int | None:
+    (variable, *_), (axis, *_) = equation.invars, given
+    target = None if axis is None else equation.params["broadcast_dimensions"][axis]
+    same = target is not None and equation.params["shape"][target] == variable.aval.shape[axis]
+    return target if same else None
+
+
+def _squeeze(equation: Any, given: list[int | None]) -> int | None:
+    return _without(given[0], equation.params["dimensions"])
+
+
+def _reduction(equation: Any, given: list[int | None]) -> int | None:
+    return _without(given[0], equation.params["axes"]) if len(given) == 1 else None
+
+
+def _without(axis: int | None, removed: Sequence[int]) -> int | None:
+    if axis is None or axis in removed:
+        return None
+    return axis - sum(other < axis for other in removed)
+
+
+def _reshape(equation: Any, given: list[int | None]) -> int | None:
+    if len(given) != 1 or equation.params["dimensions"] is not None:
+        return None
+    runs = reshaped_runs(equation.invars[0].aval.shape, equation.params["new_sizes"]) or []
+    return next((new[0] for old, new in runs if old == (given[0],) and len(new) == 1), None)
+
+
+def _beside(name: str) -> Rule:
+    """Of a primitive that works along one other axis, a parameter of it."""
+
+    def rule(equation: Any, given: list[int | None]) -> int | None:
+        found = set(given)
+        if len(found) != 1 or equation.params[name] in found:
+            return None
+        return given[0]
+
+    return rule
+
+
+def _untouched(*trivial: tuple[str, Any]) -> Rule:
+    """Of a primitive with parameters for each axis, which are trivial along that of the batch."""
+
+    def rule(equation: Any, given: list[int | None]) -> int | None:
+        axis = given[0]
+        if axis is None:
+            return None
+        params = equation.params
+        plain = all(params[name] is None or params[name][axis] == value for name, value in trivial)
+        return axis if plain and all(other is None for other in given[1:]) else None
+
+    return rule
+
+
+def _slice(equation: Any, given: list[int | None]) -> int | None:
+    axis = given[0]
+    same = equation.invars[0].aval.shape[axis] == equation.outvars[0].aval.shape[axis]
+    return axis if same else None
+
+
+def _conv(equation: Any, given: list[int | None]) -> int | None:
+    numbers = equation.params["dimension_numbers"]
+    plain = given == [numbers.lhs_spec[0], None] and equation.params["batch_group_count"] == 1
+    return numbers.out_spec[0] if plain else None
+
+
+def _dot_general(equation: Any, given: list[int | None]) -> int | None:
+    (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    left, right = given
+    if left in left_batch and right in right_batch:
+        place = left_batch.index(left)
+        return place if right_batch.index(right) == place else None
+    ranks = [len(variable.aval.shape) for variable in equation.invars]
+    free = [
+        [axis for axis in range(rank) if axis not in (*sums, *batch)]
+        for rank, sums, batch in zip(
+            ranks, (left_sums, right_sums), (left_batch, right_batch), strict=True
+        )
+    ]
+    if right is None and left in free[0]:
+        return len(left_batch) + free[0].index(left)
+    if left is None and right in free[1]:
+        return len(left_batch) + len(free[0]) + free[1].index(right)
+    return None
+
+
+_WINDOW = _untouched(
+    ("window_dimensions", 1),
+    ("window_strides", 1),
+    ("padding", (0, 0)),
+    ("base_dilation", 1),
+)
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"), _reduction
+    ),
+    **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _WINDOW),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "split"), _beside("axis")),
+    "broadcast_in_dim": _broadcast_in_dim,
+    "concatenate": _beside("dimension"),
+    "conv_general_dilated": _conv,
+    "dot_general": _dot_general,
+    "pad": _untouched(("padding_config", (0, 0, 0))),
+    "reshape": _reshape,
+    "slice": _slice,
+    "squeeze": _squeeze,
+    "transpose": _transpose,
+}
+
+
+def resized(axes: Axes, size: int) -> Callable[[Any], Any]:
+    """What turns an equation for the whole batch into that for `size` items."""
+
+    def change(equation: Any) -> Any:
+        variable = equation.outvars[0]
+        if variable not in axes:
+            return equation
+        return equation.replace(params=_resized(equation, axes[variable], size))
+
+    return change
+
+
+def _resized(equation: Any, axis: int, size: int) -> dict[str, Any]:
+    """The parameters of an equation for another number of items."""
+    name = {
+        "broadcast_in_dim": "shape",
+        "reshape": "new_sizes",
+        "slice": "limit_indices",
+    }.get(equation.primitive.name)
+    if name is None:
+        return equation.params
+    extents = equation.params[name]
+    return equation.params | {name: (*extents[:axis], size, *extents[axis + 1 :])}
