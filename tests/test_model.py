@@ -128,13 +128,35 @@ def test_intermediates(net: nnef_jax.Model, x: np.ndarray) -> None:
 @pytest.mark.parametrize("optimize", (True, False))
 def test_jaxpr_is_flat_and_carries_names(x: np.ndarray, optimize: bool) -> None:
     model = model_of(NET, data=arrays(), optimize=optimize)
-    equations = jax.make_jaxpr(model.apply)(model.params, x).eqns
+    (call,) = jax.make_jaxpr(model.apply)(model.params, x).eqns
+    equations = call.params["jaxpr"].eqns
     names = {equation.primitive.name for equation in equations}
     # Optimised, a window of so few items is a sum.
     assert ("conv_general_dilated" in names) is not optimize
     stacks = {str(equation.source_info.name_stack) for equation in equations}
     assert {"conv1", "norm1", "hidden", "y"} <= stacks
     assert "conv1" in model.lower(x).compile().as_text()
+
+
+def test_derivatives_outside_jit_are_compiled_as_a_whole() -> None:
+    kinds = ("sin", "cos", "tanh", "sigmoid", "exp", "sqr", "rsqr", "neg", "sinh", "asinh", "atan")
+    lines = [f"x{i + 1} = {kind}(x{i});" for i, kind in enumerate(kinds)]
+    text = f"""version 1.0; graph g(x0) -> (x{len(kinds)}) {{
+        x0 = external(shape = [7,5]); {" ".join(lines)}
+    }}"""
+    model = model_of(text)
+    compiled: list[str] = []
+
+    def count(event: str, _: float, **__: Any) -> None:
+        compiled.extend([event] if event.endswith("backend_compile_duration") else [])
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        _, pullback = jax.vjp(lambda x: model.apply({}, x), jnp.ones((7, 5)))
+        pullback(jnp.ones((7, 5)))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert 2 <= len(compiled) < len(kinds)
 
 
 def test_parameters_are_arguments(x: np.ndarray) -> None:
