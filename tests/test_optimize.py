@@ -104,6 +104,13 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
         4,
         6,
     ),
+    "grouped_in_loop": (
+        (2, 3),
+        Window((1, 2), ((1, 0),) * 2, (1, 1), (1, 1), 20, None, None),
+        40,
+        60,
+    ),
+    "grouped_deep": ((3, 3), Window((1, 1), ((1, 1),) * 2, (1, 1), (1, 1), 2, None, None), 96, 98),
     "tiled": ((2, 3), Window((1, 1), ((1, 1), (2, 2)), (2, 3), (1, 1), 1, None, None), 6, 4),
     "tiled_cut": ((2, 3), Window((1, 1), ((0, 1), (2, 0)), (2, 3), (1, 1), 1, None, None), 6, 4),
     "summed": ((3, 3), Window((2, 1), ((1, 2), (0, 1)), (1, 1), (1, 2), 1, None, None), 3, 7),

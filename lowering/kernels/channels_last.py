@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -160,24 +161,64 @@ def with_scale(x: Array, scale: Array) -> Array:
     return with_tangents(value, lambda _, scale, change: value(change, scale), by_scale)(x, scale)
 
 
-def grouped(x: Array, filter: Array, window: Window) -> Array:
-    """Several channels in each group: a matrix product for each group over all its windows.
+# Groups whose convolutions are written out. Each adds 0.03 s to the compilation, a loop over them
+# none, but takes up to twice as long (10 groups of 24 channels, 2 items of 28x28: 3.1 and 6.8 ms).
+_WRITTEN_OUT = 16
 
-    XLA's own kernel takes twice as long, and its gradient a hundred times.
+# Channels of a group whose derivatives are those of its convolution: value and gradient of 4 groups
+# of 64 take 78 ms (8 items of 28x28), by products for each cell 146. Of 8 groups of 8 (one item)
+# they take 6.2, and 2.8. For a loop over 32 groups XLA's own in the filter take 115 ms, not 12.
+_DEEP = 32
+
+
+def grouped(x: Array, filter: Array, window: Window) -> Array:
+    """Several channels in each group: a convolution for each of them.
+
+    4 groups of 64 channels on 8 items of 28x28 take 18 ms in place of 26 by XLA's own kernel, 32 of
+    16 on 14x14, in a loop, 7 in place of 11. As one batch of products they take 109 and 45.
     """
+
+    def value(x: Array, filter: Array) -> Array:
+        groups, single = window.groups, replace(window, groups=1)
+        inputs = x.reshape(*x.shape[:-1], groups, -1)
+        filters = filter.reshape(*filter.shape[:-1], groups, -1)
+        if groups <= _WRITTEN_OUT:
+            parts = [
+                convolution(inputs[..., g, :], filters[..., g, :], single) for g in range(groups)
+            ]
+            return jnp.concatenate(parts, axis=-1)
+        stacks = jnp.moveaxis(inputs, -2, 0), jnp.moveaxis(filters, -2, 0)
+        results = lax.map(lambda group: convolution(*group, single), stacks)
+        return jnp.moveaxis(results, 0, -2).reshape(*results.shape[1:-1], -1)
+
+    if window.groups <= _WRITTEN_OUT and filter.shape[-2] >= _DEEP:
+        return value(x, filter)
+    return with_tangents(
+        value,
+        lambda _, filter, change: _by_cells(change, filter, window),
+        lambda x, _, change: _by_cells(x, change, window),
+    )(x, filter)
+
+
+def _by_cells(x: Array, filter: Array, window: Window) -> Array:
+    """The same as a matrix product for each group and each cell of the window."""
     *size, depth, count = filter.shape
-    groups, volume = window.groups, math.prod(size)
-    parts = [part for _, part in cells(x, size, window)]
-    positions = parts[0].shape[:-1]
-    patches = jnp.stack([part.reshape(-1, groups, depth) for part in parts], axis=2)
-    product = jnp.einsum(
-        "pgk,kgo->gpo",
-        patches.reshape(-1, groups, volume * depth),
-        filter.reshape(volume * depth, groups, count // groups),
-        precision=window.precision,
-        preferred_element_type=window.accumulator,
-    )
-    return jnp.moveaxis(product, 0, 1).reshape(*positions, count)
+    groups = window.groups
+    filter = filter.reshape(*size, depth, groups, count // groups)
+    parts = list(cells(x, size, window))
+    terms = [
+        jnp.einsum(
+            "pgk,kgo->gpo",
+            part.reshape(-1, groups, depth),
+            filter[cell],
+            precision=window.precision,
+            preferred_element_type=window.accumulator,
+        )
+        for cell, part in parts
+    ]
+    total = jnp.moveaxis(functools.reduce(lax.add, terms), 0, 1)
+    _, first = parts[0]
+    return total.reshape(*first.shape[:-1], count)
 
 
 def is_tiled(filter: Array, window: Window) -> bool:
