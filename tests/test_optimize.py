@@ -132,6 +132,18 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
 
 
 @pytest.mark.parametrize("name", KERNELS)
+def test_kernels_take_an_empty_batch(name: str) -> None:
+    size, window, depth, count = KERNELS[name]
+    x = jnp.zeros((0, *(9, 10, 8)[: len(size)], depth))
+    filter = jnp.ones((*size, depth // window.groups, count))
+    result, pullback = jax.vjp(lambda x, f: convolution(x, f, window), x, filter)
+    assert result.shape == direct(x, filter, window).shape
+    change_of_x, change_of_filter = pullback(result)
+    assert change_of_x.shape == x.shape
+    np.testing.assert_array_equal(change_of_filter, jnp.zeros_like(filter))
+
+
+@pytest.mark.parametrize("name", KERNELS)
 def test_kernels_equal_the_general_convolution(name: str) -> None:
     size, window, depth, count = KERNELS[name]
     x = random(2, *(9, 10, 8)[: len(size)], depth)

@@ -23,7 +23,7 @@ from lowering.kernels.winograd import winograd
 def convolution(x: Array, filter: Array, window: Window) -> Array:
     """The convolution by the kernel that is fastest for these extents."""
     depth = filter.shape[-2]
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
         return direct(x, filter, window)
     if window.is_spread:
         return tiled(x, filter, window) if is_tiled(filter, window) else direct(x, filter, window)
@@ -180,16 +180,17 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
 
     def value(x: Array, filter: Array) -> Array:
         groups, single = window.groups, replace(window, groups=1)
-        inputs = x.reshape(*x.shape[:-1], groups, -1)
-        filters = filter.reshape(*filter.shape[:-1], groups, -1)
+        *size, depth, count = filter.shape
+        inputs = x.reshape(*x.shape[:-1], groups, depth)
+        filters = filter.reshape(*size, depth, groups, count // groups)
         if groups <= _WRITTEN_OUT:
             parts = [
                 convolution(inputs[..., g, :], filters[..., g, :], single) for g in range(groups)
             ]
             return jnp.concatenate(parts, axis=-1)
         stacks = jnp.moveaxis(inputs, -2, 0), jnp.moveaxis(filters, -2, 0)
-        results = lax.map(lambda group: convolution(*group, single), stacks)
-        return jnp.moveaxis(results, 0, -2).reshape(*results.shape[1:-1], -1)
+        results = lax.map(lambda pair: convolution(pair[0], pair[1], single), stacks)
+        return jnp.moveaxis(results, 0, -2).reshape(*results.shape[1:-1], count)
 
     if window.groups <= _WRITTEN_OUT and filter.shape[-2] >= _DEEP:
         return value(x, filter)
