@@ -92,6 +92,8 @@ class Model:
     def apply(self, params: Parameters, *args: Any, **kwargs: Any) -> Any:
         """The network as a pure function of its parameters and inputs, for `jax.grad` and the like.
 
+        Outside `jax.jit` too it is compiled as a whole, and so are its derivatives.
+
         Args:
             params: arrays by label, as in `params`.
             args, kwargs: the inputs by position or name.

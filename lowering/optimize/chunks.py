@@ -83,11 +83,8 @@ class _Batch:
             return self._items(stage, known, views)
 
         def run(known: Sequence[Any], views: Sequence[View]) -> list[View]:
-            results = self._stages_within if has_stages else self._items
-            return [
-                View(whole(view), view.order, view.shape, False)
-                for view in results(stage, known, views)
-            ]
+            results = self._items(stage, known, views, has_stages=has_stages)
+            return [View(whole(view), view.order, view.shape, False) for view in results]
 
         parts = [
             _divided(view, self.axes[variable], stage.size)
@@ -102,20 +99,17 @@ class _Batch:
             for variable, view in zip(stage.results, results, strict=True)
         ]
 
-    def _items(self, stage: Stage, known: Sequence[Any], views: Sequence[View]) -> list[View]:
+    def _items(
+        self, stage: Stage, known: Sequence[Any], views: Sequence[View], *, has_stages: bool = False
+    ) -> list[View]:
         """The results for `stage.size` items, in whatever layouts they are computed."""
         closed = self._traced(stage, known, views)
+        if has_stages:
+            results = in_chunks(closed, known, [tensor(view) for view in views], self.evaluate)
+            if results is not None:
+                return [plain(x, False) for x in results]
         arguments = [*(plain(x, True) for x in known), *views]
         return self.evaluate(closed.jaxpr, closed.consts, arguments)
-
-    def _stages_within(
-        self, stage: Stage, known: Sequence[Any], views: Sequence[View]
-    ) -> list[View]:
-        closed = self._traced(stage, known, views)
-        results = in_chunks(closed, known, [tensor(view) for view in views], self.evaluate)
-        if results is None:
-            return self._items(stage, known, views)
-        return [plain(x, False) for x in results]
 
     def _traced(self, stage: Stage, known: Sequence[Any], views: Sequence[View]) -> Any:
         """The stage as a function of parameters and of tensors with `stage.size` items."""
