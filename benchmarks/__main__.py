@@ -12,7 +12,17 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import inference, machine, parsing, report, startup, training
+from benchmarks import (
+    against,
+    change,
+    figures,
+    inference,
+    machine,
+    parsing,
+    report,
+    startup,
+    training,
+)
 from benchmarks.engines import ENGINES, Engine
 from benchmarks.networks import NETWORKS
 from benchmarks.timing import DisagreementError
@@ -21,15 +31,21 @@ from benchmarks.timing import DisagreementError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts that the command line names, and write what they found.
 
-    Returns 1 where results differ, or nnef_jax cannot run a network.
+    Returns 1 where results differ, nnef_jax cannot run a network, or there is nothing to compare
+    it with.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.against is not None and (options.engines or options.plot):
+        parser.error("--against has no engines beside nnef_jax, and no plot")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where the other engines run
     console = Console(width=None if sys.stdout.isatty() else 140)
     document: dict[str, Any] = {"machine": machine.description()}
     report.print_machine(console, document["machine"])
-    engines = _installed(options.engines, console)
     extras = [name for name in _EXTRAS if getattr(options, name) or options.all]
+    if options.against is not None:
+        return _compare(options, extras, console, document)
+    engines = _installed(options.engines or _USUAL, console)
     try:
         if options.all or not extras:
             _infer(options, engines, console, document)
@@ -38,9 +54,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DisagreementError as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 1
+    _write(options, document)
+    return int(any(inference.SUBJECT in r["failures"] for r in document.get("inference", ())))
+
+
+def _compare(options: Any, extras: list[str], console: Console, document: dict[str, Any]) -> int:
+    parts = [*extras, *(["table"] if options.all or not extras else [])]
+    tasks = figures.tasks(parts, options.networks, options.batch)
+    try:
+        found = against.run(options.against, tasks, options.rounds, console)
+    except against.AgainstError as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    _write(options, document | {"against": found})
+    return int(any(entry["by"] == change.THIS for entry in found["left_out"]))
+
+
+def _write(options: Any, document: dict[str, Any]) -> None:
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
-    return int(any(inference.SUBJECT in r["failures"] for r in document.get("inference", ())))
 
 
 def _infer(options: Any, engines: list[Engine], console: Console, document: dict[str, Any]) -> None:
@@ -86,6 +120,9 @@ _EXTRAS: dict[str, Callable[[Any, list[Engine], Console, dict[str, Any]], None]]
 }
 
 
+_USUAL = [name for name in ENGINES if name != "literal"]
+
+
 def _installed(names: Sequence[str], console: Console) -> list[Engine]:
     """The engines that can be used; the others are named."""
     found: list[Engine] = []
@@ -102,17 +139,33 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     add = parser.add_argument
     add("--networks", type=_names(NETWORKS), default=list(NETWORKS), help=", ".join(NETWORKS))
-    usual = [name for name in ENGINES if name != "literal"]
-    add("--engines", type=_names(ENGINES), default=usual, help=", ".join(ENGINES))
-    add("--batch", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8])
-    add("--rounds", type=int, default=8, help="two samples of each engine in a round")
-    add("--json", type=Path, help="file to write everything to")
-    add("--plot", type=Path, help="picture of the ratios to write")
+    add("--engines", type=_names(ENGINES), help=", ".join(ENGINES))
+    add("--batch", type=_counts, default=[1, 8], help="sizes")
+    add("--rounds", type=_count, default=8, help="turns of each engine")
+    add("--against", metavar="COMMIT", help="this checkout against a commit, instead of engines")
+    add("--json", type=_file, help="file to write everything to")
+    add("--plot", type=_file, help="picture of the ratios to write")
     add("--training", action="store_true", help="value and gradient, instead of the table")
     add("--startup", action="store_true", help="first result, memory, dispatch, instead of it")
     add("--parse", action="store_true", help="reading large texts, instead of it")
     add("--all", action="store_true", help="the table and the three others")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"a positive number is needed, not '{text}'")
+    return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _file(text: str) -> Path:
+    if not Path(text).parent.is_dir():  # better known now than when all is measured
+        raise argparse.ArgumentTypeError(f"there is no folder {Path(text).parent}")
+    return Path(text)
 
 
 def _names(known: Any) -> Callable[[str], list[str]]:

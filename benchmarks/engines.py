@@ -47,11 +47,11 @@ def example(network: str, batch: int) -> dict[str, Array]:
     return builder.arguments()
 
 
-def write_nnef(network: str, batch: int, folder: Path) -> Path:
+def write_nnef(network: str, batch: int, folder: Path, suffix: str = "") -> Path:
     """The path of the network's archive in the folder, which is written if it is not there."""
     from benchmarks.builders.nnef_builder import NnefBuilder
 
-    path = folder / f"{network}-{batch}"
+    path = folder / f"{network}-{batch}{suffix}"
     if not path.exists():
         builder = NnefBuilder()
         builder.write(path, NETWORKS[network](builder, batch))

@@ -31,7 +31,7 @@ def _processes(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     """Each task in fresh processes, in turns; medians."""
     archive = write_nnef(NETWORK, 1, folder)
     cached = ["nnef_jax run", str(archive), str(folder / "cache")]
-    _probe(cached)  # fills the cache
+    probe(cached)  # fills the cache
     tasks = {
         "import jax": ["jax", ""],
         "nnef_jax, load": ["nnef_jax load", str(archive)],
@@ -45,7 +45,7 @@ def _processes(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     probes: dict[str, list[dict[str, float]]] = {name: [] for name in tasks}
     for _ in range(_RUNS):
         for name, arguments in tasks.items():
-            probes[name].append(_probe(arguments))
+            probes[name].append(probe(arguments))
     medians = {
         name: {key: median(p[key] for p in found) for key in found[0]}
         for name, found in probes.items()
@@ -53,12 +53,19 @@ def _processes(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     return _times(medians), _memory(medians, archive)
 
 
-def _probe(arguments: list[str]) -> dict[str, float]:
+def probe(arguments: list[str]) -> dict[str, float]:
+    """What `benchmarks.probe` finds in a fresh process; its times count from the process's start.
+
+    Raises RuntimeError with the last line of what a process that failed wrote.
+    """
     command = [sys.executable, "-m", "benchmarks.probe", *arguments]
     start, used = time.time(), timing.used_elsewhere()
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    process = subprocess.run(command, capture_output=True, text=True)
     elsewhere = (timing.used_elsewhere() - used) / (time.time() - start)
-    found = json.loads(output)
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or [f"status {process.returncode}"]
+        raise RuntimeError(lines[-1])
+    found = json.loads(process.stdout)
     times = {key: value - start for key, value in found.items() if key != "peak"}
     return {**times, "peak": found["peak"], "elsewhere": elsewhere}
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ _SAMPLE = 0.020  # seconds that a sample lasts at least: shorter calls are repea
 QUIET = 0.2  # cores that other processes may use in a round; the clock's ticks allow no less
 _WAIT = 0.5  # seconds after a round that was disturbed
 TOLERANCE = 1e-4
+
+T = TypeVar("T")
 
 
 class DisagreementError(Exception):
@@ -46,18 +48,26 @@ def measure(calls: Mapping[str, Callable[[], Any]], rounds: int) -> Measurement:
     happens on the machine meets all of them alike, and ratios within one run can be trusted where
     times of two runs cannot. Not where another process computes, though: engines differ in what a
     core that is taken costs them (ResNet-18 in torch, 2 cores: 1380 ms in place of 310).
-    Rounds that were disturbed are made up for by others, up to three times their number, and those
-    with the least disturbance count.
     """
-    repeats = {name: _repeats(call) for name, call in calls.items()}
-    found: list[Measurement] = []
-    while len(found) < 3 * rounds and sum(r.elsewhere <= QUIET for r in found) < rounds:
-        found.append(_round(calls, repeats))
-        if found[-1].elsewhere > QUIET:
-            time.sleep(_WAIT)
-    found = sorted(found, key=lambda r: r.elsewhere)[:rounds]
+    repeats = {name: repetitions(settled(call)) for name, call in calls.items()}
+    found = least_disturbed(lambda: [_round(calls, repeats)], rounds, lambda r: r.elsewhere)
     samples = {name: [s for r in found for s in r.samples[name]] for name in calls}
     return Measurement(samples, found[-1].elsewhere)
+
+
+def least_disturbed(
+    take: Callable[[], Sequence[T]], rounds: int, elsewhere: Callable[[T], float]
+) -> list[T]:
+    """So many rounds of those that `take` gives: those in which other processes used least.
+
+    Rounds that were disturbed are made up for by others, up to three times their number.
+    """
+    found: list[T] = []
+    while len(found) < 3 * rounds and sum(elsewhere(r) <= QUIET for r in found) < rounds:
+        found += take()
+        if elsewhere(found[-1]) > QUIET:
+            time.sleep(_WAIT)
+    return sorted(found, key=elsewhere)[:rounds]
 
 
 def ratios(times: Mapping[str, float], subject: str) -> dict[str, float]:
@@ -100,12 +110,17 @@ def _round(calls: Mapping[str, Callable[[], Any]], repeats: Mapping[str, int]) -
     samples: dict[str, list[float]] = {}
     start, used = time.perf_counter(), used_elsewhere()
     for name, call in calls.items():
-        time.sleep(_REST)
-        warm = time.perf_counter() + _WARM
-        while time.perf_counter() < warm:
-            call()
-        samples[name] = [_sample(call, repeats[name]) for _ in range(2)]
+        samples[name] = turn(call, repeats[name])
     return Measurement(samples, (used_elsewhere() - used) / (time.perf_counter() - start))
+
+
+def turn(call: Callable[[], Any], repeats: int) -> list[float]:
+    """Two samples of a call, after a rest and untimed calls."""
+    time.sleep(_REST)
+    warm = time.perf_counter() + _WARM
+    while time.perf_counter() < warm:
+        call()
+    return [sample(call, repeats) for _ in range(2)]
 
 
 def used_elsewhere() -> float:
@@ -123,12 +138,19 @@ def used_elsewhere() -> float:
     return used - time.process_time() - times.children_user - times.children_system
 
 
-def _repeats(call: Callable[[], Any]) -> int:
+def settled(call: Callable[[], Any]) -> float:
+    """Seconds of a second call: the first one may compile."""
     call()
-    return max(1, math.ceil(_SAMPLE / max(_sample(call, 1), 1e-9)))
+    return sample(call, 1)
 
 
-def _sample(call: Callable[[], Any], repeats: int) -> float:
+def repetitions(seconds: float) -> int:
+    """How often a sample repeats a call that takes so long."""
+    return max(1, math.ceil(_SAMPLE / max(seconds, 1e-9)))
+
+
+def sample(call: Callable[[], Any], repeats: int) -> float:
+    """Seconds of a call, by the time that this many of them take."""
     start = time.perf_counter()
     for _ in range(repeats):
         call()

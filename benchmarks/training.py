@@ -56,12 +56,17 @@ def _measure(engines: Sequence[Engine], network: str, rounds: int, folder: Path)
 def _jax_step(
     engine: NnefJax, network: str, inputs: Mapping[str, Array], trained: set[str], folder: Path
 ) -> Callable[[], Step]:
-    import jax
-    import jax.numpy as jnp
-
     import nnef_jax
 
     model = nnef_jax.load(write_nnef(network, BATCH, folder), **engine.options)
+    return jax_step(model, inputs, trained)
+
+
+def jax_step(model: Any, inputs: Mapping[str, Array], trained: set[str]) -> Callable[[], Step]:
+    """A call of the jitted step of a model, in the parameters of these labels."""
+    import jax
+    import jax.numpy as jnp
+
     parameters = {k: v for k, v in model.params.items() if k in trained}
     statistics = {k: v for k, v in model.params.items() if k not in trained}
     arrays = [jnp.asarray(value) for value in inputs.values()]

@@ -4,13 +4,15 @@
 
 What is drawn is the gradient of the score of that digit with respect to the grey values of the
 scan: `jax.grad` through the loaded network. Beside it is its mean over noisy copies of the scan, by
-`jax.vmap` (SmoothGrad, Smilkov et al. 2017). Needs the `examples` extra (matplotlib, pillow).
+`jax.vmap` (SmoothGrad, Smilkov et al. 2017). Needs matplotlib and pillow:
+`pip install -e ".[examples]"`.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +83,23 @@ def draw(path: Path, scan: Any, maps: dict[str, Any], title: str) -> None:
     figure.savefig(path, dpi=130)
 
 
+def needs(*packages: str) -> None:
+    """End with what to install where one of the packages is missing."""
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError:
+            raise SystemExit(f'{package} is missing: pip install -e ".[examples]"') from None
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Draw the input gradient of the digit classifier.")
     parser.add_argument("scan", type=Path, nargs="?", default=DIGITS / "scans" / "3_scan0045.png")
     parser.add_argument(
-        "--out", type=Path, default=DIGITS / "saliency.png", help="the picture to write"
+        "--out", type=Path, default="saliency.png", help="the picture to write (%(default)s)"
     )
     args = parser.parse_args(argv)
+    needs("matplotlib", "PIL")
 
     model = nnef_jax.load(DIGITS / "model")
     scan = read_scan(args.scan)

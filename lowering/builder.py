@@ -26,6 +26,8 @@ from lowering.graph import (
 from lowering.location import Span
 from lowering.registry import Registry, Types, python_name
 
+_LONGEST = 400  # letters of a name that others are made of
+
 
 @dataclass(slots=True)
 class _Variable:
@@ -54,20 +56,30 @@ class GraphBuilder:
     _taken: set[str] = field(default_factory=set[str])
     _reserved: set[str] = field(default_factory=set[str])
     _suffixes: dict[str, int] = field(default_factory=dict[str, int])
+    _unreserved: dict[str, str] = field(default_factory=dict[str, str])  # what `unreserved` found
 
     def reserve(self, names: Iterable[str]) -> None:
         """Keep names for the values that are created under exactly them."""
         self._reserved.update(names)
+        self._unreserved.clear()
 
     def unreserved(self, name: str) -> str:
         """The name, or a longer one where it is reserved."""
+        passed: list[str] = []
         while name in self._reserved:
-            name += "_"
+            passed.append(name)
+            name = self._unreserved.get(name, f"{name}_")
+        self._unreserved.update(dict.fromkeys(passed, name))
         return name
+
+    def is_taken(self, name: str) -> bool:
+        """Whether a value has this name."""
+        return name in self._taken
 
     def _name(self, wanted: str, exact: bool) -> str:
         name = wanted
         while name in self._taken or (name in self._reserved and not exact):
+            wanted = wanted[:_LONGEST]
             self._suffixes[wanted] = self._suffixes.get(wanted, 0) + 1
             name = f"{wanted}_{self._suffixes[wanted]}"
         self._taken.add(name)
@@ -158,15 +170,21 @@ class GraphBuilder:
             arguments[python_name(name)] = type
         for name, attribute in attributes.items():
             arguments[python_name(name)] = _opened(attribute)
-        inferred: Types = rule.infer(**arguments)
+        try:
+            inferred: Types = rule.infer(**arguments)
+        except ZeroDivisionError:  # some divide by an extent
+            if not any(map(_is_empty, operands.values())):
+                raise
+            raise InvalidShape("an operand is empty, it needs items") from None
         if isinstance(inferred, TensorType) and len(names) == 1:  # as nearly always
             results = (Value(self._name(names[0], True), inferred),)
             return self._add(kind, operands, attributes, results, span, calls)
         structure = inferred if isinstance(inferred, tuple) else (inferred,)
         count = sum([len(item) if isinstance(item, list) else 1 for item in structure])
         exact = len(names) == count
+        stem = names[0][:_LONGEST]
         wanted = iter(
-            names if exact else [f"{names[0]}_{i}" if count > 1 else names[0] for i in range(count)]
+            names if exact else [f"{stem}_{i}" if count > 1 else names[0] for i in range(count)]
         )
 
         def value(type: TensorType) -> Value:
@@ -222,3 +240,9 @@ def _opened(attribute: Any) -> Any:
         items: tuple[Any, ...] = attribute
         return tuple(map(_opened, items)) if any(map(is_symbolic, items)) else items
     return UNKNOWN if is_symbolic(attribute) else attribute
+
+
+def _is_empty(operand: Any) -> bool:
+    if isinstance(operand, Value):
+        return 0 in operand.type.shape
+    return isinstance(operand, tuple) and any(map(_is_empty, operand))  # pyright: ignore[reportUnknownArgumentType]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lowering.graph import Operation
+
 
 class InvalidOperation(ValueError):
     """The arguments break a rule of the operation: an attribute out of range, a wrong type."""
@@ -14,3 +19,11 @@ class InvalidOperation(ValueError):
 
 class InvalidShape(InvalidOperation):
     """The shapes of the arguments do not agree with each other or with the attributes."""
+
+
+class InvalidComputation(InvalidOperation):
+    """An operation cannot be computed, or not as it was inferred: known when a graph is traced."""
+
+    def __init__(self, message: str, operation: Operation, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.operation = operation

@@ -62,6 +62,8 @@ class _Unknown(int):
 
 UNKNOWN: Final[int] = _Unknown()
 
+MAX_RANK = 64  # of an array of numpy
+
 
 def is_symbolic(extent: object) -> bool:
     """Whether something is an extent that `jax.export` leaves symbolic: neither number nor array.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Union
@@ -132,3 +132,16 @@ class Graph:
         for operation in self.operations:
             found.update((value.name, value) for value in operation.writes())
         return found | self.aliases
+
+    @cached_property
+    def needed(self) -> frozenset[Value]:
+        """The values that outputs and the next states depend on, these included."""
+        return self.dependencies((*self.outputs, *(state.update for state in self.states)))
+
+    def dependencies(self, wanted: Iterable[Value]) -> frozenset[Value]:
+        """The values that some values depend on, these included."""
+        found = set(wanted)
+        for operation in reversed(self.operations):
+            if not found.isdisjoint(operation.writes()):
+                found.update(operation.reads())
+        return frozenset(found)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,10 +17,9 @@ class Source:
     text: str
 
     @cached_property
-    def _line_starts(self) -> list[int]:
-        starts = [0]
-        starts.extend(i + 1 for i, c in enumerate(self.text) if c == "\n")
-        return starts
+    def _line_starts(self) -> array[int]:
+        lengths = map(len, self.text.split("\n"))
+        return array("q", accumulate(lengths, lambda start, length: start + length + 1, initial=0))
 
     def position(self, offset: int) -> tuple[int, int]:
         """The 1-based line and column of a character offset."""
@@ -57,9 +58,9 @@ class Span:
     def excerpt(self, width: int = 100) -> str:
         """The source line with a caret below the place, cut to about `width` characters."""
         line, column = self.source.position(self.offset)
-        text = "".join(c if c.isprintable() else " " for c in self.source.line(line))
         start = 0 if column <= width - 20 else column - width // 2
-        shown = text[start : start + width]
+        shown = self.source.line(line)[start : start + width]
+        shown = "".join(c if c.isprintable() else " " for c in shown)
         caret = column - 1 - start
         marks = "^" * max(1, min(self.length, len(shown) - caret))
         return f"{shown}\n{' ' * caret}{marks}"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from lowering.extents import is_symbolic
-from lowering.graph import Graph, Operand, Operation, Result, Value
+from lowering.errors import InvalidComputation
+from lowering.extents import UNKNOWN, differ, is_symbolic, show, volume
+from lowering.graph import Graph, Operand, Operation, Value
 from lowering.registry import Registry, Rule, python_name
 from lowering.static import is_static, on_host
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,9 @@ class Context:
         None  # of matrix products and convolutions; None is jax's default
     )
     registry: Registry = field(default_factory=Registry)  # for rules that trace a graph themselves
+    optimized: bool = False  # what is traced is laid out by `lowering.optimize`, for CPUs
+    # Told how many items an operation on constants makes, before it is computed on the host.
+    fold: Callable[[int], None] = lambda items: None
 
 
 def trace(
@@ -31,40 +39,62 @@ def trace(
     parameters: Mapping[str, Any],
     states: Mapping[str, Any],
     inputs: Sequence[Any],
+    wanted: Iterable[Value] | None = None,
 ) -> dict[Value, Any]:
-    """Every value of the graph, from parameters and states by label and the inputs in order.
+    """The values that outputs and states depend on, or those that the `wanted` ones do.
 
-    Under `jax.jit` what nobody reads is left out by XLA. What depends on constants alone is a numpy
-    array.
+    Args:
+        parameters, states: arrays by label; parameters that nothing wanted reads may be missing.
+        inputs: arrays in the graph's order.
+
+    What depends on constants alone is a numpy array.
+
+    Raises InvalidComputation where a rule returns other types than it inferred, or cannot take an
+    empty tensor. What else a rule raises gets a note that names the operation.
     """
     context = replace(context, registry=registry)
     values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
-    values.update((p.value, parameters[p.label]) for p in graph.parameters)
+    needed = graph.needed if wanted is None else graph.dependencies(wanted)
+    values.update((p.value, parameters[p.label]) for p in graph.parameters if p.value in needed)
     values.update((s.value, states[s.label]) for s in graph.states)
     for operation in graph.operations:
+        if needed.isdisjoint(operation.writes()):
+            continue
         try:
             results = _apply(operation, registry[operation.kind], context, values)
+        except InvalidComputation:
+            raise
         except Exception as error:
+            empty = [x for x in operation.reads() if 0 in np.shape(values[x])]
+            if empty:  # a maximum of nothing, an index into nothing
+                raise _empty(operation, empty[0], np.shape(values[empty[0]])) from error
             error.add_note(_note(operation))
             raise
-        for declared, result in zip(operation.results, results, strict=True):
-            _assign(declared, result, values)
+        values.update(zip(operation.writes(), results, strict=True))
     return values
 
 
 def _apply(
     operation: Operation, rule: Rule, context: Context, values: Mapping[Value, Any]
-) -> Sequence[Any]:
+) -> list[Any]:
+    """The tensors that the operation writes."""
     operands = {name: _read(operand, values) for name, operand in operation.operands}
     arguments = {python_name(n): x for n, x in (operands | dict(operation.attributes)).items()}
     if rule.wants_context:
         arguments["ctx"] = context
+
+    def results() -> list[Any]:
+        return list(_checked(operation, rule.lower(**arguments)))
+
     if is_static(tuple(operands.values())) and not _has_symbolic(operation.attributes):
-        result = on_host(lambda: rule.lower(**arguments))
-    else:
-        with jax.named_scope(operation.name):
-            result = rule.lower(**arguments)
-    return result if isinstance(result, tuple) else (result,)
+        context.fold(sum([volume(_known(value)) for value in operation.writes()]))
+        return on_host(results)
+    with jax.named_scope(operation.name):
+        return results()
+
+
+def _known(value: Value) -> Sequence[int]:
+    return [1 if extent is UNKNOWN else extent for extent in value.type.shape]
 
 
 def _has_symbolic(attribute: Any) -> bool:
@@ -84,11 +114,64 @@ def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:
             return operand
 
 
-def _assign(declared: Result, result: Any, values: dict[Value, Any]) -> None:
-    if isinstance(declared, Value):
-        values[declared] = result
-    else:
-        values.update(zip(declared, result, strict=True))
+def _checked(operation: Operation, returned: Any) -> Iterator[Any]:
+    """What a rule returned, tensor by tensor.
+
+    Raises InvalidComputation where it is not what the rule inferred: the next rule would be blamed.
+    """
+    results: Any = returned if isinstance(returned, tuple) else (returned,)
+    for declared, result in _paired(operation, "results", operation.results, results):
+        if isinstance(declared, Value):
+            yield _typed(operation, declared, result)
+        else:
+            for value, item in _paired(operation, "tensors in a list", declared, result):
+                yield _typed(operation, value, item)
+
+
+def _paired(
+    operation: Operation, what: str, declared: Sequence[Item], found: Any
+) -> Iterator[tuple[Item, Any]]:
+    items: Sequence[Any] = found if isinstance(found, list | tuple) else (found,)
+    if len(items) != len(declared):
+        raise _invalid(operation, f"{len(items)} {what}, it inferred {len(declared)}")
+    return zip(declared, items, strict=True)
+
+
+def _typed(operation: Operation, value: Value, array: Any) -> Any:
+    """The array, in the inferred type; one of literals alone (weakly typed) is converted to it."""
+    inferred = value.type
+    if isinstance(array, bool | int | float):
+        array = jnp.asarray(array)
+    if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+        raise _invalid(operation, f"no array but {type(array).__name__} for '{value.name}'")
+    dtype = np.dtype(inferred.dtype)
+    kinds = (jnp.floating, jnp.integer)
+    same = any(jnp.issubdtype(array.dtype, k) and jnp.issubdtype(dtype, k) for k in kinds)
+    if same and getattr(array, "weak_type", False):
+        array = jnp.asarray(array, dtype)
+    # The graph does not know extents that jax.export keeps symbolic.
+    pairs = zip(inferred.shape, array.shape, strict=False)
+    if (
+        array.dtype != dtype
+        or len(array.shape) != len(inferred.shape)
+        or any(differ(n, m) for n, m in pairs if not is_symbolic(m))
+    ):
+        found = f"{array.dtype}{show(array.shape)}"
+        raise _invalid(operation, f"{found} for '{value.name}', it inferred {inferred}")
+    return array
+
+
+def _empty(operation: Operation, value: Value, shape: Sequence[int]) -> InvalidComputation:
+    message = f"'{operation.kind}' cannot be computed: '{value.name}' is empty, it is {show(shape)}"
+    return InvalidComputation(message, operation)
+
+
+def _invalid(operation: Operation, found: str) -> InvalidComputation:
+    return InvalidComputation(
+        f"the rule of '{operation.kind}' returns {found}",
+        operation,
+        hint="correct `infer` or `lower` of the rule",
+    )
 
 
 def _note(operation: Operation) -> str:

@@ -5,9 +5,7 @@ Names are resolved when they are first used: importing the package loads neither
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
 if TYPE_CHECKING:
     from nnef_jax.calibration import calibrate
     from nnef_jax.conversion import convert
@@ -76,6 +74,8 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'nnef_jax' has no attribute {name!r}")
+    from importlib import import_module
+
     value: object = getattr(import_module(f"nnef_jax.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -1,10 +1,64 @@
-"""`python -m nnef_jax`: the command line."""
+"""The process `nnef-jax`, or `python -m nnef_jax`: what may end it is settled, then `cli` runs.
+
+Python makes an exception of SIGINT, which callbacks of the garbage collector swallow and which
+extensions that are being imported do not survive. Here a signal ends the process as it ends any
+other program. Nothing of value is lost by that: files are replaced as a whole, by renaming.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
-from nnef_jax.cli import main
+
+def main() -> int:
+    """Run the command line on `sys.argv` and return its exit code, as `cli.main` does.
+
+    SIGINT, SIGTERM and a reader of the output that has gone end the process at once and without a
+    word; a shell sees 130, 143 and 141. A standard output that is closed or full is an error.
+    """
+    _default_signals()
+    _fill_closed_streams()
+    from nnef_jax import cli  # not before: it takes a while
+
+    status = cli.main()
+    _drop_unwritten()
+    return status
+
+
+def _default_signals() -> None:
+    # Who started us may have had SIGINT ignored, as shells do for commands in the background.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "SIGPIPE"):  # Windows has none
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def _fill_closed_streams() -> None:
+    """Open what is closed of the descriptors 0 to 2.
+
+    Otherwise the next file would have that number, and messages of libraries would go into it.
+    """
+    for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, flags)  # the lowest free number
+            if descriptor == 1:
+                sys.stdout = os.fdopen(1, "w", closefd=False)  # to which writing fails
+            elif descriptor == 2:
+                sys.stderr = os.fdopen(2, "w", closefd=False)  # to which writing has no effect
+
+
+def _drop_unwritten() -> None:
+    """Forget what could not be written, so that Python does not complain again when it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
 
 if __name__ == "__main__":
     sys.exit(main())

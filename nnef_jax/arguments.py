@@ -1,29 +1,38 @@
-"""Which array of a call is which input of the graph, and whether it fits."""
+"""Which array of a call is which input or variable of the graph, and whether it fits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from lowering.extents import shapes_differ, show
-from lowering.graph import Value
+from lowering.graph import Parameter, StateVariable, TensorType, Value
 from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network
+from nnef_jax.options import numpy_of, shown
 from nnef_jax.storage.arrays import aligned
 
 
 def bind_inputs(
-    network: Network, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, leading: int = 0
+    network: Network,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    leading: int = 0,
+    abstract: bool = False,
 ) -> list[Any]:
     """The inputs in graph order as arrays of the declared dtypes: those of jax as they are, of
     others a copy in numpy.
 
     Arrays of another width of the same kind are converted (float64 to float32); another kind is an
-    error. `leading` axes (of time) come before the declared shapes.
+    error. So are integers that do not fit, and dtypes of traced integers that may not. `leading`
+    axes (of time) come before the declared shapes. `abstract` takes `jax.ShapeDtypeStruct`s too.
 
     Raises InputError for wrong numbers, names, shapes and dtypes, for all inputs at once.
     """
@@ -31,8 +40,8 @@ def bind_inputs(
     # Most calls give just what is declared; the checks below take as long as a small network.
     if not kwargs and not leading and len(args) == len(inputs):
         pairs = zip(args, inputs, strict=True)
-        if all(isinstance(x, np.ndarray | jax.Array) and _is_of(x, value) for x, value in pairs):
-            return [_copied(x) if isinstance(x, np.ndarray) else x for x in args]
+        if all(_is_array(x) and _is_of(x, value) for x, value in pairs):
+            return [x if isinstance(x, jax.Array) else _copied(x) for x in args]
     names = [value.name for value in inputs]
     if len(args) > len(inputs):
         raise InputError(
@@ -54,8 +63,12 @@ def bind_inputs(
     errors: list[NnefError] = []
     arrays: list[Any] = []
     for value in inputs:
+        what, array = f"input '{value.name}'", given[value.name]
         try:
-            arrays.append(_as_input(given[value.name], value, leading))
+            if not (abstract and isinstance(array, jax.ShapeDtypeStruct)):
+                array = _as_array(what, array, value.type)
+            _require_shape(what, array, value.type, leading)
+            arrays.append(_converted(what, array, value.type, copy=True))
         except InputError as error:
             error.span = network.span_of(value.name)
             errors.append(error)
@@ -63,35 +76,120 @@ def bind_inputs(
     return arrays
 
 
-def _is_of(array: np.ndarray[Any, Any] | jax.Array, value: Value) -> bool:
-    return array.shape == value.type.shape and array.dtype == value.type.dtype
+def bind_variables(
+    what: str,
+    arrays: Any,
+    variables: Mapping[str, Parameter | StateVariable],
+    needed: Sequence[str],
+) -> dict[str, Any]:
+    """Arrays by label, of the declared dtypes, of those variables that are given.
 
+    `what` is the name of the argument; the needed ones must be there. Dtypes are converted as those
+    of inputs are.
 
-def _as_input(array: Any, value: Value, leading: int) -> Any:
-    dtype = jnp.dtype(value.type.dtype)
-    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-        array = _from_python(array, value, dtype)
-    if len(array.shape) < leading or shapes_differ(array.shape[leading:], value.type.shape):
-        after = " after the axis of time" if leading else ""
-        permuted = sorted(array.shape[leading:]) == sorted(value.type.shape)
+    Raises InputError for wrong labels, shapes and dtypes, for all variables at once.
+    """
+    source = "model.params" if what == "params" else "model.init_state()"
+    if not isinstance(arrays, Mapping):
         raise InputError(
-            f"input '{value.name}' has shape {show(array.shape)}, the graph declares "
-            f"{show(value.type.shape)}{after}",
-            hint="its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
+            f"{what} must be a dict of arrays by label, it is {shown(arrays)}",
+            hint=f"take {source} and replace values in it",
+        )
+    given: Mapping[Any, Any] = arrays
+    missing = [label for label in needed if label not in given]
+    extra = [label for label in given if label not in variables]
+    if missing or extra:
+        parts = [f"lacks {', '.join(sorted(missing))}"] if missing else []
+        parts += [f"has unknown {', '.join(sorted(map(str, extra)))}"] if extra else []
+        raise InputError(
+            f"{what} {' and '.join(parts)}", hint=f"take {source} and replace values in it"
+        )
+    errors: list[NnefError] = []
+    bound: dict[str, Any] = {}
+    for label, array in given.items():
+        variable = variables[label]
+        if isinstance(array, jax.Array) and _is_of(array, variable.value):
+            bound[label] = array
+            continue
+        name, type = f"{what}: '{label}'", variable.value.type
+        try:
+            array = _as_array(name, array, type)
+            _require_shape(name, array, type)
+            bound[label] = _converted(name, array, type)
+        except InputError as error:
+            error.span = variable.span
+            errors.append(error)
+    raise_all(errors)
+    return bound
+
+
+@cache
+def _dtype(name: str) -> np.dtype[Any]:
+    """A dtype by name; to compare with the name would look it up in each call."""
+    return jnp.dtype(name)
+
+
+def _is_array(x: Any) -> bool:
+    return type(x) is np.ndarray or isinstance(x, jax.Array)
+
+
+def _is_of(array: Any, value: Value) -> bool:
+    return array.shape == value.type.shape and array.dtype == _dtype(value.type.dtype)
+
+
+def _as_array(what: str, array: Any, type: TensorType) -> Any:
+    """Anything that numpy takes for an array of numbers; whole ones may stand for scalars."""
+    if _is_array(array):
+        return array
+    try:
+        result = numpy_of(array)
+    except ValueError as error:
+        raise InputError(f"{what} is not an array: {error}") from None
+    if result.dtype.kind not in "biufcV":
+        raise InputError(f"{what} must be an array, it is {shown(array)}")
+    is_literal = isinstance(array, int | list | tuple) and not hasattr(array, "dtype")
+    if is_literal and result.dtype.kind in "iu" and _kind(_dtype(type.dtype)) == "f":
+        result = result.astype(np.float32)
+    return result
+
+
+def _require_shape(what: str, array: Any, type: TensorType, leading: int = 0) -> None:
+    shape = array.shape[leading:]
+    if len(array.shape) >= leading and not shapes_differ(shape, type.shape):
+        return
+    after = " after the axis of time" if leading else ""
+    hint = "take the shape of the stored one: model.params"
+    if what.startswith("input"):
+        permuted = sorted(map(str, shape)) == sorted(map(str, type.shape))
+        hint = (
+            "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
             if permuted
-            else "load(..., input_shapes=...) declares another; jax.vmap adds a batch axis",
+            else "load(..., input_shapes=...) declares another; jax.vmap adds a batch axis"
         )
-    if array.dtype == dtype:
-        return array if isinstance(array, jax.Array) else _copied(np.asarray(array))
-    if _kind(array.dtype) != _kind(dtype):
-        raise InputError(
-            f"input '{value.name}' has dtype {array.dtype}, the graph declares {dtype}",
-            hint=f"convert it: x.astype('{dtype}')",
-        )
-    if dtype.kind == "i" and isinstance(array, np.ndarray):
-        _require_range(array, value, dtype)
-    if isinstance(array, jax.Array):
-        return array.astype(dtype)
+    raise InputError(
+        f"{what} has shape {show(array.shape)}, the graph declares {show(type.shape)}{after}",
+        hint=hint,
+    )
+
+
+def _converted(what: str, array: Any, type: TensorType, *, copy: bool = False) -> Any:
+    """The array in the declared dtype, of the same kind; numpy's is copied if that is asked for."""
+    dtype = _dtype(type.dtype)
+    if array.dtype != dtype:
+        kind = _kind(dtype)
+        if _kind(array.dtype) != kind:
+            raise InputError(
+                f"{what} has dtype {array.dtype}, the graph declares {dtype}",
+                hint=f"convert it: x.astype('{dtype}')",
+            )
+        if kind == "i":
+            _require_range(what, array, dtype)
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return array.update(dtype=dtype)
+        if isinstance(array, jax.Array):
+            return array.astype(dtype)
+    if not copy or not isinstance(array, np.ndarray):
+        return np.asarray(array, dtype) if isinstance(array, np.ndarray) else array
     return _copied(np.asarray(array, dtype))
 
 
@@ -112,28 +210,24 @@ def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return copy
 
 
-def _from_python(array: Any, value: Value, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Numbers and lists as an array; whole numbers may stand for scalars there."""
-    try:
-        result = np.asarray(array)
-    except ValueError:
-        raise InputError(f"input '{value.name}' is not an array") from None
-    if result.dtype.kind == "i" and _kind(dtype) == "f":
-        result = result.astype(np.float32)
-    return result
-
-
 def _kind(dtype: Any) -> str:
     """ "f" for real numbers, "i" for integers, "b" for logical values, else numpy's letter."""
     if jnp.issubdtype(dtype, jnp.floating):
         return "f"
-    return "i" if jnp.issubdtype(dtype, jnp.integer) else jnp.dtype(dtype).kind
+    return "i" if jnp.issubdtype(dtype, jnp.integer) else getattr(dtype, "kind", "V")
 
 
-def _require_range(array: np.ndarray[Any, Any], value: Value, dtype: np.dtype[Any]) -> None:
-    bounds = np.iinfo(dtype)
-    if array.size and (array.min() < bounds.min or array.max() > bounds.max):
+def _require_range(what: str, array: Any, dtype: np.dtype[Any]) -> None:
+    bounds, given = jnp.iinfo(dtype), jnp.iinfo(array.dtype)
+    if bounds.min <= given.min and given.max <= bounds.max:
+        return
+    if isinstance(array, Tracer | jax.ShapeDtypeStruct):
         raise InputError(
-            f"input '{value.name}' holds values from {array.min()} to {array.max()}, "
-            f"which do not fit {dtype}"
+            f"{what} is traced with dtype {array.dtype}, whose values may not fit {dtype}",
+            hint=f"convert it, if they do: x.astype('{dtype}')",
+        )
+    items = np.asarray(array)
+    if items.size and (items.min() < bounds.min or items.max() > bounds.max):
+        raise InputError(
+            f"{what} holds values from {items.min()} to {items.max()}, which do not fit {dtype}"
         )

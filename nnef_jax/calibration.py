@@ -13,6 +13,13 @@ from numpy.typing import NDArray
 from lowering.graph import Graph, Value
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
+from nnef_jax.options import (
+    names_of,
+    require,
+    require_choice,
+    require_flags,
+    require_samples,
+)
 from nnef_jax.text.syntax import identifiers
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
@@ -56,13 +63,21 @@ def calibrate(
 
     Raises:
         InputError: there is no sample, one does not fit, or a tensor has no finite range.
+        TypeError, ValueError: an option is of a wrong type or value.
 
     Example:
         >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
         >>> nnef_jax.save("quantised", document, model.params, quantization=text)
     """
-    if algorithm not in _ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(_ALGORITHMS)}, it is {algorithm!r}")
+    require("model", model, Model, "a nnef_jax.Model")
+    require_samples("samples", samples)
+    require_choice("algorithm", algorithm, _ALGORITHMS)
+    require("bits", bits, int, "an integer")
+    require_flags(signed=signed, symmetric=symmetric, per_channel=per_channel)
+    if percentile is not None:
+        require("percentile", percentile, (int, float), "a number, or None")
+    if names is not None:
+        names = names_of("names", names, "identifiers of tensors")
     if not 2 <= bits <= _MOST_BITS:
         raise ValueError(f"bits must be at least 2 and at most {_MOST_BITS}, it is {bits}")
     if symmetric and not signed:
@@ -71,8 +86,9 @@ def calibrate(
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
     activations, weights = _chosen(model, names)
     ranges = _ranges_of_runs(model, samples, activations, percentile)
+    execution = model._execution  # pyright: ignore[reportPrivateUsage]
     for name, label in weights.items():
-        array = np.asarray(model.params[label], np.float32)
+        array = np.asarray(execution.arrays([label])[label], np.float32)
         axes = tuple(range(int(per_channel), array.ndim))
         ranges[name] = array.min(axes), array.max(axes)
     describe = _zero_point if algorithm == "zero_point_linear_quantize" else _min_max
@@ -154,9 +170,14 @@ def _ranges_of_runs(
         return {name: tuple(jnp.percentile(x, ends)) for name, x in reals.items()}
 
     ranges: dict[str, _Range] = {}
-    for sample in samples if names else ():
+    for number, sample in enumerate(samples if names else ()):
         args, kwargs = _arguments(sample)
-        found = jax.device_get(extremes(model.intermediates(*args, names=names, **kwargs)))
+        try:
+            tensors = model.intermediates(*args, names=names, **kwargs)
+        except InputError as error:
+            error.message = f"sample {number}: {error.message}"
+            raise
+        found = jax.device_get(extremes(tensors))
         for name, (low, high) in found.items():
             known = ranges.get(name, (low, high))
             ranges[name] = np.minimum(known[0], low), np.maximum(known[1], high)

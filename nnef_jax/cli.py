@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,17 +58,35 @@ Source = Annotated[
         show_default=False,
     ),
 ]
+# A string, since Path("") is the working directory, and an empty variable of a shell is an error.
 _CACHE_DIR = typer.Option(
+    metavar="PATH",
     help="A folder to keep what is compiled in, and to find it in again. It holds machine code: "
     "nobody else should be able to write to it.",
     show_default=False,
 )
+
+
+class Dialect(StrEnum):
+    """How a document is read, as in `nnef_jax.load`."""
+
+    auto = "auto"
+    nnef = "nnef"
+    tract = "tract"
+
+
+_Dialect = Annotated[
+    Dialect,
+    typer.Option(
+        "--dialect", help="How the text is read: by NNEF 1.0, as by tract; auto goes by the text."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"nnef-jax {__version__}")
+        _print(f"nnef-jax {__version__}")
         raise typer.Exit
 
 
@@ -85,21 +103,21 @@ def options(
 
 
 @app.command()
-def info(source: Source, as_json: Json = False) -> None:
+def info(source: Source, dialect: _Dialect = Dialect.auto, as_json: Json = False) -> None:
     """Show what a network consists of: inputs, outputs, sizes, a table of its operations."""
-    network = _read(source)
+    network = _read(source, dialect)
     from nnef_jax.cli_info import describe, description
 
-    typer.echo(json.dumps(description(network)) if as_json else describe(network))
+    _print(json.dumps(description(network)) if as_json else describe(network))
 
 
 @app.command()
-def check(source: Source) -> None:
+def check(source: Source, dialect: _Dialect = Dialect.auto) -> None:
     """Validate a network and its data, and show all that is wrong with it."""
-    network = _read(source)
+    network = _read(source, dialect)
     graph = network.graph
     variables = len(graph.parameters) + len(graph.states)
-    typer.echo(
+    _print(
         f"ok: {source}: {graph.name}, {network.frontend.dialect}, "
         f"{len(graph.operations)} operations, {variables} variables"
     )
@@ -123,6 +141,7 @@ def flatten(
         Expand,
         typer.Option(help="all: primitive operations only; auto: as the network is run."),
     ] = Expand.auto,
+    dialect: _Dialect = Dialect.auto,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what is at the output.")
     ] = False,
@@ -131,8 +150,15 @@ def flatten(
     with _status(f"reading {source}"):
         from nnef_jax.conversion import convert
 
-        text = convert(source, output, flat=True, expand=expand.value, overwrite=overwrite)
-    typer.echo(text.removesuffix("\n") if output is None else f"saved {output}")
+        text = convert(
+            source,
+            output,
+            flat=True,
+            expand=expand.value,
+            dialect=dialect.value,
+            overwrite=overwrite,
+        )
+    _print(text.removesuffix("\n") if output is None else f"saved {output}")
 
 
 @app.command()
@@ -188,7 +214,8 @@ def run(
         Path | None,
         typer.Option(help="With --top: a text file with the names of the entries, one a line."),
     ] = None,
-    cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
+    dialect: _Dialect = Dialect.auto,
+    cache_dir: Annotated[str | None, _CACHE_DIR] = None,
     as_json: Json = False,
 ) -> None:
     """Run a network on files and print its outputs, or save them."""
@@ -202,7 +229,7 @@ def run(
         largest = (
             cli_outputs.Top(top, cli_outputs.read_labels(labels) if labels else ()) if top else None
         )
-        model = load(source, progress=progress, cache_dir=cache_dir)
+        model = load(source, dialect=dialect.value, progress=progress, cache_dir=cache_dir)
         names = [spec.name for spec in model.outputs]
         if output:
             cli_outputs.check_output(output, names)
@@ -221,13 +248,13 @@ def run(
     else:
         shown = cli_outputs.shown_results(results, largest, values=not saved)
         shown += "".join(f"\nsaved {file}" for file in saved)
-    typer.echo(shown)
+    _print(shown)
 
 
 @app.command("compile")
 def compile_ahead(
     source: Source,
-    cache_dir: Annotated[Path, _CACHE_DIR],
+    cache_dir: Annotated[str, _CACHE_DIR],
     shapes: Annotated[
         list[str] | None,
         typer.Option(
@@ -238,20 +265,22 @@ def compile_ahead(
             show_default=False,
         ),
     ] = None,
+    dialect: _Dialect = Dialect.auto,
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
     wanted = dict(map(_shape, shapes or ()))
     with _status(f"compiling {source}") as progress:
         from nnef_jax.cli_compile import load_and_compile, report
 
-        model = load_and_compile(source, cache_dir, wanted, progress)
-    typer.echo(report(model, cache_dir))
+        model = load_and_compile(source, cache_dir, wanted, progress, dialect.value)
+    _print(report(model, cache_dir))
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line: exit code 0, 1 for an error, 2 for wrong usage, 130 if interrupted.
 
-    An exception that is no error of the user's passes through, with its traceback.
+    An exception that is no error of the user's passes through, with its traceback. Signals stay as
+    the caller has them; `nnef_jax.__main__` is the process whose own they are.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(
@@ -274,11 +303,19 @@ def main(args: Sequence[str] | None = None) -> int:
 # For the commands
 
 
-def _read(source: str) -> Network:
+def _read(source: str, dialect: Dialect) -> Network:
     with _status(f"reading {source}") as progress:
         from nnef_jax.loading import read
 
-        return read(source, progress=progress)[0]
+        return read(source, dialect=dialect.value, progress=progress)[0]
+
+
+def _print(text: str) -> None:
+    """Write to standard output at once; an OSError names it."""
+    try:
+        typer.echo(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def _picture_options(
@@ -326,14 +363,18 @@ def _status(text: str) -> Generator[Callable[[int, int], None] | None]:
 
     It gives a function that makes a bar of it, given how much is done and of how much.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
+    class Terminal(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            return False  # it stays visible: a signal may end the process at any moment
+
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar = Progress(*columns, console=Terminal(stderr=True), transient=True)
     task = bar.add_task(text, total=None)
     timer = threading.Timer(_STATUS_AFTER, bar.start)
     timer.daemon = True
@@ -352,5 +393,6 @@ def _report(message: str) -> None:
         c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in message
     )
     color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal only
-    typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)
-    typer.echo(f" {text}", err=True)
+    with suppress(OSError):  # where stderr is full or closed, the exit code alone can tell
+        typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)
+        typer.echo(f" {text}", err=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from nnef_jax.errors import InputError, raise_all
+from nnef_jax.formats.tract.recognition import Dialect
 from nnef_jax.loading import load
 from nnef_jax.model import Model, TensorSpec
 from nnef_jax.variables import Progress
@@ -16,15 +16,18 @@ from nnef_jax.variables import Progress
 
 def load_and_compile(
     source: str,
-    cache_dir: Path,
+    cache_dir: str,
     shapes: Mapping[str, Sequence[int]],
     progress: Progress | None,
+    dialect: Dialect = "auto",
 ) -> Model:
     """Load a network and run it on zeros, a recurrent one by `step` as well.
 
     Raises InputError where the shape of an input is left open, besides what `load` does.
     """
-    model = load(source, input_shapes=shapes, cache_dir=cache_dir, progress=progress)
+    model = load(
+        source, input_shapes=shapes, dialect=dialect, cache_dir=cache_dir, progress=progress
+    )
     raise_all(
         [
             InputError(
@@ -44,7 +47,7 @@ def load_and_compile(
     return model
 
 
-def report(model: Model, cache_dir: Path) -> str:
+def report(model: Model, cache_dir: str) -> str:
     """A line for each input, and where it all is."""
     inputs = ", ".join(f"{s.name}: {s.dtype}{_shown(s.shape)}" for s in model.inputs)
     return f"compiled {model.graph.name} for {inputs or 'no inputs'}\nkept in {cache_dir}"

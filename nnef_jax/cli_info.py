@@ -6,6 +6,7 @@ from typing import Any
 
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Graph, Value
+from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 from nnef_jax.summary import multiply_adds, summarise
 
@@ -19,7 +20,8 @@ def describe(network: Network) -> str:
     lines += [("output", f"{name}: {value.type}") for name, value in _outputs(graph)]
     lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
     head = "\n".join(f"{name:<16}{text}" for name, text in lines)
-    return f"{head}\n\n{summarise(graph)}"
+    meter = Meter(network.options.meter.limits)
+    return f"{head}\n\n{summarise(graph, network.unused, meter)}"
 
 
 def description(network: Network) -> dict[str, Any]:
@@ -42,7 +44,12 @@ def description(network: Network) -> dict[str, Any]:
             for operation in graph.operations
         ],
         "variables": [
-            {"label": v.label, "shape": list(v.value.type.shape), "dtype": v.value.type.dtype}
+            {
+                "label": v.label,
+                "shape": list(v.value.type.shape),
+                "dtype": v.value.type.dtype,
+                "unused": v.label in network.unused,
+            }
             for v in (*graph.parameters, *graph.states)
         ],
     }
@@ -53,7 +60,12 @@ def _counts(network: Network) -> dict[str, int]:
     return {
         "operations": len(graph.operations),
         "variables": len(graph.parameters) + len(graph.states),
-        "parameters": sum(volume(p.value.type.shape) for p in graph.parameters),
+        "parameters": sum(
+            volume(p.value.type.shape) for p in graph.parameters if p.label not in network.unused
+        ),
+        "unused_parameters": sum(
+            volume(p.value.type.shape) for p in graph.parameters if p.label in network.unused
+        ),
         "state": sum(volume(s.value.type.shape) for s in graph.states),
         "weight_bytes": sum(array.nbytes for array in network.data.values()),
     }

@@ -3,7 +3,8 @@
 KEY.xla is found by the sha256 of all that it depends on, which is the flat graph, the way to lower
 it, and what compiles and runs it. It holds the executables of both halves of a split, as jax's
 `serialize_executable` makes them. KEY.bin holds what the first half computed of parameters of the
-same digest. Nothing is ever removed; the folder may be at any time.
+same digest. Both are checked files: damaged ones, and those under another's name, are made again.
+Nothing is ever removed; the folder may be at any time.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import pickle
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 from jax.experimental import serialize_executable
 from jaxlib.version import __version__ as jaxlib_version
@@ -31,41 +33,38 @@ import nnef_jax
 from lowering.graph import Graph, Operation, Value
 from lowering.halves import Split, assemble
 from nnef_jax.errors import InputError
-from nnef_jax.storage import files
 from nnef_jax.storage.arrays import digest_of, read_arrays, write_arrays
+from nnef_jax.storage.checked import read_checked, write_checked
 
 Device = Any  # a jax.Device, which is no type to a type checker
-_MAGIC = b"nnef_jax executable 1\n"
-# What changes the meaning of a function, or how it is compiled, without being part of it.
-_CONFIGURATION = (
-    "jax_default_matmul_precision",
-    "jax_enable_x64",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-)
+# Words in the names of jax's settings for what it reports, where it keeps things, and which devices
+# it finds. All other settings are part of the key, new ones too, and so is the device.
+_IRRELEVANT = ("cache", "cross_host", "dump", "_log", "platform", "traceback", "visible_devices")
 
 
 class CompilationCache:
     """A folder of compiled functions by key.
 
     Its files hold pickled objects and machine code: whoever can write to the folder can run code in
-    the processes that read it. It is made for its owner alone (mode 0700).
+    the processes that read it. It is made for its owner alone (mode 0700). Checksums are against
+    accidents, not against attacks.
 
-    Raises InputError where the folder cannot be made or written to.
+    Many processes may use it at once, since files appear whole or not at all. Where nothing can be
+    written (a read-only folder, a full disk) it serves with what it has: one warning tells that
+    something else was compiled and not kept.
+
+    Raises InputError where the folder cannot be made or read.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = os.path.abspath(os.fsdecode(directory))
         try:
-            os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            reason = "" if os.access(self.directory, os.W_OK | os.X_OK) else "no permission"
-        except OSError as error:
-            reason = error.strerror or str(error)
-        if reason:
+            self.directory = _folder(directory)
+        except (OSError, TypeError, ValueError) as error:
             raise InputError(
-                f"cache_dir '{self.directory}' cannot be written to: {reason}",
+                f"cache_dir '{directory}' cannot be used: {_reason(error)}",
                 hint="give a folder of your own, or leave cache_dir out",
-            )
+            ) from None
+        self._has_warned = False
 
     def halves(
         self,
@@ -76,10 +75,10 @@ class CompilationCache:
         inputs: Sequence[Sequence[jax.Array]],
         result: Any,
     ) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
-        """The compiled `run` of a split for a device, and what is prepared for it.
+        """Return the compiled `run` of a split for a device, and what is prepared for it.
 
         They come from the folder if it has them, else `split` makes them and they are put there. An
-        entry that cannot be read is made again. `inputs` are what `run` takes besides, `result` is
+        entry that cannot be used is made again. `inputs` are what `run` takes besides, `result` is
         the tree structure of what it returns; its types may be of this process alone, so that an
         entry does not hold it.
         """
@@ -87,11 +86,11 @@ class CompilationCache:
         found = _read(path, device, result)
         if found is not None:
             entry, load = found
-            # Beside the digest of the parameters; each takes ResNet-50 0.1 s.
-            with ThreadPoolExecutor(1) as pool:
-                loading = pool.submit(load)
-                prepared = self._prepared(entry, parameters, device)
-            if loading.exception() is None:
+            with suppress(Exception):  # jaxlib raises anything for what it cannot load
+                # Beside the digest of the parameters; each takes ResNet-50 0.1 s.
+                with ThreadPoolExecutor(1) as pool:
+                    loading = pool.submit(load)
+                    prepared = self._prepared(entry, parameters, device)
                 return loading.result(), prepared
         made = split()
         compute = made.lowered(parameters)
@@ -99,18 +98,17 @@ class CompilationCache:
         entry = _Entry(made.sources, made.reads, program, cache(compute.compile))
         prepared = self._prepared(entry, parameters, device)
         run = made.run.lower(prepared, *inputs).compile()
-        with _harmless("what was compiled could not be kept"):
-            _write(path, entry, run)
+        self._keep(lambda: _write(path, entry, run))
         return run, prepared
 
     def _prepared(
         self, entry: _Entry, parameters: Sequence[jax.Array], device: Device
     ) -> tuple[Any, ...]:
-        """What is prepared of parameters; on a CPU it comes from a file where they have one.
+        """Return what is prepared of parameters; on a CPU it comes from a file if they have one.
 
         To compute it takes longer there (ResNet-50, 0.2 s) than to tell by a digest of the
-        parameters that it is known (0.05 s). Executables for several shapes share the file if they
-        prepare alike.
+        parameters that it is known (0.05 s), and to check the file (0.025 s). Executables for
+        several shapes share the file if they prepare alike.
         """
         if None not in entry.sources or device.platform != "cpu":
             return assemble(entry.sources, parameters, entry.compute()(parameters))
@@ -119,24 +117,46 @@ class CompilationCache:
         known = read_arrays(path)
         if known is None or len(known) != entry.sources.count(None):
             computed = entry.compute()(parameters)
-            with _harmless("what was prepared could not be kept"):
-                write_arrays(path, [np.asarray(array) for array in computed])
+            self._keep(lambda: write_arrays(path, [np.asarray(array) for array in computed]))
         else:
             with jax.ensure_compile_time_eval():  # also where a function is traced
                 computed = jax.device_put(known)
         return assemble(entry.sources, parameters, computed)
 
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Write a file; a full disk, say, or executables that cannot be stored, are a warning."""
+        try:
+            write()
+        except Exception as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"what was compiled is not kept in cache_dir '{self.directory}': "
+                    f"{_reason(error)}",
+                    stacklevel=2,
+                )
+
     def _path(self, key: str, suffix: str) -> str:
         return os.path.join(self.directory, f"{key}.{suffix}")
 
 
-@contextmanager
-def _harmless(message: str) -> Generator[None]:
-    """Errors become warnings: a full disk, a platform whose executables cannot be stored."""
-    try:
-        yield
-    except Exception as error:
-        warnings.warn(f"{message}: {error}", stacklevel=3)
+def _reason(error: Exception) -> object:
+    """What the system says of an error without the path, which may be a temporary one."""
+    return getattr(error, "strerror", None) or error
+
+
+def _folder(directory: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a folder that can be read; make it where there is none."""
+    name = os.fsdecode(directory)
+    if not name:
+        raise ValueError("it is empty")
+    path = os.path.abspath(name)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise NotADirectoryError("it is not a folder")
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise PermissionError("no permission to read it")
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +175,16 @@ class _Entry:
 def _write(path: str, entry: _Entry, run: jax.stages.Compiled) -> None:
     # Of each half the executable and the tree of its arguments; these are tuples and lists.
     halves = [serialize_executable.serialize(half)[:2] for half in (entry.compute(), run)]
-    content = pickle.dumps((entry.sources, entry.reads, entry.program, *halves))
-    with files.replacing(path) as file:
-        file.write(_MAGIC + hashlib.sha256(content).digest())
-        file.write(content)
+    write_checked(path, [pickle.dumps((entry.sources, entry.reads, entry.program, *halves))])
 
 
 def _read(
     path: str, device: Device, result: Any
 ) -> tuple[_Entry, Callable[[], jax.stages.Compiled]] | None:
     """The first half, and what loads the second."""
-    try:
-        with open(path, "rb") as file:
-            magic, digest, content = file.read(len(_MAGIC)), file.read(32), file.read()
-    except OSError:
-        return None
-    # Machine code with a wrong byte in it would take the process along.
-    if magic != _MAGIC or hashlib.sha256(content).digest() != digest:
+    # Not mapped: machine code that changed after the check would take the process along.
+    content = read_checked(path, mapped=False)
+    if content is None:
         return None
     try:
         sources, reads, program, compute, run = pickle.loads(content)
@@ -209,7 +222,9 @@ def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
     def shown(item: Any) -> str:
         match item:
             case Value():
-                return f"{item.name}%{numbers.setdefault(item, len(numbers))}:{item.type}"
+                return f"{item.name!r}%{numbers.setdefault(item, len(numbers))}:{item.type}"
+            case np.generic():  # the repr of a bfloat16 is that of a float
+                return f"{item.dtype}:{item!r}"
             case Graph():
                 return "".join(_described(item, numbers))
             case tuple():
@@ -232,19 +247,33 @@ def _of_device(device: Device) -> tuple[str, ...]:
     return device.platform, device.device_kind, str(device.id), version
 
 
-def _environment() -> tuple[str, ...]:
-    configuration = (f"{name}={getattr(jax.config, name)}" for name in _CONFIGURATION)
-    return *_compiler(), *_program(), *configuration
+def _environment() -> Iterator[str]:
+    yield from _compiler()
+    yield from _program()
+    for name, value in sorted(jax.config.values.items()):
+        if not any(word in name for word in _IRRELEVANT):
+            # The attribute is what holds in this thread; some settings have none.
+            yield f"{name}={getattr(jax.config, name, value)!r}"
 
 
 def _compiler() -> tuple[str, ...]:
-    return jax.__version__, jaxlib_version, os.environ.get("XLA_FLAGS", "")
+    return jax.__version__, jaxlib_version, _flags("XLA_FLAGS"), _flags("LIBTPU_INIT_ARGS")
+
+
+def _flags(variable: str) -> str:
+    """The compiler's flags in an environment variable, or in the file that XLA_FLAGS names."""
+    flags = os.environ.get(variable, "")
+    if flags and not flags.startswith("-"):
+        with suppress(OSError), open(flags, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    return flags
 
 
 @cache
 def _program() -> tuple[str, ...]:
     """What traces and pickles, and the processor, which machine code is made for."""
-    return nnef_jax.__version__, sys.version, *_sources(), *_processor()
+    versions = (nnef_jax.__version__, sys.version, np.__version__, ml_dtypes.__version__)
+    return *versions, *_sources(), *_processor()
 
 
 def _sources() -> Iterator[str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import get_args
 
 from lowering.graph import Parameter, Value
 from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
-from nnef_jax.formats.tract.recognition import is_tract
-from nnef_jax.limits import Limits
+from nnef_jax.formats.tract.recognition import Dialect, is_tract
+from nnef_jax.limits import Limits, Meter, within_memory
 from nnef_jax.loading import Source, registry_of_standard
+from nnef_jax.options import require, require_choice, require_flags, require_path, require_readable
 from nnef_jax.quantization import QuantizationReader
 from nnef_jax.quantizer import ALGORITHMS, Quantizer
 from nnef_jax.storage.archive import Archive, open_archive
@@ -36,6 +39,7 @@ def convert(
     *,
     flat: bool = False,
     expand: Expand = "auto",
+    dialect: Dialect = "auto",
     overwrite: bool = False,
     limits: Limits | None = None,
 ) -> str:
@@ -52,20 +56,29 @@ def convert(
         flat: expand the fragments of the document: what is left are operations of the standard.
         expand: "all" expands the compound operations of the standard to primitives too, and makes
             the document flat.
+        dialect: how to read the document, as `load` takes it.
         overwrite: replace what is at the path; otherwise FileExistsError.
         limits: bounds on what is read.
 
     Raises:
         NnefError: something is wrong with the network, or (UnsupportedError) it is in tract's
             dialect, or a flat document cannot describe it.
+        TypeError, ValueError: an argument is of a wrong type or value.
 
     Example:
         >>> print(nnef_jax.convert("provisional.tgz", "final.tgz"))
     """
-    limits = limits or Limits()
-    options = Options(registry_of_standard(), expand, limits=limits)
-    with open_archive(source, limits) as archive:
-        network = _Reading(archive, options)
+    require_readable("source", source)
+    if path is not None:
+        require_path("path", path)
+    require_flags(flat=flat, overwrite=overwrite)
+    require_choice("expand", expand, get_args(Expand))
+    if limits is not None:
+        require("limits", limits, Limits, "a nnef_jax.Limits")
+    require_choice("dialect", dialect, get_args(Dialect))
+    options = Options(registry_of_standard(), expand, meter=Meter(limits))
+    with within_memory("the network"), open_archive(source, options.meter) as archive:
+        network = _Reading(archive, options, dialect)
         make_flat = flat or expand == "all" or network.document.provisional
         result = network.flat() if make_flat else network.kept()
         if path is not None:
@@ -85,18 +98,18 @@ class _Result:
 class _Reading:
     """A network that was read and checked, but for its data."""
 
-    def __init__(self, archive: Archive, options: Options) -> None:
+    def __init__(self, archive: Archive, options: Options, dialect: Dialect) -> None:
         self._archive = archive
-        self._limits = options.limits
+        self._meter = options.meter
         source = archive.read_text("graph.nnef")
-        if is_tract(source.text):
+        if is_tract(source.text, dialect):
             raise UnsupportedError(
                 "a document of tract's dialect has operations that NNEF 1.0 does not have",
                 span=Span(source, 0),
                 hint="nnef_jax.load reads it, and model.save stores it in its own dialect",
             )
-        self.document = parse(source, options.limits)
-        scope = Scope(self.document)
+        self.document = parse(source, options.meter)
+        scope = Scope(self.document, options.meter)
         check(self.document, scope)
         self._reader = QuantizationReader(self.document, scope, options)
         try:
@@ -123,7 +136,7 @@ class _Reading:
 
     def flat(self) -> _Result:
         """The flat document, with the entries of graph.quant as 1.0 final writes them."""
-        flat = flat_document(self._graph)
+        flat = flat_document(self._graph, self._meter)
         raise_all(list(self._unfit_entries()))
         values = {name: self._graph.values[name] for name in self._quantizers}
         entries = [
@@ -156,14 +169,29 @@ class _Reading:
         One assigned beside it does not, nor does a variable of the same label.
         """
         value = self._graph.values[name]
-        others = {alias for alias, aliased in self._graph.aliases.items() if aliased is value}
+        others = self._aliases.get(value, frozenset[str]())
         if name in others:
             return value.name
         if value not in self._variables:
-            targets = (list(s.identifiers(a.target)) for a in self.document.graph.body)
-            beside = next(names for names in targets if any(i.name == name for i in names))
-            others &= {identifier.name for identifier in beside}
+            others = others & self._beside[name]
         return min(others, default=None)
+
+    @cached_property
+    def _aliases(self) -> Mapping[Value, Set[str]]:
+        """The other names of values."""
+        found: dict[Value, set[str]] = {}
+        for alias, value in self._graph.aliases.items():
+            found.setdefault(value, set()).add(alias)
+        return found
+
+    @cached_property
+    def _beside(self) -> Mapping[str, Set[str]]:
+        """The names that are assigned together with each."""
+        found: dict[str, Set[str]] = {}
+        for assignment in self.document.graph.body:
+            names = {identifier.name for identifier in s.identifiers(assignment.target)}
+            found.update(dict.fromkeys(names, names))
+        return found
 
     def _entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
         """The line of graph.quant that quantises a value under a name."""
@@ -173,14 +201,14 @@ class _Reading:
     def members(self, result: _Result) -> dict[str, Member]:
         """The members of the archive of a result."""
         # All the errors of the data are found here, with their places.
-        arguments = (self._archive, self._limits, self._quantizers, self._reader.header)
+        arguments = (self._archive, self._meter, self._quantizers, self._reader.header)
         stored = read_variables(self._graph, *arguments)
         members: dict[str, Member] = {}
         entries = [result.quantization]
         for variable in (*self._graph.parameters, *self._graph.states):
             member = member_of(variable.label)
             data = self._archive.open_tensor(member)
-            file = read_tensor_file(data, name=member, limits=self._limits)
+            file = read_tensor_file(data, name=member, meter=self._meter)
             file = replace(file, array=file.array.reshape(variable.value.type.shape))
             members[member] = file
             if not file.quantization:

@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 
 from lowering.extents import show
 from lowering.kernels.broadcast import expand
-from nnef_jax.errors import DataError, LimitError, UnsupportedError
-from nnef_jax.limits import Limits
+from nnef_jax.errors import DataError, UnsupportedError
+from nnef_jax.limits import Meter
 from nnef_jax.quantizer import ALGORITHMS, Quantizer
 from nnef_jax.storage.tensorfile import TensorFile
 
+_BYTES = 24  # a real number in float64, and two of what it is computed from
 
-def dequantize(
-    stored: TensorFile, quantizer: Quantizer, member: str, limits: Limits
-) -> NDArray[Any]:
+
+def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Meter) -> NDArray[Any]:
     """The real numbers, in float64, of the codes in a tensor file.
 
     Raises DataError for codes that the algorithm does not have, UnsupportedError for an algorithm
@@ -46,10 +46,7 @@ def dequantize(
             span=quantizer.span(),
             hint=f"store real numbers, or use one of {', '.join(ALGORITHMS)}",
         )
-    if codes.size * 8 > limits.tensor_bytes:
-        raise LimitError(
-            f"{member}: {codes.size} real numbers take more than {limits.tensor_bytes} bytes"
-        )
+    meter.expand(_BYTES * codes.size, member)
     given = {name: _argument(quantizer, name, codes.shape) for name in quantizer.arguments}
     bits, signed, symmetric = (
         given["bits"],
@@ -62,10 +59,12 @@ def dequantize(
         case "zero_point_linear_quantize":
             return (q - given["zero_point"]) * given["scale"]
         case "logarithmic_quantize":
-            top = np.ceil(np.log2(given["max"]))
-            if not signed:
-                return np.exp2(top - (2.0**bits - 1) + q)
-            return np.sign(q) * np.exp2(top - (2.0 ** (bits - 1) - 1) + np.abs(q))
+            top = np.ceil(np.log2(given["max"])) - (2.0 ** (bits - signed) - 1)
+            sign = np.sign(q) if signed else 1.0
+            np.abs(q, out=q)
+            np.add(q, top, out=q)
+            np.exp2(q, out=q)
+            return np.multiply(q, sign, out=q)
         case _:
             lowest = 2.0 ** (bits - 1) - symmetric if signed else 0.0
             steps = 2.0**bits - 1 - (signed and symmetric)

@@ -24,6 +24,7 @@ from lowering.graph import Call
 from lowering.location import Span
 
 _SHOWN_CALLS = 8
+_LONGEST = 1_000  # of a message, a hint or a line: a document may have names of megabytes
 _SHOWN_ERRORS = 20
 
 
@@ -39,11 +40,11 @@ class NnefError(ValueError):
         hint: str = "",
         others: Sequence[NnefError] = (),
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        super().__init__(_shown(message))
+        self.message = _shown(message)
         self.span = span
         self.calls = tuple(calls)
-        self.hint = hint
+        self.hint = _shown(hint)
         self.others = tuple(others)
 
     @property
@@ -66,7 +67,7 @@ class NnefError(ValueError):
             lines.append(f"  ... and {hidden} more calls")
         if self.hint:
             lines.append(f"  hint: {self.hint}")
-        return "\n".join(lines)
+        return "\n".join(map(_shown, lines))
 
     def __str__(self) -> str:
         blocks = [error.block() for error in self.errors[:_SHOWN_ERRORS]]
@@ -106,6 +107,23 @@ class LimitError(NnefError):
 
 class InputError(NnefError):
     """A call gives the wrong number, names, shapes or dtypes of inputs."""
+
+
+def _shown(text: str) -> str:
+    """A text that can be printed: cut in its middle where it is long, without lone surrogates."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def kept(error: NnefError) -> tuple[NnefError, ...]:
+    """All the errors of one, to be raised later: without what they hold of the calls behind them.
+
+    Where there are many, all that these calls had made would stay in memory.
+    """
+    for each in error.errors:
+        each.__traceback__ = each.__context__ = None
+    return error.errors
 
 
 def raise_all(errors: Sequence[NnefError]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from lowering.errors import InvalidComputation
 from lowering.extents import is_symbolic
 from lowering.graph import Graph, Value
 from lowering.halves import Split
 from lowering.registry import Registry
 from lowering.trace import Context, trace
+from nnef_jax.errors import SemanticError
+from nnef_jax.limits import FOLDED_PER_STEP, Meter
 from nnef_jax.network import Network
 from nnef_jax.storage import files
 
@@ -70,6 +73,7 @@ class Compilation:
     cache: CompilationCache | None = None
     autotune: bool = False  # the compiler's options are chosen by trial
     donate_state: bool = False  # a cycle takes the memory of the state before it
+    unused: bool = False  # parameters that nothing reads are taken too
 
 
 class Execution:
@@ -99,9 +103,20 @@ class Execution:
         return self.network.specialise([tuple(x.shape) for x in inputs])
 
     @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the parameters that are taken."""
+        left_out = frozenset[str]() if self._compilation.unused else self.network.unused
+        return tuple(p.label for p in self.graph.parameters if p.label not in left_out)
+
+    @cached_property
     def parameters(self) -> dict[str, jax.Array]:
         """The network's own parameters on the device."""
-        return self._on_device([p.label for p in self.graph.parameters])
+        return self._on_device(self.labels)
+
+    def arrays(self, labels: Iterable[str]) -> dict[str, Any]:
+        """The arrays of these parameters; those that are not taken are on the host, mapped."""
+        taken = self.parameters
+        return {x: taken[x] if x in taken else self.network.data[x] for x in labels}
 
     @cached_property
     def initial_state(self) -> dict[str, jax.Array]:
@@ -128,10 +143,32 @@ class Execution:
         return arrays
 
     def values(
-        self, graph: Graph, params: Arrays, state: Arrays, inputs: Sequence[Any]
+        self,
+        graph: Graph,
+        params: Arrays,
+        state: Arrays,
+        inputs: Sequence[Any],
+        *,
+        optimized: bool = False,
+        wanted: Iterable[Value] | None = None,
     ) -> dict[Value, Any]:
-        """Every tensor of the graph."""
-        return trace(graph, self._registry, self._context, params, state, inputs)
+        """The tensors that results, or the `wanted` ones, depend on.
+
+        `optimized`: `lowering.optimize` rewrites what is traced.
+        """
+        meter = Meter(self.network.options.meter.limits)
+
+        def fold(items: int) -> None:
+            meter.spend(items // FOLDED_PER_STEP, "folding constants")
+
+        context = replace(self._context, fold=fold, optimized=optimized)
+        try:
+            return trace(graph, self._registry, context, params, state, inputs, wanted)
+        except InvalidComputation as error:
+            where = error.operation
+            raise SemanticError(
+                error.message, span=where.span, calls=where.calls, hint=error.hint
+            ) from None
 
     def outputs(self, params: Arrays, inputs: Sequence[Any]) -> Any:
         """What a call returns; a recurrent network runs one cycle from its initial state."""
@@ -167,21 +204,23 @@ class Execution:
 
     def _optimised(
         self,
-        function: Callable[[Arrays, Arrays, Sequence[Any]], Any],
+        function: Callable[..., Any],
         params: Arrays,
         state: Arrays,
         inputs: Sequence[Any],
         in_chunks: bool = False,
     ) -> Any:
         inputs = [jnp.asarray(x) for x in inputs]
-        # What is exported for any shape is for any platform.
-        symbolic = any(is_symbolic(extent) for x in inputs for extent in x.shape)
-        if symbolic or not self._is_optimised:
+        # What is exported for any shape is for any platform; kernels for CPUs need items.
+        extents = [extent for x in inputs for extent in x.shape]
+        if any(is_symbolic(n) or n == 0 for n in extents) or not self._is_optimised:
             return function(params, state, inputs)
         from lowering.optimize.evaluate import optimised
 
         state = {s.label: state[s.label] for s in self.graph.states}
-        optimal = optimised(lambda known, free: function(known, *free), in_chunks=in_chunks)
+        optimal = optimised(
+            lambda known, free: function(known, *free, optimized=True), in_chunks=in_chunks
+        )
         return optimal(params, (state, inputs))
 
     @property
@@ -199,18 +238,18 @@ class Execution:
         return compiler_options(sum(x.nbytes for x in self.parameters.values()))
 
     def _cycle(
-        self, params: Arrays, state: Arrays, inputs: Sequence[Any]
+        self, params: Arrays, state: Arrays, inputs: Sequence[Any], *, optimized: bool = False
     ) -> tuple[Any, dict[str, Any]]:
         graph = self.graph_for(inputs)
-        values = self.values(graph, params, state, inputs)
+        values = self.values(graph, params, state, inputs, optimized=optimized)
         outputs = [jnp.asarray(values[output]) for output in graph.outputs]
         return self._packed(outputs), {s.label: jnp.asarray(values[s.update]) for s in graph.states}
 
     def _scan(
-        self, params: Arrays, state: Arrays, inputs: Sequence[Any]
+        self, params: Arrays, state: Arrays, inputs: Sequence[Any], *, optimized: bool = False
     ) -> tuple[Any, dict[str, Any]]:
         def body(state: Arrays, inputs: list[Any]) -> tuple[dict[str, Any], Any]:
-            outputs, state = self._cycle(params, state, inputs)
+            outputs, state = self._cycle(params, state, inputs, optimized=optimized)
             return dict(state), outputs
 
         state, outputs = jax.lax.scan(body, dict(state), list(inputs))
@@ -238,7 +277,7 @@ class Execution:
 
     def call(self, inputs: list[Any]) -> Any:
         """`outputs` on the network's own parameters."""
-        if any(isinstance(x, Tracer) for x in inputs):
+        if _is_traced(inputs):
             return self.outputs(self.parameters, inputs)
         key = self._key("outputs", inputs)
         executable = self._executables.get(key)
@@ -260,7 +299,7 @@ class Execution:
         """`cycle` or `scan` on the network's own parameters."""
         function = {"cycle": self.cycle, "scan": self.scan}[kind]
         arrays = [*state.values(), *inputs]
-        if any(isinstance(x, Tracer) for x in arrays):
+        if _is_traced(arrays):
             return function(self.parameters, state, inputs)
         key = self._key(kind, arrays)
         executable = self._executables.get(key)
@@ -353,7 +392,7 @@ class Execution:
         arrays: Sequence[jax.Array],
         donated: int,
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The executable of the cache, and what is prepared for it."""
+        """Return the executable of the cache, and what is prepared for it."""
         from nnef_jax.compilation import key_of
 
         inputs = arrays if kind == "outputs" else arrays[len(self.graph.states) :]
@@ -362,14 +401,14 @@ class Execution:
         context = [
             (field.name, getattr(self._context, field.name))
             for field in fields(self._context)
-            if field.name != "registry"
+            if field.name not in ("registry", "fold")
         ]
         context += [
             (field.name, getattr(self._compilation, field.name))
             for field in fields(self._compilation)
             if field.name != "cache"
         ]
-        types = [(x.shape, str(x.dtype)) for x in arrays]
+        types = [str(jax.typeof(x)) for x in (*values, *arrays)]
         dialect = self.network.frontend.dialect
         (device,) = self._sharding.device_set
         key = key_of(graph, device, kind, types, dialect, context)
@@ -377,6 +416,12 @@ class Execution:
         result = packed if kind == "outputs" else (packed, {s.label: 0 for s in graph.states})
         tree = jax.tree.structure(result)
         return cache.halves(key, device, split, values, _given(arrays, donated), tree)
+
+
+def _is_traced(arrays: Sequence[Any]) -> bool:
+    """Whether the caller compiles, or wants nothing compiled."""
+    disabled: bool = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+    return disabled or any(isinstance(x, Tracer) for x in arrays)
 
 
 def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:

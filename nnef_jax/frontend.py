@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from lowering.graph import Graph
@@ -16,6 +17,7 @@ from nnef_jax.text.flatten import evaluate, flatten
 from nnef_jax.text.library import Scope
 from nnef_jax.text.options import Options
 from nnef_jax.text.parser import parse
+from nnef_jax.text.values import ExtentNeeded
 
 Shapes = Mapping[str, Sequence[int | None]]
 
@@ -57,7 +59,10 @@ class Frontend(Protocol):
         ...
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """The shapes of the inputs as the document has them, 0 where an extent is open."""
+        """The shapes of the inputs as the document has them, None where an extent is open.
+
+        Inputs whose shape depends on that of another are left out.
+        """
         ...
 
     def quantizers(self, source: Source, options: Options) -> dict[str, Quantizer]:
@@ -70,8 +75,8 @@ class StandardFrontend:
 
     def __init__(self, source: Source, options: Options) -> None:
         with uncollected():
-            self.document = parse(source, options.limits)
-            self.scope = Scope(self.document)
+            self.document = parse(source, options.meter)
+            self.scope = Scope(self.document, options.meter)
             check(self.document, self.scope)
 
     @property
@@ -86,7 +91,7 @@ class StandardFrontend:
             return flatten(self.document, self.scope, options)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """The shapes in its `external` operations."""
+        """The shapes in its `external` operations, None for an extent that is open."""
         shapes: dict[str, Sequence[int | None]] = {}
         for assignment in self.document.graph.body:
             match assignment:
@@ -95,7 +100,9 @@ class StandardFrontend:
                     value=s.Invocation(operation="external", arguments=(shape,)),
                 ):
                     source = self.document.source
-                    shapes[name] = evaluate(shape.value, source, self.document, self.scope, options)
+                    with suppress(ExtentNeeded):
+                        extents = evaluate(shape.value, source, self.document, self.scope, options)
+                        shapes[name] = [extent or None for extent in extents]
                 case _:
                     pass
         return shapes

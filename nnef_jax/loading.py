@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import BinaryIO, Literal, get_args
 
 import jax
@@ -18,11 +19,20 @@ from lowering.registry import Registry
 from lowering.trace import Context
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.execution import Compilation, Execution
-from nnef_jax.formats.tract.recognition import is_tract
+from nnef_jax.formats.tract.recognition import Dialect, is_tract
 from nnef_jax.frontend import StandardFrontend
-from nnef_jax.limits import Limits
+from nnef_jax.limits import Limits, Meter, within_memory
 from nnef_jax.model import Model
 from nnef_jax.network import Network
+from nnef_jax.options import (
+    require,
+    require_callable,
+    require_choice,
+    require_flags,
+    require_readable,
+    shapes_by_name,
+    words_by_word,
+)
 from nnef_jax.quantizer import Quantizer
 from nnef_jax.recurrence import RecurrentFrontend, start_from_zeros
 from nnef_jax.storage.archive import Archive, open_archive
@@ -43,6 +53,7 @@ def load(
     precision: jax.lax.PrecisionLike = None,
     quantization: Quantization = "apply",
     expand: Expand = "auto",
+    dialect: Dialect = "auto",
     state: Mapping[str, str] | None = None,
     rules: Registry | None = None,
     limits: Limits | None = None,
@@ -51,6 +62,7 @@ def load(
     autotune: bool = False,
     donate_state: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
+    unused: bool = False,
 ) -> Model:
     """Read an NNEF network and return it as a jitted callable.
 
@@ -58,7 +70,7 @@ def load(
         source: a folder, a `graph.nnef`, a tar archive (plain, gz, bz2, xz), the bytes of one, or
             an open binary file.
         input_shapes: shapes by input name that replace the document's; None is an extent that each
-            call may choose, and the network is compiled once for each choice.
+            call may choose, and the network is compiled once for each choice. 0 is an empty axis.
         dtype: what scalar tensors are computed in: "float32", "bfloat16", "float16", "float64"
             (needs jax's x64 mode). Integer tensors are int32, logical ones bool.
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
@@ -66,6 +78,8 @@ def load(
             "ignore" rounds none. Variables stored quantised become real numbers in either case.
         expand: "auto" keeps compound operations of the standard whole where there is a rule for
             them, "all" expands them to primitives by their definitions.
+        dialect: "nnef" reads the document strictly by NNEF 1.0, "tract" as tract does, which may be
+            told of its registries by flags of the command line alone; "auto" goes by the text.
         state: inputs by name with the outputs that take their place in the next call. They become
             the network's state, which starts with zeros: `model.step` and `model.scan` pass it on.
         rules: rules for operations beyond the standard, or in place of its own.
@@ -83,8 +97,12 @@ def load(
             given, which saves a copy of large ones; the arrays given cannot be read afterwards.
         cache_dir: a folder, made where there is none, in which what is compiled for calls, `step`
             and `scan` is kept and found again by other processes. It holds pickled objects and
-            machine code: it must be as trusted as the program itself. Anything in it may be deleted
-            at any time. Own `rules` cannot be kept: nothing tells when they change.
+            machine code: it must be as trusted as the program itself. A damaged file is made again;
+            a folder that cannot be written to serves with what it has. Anything in it may be
+            deleted at any time. Own `rules` cannot be kept: nothing tells when they change.
+        unused: True has in `model.params` also the variables that neither outputs nor states depend
+            on, such as weights that an exporter left beside folded ones. Otherwise they stay on the
+            host; `apply`, `step`, `scan` and `save` take them either way.
 
     A network in a folder or a plain tar archive is memory-mapped, and a CPU computes from the map.
     While the model is in use its files may be deleted, or replaced by renaming others to their
@@ -92,7 +110,8 @@ def load(
 
     Raises:
         FileNotFoundError: there is nothing at the path.
-        ValueError: arguments do not go together.
+        TypeError, ValueError: an argument is of a wrong type or value, or two do not go together.
+        InputError: `cache_dir` is empty, no folder, or cannot be made or read.
         NnefError: something is wrong with the network; the message says what, where, and what to
             do.
 
@@ -100,6 +119,8 @@ def load(
         >>> model = nnef_jax.load("examples/digits/model")
         >>> probabilities = model(images)
     """
+    require_flags(optimize=optimize, autotune=autotune, donate_state=donate_state, unused=unused)
+    _require_precision(precision)
     cache = None
     if cache_dir is not None:
         if rules is not None:
@@ -113,13 +134,24 @@ def load(
         dtype=dtype,
         quantization=quantization,
         expand=expand,
+        dialect=dialect,
         state=state,
         rules=rules,
         limits=limits,
         progress=progress,
     )
-    compilation = Compilation(optimize, cache, autotune, donate_state)
+    compilation = Compilation(optimize, cache, autotune, donate_state, unused)
     return Model(Execution(network, registry, Context(precision), compilation))
+
+
+def _require_precision(precision: jax.lax.PrecisionLike) -> None:
+    """Raise ValueError for what jax does not take, which it would say at the first product."""
+    if precision is not None:
+        matrix = jax.ShapeDtypeStruct((1, 1), "float32")
+        try:
+            jax.eval_shape(partial(jax.lax.dot, precision=precision), matrix, matrix)
+        except Exception as error:
+            raise ValueError(f"precision {precision!r:.60} is none of jax: {error}") from None
 
 
 def read(
@@ -129,32 +161,41 @@ def read(
     dtype: str = "float32",
     quantization: Quantization = "apply",
     expand: Expand = "auto",
+    dialect: Dialect = "auto",
     state: Mapping[str, str] | None = None,
     rules: Registry | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> tuple[Network, Registry]:
     """Read and check a network without touching a device; also the rules to run it with."""
-    if dtype not in _REAL_DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(_REAL_DTYPES)}, it is {dtype!r}")
+    require_readable("source", source)
+    require_choice("dtype", dtype, _REAL_DTYPES)
+    require_choice("quantization", quantization, get_args(Quantization))
+    require_choice("expand", expand, get_args(Expand))
+    input_shapes = shapes_by_name("input_shapes", {} if input_shapes is None else input_shapes)
+    state = words_by_word("state", {} if state is None else state, "output names by input name")
+    if rules is not None:
+        require("rules", rules, Registry, "a lowering.registry.Registry")
+    if limits is not None:
+        require("limits", limits, Limits, "a nnef_jax.Limits")
+    require_callable("progress", progress)
     if dtype == "float64" and not jax.config.read("jax_enable_x64"):
         raise ValueError(
             "dtype='float64' needs jax's x64 mode: jax.config.update('jax_enable_x64', True)"
         )
-    if quantization not in get_args(Quantization):
-        raise ValueError(f"quantization must be 'apply' or 'ignore', it is {quantization!r}")
-    limits = limits or Limits()
+    require_choice("dialect", dialect, get_args(Dialect))
+    meter = Meter(limits)
     if isinstance(source, bytearray | memoryview):  # it may change, the network must not
         source = bytes(source)
-    with open_archive(source, limits) as archive:
+    with within_memory("the network"), open_archive(source, meter) as archive:
         text = archive.read_text("graph.nnef")
-        tract = is_tract(text.text)
+        tract = is_tract(text.text, dialect)
         registry = registry_of_tract() if tract else registry_of_standard()
         registry = registry.overlay(rules) if rules is not None else registry
-        options = Options(registry, expand, dtype, dict(input_shapes or {}), limits)
+        options = Options(registry, expand, dtype, input_shapes, meter)
         read_network = _read_tract if tract else _read_standard
         rounds = quantization == "apply"
-        return read_network(text, archive, options, state or {}, rounds, progress), registry
+        return read_network(text, archive, options, state, rounds, progress), registry
 
 
 def _read_standard(
@@ -174,7 +215,7 @@ def _read_standard(
         quantizers = reader.entries(network.quantization)
     stored_states = tuple(s for s in network.graph.states if s.label not in state)
     graph = replace(network.graph, states=stored_states)
-    stored = read_variables(graph, archive, options.limits, quantizers, reader.header, progress)
+    stored = read_variables(graph, archive, options.meter, quantizers, reader.header, progress)
     network.data = stored.data
     start_from_zeros(network, state)
     pending = {name: q for name, q in quantizers.items() if name not in stored.dequantized}
@@ -192,7 +233,7 @@ def _read_tract(
     from nnef_jax.formats.tract.data import Resources
     from nnef_jax.formats.tract.frontend import TractFrontend
 
-    resources = Resources(archive, options.limits)
+    resources = Resources(archive, options.meter)
     frontend = TractFrontend(text, resources, options, rounds=rounds, progress=progress)
     if frontend.quantization is not None and rounds:
         quantizers = frontend.quantizers(frontend.quantization, options)

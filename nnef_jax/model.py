@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.core import Tracer
 
-from lowering.extents import UNKNOWN, show
-from lowering.graph import Graph, Value
-from nnef_jax.arguments import bind_inputs
+from lowering.extents import UNKNOWN
+from lowering.graph import Graph, Parameter, StateVariable, Value
+from nnef_jax.arguments import bind_inputs, bind_variables
 from nnef_jax.errors import InputError
 from nnef_jax.execution import Execution
+from nnef_jax.limits import Meter
+from nnef_jax.options import names_of, require_flags, require_path, require_samples
 
 Parameters = Mapping[str, Any]
 State = Mapping[str, Any]
@@ -42,7 +44,7 @@ class Model:
     def __init__(self, execution: Execution) -> None:
         self._network = execution.network
         self._execution = execution
-        self._captures: dict[tuple[str, ...], Callable[..., Any]] = {}
+        self._captures: dict[tuple[Graph, tuple[str, ...]], tuple[Any, list[str]]] = {}
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(_shown, specs)) for specs in (self.inputs, self.outputs))
@@ -69,19 +71,27 @@ class Model:
 
     @property
     def params(self) -> dict[str, jax.Array]:
-        """The parameters by label, an ordinary pytree: the first argument of `apply`."""
+        """The parameters by label, an ordinary pytree: the first argument of `apply`.
+
+        Those that neither outputs nor states depend on are left out, unless the network was loaded
+        with `unused=True`.
+        """
         return dict(self._execution.parameters)
 
     def summary(self) -> str:
         """A table: name, operation, shape, dtype, parameters and multiply-adds of each line."""
         from nnef_jax.summary import summarise
 
-        return summarise(self.graph)
+        meter = Meter(self._network.options.meter.limits)
+        return summarise(self.graph, self._network.unused, meter)
 
     # Running it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network. A recurrent one runs a single cycle from its initial state.
+
+        Arrays of another width of the same kind are converted (float64 to float32). Integers must
+        fit; of traced ones the dtype must, since their values are not known.
 
         Raises InputError where the inputs do not fit, ShapeError where an operation does not take
         shapes that follow from them.
@@ -95,11 +105,12 @@ class Model:
         Outside `jax.jit` too it is compiled as a whole, and so are its derivatives.
 
         Args:
-            params: arrays by label, as in `params`.
+            params: arrays by label, as in `params`; those that nothing reads may be there as well.
+                Other real dtypes are converted to the network's, which `load(..., dtype=...)` sets.
             args, kwargs: the inputs by position or name.
 
         Raises:
-            InputError: labels are missing or unknown, or the inputs do not fit.
+            InputError: labels are missing or unknown, or arrays do not fit.
 
         Example:
             >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
@@ -128,25 +139,31 @@ class Model:
         """
         if names is None and args and _is_names(args[-1]):
             args, names = args[:-1], args[-1]
+        wanted = None if names is None else names_of("names", names, "names of tensors")
         inputs = self._bind(args, kwargs)
         graph = self._execution.graph_for(inputs)
-        wanted = tuple(graph.values) if names is None else tuple(names)
+        wanted = tuple(graph.values) if wanted is None else wanted
         unknown = [name for name in wanted if name not in graph.values]
         if unknown:
             raise InputError(
                 f"the graph has no tensor {', '.join(repr(n) for n in unknown)}",
                 hint="model.summary() lists the names",
             )
-        if wanted not in self._captures:
+        if (graph, wanted) not in self._captures:
 
             def capture(params: Parameters, inputs: list[jax.Array]) -> dict[str, jax.Array]:
-                graph = self._execution.graph_for(inputs)
                 state = self._execution.initial_state
-                values = self._execution.values(graph, params, state, inputs)
-                return {name: jnp.asarray(values[graph.values[name]]) for name in wanted}
+                captured = {name: graph.values[name] for name in wanted}
+                values = self._execution.values(
+                    graph, params, state, inputs, wanted=captured.values()
+                )
+                return {name: jnp.asarray(values[value]) for name, value in captured.items()}
 
-            self._captures[wanted] = jax.jit(capture)
-        return self._captures[wanted](self._execution.parameters, inputs)
+            needed = graph.dependencies(graph.values[name] for name in wanted)
+            labels = [p.label for p in graph.parameters if p.value in needed]
+            self._captures[graph, wanted] = jax.jit(capture), labels
+        function, labels = self._captures[graph, wanted]
+        return function(self._execution.arrays(labels), inputs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """`apply` lowered by JAX, parameters being arguments: `.as_text()`, `.compile()`.
@@ -157,7 +174,8 @@ class Model:
             args = tuple(
                 jax.ShapeDtypeStruct(_known_shape(s), jnp.dtype(s.dtype)) for s in self.inputs
             )
-        return jax.jit(self.apply).lower(self._execution.parameters, *args, **kwargs)
+        inputs = bind_inputs(self._network, args, kwargs, abstract=True)
+        return jax.jit(self.apply).lower(self._execution.parameters, *inputs)
 
     # Recurrent networks (spec 4.7)
 
@@ -237,13 +255,22 @@ class Model:
         """
         from nnef_jax.saving import write_network
 
-        arrays = {
-            **self._check_state(self._execution.initial_state if state is None else state),
-            **self._check_params(self._execution.parameters if params is None else params),
+        require_path("path", path)
+        require_flags(overwrite=overwrite)
+        execution = self._execution
+        given = {
+            "state": self._check_state(execution.initial_state if state is None else state),
+            "params": self._check_params(
+                execution.parameters if params is None else params, all=True
+            ),
         }
+        for what, arrays in given.items():
+            _require_untraced(what, arrays)
+        arrays = {**execution.arrays(self._network.unused), **given["state"], **given["params"]}
         kept = self._network.quantization
         text = kept.text if kept is not None else None
         if quantize is not None:
+            require_samples("quantize", quantize)
             from nnef_jax.calibration import calibrate
 
             text = calibrate(self, quantize)
@@ -254,35 +281,29 @@ class Model:
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         return bind_inputs(self._network, args, kwargs)
 
-    def _check_params(self, params: Parameters) -> Parameters:
-        _check_labels(params, {p.label: p.value for p in self.graph.parameters}, "params")
-        return params
+    def _check_params(self, params: Any, *, all: bool = False) -> dict[str, Any]:
+        """The parameters that a network takes, or all that are given."""
+        bound = bind_variables("params", params, self._parameters, self._needed)
+        unused = len(bound) - len(self._needed)
+        return {x: bound[x] for x in self._needed} if unused and not all else bound
 
-    def _check_state(self, state: State) -> dict[str, Any]:
+    def _check_state(self, state: Any) -> dict[str, Any]:
         """The state in the graph's order."""
-        variables = {s.label: s.value for s in self.graph.states}
-        _check_labels(state, variables, "state")
-        return {label: jnp.asarray(state[label]) for label in variables}
+        labels = list(self._states)
+        bound = bind_variables("state", state, self._states, labels)
+        return {label: jnp.asarray(bound[label]) for label in labels}
 
+    @cached_property
+    def _parameters(self) -> dict[str, Parameter]:
+        return {parameter.label: parameter for parameter in self.graph.parameters}
 
-def _check_labels(arrays: Mapping[str, Any], variables: Mapping[str, Value], what: str) -> None:
-    if arrays.keys() != variables.keys():
-        missing, extra = (
-            sorted(variables.keys() - arrays.keys()),
-            sorted(arrays.keys() - variables.keys()),
-        )
-        parts = [f"lacks {', '.join(missing)}"] if missing else []
-        parts += [f"has unknown {', '.join(extra)}"] if extra else []
-        source = {"params": "model.params", "state": "model.init_state()"}[what]
-        raise InputError(
-            f"{what} {' and '.join(parts)}", hint=f"take {source} and replace values in it"
-        )
-    for label, value in variables.items():
-        if np.shape(arrays[label]) != value.type.shape:
-            raise InputError(
-                f"{what}: '{label}' has shape {show(np.shape(arrays[label]))}, "
-                f"declared is {show(value.type.shape)}"
-            )
+    @cached_property
+    def _needed(self) -> list[str]:
+        return [label for label in self._parameters if label not in self._network.unused]
+
+    @cached_property
+    def _states(self) -> dict[str, StateVariable]:
+        return {state.label: state for state in self.graph.states}
 
 
 def _known_shape(spec: TensorSpec) -> tuple[int, ...]:
@@ -310,3 +331,12 @@ def _is_names(value: Any) -> bool:
         and len(value) > 0
         and all(isinstance(n, str) for n in value)
     )
+
+
+def _require_untraced(what: str, arrays: Mapping[str, Any]) -> None:
+    for label, array in arrays.items():
+        if isinstance(array, Tracer):
+            raise InputError(
+                f"{what}: '{label}' is traced, it has no values to store",
+                hint="save outside of jax.jit and the like",
+            )

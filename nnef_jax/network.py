@@ -12,6 +12,7 @@ from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.location import Source, Span
 from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError, raise_all
 from nnef_jax.frontend import Frontend
+from nnef_jax.limits import Meter
 from nnef_jax.text.options import Options, Quantizer
 from nnef_jax.text.syntax import identifiers, span_in
 from nnef_jax.text.values import ExtentNeeded
@@ -31,6 +32,7 @@ class Network:
         self.data: dict[str, Any] = {}  # arrays of numpy, of jax once they are on the device
         self.quantization: Source | None = None  # the text of graph.quant
         self.unstored: frozenset[str] = frozenset()  # labels of states that are no variables
+        self._is_guessed = False  # the structure depends on extents that are open
         self._specialised: dict[tuple[Shape, ...], Graph] = {}
         self._check_input_names(options.input_shapes)
         self._declared = self._flatten_declared() if options.input_shapes else None
@@ -74,6 +76,7 @@ class Network:
                 "give them by load(..., input_shapes=...)"
             )
             raise
+        self._is_guessed = True
         return _opened(guess, {**self.frontend.declared_shapes(self.options), **shapes})
 
     def _flatten_declared(self) -> Graph | None:
@@ -133,7 +136,9 @@ class Network:
         if key not in self._specialised:
             names = [value.name for value in self.graph.inputs]
             named = {**self.options.input_shapes, **dict(zip(names, shapes, strict=True))}
-            options = replace(self.options, input_shapes=named)
+            # Each call has a budget of its own: the network itself was read within one.
+            meter = Meter(self.options.meter.limits)
+            options = replace(self.options, input_shapes=named, meter=meter)
             if any(is_symbolic(extent) for shape in shapes for extent in shape):
                 return self._symbolic(options)
             graph = self.frontend.flatten(options)
@@ -158,6 +163,14 @@ class Network:
                 "the structure of the graph depends on an extent that is symbolic",
                 hint="export it for known shapes",
             ) from None
+
+    @cached_property
+    def unused(self) -> frozenset[str]:
+        """The labels of parameters that neither outputs nor states depend on."""
+        if self._is_guessed:  # with other extents they may
+            return frozenset()
+        needed = self.graph.needed
+        return frozenset(p.label for p in self.graph.parameters if p.value not in needed)
 
     def _is_known(self) -> bool:
         return all(is_known(value.type.shape) for value in self.graph.inputs)
@@ -218,7 +231,7 @@ def _opened(graph: Graph, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
     swapped: dict[Value, Value] = {}
 
     def open(value: Value, shape: Sequence[int | None]) -> Value:
-        extents = tuple(extent or UNKNOWN for extent in shape)
+        extents = tuple(UNKNOWN if extent is None else extent for extent in shape)
         swapped[value] = Value(value.name, TensorType(extents, value.type.dtype))
         return swapped[value]
 
@@ -227,7 +240,10 @@ def _opened(graph: Graph, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
             return tuple(map(swap, operand))  # pyright: ignore[reportUnknownArgumentType]
         return swapped.get(operand, operand) if isinstance(operand, Value) else operand
 
-    inputs = tuple(open(value, shapes[value.name]) for value in graph.inputs)
+    inputs = tuple(
+        open(value, shapes.get(value.name, [None] * len(value.type.shape)))
+        for value in graph.inputs
+    )
     for operation in graph.operations:
         for value in operation.writes():
             open(value, [None] * len(value.type.shape))

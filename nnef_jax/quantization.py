@@ -6,16 +6,18 @@ numbers, or `constant(shape = ..., value = ...)`; `quantizer.Quantizer` says how
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from lowering.extents import show, volume
+from lowering.extents import MAX_RANK, show, volume
 from lowering.location import Source, Span
-from nnef_jax.errors import NnefError, SemanticError, ShapeError, raise_all
+from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, raise_all
+from nnef_jax.limits import raising
 from nnef_jax.quantizer import ALGORITHMS, Given, Quantizer
+from nnef_jax.similar import did_you_mean
 from nnef_jax.text import syntax as s
 from nnef_jax.text.expressions import ExpressionTypes
 from nnef_jax.text.flatten import evaluate
@@ -28,6 +30,7 @@ from nnef_jax.text.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 _ALIASES = {"quantize_linear": "linear_quantize"}  # chapter 7 of the provisional text calls it so
 _SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
 _REAL = (SCALAR, Tensor("scalar"))
+_NAMES = "an entry names what the graph's own body assigns"
 
 
 class QuantizationReader:
@@ -44,16 +47,17 @@ class QuantizationReader:
         Raises NnefSyntaxError, or SemanticError for all that is wrong at once.
         """
         lines: dict[str, int] = {}
+        labels = self._labels()
         found: dict[str, Quantizer] = {}
         errors: list[NnefError] = []
         names = self._identifiers()
-        for key, node in parse_quantization(source, self._options.limits):
+        for key, node in parse_quantization(source, self._options.meter):
             name = str(key.value)
             span = Span(source, key.offset, len(name) + 2)
             try:
                 if name not in names:
                     message = f"the graph has no tensor '{name}'"
-                    raise SemanticError(message, span=span, hint=self._meant(name, names))
+                    raise SemanticError(message, span=span, hint=self._meant(name, names, labels))
                 if name in lines:
                     message = f"tensor '{name}' already has an entry on line {lines[name]}"
                     raise SemanticError(message, span=span)
@@ -67,31 +71,40 @@ class QuantizationReader:
     def header(self, text: str, member: str) -> Quantizer:
         """The quantiser that the header of a provisional tensor file names (spec 5.2)."""
         source = Source(member, f'"data": {text}')
-        entries = parse_quantization(source, self._options.limits)
+        entries = parse_quantization(source, self._options.meter)
         if len(entries) != 1:
             message = "the header of a tensor file names one quantisation algorithm"
             raise SemanticError(message, span=Span(source, 0))
         return self._quantizer(entries[0][1], source, provisional=True)
 
-    def _identifiers(self) -> dict[str, s.Assignment]:
+    def _identifiers(self) -> dict[str, s.Expression]:
+        """What the graph's body assigns, with the expressions."""
         return {
-            identifier.name: assignment
+            identifier.name: assignment.value
             for assignment in self._document.graph.body
             for identifier in s.identifiers(assignment.target)
         }
 
-    def _meant(self, name: str, names: dict[str, s.Assignment]) -> str:
-        for identifier, assignment in names.items():
-            match assignment.value:
+    def _labels(self) -> dict[str, str]:
+        """The identifiers of variables by their labels."""
+        found: dict[str, str] = {}
+        for identifier, value in self._identifiers().items():
+            match value:
                 case s.Invocation(operation="variable", arguments=arguments):
-                    if any(a.name == "label" and a.value == s.Literal(0, name) for a in arguments):
-                        return f"that is a label: write the variable's identifier, '{identifier}'"
+                    for argument in arguments:
+                        match argument:
+                            case s.Argument(name="label", value=s.Literal(value=str(label))):
+                                found.setdefault(label, identifier)
+                            case _:
+                                pass
                 case _:
                     pass
-        similar = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-        if similar:
-            return f"did you mean {' or '.join(repr(n) for n in similar)}?"
-        return "an entry names what the graph's own body assigns"
+        return found
+
+    def _meant(self, name: str, names: Collection[str], labels: Mapping[str, str]) -> str:
+        if name in labels:
+            return f"that is a label: write the variable's identifier, '{labels[name]}'"
+        return did_you_mean(name, names, meter=self._options.meter) or _NAMES
 
     def _quantizer(self, node: s.Expression, source: Source, provisional: bool) -> Quantizer:
         fragment = self._algorithm(node, source)
@@ -134,11 +147,9 @@ class QuantizationReader:
         known = [*ALGORITHMS, *(fragment.name for fragment in self._document.fragments)]
         fragment = self._scope.lookup(name, None)
         if fragment is None or name not in known:
-            similar = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-            if similar:
-                hint = f"did you mean {' or '.join(repr(n) for n in similar)}?"
-            else:
-                hint = f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
+            hint = did_you_mean(name, known, meter=self._options.meter, most=2) or (
+                f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
+            )
             message = f"'{written}' is not a quantisation algorithm"
             raise SemanticError(message, span=s.span_in(source, node), hint=hint)
         types = [*(p.type for p in fragment.parameters[:1]), *(r.type for r in fragment.results)]
@@ -155,10 +166,19 @@ class QuantizationReader:
             case s.Invocation(operation="constant", arguments=arguments):
                 parts = {a.name: self._value(a.value, source) for a in arguments}
                 shape, items = tuple(parts["shape"]), np.array(parts["value"])
+                if len(shape) > MAX_RANK:
+                    message = f"a constant has {len(shape)} axes, arrays have at most {MAX_RANK}"
+                    raise ShapeError(message, span=s.span_in(source, expression))
                 if any(extent < 1 for extent in shape) or items.size not in (1, volume(shape)):
                     message = f"a constant of shape {show(shape)} cannot hold {items.size} values"
                     raise ShapeError(message, span=s.span_in(source, expression))
-                return np.broadcast_to(items, shape) if items.size == 1 else items.reshape(shape)
+                if volume(shape) > self._options.meter.limits.array_items:
+                    raise LimitError(
+                        f"a constant of {volume(shape)} items is too large",
+                        span=s.span_in(source, expression),
+                        hint=raising("array_items"),
+                    )
+                return np.broadcast_to(items.ravel(), volume(shape)).reshape(shape)
             case _:
                 return evaluate(expression, source, self._document, self._scope, self._options)
 

@@ -22,6 +22,7 @@ ALGORITHMS = (
     "zero_point_linear_quantize",
     "logarithmic_quantize",
 )
+WHOLE = ("bits", "signed", "symmetric")  # the same for all channels
 _NUMBERS = ("min", "max", "zero_point", "scale")
 _LARGEST = (float(np.finfo(np.float32).max), 2**31 - 1)  # of scalars, of integers
 _MOST_BITS = 64
@@ -86,6 +87,11 @@ class Quantizer:
     def problems(self) -> Iterator[SemanticError]:
         """What is wrong with the numbers given to an algorithm of the standard."""
         given: Mapping[str, Any] = self.arguments
+        several = [name for name in WHOLE if isinstance(given.get(name), list | np.ndarray)]
+        for name in several:
+            yield self._error(f"'{name}' must be one value, it is an array", name)
+        if several:
+            return
         bits = given["bits"]
         least = 2 if given.get("signed") and given.get("symmetric") else 1
         if not least <= bits <= _MOST_BITS:

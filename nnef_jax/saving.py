@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowering.extents import show
+from lowering.graph import TensorType
 from lowering.location import Source
 from nnef_jax.errors import DataError, NnefError, raise_all
 from nnef_jax.network import Network
+from nnef_jax.options import numpy_of, require, require_flags, require_path
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.writer import write_archive
+from nnef_jax.variables import require_kind
 
 
 def save(
@@ -35,11 +39,18 @@ def save(
 
     Raises:
         NnefError: the document is not valid, or the arrays are not those of its variables.
+        TypeError, ValueError: an argument is of a wrong type or value.
 
     Source: spec 5.1, container organisation.
     """
     from nnef_jax.loading import network_of_text
 
+    require_path("path", path)
+    require("text", text, str, "the text of a document")
+    require("params", params, Mapping, "a dict of arrays by label")
+    if quantization is not None:
+        require("quantization", quantization, str, "the text of graph.quant")
+    require_flags(overwrite=overwrite)
     write_network(path, network_of_text(text), params, quantization, overwrite=overwrite)
 
 
@@ -52,38 +63,58 @@ def write_network(
     overwrite: bool,
 ) -> None:
     """Write the text of a network with an array for each of its variables, as `save` does."""
-    arrays = {label: array for label, array in arrays.items() if label not in network.unstored}
-    _check_arrays(network, arrays)
+    stored = _stored(
+        network, {label: x for label, x in arrays.items() if label not in network.unstored}
+    )
     members: dict[str, Any] = {"graph.nnef": network.document.source.text.encode()}
     if quantization is not None:
         network.frontend.quantizers(Source("graph.quant", quantization), network.options)
         members["graph.quant"] = quantization.encode()
-    for label, array in arrays.items():
+    for label, array in stored.items():
         member = member_of(label)
         if member in members:
             raise DataError(
                 f"variable '{label}' and another one would both be stored in '{member}'"
             )
-        members[member] = np.asarray(array)
+        members[member] = array
     write_archive(path, members, overwrite=overwrite)
 
 
-def _check_arrays(network: Network, arrays: Mapping[str, Any]) -> None:
-    """Raise for all the variables at once that lack an array, or have one that does not fit."""
+def _stored(network: Network, arrays: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The arrays in numpy.
+
+    Raises for all the variables at once that lack an array, or have one that does not fit.
+    """
     graph = network.graph
     variables = (*graph.parameters, *graph.states)
-    shapes = {v.label: v.value.type.shape for v in variables if v.label not in network.unstored}
-    errors: list[NnefError] = []
-    for label in sorted(shapes.keys() | arrays.keys()):
-        if label not in arrays:
-            errors.append(DataError(f"there is no array for variable '{label}'"))
-        elif label not in shapes:
-            errors.append(DataError(f"the document has no variable '{label}'"))
-        elif np.shape(arrays[label]) != shapes[label]:
-            errors.append(
-                DataError(
-                    f"the array for '{label}' has shape {show(np.shape(arrays[label]))}, "
-                    f"declared is {show(shapes[label])}"
+    types = {v.label: v.value.type for v in variables if v.label not in network.unstored}
+    errors: list[NnefError] = [
+        DataError(f"params: the document has no variable '{label}'")
+        for label in sorted(map(str, arrays.keys() - types.keys()))
+    ]
+    stored: dict[str, NDArray[Any]] = {}
+    for label, type in sorted(types.items()):
+        try:
+            if label not in arrays:
+                raise DataError(
+                    f"params: there is no array for variable '{label}'",
+                    hint="load(..., unused=True) has all variables in model.params, "
+                    "model.save stores those that nothing reads as they were",
                 )
-            )
+            stored[label] = _array(label, arrays[label], type)
+        except DataError as error:
+            errors.append(error)
     raise_all(errors)
+    return stored
+
+
+def _array(label: str, given: Any, type: TensorType) -> NDArray[Any]:
+    what = f"params: the array for '{label}'"
+    try:
+        array = numpy_of(given)
+    except ValueError as error:
+        raise DataError(f"{what} has no values to store: {error}") from None
+    if array.shape != type.shape:
+        raise DataError(f"{what} has shape {show(array.shape)}, declared is {show(type.shape)}")
+    require_kind(array, np.dtype(type.dtype), what)
+    return array

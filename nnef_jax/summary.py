@@ -2,64 +2,72 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from lowering.extents import UNKNOWN, Shape, is_known, show, volume
 from lowering.graph import Graph, Operation, Value
+from lowering.ops.typing import padded
+from nnef_jax.limits import ROW, Meter
 
-_WIDTH = 1000  # no table is as wide: lines are never folded
+_Row = tuple[str, str, str, str, str, str]
+_HEAD: _Row = ("name", "operation", "shape", "dtype", "parameters", "MACs")
+_NUMBERS = 2  # columns, the last, that are aligned to the right
+_WIDEST = 60  # that a column is made; what is longer in it stays as it is
 
 
-def summarise(graph: Graph) -> str:
+def summarise(graph: Graph, unused: Collection[str], meter: Meter) -> str:
     """A table with a line for each operation: name, kind, shape, dtype, parameters, multiply-adds.
 
-    Multiply-adds are counted with 1 for each extent that is not known: for one item of an open
-    batch.
-    """
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    Parameters that are `unused`, by label, follow in lines of their own.
 
-    table = Table(box=SIMPLE_HEAD, title=Text(graph.name), title_justify="left")
-    table.add_column("name", overflow="fold")
-    table.add_column("operation")
-    table.add_column("shape")
-    table.add_column("dtype")
-    table.add_column("parameters", justify="right")
-    table.add_column("MACs", justify="right")
-    for value in graph.inputs:
-        table.add_row(value.name, "external", show(value.type.shape), value.type.dtype, "", "")
-    sizes: dict[Value, int] = {p.value: volume(p.value.type.shape) for p in graph.parameters}
-    counted: set[Value] = set()
-    total = 0
-    for operation in graph.operations:
-        read = [value for value in operation.reads() if value in sizes and value not in counted]
-        counted.update(read)
-        count = sum(sizes[value] for value in read)
-        work = multiply_adds(operation)
-        total = total + work
-        for position, value in enumerate(operation.writes()):
-            first = position == 0
-            table.add_row(
-                value.name,
-                operation.kind if first else "",
-                show(value.type.shape),
-                value.type.dtype,
-                _number(count) if first and count else "",
-                _number(work) if first and work else "",
-            )
+    Multiply-adds are counted with 1 for each extent that is not known: for one item of an open
+    batch. Raises LimitError where there are more rows than the meter allows.
+    """
+    rows: list[_Row] = []
+    for row in _rows(graph, unused):
+        meter.spend(ROW, graph.name)
+        rows.append(row)
+    widths = [min(_WIDEST, max(map(len, column))) for column in zip(_HEAD, *rows, strict=True)]
+    lines = [_line(_HEAD, widths), _line(["-" * width for width in widths], widths)]
+    lines += [_line(row, widths) for row in rows]
+    sizes = {p.label: volume(p.value.type.shape) for p in graph.parameters}
+    spare = sum(size for label, size in sizes.items() if label in unused)
     state = sum(volume(s.value.type.shape) for s in graph.states)
-    parts = [f"{_number(sum(sizes.values()))} parameters"]
-    parts += [f"{_number(state)} state"] if state else []
+    total = sum(map(multiply_adds, graph.operations))
+    parts = [f"{sum(sizes.values()) - spare:,} parameters"]
+    parts += [f"{spare:,} unused"] if spare else []
+    parts += [f"{state:,} state"] if state else []
     is_open = any(not is_known(value.type.shape) for value in graph.inputs)
-    parts += [f"{_number(total)} multiply-adds" + (" with open extents 1" if is_open else "")]
-    table.caption = ", ".join(parts)
-    table.caption_justify = "left"
-    out = io.StringIO()
-    Console(file=out, width=_WIDTH, no_color=True, markup=False, highlight=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
+    parts += [f"{total:,} multiply-adds" + (" with open extents 1" if is_open else "")]
+    return "\n".join([graph.name, "", *lines, "", ", ".join(parts)])
+
+
+def _rows(graph: Graph, unused: Collection[str]) -> Iterator[_Row]:
+    for value in graph.inputs:
+        yield (value.name, "external", show(value.type.shape), value.type.dtype, "", "")
+    sizes = {p.value: volume(p.value.type.shape) for p in graph.parameters if p.label not in unused}
+    for operation in graph.operations:
+        # A parameter counts for the first operation that reads it.
+        count = sum(sizes.pop(value, 0) for value in operation.reads())
+        work = multiply_adds(operation)
+        kind, numbers = operation.kind, (_number(count), _number(work))
+        for value in operation.writes():
+            yield (value.name, kind, show(value.type.shape), value.type.dtype, *numbers)
+            kind, numbers = "", ("", "")
+    for parameter in graph.parameters:
+        if parameter.label in unused:
+            type = parameter.value.type
+            size = _number(volume(type.shape))
+            yield (parameter.label, "unused variable", show(type.shape), type.dtype, size, "")
+
+
+def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
+    texts = len(cells) - _NUMBERS
+    aligned = [
+        cell.ljust(width) if index < texts else cell.rjust(width)
+        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(aligned).rstrip()
 
 
 def multiply_adds(operation: Operation) -> int:
@@ -70,15 +78,27 @@ def multiply_adds(operation: Operation) -> int:
     if result is None:
         return 0
     match operation.kind:
-        case "conv" | "linear" if "filter" in operands:
+        case "conv" if "filter" in operands:
             return _size(result.type.shape) * _size(operands["filter"][1:])
-        case "deconv" if "filter" in operands:
+        case "deconv" if {"input", "filter"} <= operands.keys():
             return _size(operands["input"]) * _size(operands["filter"][1:])
-        case "matmul" if "A" in operands:
-            inner = operands["A"][-2 if attributes["transposeA"] else -1]
-            return _size((*result.type.shape, inner))
+        case "matmul":
+            transposed = bool(attributes["transposeA"]), bool(attributes["transposeB"])
+            return _product(result, operands.get("A", ()), operands.get("B", ()), *transposed)
+        case "linear":
+            left, right = operands.get("input", ()), operands.get("filter", ())
+            return _product(result, left, right, False, True)
         case _:
             return 0
+
+
+def _product(
+    result: Value, left: Shape, right: Shape, transpose_left: bool, transpose_right: bool
+) -> int:
+    """The multiply-adds of products of matrices; a vector is a column, a number is both."""
+    columns = padded(left, 2)[-2 if transpose_left else -1]
+    rows = padded(right, 2)[-1 if transpose_right else -2]
+    return _size((*result.type.shape, rows if columns is UNKNOWN else columns))
 
 
 def _size(shape: Shape) -> int:
@@ -86,4 +106,4 @@ def _size(shape: Shape) -> int:
 
 
 def _number(count: int) -> str:
-    return f"{count:,}"
+    return f"{count:,}" if count else ""

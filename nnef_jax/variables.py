@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import Shape, show
-from lowering.graph import Graph, Parameter, StateVariable
+from lowering.graph import Graph, Parameter, StateVariable, Value
 from nnef_jax.dequantization import dequantize
 from nnef_jax.errors import ArchiveError, DataError, NnefError, raise_all
-from nnef_jax.limits import Limits
+from nnef_jax.limits import LETTERS_PER_STEP, Meter
 from nnef_jax.quantizer import Quantizer
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.arrays import aligned
@@ -48,7 +48,7 @@ class Stored:
 def read_variables(
     graph: Graph,
     archive: Archive,
-    limits: Limits,
+    meter: Meter,
     quantizers: Mapping[str, Quantizer],
     header: Callable[[str, str], Quantizer],
     progress: Progress | None = None,
@@ -64,26 +64,32 @@ def read_variables(
     stored = Stored({}, set())
     errors: list[NnefError] = []
     variables = (*graph.parameters, *graph.states)
+    entries: dict[Value | None, str] = {}  # names in graph.quant
+    for name in quantizers:
+        entries.setdefault(graph.values.get(name), name)
     for position, variable in enumerate(variables):
         if progress is not None:
             progress(position, len(variables))
-        names = [name for name in quantizers if graph.values.get(name) is variable.value]
+        name = entries.get(variable.value)
         try:
+            meter.spend(len(variable.label) // LETTERS_PER_STEP, "the label of a variable")
             member = member_of(variable.label)
-            file = _open(variable, member, archive, limits)
+            file = _open(variable, member, archive, meter)
             array = file.array
             if file.quantization:
-                array = dequantize(file, header(file.quantization, member), member, limits)
+                array = dequantize(file, header(file.quantization, member), member, meter)
             elif file.quantized:
-                if not names:
+                if name is None:
                     raise _without_entry(variable, member)
-                array = dequantize(file, quantizers[names[0]], member, limits)
+                array = dequantize(file, quantizers[name], member, meter)
                 # A variable that is updated takes other values later on.
                 if isinstance(variable, Parameter):
-                    stored.dequantized.add(names[0])
+                    stored.dequantized.add(name)
             declared = variable.value.type
             dtype = jnp.dtype(declared.dtype)
-            stored.data[variable.label] = convert(array.reshape(declared.shape), dtype, member)
+            stored.data[variable.label] = convert(
+                array.reshape(declared.shape), dtype, member, meter
+            )
         except NnefError as error:
             error.span = error.span or variable.span
             errors += error.errors
@@ -92,11 +98,11 @@ def read_variables(
 
 
 def _open(
-    variable: Parameter | StateVariable, member: str, archive: Archive, limits: Limits
+    variable: Parameter | StateVariable, member: str, archive: Archive, meter: Meter
 ) -> TensorFile:
     if not archive.exists(member):
         raise without_member(archive, member, variable.label)
-    file = read_tensor_file(archive.open_tensor(member), name=member, limits=limits)
+    file = read_tensor_file(archive.open_tensor(member), name=member, meter=meter)
     declared = variable.value.type.shape
     check_shape(file.array.shape, declared, variable.label, member)
     return file
@@ -138,7 +144,11 @@ def _strip(shape: Shape) -> Shape:
 
 
 def convert(
-    array: NDArray[Any], dtype: np.dtype[Any], member: str, hint: str = "integer tensors are int32"
+    array: NDArray[Any],
+    dtype: np.dtype[Any],
+    member: str,
+    meter: Meter,
+    hint: str = "integer tensors are int32",
 ) -> NDArray[Any]:
     """The array in another dtype; DataError where that would lose the meaning of what is stored.
 
@@ -146,22 +156,28 @@ def convert(
     """
     if array.dtype == dtype:
         return array
-    kind, stored = _kind(dtype), _kind(array.dtype)
-    if stored not in _CONVERTIBLE[kind]:
-        raise DataError(
-            f"{member} holds {_KINDS.get(stored, array.dtype)}, the variable is declared "
-            f"to hold {_KINDS[kind]}"
-        )
-    if kind in "iu" and array.size:
+    require_kind(array, dtype, member)
+    if dtype.kind in "iu" and array.size:
         low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
             raise DataError(
                 f"{member} holds values from {low} to {high}, which do not fit {dtype}", hint=hint
             )
+    meter.expand(array.size * dtype.itemsize, member)
     converted = aligned(array.shape, dtype)
     with np.errstate(over="ignore"):  # to infinity, as in any computation
         np.copyto(converted, array, casting="unsafe")
     return converted
+
+
+def require_kind(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
+    """Raise DataError for items of another kind than a dtype's: logical ones for scalars, say."""
+    kind, stored = _kind(dtype), _kind(array.dtype)
+    if stored not in _CONVERTIBLE[kind]:
+        raise DataError(
+            f"{what} holds {_KINDS.get(stored, array.dtype)}, the variable is declared "
+            f"to hold {_KINDS[kind]}"
+        )
 
 
 def _kind(dtype: np.dtype[Any]) -> str:

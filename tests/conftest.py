@@ -6,11 +6,18 @@ from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 2)
+
+# The same examples on every machine, however busy it is. New ones are tried by `tests.fuzz`.
+settings.register_profile(
+    "suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
 
 SHARED_CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 

@@ -21,15 +21,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnef_jax.errors import ArchiveError, DataError, LimitError, NnefError, NnefSyntaxError
-from nnef_jax.limits import Limits
-from nnef_jax.storage import files, folder
+from nnef_jax.limits import MEMBER, Limits, Meter
+from nnef_jax.storage import files
 from nnef_jax.storage.archive import open_archive
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import TensorFile, read_tensor, read_tensor_file, write_tensor
 from nnef_jax.storage.writer import write_archive
 
 CASES = Path(__file__).parents[2] / "shared" / "cases"
-GRAPH = b"version 1.0;\ngraph G( x ) -> ( y ) {}\n"
+LABELS = ("a/w", "b/v", "b/a/w", "w")
+GRAPH = b"version 1.0;\ngraph G( x ) -> ( y ) {\n%b}\n" % b"".join(
+    b"v = variable(label = '%b', shape = [1]);\n" % label.encode() for label in LABELS
+)
 GRAPH_SIZE = b"%011o\0" % len(GRAPH)
 WEIGHT = b"the bytes of a weight"
 MODEL = {"graph.nnef": GRAPH, "a/w.dat": WEIGHT}
@@ -104,7 +107,7 @@ def test_folder(model, kind):
             return os.fsencode(model)
 
     source = Encoded() if kind is os.fsencode else kind(model)
-    archive = open_archive(source, Limits())
+    archive = open_archive(source, Meter())
     assert archive.name == str(model)
     assert archive.read_text("graph.nnef").name == str(model / "graph.nnef")
     check(archive)
@@ -215,7 +218,8 @@ def test_headers_of_other_writers(first):
 
 
 def test_size_in_an_extended_header():
-    record = b"%d size=%d\n" % (11, len(GRAPH))
+    record = b" size=%d\n" % len(GRAPH)
+    record = b"%d" % (len(record) + 2) + record
     extended = header(b"pax", kind=b"x", size=b"%o\0" % len(record)) + padded(record)
     data = extended + header(size=b"0\0") + padded(GRAPH) + tar({"w.dat": WEIGHT})
     with open_archive(data) as archive:
@@ -263,7 +267,7 @@ def test_folder_without_graph(tmp_path):
         open_archive(tmp_path)
 
 
-@pytest.mark.parametrize("data", [b"text", b"text" * 200, os.urandom(1) * 511, b"\xff" * 2000])
+@pytest.mark.parametrize("data", [b"text", b"text" * 200, b"\x07" * 511, b"\xff" * 2000])
 def test_no_archive(tmp_path, data):
     path = tmp_path / "m.tgz"
     path.write_bytes(data)
@@ -342,14 +346,17 @@ def test_text_that_is_none(tmp_path, as_folder, data, place, message):
     assert str(caught.value.span) == f"{name}:{place}"
 
 
-def test_text_limit(model):
+def test_a_text_pays_a_step_for_each_byte(model):
     for source in (model, tar()):
-        archive = open_archive(source, Limits(text_bytes=len(GRAPH)))
+        meter = Meter()
+        archive = open_archive(source, meter)
+        opened = meter.steps
         assert archive.read_text("graph.nnef").text == GRAPH.decode()
-        archive = open_archive(source, Limits(text_bytes=len(GRAPH) - 1))
-        with pytest.raises(LimitError, match=rf"{len(GRAPH)} bytes of text") as caught:
+        assert meter.steps == opened + len(GRAPH)
+        archive = open_archive(source, Meter(Limits(steps=meter.steps - 1)))
+        with pytest.raises(LimitError, match=r"graph\.nnef takes more than") as caught:
             archive.read_text("graph.nnef")
-        assert "Limits.text_bytes" in caught.value.hint
+        assert "Limits(steps=...)" in caught.value.hint
 
 
 # Hostile archives
@@ -418,48 +425,52 @@ def test_a_graph_outside_of_the_archive_is_none(name):
 
 
 @pytest.mark.parametrize("compression", ["gzip", "bzip2", "xz"])
-def test_bombs_are_found_out_while_they_expand(compression):
-    bomb = COMPRESSIONS[compression](tar({"graph.nnef": bytes(32 << 20)}))
-    limits = {
-        "archive_bytes": Limits(archive_bytes=1 << 20),
-        "archive_ratio": Limits(archive_ratio=10),
-    }
-    for name, limit in limits.items():
-        tracemalloc.start()
-        with pytest.raises(LimitError) as caught:
-            open_archive(bomb, limit)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 16 << 20  # of which xz takes a window of 8 MiB
-        assert name in caught.value.hint
+@pytest.mark.parametrize(("limit", "bound"), [("expanded_bytes", 1 << 20), ("steps", 1 << 13)])
+def test_bombs_are_found_out_while_they_expand(compression, limit, bound):
+    bomb = COMPRESSIONS[compression](tar({"graph.nnef": bytes(40 << 20)}))
+    tracemalloc.start()
+    with pytest.raises(LimitError) as caught:
+        open_archive(bomb, Meter(Limits(**{limit: bound})))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 36 << 20  # of which xz takes a window of 8 MiB
+    assert f"Limits({limit}=...)" in caught.value.hint
 
 
-def test_the_default_ratio():
-    """A small network of zeros is none, far more than a thousand times its size is a bomb."""
-    open_archive(bz2.compress(tar(MODEL | {"w.dat": bytes(4 << 20)})))
-    with pytest.raises(LimitError, match="more than 1000 times its size"):
-        open_archive(bz2.compress(bytes(24 << 20)))
+@pytest.mark.parametrize("compression", ["gzip", "bzip2", "xz"])
+def test_archives_may_be_far_smaller_than_what_they_hold(compression):
+    data = tar(MODEL | {"w.dat": bytes(40 << 20)})
+    archive = open_archive(COMPRESSIONS[compression](data))
+    assert len(archive.open_tensor("w.dat")) == 40 << 20
 
 
-def test_size_limits_of_plain_archives(tmp_path):
-    data = tar()
+def test_a_compressed_file_with_a_huge_window_is_refused():
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30, "preset": 0}]
+    bomb = lzma.compress(tar(), filters=filters)
+    with pytest.raises(ArchiveError, match="broken or truncated compression: Memory usage limit"):
+        open_archive(bomb)
+
+
+def test_what_is_read_counts_and_what_is_mapped_does_not(tmp_path):
+    data = tar(MODEL | {"w.dat": bytes(files.MAP_FROM)})
     path = tmp_path / "m.tar"
     path.write_bytes(data)
-    limits = Limits(archive_bytes=len(data) - 1)
-    for source in (data, path, io.BytesIO(data)):
-        with pytest.raises(LimitError, match=f"than {len(data) - 1} bytes"):
-            open_archive(source, limits)
-        open_archive(io.BytesIO(data), Limits(archive_bytes=len(data)))
+    small, enough = Limits(expanded_bytes=len(data) - 1), Limits(expanded_bytes=len(data))
+    for source in (data, path):
+        open_archive(source, Meter(small))
+    open_archive(io.BytesIO(data), Meter(enough))
+    with pytest.raises(LimitError, match=f"than {len(data) - 1} bytes of memory"):
+        open_archive(io.BytesIO(data), Meter(small))
 
 
-def test_member_limit(model):
+def test_each_member_is_paid_for(model):
     data = tar({f"w{i}": b"" for i in range(9)} | MODEL)
-    assert len(open_archive(data, Limits(archive_members=11)).names()) == 11
-    with pytest.raises(LimitError, match="more than 10 members"):
-        open_archive(data, Limits(archive_members=10))
-    assert len(open_archive(model, Limits(archive_members=2)).names()) == 2
-    with pytest.raises(LimitError, match="more than 1 files"):
-        open_archive(model, Limits(archive_members=1)).names()
+    for source, count in ((data, len(MODEL) + 9), (model, len(MODEL))):
+        meter = Meter()
+        names = open_archive(source, meter).names()
+        assert meter.steps >= MEMBER * count == MEMBER * len(names)
+        with pytest.raises(LimitError, match="steps"):
+            open_archive(source, Meter(Limits(steps=MEMBER * count - 1))).names()
 
 
 # Broken archives
@@ -521,15 +532,6 @@ def test_broken_headers(data, message):
         open_archive(data)
 
 
-def test_out_of_memory_is_a_limit_error(monkeypatch):
-    def exhausted(self, size=-1):
-        raise MemoryError
-
-    monkeypatch.setattr(gzip.GzipFile, "read", exhausted)
-    with pytest.raises(LimitError, match="does not fit into memory"):
-        open_archive(gzip.compress(tar()))
-
-
 ARCHIVES = [
     compress(tar(extra=[special("w.dat", tarfile.SYMTYPE, "a/w.dat")], tar_format=tar_format))
     for compress in (bytes, gzip.compress, bz2.compress, lzma.compress)
@@ -562,7 +564,7 @@ def test_links_within_the_folder_are_followed(model):
     with open_archive(model) as archive:
         assert archive.open_tensor("v.dat") == WEIGHT
         assert archive.open_tensor("b/w.dat") == WEIGHT
-        assert archive.names() == ["a/w.dat", "graph.nnef", "v.dat"]
+        assert archive.names() == ["a/w.dat", "b", "graph.nnef", "v.dat"]
 
 
 def test_a_linked_folder_is_a_container(tmp_path, model):
@@ -643,25 +645,15 @@ def test_devices_are_refused(model):
         open_archive(model).open_tensor("zero.dat")
 
 
-def test_an_unreadable_file_is_an_archive_error(model, monkeypatch):
-    def refused(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refused)
-    with pytest.raises(ArchiveError, match=r"w\.dat' cannot be read: Permission denied"):
-        open_archive(model).open_tensor("a/w.dat")
-
-
 # Copies
 
 
-def test_large_files_of_a_folder_are_mapped(model, monkeypatch):
-    monkeypatch.setattr(folder, "_MAX_MAPS", 2)
+def test_large_files_of_a_folder_are_mapped(model):
     values = np.arange(files.MAP_FROM // 4, dtype=np.float32)
     write_tensor(model / "w.dat", values)
     with open_archive(model) as archive:
         data = [archive.open_tensor("w.dat") for _ in range(3)]
-    assert [isinstance(view.obj, mmap.mmap) for view in data] == [True, True, False]
+    assert all(isinstance(view.obj, mmap.mmap) for view in data)
     for view in data:
         assert view.readonly
         assert np.array_equal(read_tensor(view), values)

@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -129,57 +128,72 @@ def test_disagreement_names_the_engine() -> None:
         assert timing.relative_difference(a, wrong) == math.inf
 
 
+class Clock:
+    """A clock that nothing moves but `sleep`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept.append(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(timing, "time", found)
+    return found
+
+
 def quiet(monkeypatch: pytest.MonkeyPatch, *busy: float) -> None:
     """The processor time that others seem to use in one round after the other; then none."""
     used = [t for i in range(len(busy)) for t in (sum(busy[:i]), sum(busy[: i + 1]))]
     monkeypatch.setattr(timing, "used_elsewhere", lambda: used.pop(0) if used else sum(busy))
-    monkeypatch.setattr(timing, "_WAIT", 0.0)
 
 
-def test_calls_take_turns_and_times_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_take_turns_and_times_are_theirs(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     calls: list[str] = []
 
     def slow() -> None:
         calls.append("slow")
-        time.sleep(0.02)
+        clock.sleep(0.03)
 
     def fast() -> None:
         calls.append("fast")
-        time.sleep(0.004)
+        clock.sleep(0.004)
 
     quiet(monkeypatch)
     measured = timing.measure({"slow": slow, "fast": fast}, 2)
     assert [len(values) for values in measured.samples.values()] == [4, 4]
-    assert measured.medians["slow"] > 0.019 > measured.medians["fast"]
+    assert measured.medians == pytest.approx({"slow": 0.03, "fast": 0.004})
     turns = [name for name, _ in itertools.groupby(calls)]
     assert turns == ["slow", "fast"] * 3  # once to learn how long they take, then two rounds
 
 
-def test_short_calls_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
+def test_short_calls_are_repeated(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     quiet(monkeypatch)
-    measured = timing.measure({"short": lambda: calls.append(0)}, 1)
-    assert len(calls) > 300
-    assert measured.medians["short"] < 1e-4
+    measured = timing.measure({"short": lambda: clock.sleep(1e-5)}, 1)
+    calls = clock.slept.count(1e-5)
+    # Two to learn how long it takes, calls to warm up, and two samples.
+    assert calls == pytest.approx(2 + (timing._WARM + 2 * timing._SAMPLE) / 1e-5, abs=2)
+    assert measured.medians["short"] == pytest.approx(1e-5)
 
 
-def test_disturbed_rounds_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
+def test_disturbed_rounds_are_replaced(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     quiet(monkeypatch, 100.0, 0.0, 100.0)
-    rounds: list[int] = []
-    monkeypatch.setattr(timing, "_WARM", 0.0)
-    rest = time.sleep
-
-    def sleep(seconds: float) -> None:
-        rounds.append(1) if seconds == timing._REST else None
-        rest(seconds)
-
-    monkeypatch.setattr(timing.time, "sleep", sleep)
-    measured = timing.measure({"call": lambda: calls.append(0)}, 2)
-    assert len(rounds) == 4
+    measured = timing.measure({"call": lambda: clock.sleep(0.004)}, 2)
+    assert clock.slept.count(timing._REST) == 4
+    assert clock.slept.count(timing._WAIT) == 2
     assert measured.elsewhere == 0
     quiet(monkeypatch, *[100.0] * 6)
-    hopeless = timing.measure({"call": lambda: time.sleep(0.004)}, 2)
+    hopeless = timing.measure({"call": lambda: clock.sleep(0.004)}, 2)
     assert len(hopeless.samples["call"]) == 4
     assert hopeless.elsewhere > timing.QUIET
 

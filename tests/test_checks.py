@@ -274,6 +274,10 @@ GRAPHS = {
         "result 'y' of the graph is declared twice",
         "",
     ),
+    "graph net( x ) -> ( y, §x ) { x = external(shape = [1]); y = neg(x); }": (
+        "'x' is a parameter of the graph and a result of it",
+        "write y = copy(x);",
+    ),
     "graph net( x ) -> ( y, §z ) { x = external(shape = [1]); y = neg(x); }": (
         "graph result 'z' is never assigned",
         "",

@@ -32,7 +32,7 @@ def python(code, *, check=True, **options):
         capture_output=True,
         text=True,
         check=check,
-        timeout=60,
+        timeout=600,
         **options,
     )
 
@@ -58,7 +58,7 @@ def test_module_runs(scores):
         [sys.executable, "-m", "nnef_jax", "check", scores],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ok: ")
@@ -95,8 +95,8 @@ def test_info_as_json(scores):
     assert found["dialect"] == "NNEF 1.0"
     assert found["inputs"] == [{"name": "x", "shape": [None, 4], "dtype": "float32"}]
     assert found["outputs"] == [{"name": "y", "shape": [None, 3], "dtype": "float32"}]
-    counts = {"operations": 1, "variables": 2, "parameters": 15, "state": 0, "weight_bytes": 60}
-    assert found["counts"] == counts
+    counts = {"operations": 1, "variables": 2, "parameters": 15, "unused_parameters": 0}
+    assert found["counts"] == counts | {"state": 0, "weight_bytes": 60}
     assert [o["kind"] for o in found["operations"]] == ["linear"]
     assert found["operations"][0]["multiply_adds"] == 12  # for one item of the open batch
     assert {v["label"] for v in found["variables"]} == {"dense/filter", "bias"}
@@ -164,14 +164,6 @@ def test_names_in_errors_hold_no_escapes(tmp_path):
 # Endings
 
 
-def test_interrupt_is_quiet(scores, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(nnef_jax.loading, "read", interrupted)
-    assert call("check", scores) == (130, "", "")
-
-
 def test_other_exceptions_pass_through(scores, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("a fault of ours")
@@ -179,21 +171,6 @@ def test_other_exceptions_pass_through(scores, monkeypatch):
     monkeypatch.setattr(nnef_jax.loading, "read", broken)
     with pytest.raises(ZeroDivisionError, match="a fault of ours"):
         cli.main(["check", str(scores)])
-
-
-def test_broken_pipe_is_quiet(scores):
-    read, written = os.pipe()
-    os.close(read)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "nnef_jax", "info", scores],
-            stdout=written,
-            stderr=subprocess.PIPE,
-            timeout=60,
-        )
-    finally:
-        os.close(written)
-    assert done.stderr == b""
 
 
 def on_a_terminal(code, **environment):
@@ -214,7 +191,7 @@ def on_a_terminal(code, **environment):
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         stderr=theirs,
-        timeout=60,
+        timeout=600,
         env=plain | {"TERM": "xterm"} | environment,
     )
     os.close(theirs)
@@ -223,25 +200,37 @@ def on_a_terminal(code, **environment):
     return done.returncode, done.stdout.decode(), b"".join(chunks).decode()
 
 
-def test_spinner_on_a_terminal(scores):
-    code, out, err = on_a_terminal(
-        "import sys\n"
-        "from nnef_jax import cli\n"
-        "cli._STATUS_AFTER = 0.01\n"
-        f"sys.exit(cli.main(['check', {str(scores)!r}]))"
+SPINNER = {  # when it is drawn, whatever the speed of the machine
+    "at once": "class Timer(threading.Timer):\n    start = lambda self: self.function()\n"
+    "    join = lambda self: None\nthreading.Timer = Timer\n",
+    "never": "cli._STATUS_AFTER = 3600\n",
+}
+
+
+def main_on_a_terminal(drawn, *args, **environment):
+    return on_a_terminal(
+        f"import sys, threading\nfrom nnef_jax import cli\n{SPINNER[drawn]}"
+        f"sys.exit(cli.main({list(map(str, args))!r}))",
+        **environment,
     )
+
+
+def test_spinner_on_a_terminal(scores):
+    code, out, err = main_on_a_terminal("at once", "check", scores)
     assert code == 0
     assert out.startswith("ok: ") and "\x1b" not in out
     assert "reading" in err
+    assert "\x1b[?25" not in err  # the cursor stays: a signal may leave things as they are
+    code, _, err = main_on_a_terminal("never", "check", scores)
+    assert (code, err) == (0, "")
 
 
+@pytest.mark.parametrize("drawn", SPINNER)
 @pytest.mark.parametrize("no_color", [False, True])
-def test_errors_on_a_terminal(tmp_path, no_color):
-    code, out, err = on_a_terminal(
-        f"import sys; from nnef_jax import cli; sys.exit(cli.main(['check', {str(tmp_path)!r}]))",
-        **({"NO_COLOR": "1"} if no_color else {}),
-    )
+def test_errors_on_a_terminal(tmp_path, no_color, drawn):
+    environment = {"NO_COLOR": "1"} if no_color else {}
+    code, out, err = main_on_a_terminal(drawn, "check", tmp_path, **environment)
     assert (code, out) == (1, "")
-    error = err[err.rindex("error:") - 10 :]
+    assert ("reading" in err) == (drawn == "at once")
     assert ("\x1b[31m\x1b[1merror:\x1b[0m" in err) != no_color
-    assert "has no graph.nnef" in error
+    assert "has no graph.nnef" in err[err.rindex("error:") :]

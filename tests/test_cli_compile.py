@@ -61,7 +61,9 @@ def test_wrong_shapes(scores, tmp_path):
     assert "input_shapes names 'z', the graph's inputs are x" in message
 
 
-def test_a_folder_that_cannot_be_written(scores, tmp_path):
+def test_a_folder_that_is_none(scores, tmp_path):
     (tmp_path / "file").touch()
     message = fails("run", scores, "--cache-dir", tmp_path / "file")
-    assert "cannot be written to" in message
+    assert "cannot be used: it is not a folder" in message
+    for command in (("run", scores), ("compile", scores, "--shape", "x=1,4")):
+        assert "cache_dir '' cannot be used: it is empty" in fails(*command, "--cache-dir", "")

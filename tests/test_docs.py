@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from urllib.error import URLError
 
 import pytest
 
@@ -90,3 +91,61 @@ def test_every_numerical_claim_has_a_test() -> None:
     tests = {name for name in vars(test_numerics) if name.startswith("test_")}
     pages = {name for names in named for name in names}
     assert tests == pages
+
+
+def blocks(page: str) -> list[str]:
+    text = (DOCS.parent / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def run(code: str, names: dict[str, object]) -> None:
+    exec(compile(code, "block", "exec"), names)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks like the root of the repository, to which blocks may write."""
+    for name in ("examples", "tests"):
+        (tmp_path / name).symlink_to(DOCS.parent / name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize("code", blocks("README.md"), ids=lambda code: code.splitlines()[-1][:30])
+def test_each_block_of_the_readme_runs_as_it_stands(code: str) -> None:
+    run(code, {})
+    run(code, {})  # where the first time left its files
+
+
+@pytest.mark.usefixtures("root")
+def test_blocks_about_pytorch_run_one_after_the_other() -> None:
+    names: dict[str, object] = {}
+    for code in blocks("docs/pytorch.md"):
+        if "import nnef_jax, torch" not in code:
+            run(code, names)
+    assert names.keys() >= {"masks", "tuned", "pooled", "logits", "texts", "block"}
+
+
+@pytest.mark.usefixtures("root")
+def test_the_first_block_about_pytorch_runs_where_the_exporter_is() -> None:
+    pytest.importorskip("torch_to_nnef")
+    try:
+        run(blocks("docs/pytorch.md")[0], {})
+    except URLError:
+        pytest.skip("the exporter cannot fetch tract")
+
+
+def test_every_page_with_python_is_run() -> None:
+    pages = [path.name for path in DOCS.glob("*.md") if blocks(f"docs/{path.name}")]
+    assert pages == ["pytorch.md"]
+
+
+def test_each_promise_of_security_names_a_test_that_is_there() -> None:
+    text = (DOCS / "security.md").read_text(encoding="utf-8")
+    tests = Path(__file__).resolve().parent
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
+    assert len(named) >= 10
+    for file, function in named:
+        assert f"def {function}(" in (tests / file).read_text(encoding="utf-8"), function
+    for module in re.findall(r"`python -m tests\.(\w+)`", text):
+        assert (tests / f"{module}.py").is_file()

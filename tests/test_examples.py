@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
@@ -163,13 +165,18 @@ def test_smooth_gradient_without_noise_is_the_gradient(
     np.testing.assert_allclose(smooth, saliency.gradient(model, images[7], 7), rtol=1e-3, atol=1e-6)
 
 
-def test_saliency_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saliency_draws_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it is run, not over the picture of the repository."""
     pytest.importorskip("matplotlib")
     image = pytest.importorskip("PIL.Image")
-    out = tmp_path / "saliency.png"
-    saliency.main([str(SCANS[0]), "--out", str(out)])
-    assert str(out) in capsys.readouterr().out
-    with image.open(out) as picture:
+    monkeypatch.chdir(tmp_path)
+    before = (DIGITS / "saliency.png").stat()
+    saliency.main([])
+    assert (DIGITS / "saliency.png").stat() == before
+    assert "wrote saliency.png" in capsys.readouterr().out
+    with image.open("saliency.png") as picture:
         assert picture.width > picture.height > 300
         assert picture.convert("L").getextrema() != (255, 255)
 
@@ -178,6 +185,8 @@ def test_saliency_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 vad = script(EXAMPLES / "vad" / "detect.py")
+make = script(EXAMPLES / "vad" / "make.py")
+TRAINED = SHARED_CASES / "tract" / "trained_silero_vad_16k.nnef.tgz"
 VAD = """version 1.0;
 extension tract_registry tract_core;
 graph vad(audio, h0, c0) -> (prob, h, c)
@@ -223,13 +232,99 @@ def test_example_signal_has_three_stretches_like_speech() -> None:
     assert speech > 20 * np.abs(signal[: 2 * 16_000]).mean()
 
 
-def test_trained_network_hears_speech_only_where_it_is(tmp_path: Path) -> None:
-    path = SHARED_CASES / "tract" / "trained_silero_vad_16k.nnef.tgz"
-    if not path.is_file():
-        pytest.skip(f"{path.name} of the shared cases is not there")
+def test_trained_network_hears_speech_only_where_it_is() -> None:
+    if not TRAINED.is_file():
+        pytest.skip(f"{TRAINED.name} of the shared cases is not there")
     signal, spoken = vad.example()
-    found = vad.stretches(vad.probabilities(vad.load(path), signal))
+    found = vad.stretches(vad.probabilities(vad.load(TRAINED), signal))
     heard = [any(begin < b and a < end for a, b in found) for begin, end in spoken]
     assert all(heard)
     # It stays certain for a while after the last sound, but never begins without one.
     assert all(any(begin <= a <= end for begin, end in spoken) for a, _ in found)
+
+
+def test_the_archive_that_is_made_is_the_one_that_pytorch_exports(tmp_path: Path) -> None:
+    if not TRAINED.is_file():
+        pytest.skip(f"{TRAINED.name} of the shared cases is not there")
+    exported = vad.load(TRAINED)
+    weights = {label: np.asarray(array) for label, array in exported.params.items()}
+    names = {"stft": "stft_conv.weight", "f.weight": "final_conv.weight"}
+    names |= {
+        f"c.{i}.{kind}": f"conv{i + 1}.{kind}" for i in range(4) for kind in ("weight", "bias")
+    }
+    names |= {f"l.{name}": f"lstm_cell.{name}" for name in ("weight_ih", "weight_hh")}
+    published = {new: weights[old] for old, new in names.items()}
+    # The exporter adds the biases of the cell, and writes the last one into the text.
+    published["lstm_cell.bias_ih"] = weights["h_bias_bias"][0]
+    published["lstm_cell.bias_hh"] = np.zeros(512, np.float32)
+    published["final_conv.bias"] = np.array([-0.5740388631820679], np.float32)
+    make.make(published, tmp_path / "made.tgz")
+    signal = np.random.default_rng(0).normal(0, 0.1, 30 * 512).astype(np.float32)
+    np.testing.assert_allclose(
+        vad.probabilities(vad.load(tmp_path / "made.tgz"), signal),
+        vad.probabilities(exported, signal),
+        atol=1e-5,
+    )
+
+
+def test_published_weights_make_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the package: small random numbers by its names, in its shapes."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    random = np.random.default_rng(0)
+    channels = [(128, 129), (64, 128), (64, 64), (128, 64)]
+    shapes: dict[str, tuple[int, ...]] = {"stft_conv.weight": (258, 1, 256)}
+    for i, (count, depth) in enumerate(channels, start=1):
+        shapes |= {f"conv{i}.weight": (count, depth, 3), f"conv{i}.bias": (count,)}
+    for kind in ("ih", "hh"):
+        shapes |= {f"lstm_cell.weight_{kind}": (512, 128), f"lstm_cell.bias_{kind}": (512,)}
+    shapes |= {"final_conv.weight": (1, 128, 1), "final_conv.bias": (1,)}
+    weights = {k: random.normal(0, 0.1, s).astype(np.float32) for k, s in shapes.items()}
+    (tmp_path / "silero_vad" / "data").mkdir(parents=True)
+    (tmp_path / "silero_vad" / "__init__.py").write_text("raise ImportError('needs torch')")
+    numpy.save_file(weights, tmp_path / "silero_vad" / "data" / make.WEIGHTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    make.main([])
+    found = vad.load("silero_vad.nnef.tgz")
+    assert [spec.shape for spec in found.inputs] == [(1, 576)]
+    assert set(found.params) == set(weights)
+
+
+# What is missing is said before anything is computed
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "package"),
+    [
+        (saliency.main, [], "matplotlib"),
+        (saliency.main, [], "PIL"),
+        (train.main, [], "sklearn"),
+        (train.main, [], "PIL"),
+        (vad.main, ["network.tgz"], "matplotlib"),
+    ],
+)
+def test_a_missing_package(
+    main: Any, arguments: list[str], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for needed in ("matplotlib", "PIL", "sklearn"):
+        # Whether they are installed or not.
+        monkeypatch.setitem(sys.modules, needed, None if needed == package else ModuleType(needed))
+    monkeypatch.setattr(nnef_jax, "load", None)
+    with pytest.raises(SystemExit, match=rf'{package} is missing: pip install -e "\.\[examples\]"'):
+        main(arguments)
+
+
+def test_the_package_of_the_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="pip install --no-deps silero-vad"):
+        make.main([])
+
+
+@pytest.mark.parametrize("network", ["nowhere.nnef.tgz", str(DIGITS / "model")])
+def test_where_the_network_that_listens_comes_from(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vad, "needs", lambda *packages: None)
+    monkeypatch.setattr(vad, "example", lambda: (np.zeros(1024, np.float32), []))
+    with pytest.raises(SystemExit, match=r"which `python examples/vad/make\.py` writes"):
+        vad.main([network])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from nnef_jax import LimitError, Limits, NnefError
@@ -37,7 +35,7 @@ BOMBS: dict[str, tuple[str, Limits, str, str]] = {
     "steps by recursion": (
         graph("y = f(x, n = 60);", RECURSIVE % "f(x, n = n - 1) + f(x, n = n - 1)"),
         Limits(steps=20_000),
-        "flattening takes more than 20000 steps",
+        "the network takes more than 20000 steps",
         "steps",
     ),
     "endless recursion": (
@@ -91,32 +89,32 @@ BOMBS: dict[str, tuple[str, Limits, str, str]] = {
             "a = [0] * 9000000; y = add_n([for i in a yield x * scalar(length_of(a[1:]))]);"
         ),
         Limits(),
-        "flattening takes more than 2000000 steps",
+        "the network takes more than 10000000 steps",
         "steps",
     ),
     "many long arrays": (
         in_fragment("y = x * scalar(length_of([for i in [1] * 1000 yield [0] * 9000000]));"),
         Limits(),
-        "flattening takes more than 2000000 steps",
+        "the network takes more than 10000000 steps",
         "steps",
     ),
     "an operation on many tensors": (
         graph("y = add_n([x] * 9000000);"),
         Limits(),
-        "flattening takes more than 2000000 steps",
+        "the network takes more than 10000000 steps",
         "steps",
     ),
     "an operation with many results": (
         graph("[y, z] = copy_n(x, times = 1000000000);"),
         Limits(),
-        "flattening takes more than 2000000 steps",
+        "the network takes more than 10000000 steps",
         "steps",
     ),
     "a tensor taken apart": (
         "version 1.0; graph net( x ) -> ( y )"
         "{ x = external(shape = [1000000000]); [y, z] = unstack(x, axis = 0); }",
         Limits(),
-        "flattening takes more than 2000000 steps",
+        "the network takes more than 10000000 steps",
         "steps",
     ),
 }
@@ -125,14 +123,12 @@ BOMBS: dict[str, tuple[str, Limits, str, str]] = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs(name: str) -> None:
     text, limits, message, limit = BOMBS[name]
-    start = time.perf_counter()
     with pytest.raises(LimitError) as caught:
         network(text, limits=limits)
     assert caught.value.message == message
     assert caught.value.span is not None
     assert f"nnef_jax.Limits({limit}=...)" in caught.value.hint
     assert ("endless" in caught.value.hint) == (limit == "call_depth")
-    assert time.perf_counter() - start < 20
 
 
 def test_tuples_of_tuples_do_not_grow_without_bound() -> None:

@@ -15,7 +15,7 @@ import pytest
 import nnef_jax
 from lowering.graph import TensorType
 from lowering.registry import Registry
-from tests.helpers import model_of
+from tests.helpers import COMPOSITIONAL, model_of
 
 NET = """
 version 1.0;
@@ -240,13 +240,16 @@ def test_own_rule_for_an_own_operation() -> None:
 
 
 def test_output_that_is_a_variable_or_an_input() -> None:
-    text = """version 1.0; graph g(x) -> (x, w, y) {
+    text = f"""{COMPOSITIONAL}
+    fragment same( x: tensor<scalar> ) -> ( y: tensor<scalar> ) {{ y = x; }}
+    graph g(x) -> (z, w, y) {{
         x = external(shape = [1,2]);
         w = variable(shape = [1,2], label = 'w');
         y = mul(x, w);
-    }"""
+        z = same(x);
+    }}"""
     outputs = model_of(text, data={"w": np.float32([[3, 4]])})(np.float32([[1, 2]]))
-    np.testing.assert_array_equal(outputs.x, [[1, 2]])
+    np.testing.assert_array_equal(outputs.z, [[1, 2]])
     np.testing.assert_array_equal(outputs.w, [[3, 4]])
     np.testing.assert_array_equal(outputs.y, [[3, 8]])
 

@@ -82,7 +82,7 @@ _WORDS = [
     *("external", "variable", "constant", "update", "cast", "copy_n", "add_n", "split", "unstack"),
     *("concat", "relu", "fragment", "graph", "[[1]]", "x[0]", "[0]*100000", "\0", "é"),
 ]
-SMALL = Limits(steps=20_000, operations=2_000, call_depth=200, array_items=100_000)
+SMALL = Limits(steps=200_000, operations=2_000, call_depth=200, array_items=100_000)
 
 
 def outcome(text: str, **options: Any) -> str:

@@ -237,8 +237,8 @@ def test_all_wrong_arguments_are_reported_at_once() -> None:
     ("image", "message"),
     [
         ([[1.0, 2.0, 3.0], [4.0]], "is not an array"),
-        ("text", "shape"),
-        (None, "shape"),
+        ("text", "must be an array, it is 'text'"),
+        (None, "must be an array, it is None"),
         (np.array(["a"] * 6).reshape(2, 3), "dtype"),
         (ones(2, 3) > 0, "dtype bool"),
         (ones(2, 3).astype(np.complex64), "dtype complex64"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,13 @@ from nnef_jax.text.library import standard
 from tests.helpers import model_of
 from tests.op_cases import ALL_CASES, OpCase, document, evaluate, expected, inputs
 from tests.operation_checks import (
+    Gradients,
+    Together,
     assert_close,
-    assert_gradient,
     assert_vmap_equals_loop,
     few,
     results,
+    vmap_and_loop,
 )
 
 cases = pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
@@ -40,6 +43,9 @@ def test_every_operation_has_a_case() -> None:
     assert set(standard()) - in_documents == {case.operation for case in ALL_CASES} - in_documents
 
 
+FIRST = list({case.operation: case for case in reversed(ALL_CASES)}.values())
+
+
 @cases
 def test_value(case: OpCase) -> None:
     got = model(case)(*inputs(case))
@@ -48,18 +54,29 @@ def test_value(case: OpCase) -> None:
         assert output.shape == spec.shape and output.dtype == spec.dtype
 
 
+@cache
+def expanded(case: OpCase) -> nnef_jax.Model:
+    return model_of(document(case), expand="all")
+
+
+def rule_and_expansion(case: OpCase) -> tuple[Any, Any]:
+    whole, parts = model(case), expanded(case)
+    return lambda *xs: (whole.apply({}, *xs), parts.apply({}, *xs)), inputs(case)
+
+
+expansions = Together(few(COMPOUND, 3), rule_and_expansion)
+
+
 @pytest.mark.parametrize("case", few(COMPOUND, 3), ids=lambda case: case.name)
 def test_rule_equals_expansion(case: OpCase) -> None:
-    expanded = model_of(document(case), expand="all")
-    assert [op.kind for op in expanded.graph.operations] != [case.operation]
-    outputs = expanded(*inputs(case))
+    assert [op.kind for op in expanded(case).graph.operations] != [case.operation]
+    by_rule, outputs = expansions(case)
     if not all(np.isfinite(y).all() for y in results(outputs)):
         pytest.skip("the definition overflows in 32 bits, the rule does not")
-    assert_close(outputs, results(model(case)(*inputs(case))), case.tolerance)
+    assert_close(outputs, results(by_rule), case.tolerance)
 
 
 # Without `jit` each primitive is compiled by itself, so one row for each operation has to do.
-FIRST = list({case.operation: case for case in reversed(ALL_CASES)}.values())
 
 
 @pytest.mark.parametrize("case", FIRST, ids=lambda case: case.name)
@@ -69,32 +86,48 @@ def test_jit_equals_eager(case: OpCase) -> None:
     assert_close(eager, results(model(case)(*inputs(case))), case.tolerance)
 
 
-@pytest.mark.parametrize("case", few(ALL_CASES), ids=lambda case: case.name)
+BATCHED = [case for case in few(ALL_CASES) if inputs(case)]
+batches = Together(BATCHED, lambda case: vmap_and_loop(model(case), inputs(case)))
+
+
+@pytest.mark.parametrize("case", BATCHED, ids=lambda case: case.name)
 def test_vmap_equals_loop(case: OpCase) -> None:
-    arrays = inputs(case)
-    if not arrays:
-        pytest.skip("takes no tensors")
-    assert_vmap_equals_loop(model(case), arrays, case.tolerance)
+    assert_vmap_equals_loop(batches(case), case.tolerance)
+
+
+@cache
+def gradients(case: OpCase) -> Gradients:
+    return Gradients(model(case), inputs(case), partial(evaluate, case))
+
+
+derived = Together(few(DIFFERENTIABLE, 3), lambda case: gradients(case).traced())
 
 
 @pytest.mark.parametrize("case", few(DIFFERENTIABLE, 3), ids=lambda case: case.name)
 def test_gradient(case: OpCase) -> None:
     """Forward and reverse mode against central differences of the reference in 64 bits."""
-    assert_gradient(model(case), inputs(case), partial(evaluate, case), case.tolerance)
+    gradients(case).check(derived(case), case.tolerance)
 
 
-@pytest.mark.parametrize(
-    "case",
-    few(c for c in DIFFERENTIABLE if c.operation != "pow"),
-    ids=lambda case: case.name,
-)
-def test_bfloat16(case: OpCase) -> None:
-    """Eight bits of precision: close to the exact result on the inputs as bfloat16 has them."""
-    rounded = [
+def as_bfloat16(case: OpCase) -> list[np.ndarray]:
+    return [
         x.astype(jnp.bfloat16).astype(np.float32) if x.dtype.kind == "f" else x
         for x in inputs(case)
     ]
-    got = model_of(document(case), dtype="bfloat16")(*rounded)
+
+
+def applied_in_bfloat16(case: OpCase) -> tuple[Any, Any]:
+    return partial(model_of(document(case), dtype="bfloat16").apply, {}), as_bfloat16(case)
+
+
+ROUNDED = few(c for c in DIFFERENTIABLE if c.operation != "pow")
+rounded_values = Together(ROUNDED, applied_in_bfloat16)
+
+
+@pytest.mark.parametrize("case", ROUNDED, ids=lambda case: case.name)
+def test_bfloat16(case: OpCase) -> None:
+    """Eight bits of precision: close to the exact result on the inputs as bfloat16 has them."""
+    rounded, got = as_bfloat16(case), rounded_values(case)
     for output, want in zip(
         got if isinstance(got, tuple) else (got,), evaluate(case, rounded), strict=True
     ):

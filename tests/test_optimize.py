@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -597,8 +597,24 @@ def test_names_of_the_document_are_those_of_the_profile() -> None:
 # Choice by trial
 
 
-def test_the_fastest_is_found() -> None:
-    assert fastest([partial(time.sleep, s) for s in (0.02, 0.001, 0.01)]) == 1
+def test_the_fastest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def work(*seconds: float) -> Callable[[], None]:
+        """Take so long at each call, the last time at all that follow."""
+        left = [*seconds]
+
+        def call() -> None:
+            nonlocal now
+            now += left.pop(0) if len(left) > 1 else left[0]
+
+        return call
+
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr(options, "time", clock)
+    # The first call does not count; one that was disturbed does not decide.
+    assert fastest([work(0.02), work(5.0, 0.5, 0.001), work(0.01)]) == 1
+    assert fastest([work(0.02, 0.02, 0.001), work(0.01)]) == 0
 
 
 @pytest.mark.parametrize("choice", (0, -1))

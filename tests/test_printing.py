@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowering.location import Source
+from nnef_jax.limits import Meter
 from nnef_jax.text import syntax as s
 from nnef_jax.text.parser import parse
 from nnef_jax.text.printing import print_document, print_expression
@@ -32,7 +33,7 @@ NOWHERE = Source("test", "")
 
 
 def tree(text: str) -> s.Document:
-    return parse(Source("graph.nnef", text))
+    return parse(Source("graph.nnef", text), Meter())
 
 
 def same(a: s.Document, b: s.Document) -> bool:

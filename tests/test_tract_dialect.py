@@ -41,6 +41,11 @@ def test_the_last_assignment_counts() -> None:
     np.testing.assert_array_equal(model.intermediates(X, ["z"])["z"], (X + 1) * 2)
 
 
+def test_an_input_may_be_a_result() -> None:
+    for output in model_of(document("y = x;", outputs="x, y"))(X):
+        np.testing.assert_array_equal(output, X)
+
+
 def test_identifiers_in_quotes() -> None:
     text = """version 1.0;
 extension tract_registry tract_core;

@@ -211,6 +211,21 @@ def test_wrong_shapes(body: str, message: str) -> None:
     assert message in found.message and "float32[" in found.message
 
 
+@pytest.mark.parametrize(
+    ("x", "w", "s", "message"),
+    [
+        ("[1,3]", "[3,3]", "[3,3]", "the last axis of 'weight' must have 4 taps"),
+        ("[1,3]", "[]", "[3,4]", "the last axis of 'weight' must have 4 taps"),
+        ("[1,3]", "[2,4]", "[3,4]", "'weight' [2,4] must have 4 items for each of the 3 items"),
+        ("[1,3]", "[3,4]", "[4,3,2]", "'initial_state' [4,3,2] must have 4 items for each"),
+        ("[2,3,5]", "[3,4]", "[2,3,4]", "'weight' [3,4] must have 4 items for each of the 30"),
+    ],
+)
+def test_wrong_shapes_of_a_causal_convolution(x: str, w: str, s: str, message: str) -> None:
+    call = "(y, z) = §tract_transformers_causal_conv1d_update(x, w, s);"
+    assert message in error(graph(call, x=f"{x} f16", w=f"{w} f16", s=f"{s} f16")).message
+
+
 def test_shapes_that_are_wrong_for_a_call_only() -> None:
     text = graph("y = §reshape(x, shape = [2, 2]);", x="[S] f32")
     assert model(text.replace("§", ""))(np.ones(4, np.float32)).shape == (2, 2)

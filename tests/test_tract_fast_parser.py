@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from lowering.location import Source
-from nnef_jax import Limits, NnefError
+from nnef_jax import NnefError
 from nnef_jax.formats.tract import parser
 from nnef_jax.formats.tract.document import Document
 from nnef_jax.formats.tract.fast_parser import flat_statements
+from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import open_archive
 from tests.test_fast_parser import whole
 
@@ -44,7 +45,7 @@ ARCHIVES = sorted(Path(__file__).parent.glob("*/*.nnef.tgz"))
 
 
 def read(text: str) -> Document:
-    return parser.parse(Source("graph.nnef", text), Limits())
+    return parser.parse(Source("graph.nnef", text), Meter())
 
 
 @pytest.fixture
@@ -53,14 +54,14 @@ def by_grammar(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def read_by_grammar(text: str) -> Document:
         with monkeypatch.context() as patched:
-            patched.setattr(parser, "flat_statements", lambda text, limits: (text, []))
+            patched.setattr(parser, "flat_statements", lambda text, nesting: (text, []))
             return read(text)
 
     return read_by_grammar
 
 
 def test_statements_that_are_flat(by_grammar: Any) -> None:
-    left, taken = flat_statements(TEXT, Limits())
+    left, taken = flat_statements(TEXT, 200)
     assert [getattr(statement.target, "name", "") for statement in taken] == ["x", "a", "y"]
     assert len(left) == len(TEXT)
     assert whole(read(TEXT)) == whole(by_grammar(TEXT))
@@ -68,9 +69,9 @@ def test_statements_that_are_flat(by_grammar: Any) -> None:
 
 @pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.name)
 def test_archives(path: Path, by_grammar: Any) -> None:
-    with open_archive(path, Limits()) as archive:
+    with open_archive(path) as archive:
         text = archive.read_text("graph.nnef").text
-    _, taken = flat_statements(parser.without_properties(text)[0], Limits())
+    _, taken = flat_statements(parser.without_properties(text)[0], 200)
     document = read(text)
     if path.parent.name == "torch_networks":  # tract itself puts names into quotes
         assert len(taken) > 0.9 * len(document.graph.body)

@@ -206,7 +206,7 @@ _MARKS = [
     *("input_shape[1]", "tensor<scalar>", "<scalar>", "é", "{{", "fragment", "graph", "extension"),
     *("[[1,2],[3]]", "[1.0, S]", "(-1)", "* 1000000000", "^ 63", "[[[[[[[[[[1]]]]]]]]]]"),
 ]
-SMALL = Limits(steps=20_000, operations=2_000, array_items=100_000, tensor_items=1 << 24)
+SMALL = Limits(steps=200_000, operations=2_000, array_items=100_000, tensor_items=1 << 24)
 
 
 def outcome(text: str, data: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import jax
@@ -15,11 +15,13 @@ from nnef_jax.formats.tract import declarations, scan, special
 from tests.helpers import model_of
 from tests.op_cases.case import OpCase, inputs
 from tests.operation_checks import (
+    Gradients,
+    Together,
     assert_close,
-    assert_gradient,
     assert_vmap_equals_loop,
     few,
     results,
+    vmap_and_loop,
     wide,
 )
 from tests.tract_cases import ALL_CASES, document, evaluate, expected
@@ -47,15 +49,15 @@ def test_every_declared_operation_has_a_rule_and_a_case() -> None:
             assert operation in tested, f"{operation} has no case"
 
 
+FIRST = list({case.operation: case for case in reversed(ALL_CASES)}.values())
+
+
 @cases
 def test_value(case: OpCase) -> None:
     got = model(case)(*inputs(case))
     assert_close(got, expected(case), case.tolerance)
     for output, spec in zip(results(got), model(case).outputs, strict=True):
         assert output.shape == spec.shape and output.dtype == spec.dtype
-
-
-FIRST = list({case.operation: case for case in reversed(ALL_CASES)}.values())
 
 
 @pytest.mark.parametrize("case", FIRST[::4], ids=lambda case: case.name)
@@ -65,25 +67,44 @@ def test_jit_equals_eager(case: OpCase) -> None:
     assert_close(eager, results(model(case)(*inputs(case))), case.tolerance)
 
 
-@pytest.mark.parametrize("case", few(ALL_CASES), ids=lambda case: case.name)
+BATCHED = [case for case in few(ALL_CASES) if inputs(case)]
+batches = Together(BATCHED, lambda case: vmap_and_loop(model(case), inputs(case)))
+
+
+@pytest.mark.parametrize("case", BATCHED, ids=lambda case: case.name)
 def test_vmap_equals_loop(case: OpCase) -> None:
-    arrays = inputs(case)
-    if not arrays:
-        pytest.skip("takes no tensors")
-    assert_vmap_equals_loop(model(case), arrays, case.tolerance)
+    assert_vmap_equals_loop(batches(case), case.tolerance)
+
+
+@cache
+def gradients(case: OpCase) -> Gradients:
+    return Gradients(model(case), inputs(case), partial(evaluate, case))
+
+
+derived = Together(few(DIFFERENTIABLE, 3), lambda case: gradients(case).traced())
 
 
 @pytest.mark.parametrize("case", few(DIFFERENTIABLE, 3), ids=lambda case: case.name)
 def test_gradient(case: OpCase) -> None:
     """Forward and reverse mode against central differences of the reference in 64 bits."""
-    assert_gradient(model(case), inputs(case), partial(evaluate, case), case.tolerance)
+    gradients(case).check(derived(case), case.tolerance)
+
+
+def half(case: OpCase) -> list[Any]:
+    return [x.astype(np.float16) if x.dtype.kind == "f" else x for x in inputs(case)]
+
+
+def applied_in_half(case: OpCase) -> tuple[Any, Any]:
+    return partial(model_of(document(case, real="f16")).apply, {}), half(case)
+
+
+halves = Together(few(DIFFERENTIABLE), applied_in_half)
 
 
 @pytest.mark.parametrize("case", few(DIFFERENTIABLE), ids=lambda case: case.name)
 def test_float16(case: OpCase) -> None:
     """Eleven bits of precision: close to the exact result on the inputs as float16 has them."""
-    rounded: list[Any] = [x.astype(np.float16) if x.dtype.kind == "f" else x for x in inputs(case)]
-    got = model_of(document(case, real="f16"))(*rounded)
+    rounded, got = half(case), halves(case)
     for output, want in zip(results(got), evaluate(case, [wide(x) for x in rounded]), strict=True):
         if want.dtype.kind == "f":
             scale = max(1.0, float(np.abs(want).max(initial=0)))

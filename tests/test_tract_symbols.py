@@ -13,6 +13,7 @@ import pytest
 from lowering.extents import UNKNOWN
 from nnef_jax import InputError, NnefError
 from nnef_jax.formats.tract import symbols
+from nnef_jax.limits import Meter
 from tests.helpers import model_of
 from tests.tract_text import error, graph, model, parsed, run
 
@@ -28,7 +29,7 @@ def ones(*shape: int) -> np.ndarray:
 
 def solved(inputs: dict[str, str], shapes: dict[str, Any], head: str = SYMBOLS) -> dict[str, int]:
     document = parsed(graph("y = x;", head=head, **{n: f"{s} f32" for n, s in inputs.items()}))
-    return symbols.solve(document, shapes)
+    return symbols.solve(document, shapes, Meter())
 
 
 @pytest.mark.parametrize(

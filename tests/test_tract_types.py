@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -189,6 +190,38 @@ def test_stored_integers_that_do_not_fit() -> None:
     found = error(text, data={"k": np.array([1, 2**40])})
     assert isinstance(found, DataError) and "do not fit int32" in found.message
     assert "x64" in found.hint
+
+
+# tract holds extents and padding in unsigned integers, in which -1 wraps.
+WRAPPED = {-1: 2**64 - 1, -2: 2**64 - 2, -3: 2**64 - 3, -(2**63): 2**63}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "pad(x, padding = [(-1, 1), (0, -1)])",
+        "pad(x, padding = [[-1, 1], [0, -2]], border = 'replicated')",
+        "pad(x, [(0, 1), (1, -1)], border = 'reflect')",
+        "conv(unsqueeze(x, axes = [0]), [[[1.0]], [[1.0]]], groups = 2, padding = [(0, 0)])",
+        "slice(x, axes = [-1], begin = [-2], end = [0])",
+        "reshape(x, shape = [-1])",
+        "[1.0, 2.0, 3.0][-2] * x",
+        "transpose(x, axes = [-1, 0])",
+        "tract_core_scan('f', [('a', x, -2, -1)], [], [], [('a', 'full', 0, -1)])",
+    ],
+)
+def test_negative_integers_in_64_bits_without_a_sign(call: str) -> None:
+    text = graph(f"y = {call};", "fragment f( a: T ) -> ( a: T ) { }")
+    wrapped = re.sub(r"-\d+", lambda found: str(WRAPPED[int(found[0])]), text)
+    np.testing.assert_array_equal(run(wrapped, X), run(text, X))
+
+
+def test_the_largest_integers_of_64_bits() -> None:
+    for number in (2**63, 2**64 - 1):
+        found = error(graph(f"y = §concat([x, x], axis = {number});"))
+        assert "'axis' must lie in" in found.message and str(number - 2**64) in found.message
+    found = error(graph(f"y = §concat([x, x], axis = {2**64});"))
+    assert "an integer of 64 bits is due, this is 18446744073709551616" in found.message
 
 
 def test_64_bits() -> None:

@@ -15,6 +15,7 @@ from lowering.graph import Graph
 from lowering.location import Source
 from nnef_jax import Limits, NnefError
 from nnef_jax.frontend import StandardFrontend
+from nnef_jax.limits import Meter
 from nnef_jax.loading import registry_of_standard
 from nnef_jax.network import Network
 from nnef_jax.text.checks import check
@@ -30,13 +31,13 @@ PROVISIONAL = "version 1.0\n"
 
 def parsed(text: str, limits: Limits | None = None) -> Document:
     """The syntax tree of a text."""
-    return parse(Source("graph.nnef", text), limits)
+    return parse(Source("graph.nnef", text), Meter(limits))
 
 
 def checked(text: str) -> Document:
     """The syntax tree of a text that the semantic checks have passed."""
     document = parsed(text)
-    check(document, Scope(document))
+    check(document, Scope(document, Meter()))
     return document
 
 
@@ -48,9 +49,8 @@ def network(
     limits: Limits | None = None,
 ) -> Network:
     """The network of a text, without data for its variables."""
-    limits = limits or Limits()
-    registry = registry_of_standard()
-    options = Options(registry, expand, input_shapes=dict(input_shapes or {}), limits=limits)
+    registry, meter = registry_of_standard(), Meter(limits)
+    options = Options(registry, expand, input_shapes=dict(input_shapes or {}), meter=meter)
     return Network(StandardFrontend(Source("graph.nnef", text), options), options)
 
 

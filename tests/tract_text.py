@@ -17,6 +17,7 @@ from lowering.location import Source
 from nnef_jax import Limits, NnefError
 from nnef_jax.formats.tract.document import Document
 from nnef_jax.formats.tract.parser import parse
+from nnef_jax.limits import Meter
 from tests.helpers import model_of
 from tests.text_support import MARK
 
@@ -50,7 +51,7 @@ def graph(
 
 def parsed(text: str, limits: Limits | None = None) -> Document:
     """The document of a text."""
-    return parse(Source("graph.nnef", text), limits or Limits())
+    return parse(Source("graph.nnef", text), Meter(limits))
 
 
 def run(text: str, *arrays: Any, data: Mapping[str, Any] | None = None, **options: Any) -> Any:

@@ -1,10 +1,12 @@
 """Train the network in examples/digits/model: random numbers in, an NNEF archive out.
 
-    python examples/digits/train.py
+    python examples/digits/train.py [--model digits.nnef.tgz] [--scans FOLDER]
 
 The data are scikit-learn's 1797 scans of handwritten digits, 8x8 pixels each. The network is
 written below as an NNEF document; what trains it is `jax.grad` through `model.apply`. A run takes
-well under a minute on two cores and needs the `examples` extra (scikit-learn, pillow).
+well under a minute on two cores and needs scikit-learn and pillow: `pip install -e ".[examples]"`.
+The folders `model` and `scans` beside this file were made by
+`--model examples/digits/model --scans examples/digits/scans`.
 
 The split is by scan, not by writer, so the accuracy printed is that for hands seen in training.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnef_jax import Model, load, save
-
-HERE = Path(__file__).parent
 
 GRAPH = """\
 version 1.0;
@@ -225,23 +226,32 @@ def train(model: Model, digits: Digits, validation: Digits, *, epochs: int, seed
     return best
 
 
+def needs(*packages: str) -> None:
+    """End with what to install where one of the packages is missing."""
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError:
+            raise SystemExit(f'{package} is missing: pip install -e ".[examples]"') from None
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train the digit classifier and save it as NNEF.")
     parser.add_argument(
-        "--model", type=Path, default=HERE / "model", help="where to save the network"
+        "--model", type=Path, default="digits.nnef.tgz", help="where to save it (%(default)s)"
     )
-    parser.add_argument(
-        "--scans", type=Path, default=HERE / "scans", help="where to write ten test scans"
-    )
+    parser.add_argument("--scans", type=Path, help="a folder to write ten test scans to")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
+    needs("sklearn", "PIL")
 
     training, validation, test = split(load_digits())
     model = untrained(args.seed)
     params = train(model, training, validation, epochs=args.epochs, seed=args.seed)
     model.save(args.model, params=params, overwrite=True)
-    write_scans(args.scans, test)
+    if args.scans:
+        write_scans(args.scans, test)
 
     saved = load(args.model)
     share = accuracy(saved, saved.params, test)

@@ -1,12 +1,15 @@
 """Find the speech in a long signal: a recurrent network over all its frames, by one `lax.scan`.
 
-    python examples/vad/detect.py NETWORK.nnef.tgz [SIGNAL.wav] [--out speech.png]
+    pip install --no-deps silero-vad && pip install -e ".[examples]"
+    python examples/vad/make.py
+    python examples/vad/detect.py silero_vad.nnef.tgz [SIGNAL.wav] [--out speech.png]
 
-NETWORK is Silero VAD, exported from PyTorch by torch_to_nnef with its state as inputs and outputs:
-`audio [1,576], h0 [1,128], c0 [1,128]` to `prob [1,1], h, c`. A frame is 512 new samples at 16 kHz
+The network is Silero VAD with its state as inputs and outputs: `audio [1,576], h0 [1,128], c0
+[1,128]` to `prob [1,1], h, c`. `make.py` writes it with the weights that its authors publish; an
+export of theirs from PyTorch by torch_to_nnef will do as well. A frame is 512 new samples at 16 kHz
 behind the last 64 of the frame before. Without SIGNAL (mono, 16 kHz, 16 bits) it is run on a signal
 made here: three stretches of sound like speech (a buzz through moving formants, in syllables)
-between silence, noise and a tone. Needs the `examples` extra (matplotlib).
+between silence, noise and a tone.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import wave
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ FRAME, CONTEXT = 512, 64
 # The first three formants of some vowels in Hz (Peterson and Barney 1952, men).
 VOWELS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480))
 BANDWIDTHS = (80, 110, 160)
+ORIGIN = "the archive of Silero VAD, which `python examples/vad/make.py` writes"
 
 
 def load(path: str | Path) -> nnef_jax.Model:
@@ -164,16 +169,28 @@ def draw(
     pyplot.close(figure)
 
 
-def main() -> None:
+def needs(*packages: str) -> None:
+    """End with what to install where one of the packages is missing."""
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError:
+            raise SystemExit(f'{package} is missing: pip install -e ".[examples]"') from None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the network over a signal and draw what it finds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("network")
-    parser.add_argument("signal", nargs="?")
-    parser.add_argument("--out", default="speech.png")
-    arguments = parser.parse_args()
-    model = load(arguments.network)
+    parser.add_argument("network", help=ORIGIN)
+    parser.add_argument("signal", nargs="?", help="a wave file: mono, 16 kHz, 16 bits")
+    parser.add_argument("--out", default="speech.png", help="the picture to write (%(default)s)")
+    arguments = parser.parse_args(argv)
+    needs("matplotlib")
     signal, spoken = (read_wave(arguments.signal), []) if arguments.signal else example()
-    found = probabilities(model, signal)
+    try:
+        found = probabilities(load(arguments.network), signal)
+    except (OSError, nnef_jax.NnefError) as error:
+        raise SystemExit(f"{error}\nThe network to give is {ORIGIN}.") from None
     for begin, end in stretches(found):
         print(f"speech from {begin:6.2f} s to {end:6.2f} s")
     draw(signal, found, spoken, arguments.out)

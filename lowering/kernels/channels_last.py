@@ -16,7 +16,7 @@ from jax import Array, lax
 from lowering.kernels.conv_window import Window, cells, padded
 from lowering.kernels.depthwise import depthwise
 from lowering.kernels.derivatives import stored, sums_of_channels, transposition, with_tangents
-from lowering.kernels.products import product
+from lowering.kernels.products import left_operand, product
 from lowering.kernels.winograd import winograd
 
 
@@ -210,7 +210,7 @@ def _by_cells(x: Array, filter: Array, window: Window) -> Array:
     terms = [
         jnp.einsum(
             "pgk,kgo->gpo",
-            part.reshape(-1, groups, depth),
+            left_operand(part.reshape(-1, groups, depth), window.accumulator),
             filter[cell],
             precision=window.precision,
             preferred_element_type=window.accumulator,
@@ -241,7 +241,7 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     turned = lax.rev(filter, tuple(range(len(size))))
     product = jnp.einsum(
         "pc,kco->pko",
-        x.reshape(-1, depth),
+        left_operand(x.reshape(-1, depth), window.accumulator),
         turned.reshape(-1, depth, count),
         precision=window.precision,
         preferred_element_type=window.accumulator,

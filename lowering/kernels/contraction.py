@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, differ, show
+from lowering.kernels.products import left_operand_anywhere
 
 
 def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
@@ -82,9 +83,17 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
 
 
 def contract(
-    operands: Sequence[Any], terms: Sequence[str], output: str, accumulator: Any, precision: Any
+    operands: Sequence[Any],
+    terms: Sequence[str],
+    output: str,
+    accumulator: Any,
+    precision: Any,
+    optimized: bool = False,
 ) -> Array:
-    """The result of operands of one dtype, in that of the accumulator."""
+    """The result of operands of one dtype, in that of the accumulator.
+
+    `optimized` is that of the context.
+    """
     arrays = [jnp.asarray(x) for x in operands]
     extents = _extents([x.shape for x in arrays], terms)
     letters: list[str] = []
@@ -93,14 +102,36 @@ def contract(
         kept = [extent == extents[letter] for extent, letter in zip(x.shape, term, strict=True)]
         arrays[k] = jnp.squeeze(x, tuple(axis for axis, keep in enumerate(kept) if not keep))
         letters.append("".join(itertools.compress(term, kept)))
+    new = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
     if not _is_product(letters, output):
         arrays = [x.astype(accumulator) for x in arrays]
+    elif arrays[0].dtype == jnp.bfloat16 and not optimized:
+        result = _product(arrays, letters, output, accumulator, precision)
+        return jnp.expand_dims(result, new)
     names = dict(zip(extents, string.ascii_letters, strict=False))
-    new = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
     equation = ",".join(letters) + "->" + "".join(x for x in output if x in extents)
     equation = "".join(names.get(character, character) for character in equation)
     result = jnp.einsum(equation, *arrays, precision=precision, preferred_element_type=accumulator)
     return jnp.expand_dims(result, new)
+
+
+def _product(
+    arrays: Sequence[Array], terms: Sequence[str], output: str, accumulator: Any, precision: Any
+) -> Array:
+    """A matrix product as written: `jnp.einsum` would choose which operand is the left one."""
+    (left, right), (x, y) = terms, arrays
+    batch = [letter for letter in left if letter in right and letter in output]
+    sums = [letter for letter in left if letter in right and letter not in output]
+    free = [letter for letter in left if letter not in right]
+    order = [*batch, *free, *sums]
+    x = left_operand_anywhere(x.transpose([left.index(x) for x in order]), accumulator)
+    numbers = (
+        ([order.index(x) for x in sums], [right.index(x) for x in sums]),
+        ([order.index(x) for x in batch], [right.index(x) for x in batch]),
+    )
+    result = lax.dot_general(x, y, numbers, precision, preferred_element_type=accumulator)
+    made = [*batch, *free, *(letter for letter in right if letter not in left)]
+    return result.transpose([made.index(letter) for letter in output if letter in made])
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:

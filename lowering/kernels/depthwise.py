@@ -59,7 +59,7 @@ def _factors(filter: Array, cell: tuple[int, ...], dtype: Any) -> Array:
 
 
 def _accumulator(x: Array, window: Window) -> Any:
-    return accumulator(jnp.promote_types(x.dtype, window.accumulator or x.dtype))
+    return accumulator(window.accumulator or x.dtype)
 
 
 def _repeated(part: Array, count: int) -> Array:

@@ -181,7 +181,8 @@ def require_basic(windows: Windows, border: str, first_axis: int = 0) -> None:
     for axis, (extent, span, (p, q)) in enumerate(
         zip(windows.upscaled, windows.dilated, windows.padding, strict=True), first_axis
     ):
-        if p + extent + q < span:
+        is_empty_batch = extent == p == q == 0 and span == 1
+        if p + extent + q < span and not is_empty_batch:
             raise InvalidShape(
                 f"the window spans {span} items at axis {axis}, "
                 f"the input with its padding has only {p} + {extent} + {q}",
@@ -199,7 +200,7 @@ def require_reverse(windows: Windows, padding: Padding, border: str, first_axis:
         zip(windows.upscaled, windows.downscaled, again.downscaled, windows.padding, strict=True),
         first_axis,
     ):
-        if up < 1:
+        if up < 1 and not up == down == 0:
             raise InvalidShape(
                 f"the output has extent {up} at axis {axis}: "
                 f"'padding' {pads} takes away all that the windows cover"

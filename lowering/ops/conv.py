@@ -100,7 +100,7 @@ def _deconv_type(
             raise InvalidOperation(
                 f"'output_shape' {list(output_shape)} must have {len(input.shape)} items"
             )
-        require_positive("output_shape", (input.shape[0], *output_shape[1:]))
+        require_positive("output_shape", (input.shape[0] or 1, *output_shape[1:]))
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
     channels = filter.shape[1] * groups
     if output_shape and differ(output_shape[1], channels):

@@ -12,6 +12,7 @@ from lowering.extents import Shape, differ, show
 from lowering.graph import TensorType
 from lowering.kernels.accumulation import accumulator
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
+from lowering.kernels.products import left_operand_anywhere
 from lowering.ops.registries import nnef
 from lowering.ops.typing import padded, require_fits, require_real, require_same_dtype
 from lowering.static import is_zero
@@ -69,6 +70,7 @@ def _product(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -
     left = jnp.swapaxes(left, -1, -2) if transposeA else left
     right = jnp.swapaxes(right, -1, -2) if transposeB else right
     wide = accumulator(jnp.result_type(A, B))
+    left = left if ctx.optimized else left_operand_anywhere(left, wide)
     return jnp.matmul(left, right, precision=ctx.precision, preferred_element_type=wide)
 
 

@@ -17,8 +17,9 @@ from lowering.ops.typing import require_axes, require_logical, require_real
 def reduced_type(input: TensorType, axes: tuple[int, ...], dtype: str) -> TensorType:
     """The type of what is left of the input along the axes: one item of a dtype."""
     require_axes(axes, len(input.shape))
+    reduced = set(axes)
     return TensorType(
-        tuple(1 if i in axes else extent for i, extent in enumerate(input.shape)), dtype
+        tuple(1 if i in reduced else extent for i, extent in enumerate(input.shape)), dtype
     )
 
 

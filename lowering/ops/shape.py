@@ -18,6 +18,7 @@ from lowering.ops.typing import (
     require_axes,
     require_integer,
     require_length,
+    require_rank,
     require_real,
     require_same_dtype,
 )
@@ -46,6 +47,7 @@ def _reshape_type(
     input: TensorType, shape: tuple[int, ...], axis_start: int, axis_count: int
 ) -> TensorType:
     rank = len(input.shape)
+    require_rank(shape)
     if not 0 <= axis_start <= rank:
         raise InvalidOperation(f"'axis_start' must lie in [0,{rank}], it is {axis_start}")
     if not -1 <= axis_count <= rank - axis_start:
@@ -72,15 +74,16 @@ def _reshape_type(
 
 
 def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shape:
-    # Unknown extents that are copied unchanged stand on both sides and leave the others comparable.
-    unknown = {axis for axis in replaced if input[axis] is UNKNOWN}
-    comparable = unknown == {axis for axis in copied if input[axis] is UNKNOWN} and len(
-        unknown
-    ) == sum(extent is UNKNOWN for extent in items)
-    have = (
-        volume(input[axis] for axis in replaced if axis not in unknown) if comparable else UNKNOWN
+    # Unknown extents, and empty ones, that are copied unchanged stand on both sides and leave the
+    # others comparable.
+    free = {axis for axis in replaced if _is_free(input[axis])}
+    is_copied = free == {axis for axis in copied if _is_free(input[axis])} and len(free) == sum(
+        map(_is_free, items)
     )
-    want = volume(extent for extent in items if extent != -1 and extent is not UNKNOWN)
+    is_unknown = any(input[axis] is UNKNOWN for axis in replaced)
+    kept = [input[axis] for axis in replaced if not (is_copied and axis in free)]
+    have = UNKNOWN if is_unknown and not is_copied else volume(kept)
+    want = volume(n for n in items if n != -1 and n is not UNKNOWN and not (is_copied and n == 0))
     source = show(tuple(input[axis] for axis in replaced))
     if -1 not in items:
         if differ(have, want):
@@ -97,6 +100,10 @@ def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shap
     return tuple(have // want if extent == -1 else extent for extent in items)
 
 
+def _is_free(extent: int) -> bool:
+    return extent is UNKNOWN or extent == 0
+
+
 @nnef.rule("reshape", _reshape_type)
 def reshape(input: Any, shape: tuple[int, ...], axis_start: int, axis_count: int) -> Array:
     """The items in the same row-major order under another shape of `axis_count` axes (spec 4.5.1).
@@ -104,6 +111,9 @@ def reshape(input: Any, shape: tuple[int, ...], axis_start: int, axis_count: int
     An item 0 copies the extent as far behind `axis_start`; one -1 stands for the rest.
     """
     x = jnp.asarray(input)
+    if 0 in x.shape:  # jax does not say what -1 stands for
+        known = TensorType(x.shape, str(x.dtype))
+        return x.reshape(_reshape_type(known, shape, axis_start, axis_count).shape)
     end = x.ndim if axis_count == -1 else axis_start + axis_count
     items = tuple(
         x.shape[i + axis_start] if extent == 0 else extent for i, extent in enumerate(shape)
@@ -136,7 +146,8 @@ def _squeeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
                 f"'axes' {list(axes)} of 'input' {show(input.shape)} must have extent 1, "
                 f"axis {axis} has {input.shape[axis]}"
             )
-    return TensorType(tuple(e for i, e in enumerate(input.shape) if i not in axes), input.dtype)
+    left_out = set(axes)
+    return TensorType(tuple(e for i, e in enumerate(input.shape) if i not in left_out), input.dtype)
 
 
 @nnef.rule("squeeze", _squeeze_type)
@@ -148,8 +159,8 @@ def squeeze(input: Any, axes: tuple[int, ...]) -> Array:
 def _unsqueeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
     rank = len(input.shape) + len(axes)
     require_axes(axes, rank)
-    extents = iter(input.shape)
-    return TensorType(tuple(1 if i in axes else next(extents) for i in range(rank)), input.dtype)
+    extents, new = iter(input.shape), set(axes)
+    return TensorType(tuple(1 if i in new else next(extents) for i in range(rank)), input.dtype)
 
 
 @nnef.rule("unsqueeze", _unsqueeze_type)

@@ -9,10 +9,12 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, show, volume
 from lowering.graph import Scalar, TensorType
 from lowering.ops.registries import nnef
+from lowering.ops.typing import require_rank
 
 
 def constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
     """The type of a constant, whose extents must be positive."""
+    require_rank(shape)
     for extent in shape:
         if extent < 1:
             raise InvalidOperation(f"'shape' of a constant must be positive, it is {show(shape)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show
+from lowering.extents import MAX_RANK, Shape, differ, show
 from lowering.graph import TensorType
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -59,6 +59,12 @@ def require_axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
                 f"'{name}' must lie in [0,{rank}), it has {axis}",
                 hint=f"axes count from 0, the last one is {rank - 1}" if rank else "",
             )
+
+
+def require_rank(shape: Sequence[int]) -> None:
+    """Refuse a shape that no array can have."""
+    if len(shape) > MAX_RANK:
+        raise InvalidOperation(f"'shape' has {len(shape)} extents, arrays have at most {MAX_RANK}")
 
 
 def require_length(name: str, items: Sequence[object], length: int, what: str) -> None:

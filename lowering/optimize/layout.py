@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lowering.kernels.products import left_operand
 from lowering.optimize.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.optimize.windows import window_reduction
 
@@ -172,6 +173,11 @@ def _dot_general(equation: Any, views: Sequence[View]) -> View:
     # Axes of the result: those of the batch, then the left's others, then the right's.
     (left, right), known = views, all(view.known for view in views)
     (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    sums = equation.params["preferred_element_type"]
+    if sums is not None and sums != left.array.dtype:
+        free = [axis for axis in left.order if axis not in (*left_sums, *left_batch)]
+        order = (*left_batch, *free, *left_sums)
+        left = View(left_operand(whole(left, order), sums), order, left.shape, left.known)
     numbers = (
         (tuple(map(left.position, left_sums)), tuple(map(right.position, right_sums))),
         (tuple(map(left.position, left_batch)), tuple(map(right.position, right_batch))),

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Protocol, Self
 
 from lowering.location import Source, Span
-from nnef_jax.errors import ArchiveError, LimitError, NnefSyntaxError
-from nnef_jax.limits import Limits
+from nnef_jax.errors import ArchiveError, NnefSyntaxError
+from nnef_jax.limits import MEMBER, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
 from nnef_jax.storage.tarball import Tarball, is_tarball
@@ -36,10 +36,10 @@ class Archive:
     absolute or has a '..' part matches nothing. Arrays that were read stay valid after closing.
     """
 
-    def __init__(self, container: _Container, name: str, limits: Limits) -> None:
+    def __init__(self, container: _Container, name: str, meter: Meter) -> None:
         self.name = name
         self._container: _Container | None = container
-        self._limits = limits
+        self._meter = meter
 
     def __enter__(self) -> Self:
         return self
@@ -48,17 +48,17 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Let go of the container; what was read from it lives on by itself."""
+        """Let go of the container and its folders; what was read from it lives on by itself."""
+        if isinstance(self._container, Folder):
+            self._container.close()
         self._container = None
 
     def names(self) -> list[str]:
         """The names of all members, sorted; folders are none, links are."""
-        names = list(islice(self._open.names(), self._limits.archive_members + 1))
-        if len(names) > self._limits.archive_members:
-            raise LimitError(
-                f"{self.name} holds more than {self._limits.archive_members} files",
-                hint="raise Limits.archive_members if the container is to be trusted",
-            )
+        names: list[str] = []
+        for name in self._open.names():
+            self._meter.spend(MEMBER, self.name)
+            names.append(name)
         return sorted(names)
 
     def exists(self, name: str) -> bool:
@@ -72,16 +72,13 @@ class Archive:
     def read_text(self, name: str) -> Source:
         """A text member, decoded as UTF-8.
 
-        Raises `NnefSyntaxError` at the first byte that is not UTF-8 or NUL, `LimitError` beyond
-        `limits.text_bytes`, `ArchiveError` where there is no regular member of this name.
+        Raises `NnefSyntaxError` at the first byte that is not UTF-8 or NUL, `LimitError` for a text
+        of more bytes than there are steps, `ArchiveError` where there is no regular member of this
+        name.
         """
         data = self._open.read(name)
         location = self.location(name)
-        if len(data) > self._limits.text_bytes:
-            raise LimitError(
-                f"{location}: {len(data)} bytes of text, more than {self._limits.text_bytes}",
-                hint="raise Limits.text_bytes if the text is to be trusted",
-            )
+        self._meter.spend(len(data), location)
         return _decode(bytes(data), location)
 
     def open_tensor(self, name: str) -> memoryview:
@@ -93,8 +90,8 @@ class Archive:
         return self._open.read(name)
 
     def below(self, folder: str) -> Archive:
-        """A folder of the container as a container of its own, which closing this leaves open."""
-        return Archive(_Below(self._open, folder), self.location(folder), self._limits)
+        """A folder of the container as a container of its own, readable while this one is open."""
+        return Archive(_Below(self._open, folder), self.location(folder), self._meter)
 
     @property
     def _open(self) -> _Container:
@@ -128,21 +125,20 @@ class _Below:
         return name if name.startswith("/") else self._prefix + name
 
 
-def open_archive(
-    source: files.Readable, limits: Limits | None = None, *, name: str = ""
-) -> Archive:
+def open_archive(source: files.Readable, meter: Meter | None = None, *, name: str = "") -> Archive:
     """Open a network's container.
 
     `source` is a folder, the graph.nnef in a folder, a tar archive (plain, gzip, bzip2 or xz, told
     apart by content), the bytes of an archive, or a binary file object that is read from where it
     is to its end. An archive may hold the network in one folder, as made by `tar czf m.tgz model/`.
-    `name` is what errors call a source that is no path.
+    `name` is what errors call a source that is no path, `meter` is that of the load.
 
-    Raises `ArchiveError` for what is no container or has no graph.nnef, `LimitError` for one that
-    is too large or expands too much, and `OSError` where a path cannot be opened.
+    Raises `ArchiveError` for what is no container, has no graph.nnef or cannot be read,
+    `LimitError` for one that is too large or expands too much, and `FileNotFoundError` where there
+    is nothing at the path.
     """
-    limits = limits or Limits()
-    name, container = _open_source(source, limits, name)
+    meter = meter or Meter()
+    name, container = _open_source(source, meter, name)
     if not container.exists(_GRAPH):
         found = list(islice(container.names(), _SHOWN_NAMES + 1))
         shown = ", ".join(found[:_SHOWN_NAMES]) + ", ..." * (len(found) > _SHOWN_NAMES)
@@ -150,31 +146,26 @@ def open_archive(
             f"{name} has no {_GRAPH}; it holds {shown or 'nothing'}",
             hint="a container has graph.nnef at its top, or in the one folder that it consists of",
         )
-    return Archive(container, name, limits)
+    return Archive(container, name, meter)
 
 
-def _open_source(source: files.Readable, limits: Limits, name: str) -> tuple[str, _Container]:
+def _open_source(source: files.Readable, meter: Meter, name: str) -> tuple[str, _Container]:
     if not isinstance(source, str | os.PathLike):
         own = getattr(source, "name", None)
         name = name or (own if isinstance(own, str) else "the archive")
-        data = files.bytes_of(source, limits.archive_bytes)
-        if data is None:
-            raise LimitError(
-                f"{name}: larger than {limits.archive_bytes} bytes",
-                hint="raise Limits.archive_bytes if the archive is to be trusted",
-            )
-        return name, Tarball(data, name, limits)
+        return name, Tarball(files.bytes_of(source, meter, name), name, meter)
     path = os.fsdecode(source)
     if "\0" in path:
         raise ArchiveError(f"path {path!r} holds a NUL character")
-    if stat.S_ISDIR(os.stat(path).st_mode):
-        return path, Folder(path)
-    with files.open_regular(path, ArchiveError) as file:
-        data = files.contents(file)
-    folder, file_name = os.path.split(path)
-    if file_name == _GRAPH and not is_tarball(bytes(data[:512])):
-        return folder or ".", Folder(folder)
-    return path, Tarball(data, path, limits)
+    with files.reported(path, ArchiveError):
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            return path, Folder(path, meter)
+        with files.open_regular(path, ArchiveError) as file:
+            data = files.contents(file, meter, path)
+        folder, file_name = os.path.split(path)
+        if file_name == _GRAPH and not is_tarball(bytes(data[:512])):
+            return folder or ".", Folder(folder, meter)
+    return path, Tarball(data, path, meter)
 
 
 def _decode(data: bytes, location: str) -> Source:

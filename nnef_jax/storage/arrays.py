@@ -1,9 +1,9 @@
 """Arrays that a device can take as they are, in memory and in a mapped file of some of them.
 
-The file:
+The content of the file, which is a checked one:
 
-magic line, length of the index in 8 bytes (little endian), the index as JSON: dtype, shape and
-offset of each array from where the data start; data, each array at a multiple of 64
+length of the index in 8 bytes (little endian), the index as JSON: dtype, shape and offset of each
+array from where the data start; data, each array at a multiple of 64
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax.errors import ArchiveError
-from nnef_jax.storage import files
+from nnef_jax.storage.checked import read_checked, write_checked
 
-_MAGIC = b"nnef_jax arrays 1\n"
 _ALIGNMENT = 64
 
 
@@ -46,41 +44,33 @@ def digest_of(arrays: Sequence[NDArray[Any]]) -> str:
 def write_arrays(path: str, arrays: Sequence[NDArray[Any]]) -> None:
     """Write a file of arrays, all of it or nothing."""
     index: list[tuple[str, tuple[int, ...], int]] = []
+    data: list[memoryview | bytes] = []
     offset = 0
     for array in arrays:
         index.append((array.dtype.name, array.shape, offset))
+        data += [_bytes(array), bytes(-array.nbytes % _ALIGNMENT)]
         offset = _aligned(offset + array.nbytes)
     head = json.dumps(index).encode()
-    with files.replacing(path) as file:
-        file.write(_MAGIC + len(head).to_bytes(8, "little") + head)
-        for array, (_, _, offset) in zip(arrays, index, strict=True):
-            file.seek(_start(head) + offset)
-            file.write(_bytes(array))
-        file.truncate(max(file.tell(), _start(head)))
+    start = len(head).to_bytes(8, "little") + head
+    write_checked(path, [start.ljust(_aligned(len(start)), b"\0"), *data])
 
 
 def read_arrays(path: str) -> list[NDArray[Any]] | None:
-    """The arrays of a file, mapped and read-only; None where there is no such file or it is broken.
+    """Return the arrays of a file, mapped and read-only, or None where they are not there intact.
 
-    Whether the data are still those that were written is not looked at.
+    The file must not be written to, and not be cut short, while they are in use.
     """
-    try:
-        with files.open_regular(path, ArchiveError, follow=False) as file:
-            data = files.contents(file)
-        start = len(_MAGIC) + 8
-        if bytes(data[: len(_MAGIC)]) != _MAGIC:
-            return None
-        head = bytes(data[start : start + int.from_bytes(data[len(_MAGIC) : start], "little")])
-        return [
-            np.ndarray(shape, np.dtype(dtype), data, _start(head) + offset)
-            for dtype, shape, offset in json.loads(head)
-        ]
-    except (OSError, ValueError, TypeError):  # ArchiveError is a ValueError
+    content = read_checked(path, mapped=True)
+    if content is None:
         return None
-
-
-def _start(head: bytes) -> int:
-    return _aligned(len(_MAGIC) + 8 + len(head))
+    try:
+        end = 8 + int.from_bytes(content[:8], "little")
+        return [
+            np.ndarray(shape, np.dtype(dtype), content, _aligned(end) + offset)
+            for dtype, shape, offset in json.loads(bytes(content[8:end]))
+        ]
+    except Exception:  # an index that is not one: numpy raises anything for it
+        return None
 
 
 def _aligned(size: int) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
-import secrets
 import stat
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -13,10 +14,19 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax.errors import NnefError
+from nnef_jax.errors import LimitError, NnefError
+from nnef_jax.limits import Meter
+from nnef_jax.storage import placing, temporaries
 
-# A map keeps a file descriptor for as long as an array looks into it, so small files are read.
+try:
+    import resource
+except ImportError:  # on Windows, where a map takes no descriptor of the C library
+    resource = None
+
+# A map takes a page table, and before Python 3.13 a descriptor, for as long as an array looks into
+# it. So small files are read.
 MAP_FROM = 1 << 20
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _CHUNK = 1 << 20
 
 # What can be read: a path, bytes, or a file object.
@@ -37,18 +47,27 @@ _FLAGS = (
 )
 
 
-def open_regular(path: str, error: type[NnefError], *, follow: bool = True) -> BinaryIO:
+def open_regular(
+    path: str,
+    error: type[NnefError],
+    *,
+    follow: bool = True,
+    folder: int | None = None,
+    shown: str = "",
+) -> BinaryIO:
     """Open a regular file for reading; `error` says what else it is. `OSError` passes through.
 
-    With `follow` off the last part of the path must not be a symbolic link.
+    With `follow` off the last part of the path must not be a symbolic link. A relative path starts
+    at the descriptor `folder`, where there is one. `shown` is what errors call the file.
     """
     # Asked before opening, because opening a device can do something; and again afterwards,
     # because another process may have put something else there.
-    _require_regular(os.stat(path).st_mode, path, error)
+    shown = shown or path
+    _require_regular(os.stat(path, dir_fd=folder, follow_symlinks=follow).st_mode, shown, error)
     flags = _FLAGS if follow else _FLAGS | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, flags, dir_fd=folder)
     try:
-        _require_regular(os.fstat(descriptor).st_mode, path, error)
+        _require_regular(os.fstat(descriptor).st_mode, shown, error)
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -61,20 +80,65 @@ def _require_regular(mode: int, path: str, error: type[NnefError]) -> None:
         raise error(f"'{path}' is {kind}; only regular files are read")
 
 
+@contextmanager
+def reported(shown: str, error: type[NnefError]) -> Generator[None]:
+    """Raise `error` where a file cannot be opened or read, LimitError where memory is short.
+
+    Only FileNotFoundError passes through. `shown` is what the errors call the file.
+    """
+    try:
+        yield
+    except (FileNotFoundError, NnefError):
+        raise
+    except MemoryError:
+        raise LimitError(f"'{shown}' does not fit into memory") from None
+    except OSError as reason:
+        raise error(f"'{shown}' cannot be read: {reason.strerror or reason}") from None
+    except ValueError as reason:  # a name that no file can have
+        raise error(f"'{shown}' cannot be read: {reason}") from None
+
+
 class _FileMap(mmap.mmap):
     """A map whose pages can be had from the file again."""
 
 
-def contents(file: BinaryIO, *, map_from: int = MAP_FROM) -> memoryview:
-    """The bytes of an open file, read-only: a memory map for `map_from` bytes and more, else read.
+def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memoryview:
+    """The bytes of an open file, read-only: a memory map for `MAP_FROM` bytes and more, else read.
+
+    What is read counts for the meter, if there is one, under a name.
 
     The file may be closed afterwards, renamed or deleted. A mapped file must not be written to, and
-    not be cut short, while it is in use.
+    not be cut short, while it is in use. Raises MemoryError and OSError.
     """
-    size = os.fstat(file.fileno()).st_size
-    if size < max(1, map_from):
+    descriptor = file.fileno()
+    size = os.fstat(descriptor).st_size
+    if size < MAP_FROM or not _may_map(descriptor):
+        if meter is not None:
+            meter.expand(size, name)
         return memoryview(file.read(size))
-    return memoryview(_FileMap(file.fileno(), size, access=mmap.ACCESS_READ))
+    try:
+        return memoryview(_FileMap(descriptor, size, access=mmap.ACCESS_READ, **_UNTRACKED))
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError from None
+        raise
+
+
+def _may_map(descriptor: int) -> bool:
+    """Whether there are descriptors to spare for a map of its own.
+
+    A new descriptor gets the lowest free number, which so tells how many there are in use. A
+    quarter of what the process may have is left to others.
+    """
+    if _UNTRACKED or resource is None:
+        return True
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        another = os.dup(descriptor)
+    except OSError:
+        return False
+    os.close(another)
+    return most == resource.RLIM_INFINITY or another < most * 3 // 4
 
 
 def release(array: NDArray[Any]) -> None:
@@ -99,32 +163,39 @@ def _address(array: NDArray[Any]) -> int:
     return array.__array_interface__["data"][0]
 
 
-def sibling(path: str) -> str:
-    """A new name in the folder of `path`, for what is renamed to `path` once it is complete."""
-    folder, name = os.path.split(os.path.abspath(path))
-    return os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}")
-
-
 @contextmanager
-def replacing(path: str) -> Generator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends, and is removed when it raises."""
-    temporary = sibling(path)
-    # Not by the tempfile module, whose files nobody else may read.
-    with open(temporary, "xb") as file:
-        try:
-            yield file
+def replacing(path: str, *, overwrite: bool = True) -> Generator[BinaryIO]:
+    """A new file that takes the place of `path` when the block ends, complete and on the disk.
+
+    Where the block raises or the process is killed, at any moment, there is what was there before.
+    A new file keeps the mode of the old one, a link is replaced itself. What a killed process left
+    behind is removed by the next one that writes a file into the same folder.
+
+    Raises FileExistsError for a device, fifo or socket, and with `overwrite` off for anything;
+    IsADirectoryError for a folder; OSError for a full disk, naming the path.
+    """
+    target = os.path.abspath(path)
+    old = placing.status(target)
+    if old and stat.S_ISDIR(old.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    private = old is not None and stat.S_ISREG(old.st_mode)
+    with (
+        placing.naming(path),
+        temporaries.temporary_file(target, private=private) as (temporary, file),
+    ):
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        if os.name == "nt":  # where no open file is renamed, and none is locked
             file.close()
-            os.replace(temporary, path)
-        except BaseException:
-            file.close()
-            os.unlink(temporary)
-            raise
+        placing.keep_mode(temporary, old)
+        placing.place_file(temporary, target, overwrite=overwrite)
 
 
-def bytes_of(source: Any, limit: int) -> memoryview | None:
+def bytes_of(source: Any, meter: Meter, name: str) -> memoryview:
     """Something bytes-like as it is, or what is left to read in a binary file object.
 
-    The file object need not be seekable; None where it holds more than `limit` bytes.
+    The file object need not be seekable. LimitError where it holds more than the meter allows.
     """
     try:
         return memoryview(source).cast("B").toreadonly()
@@ -137,7 +208,6 @@ def bytes_of(source: Any, limit: int) -> memoryview | None:
     while chunk := source.read(_CHUNK):
         if isinstance(chunk, str):
             raise TypeError(f"{source!r} reads text: open it in binary mode")
+        meter.expand(len(chunk), name)
         data += chunk
-        if len(data) > limit:
-            return None
     return memoryview(data).toreadonly()

@@ -1,79 +1,200 @@
-"""A folder as a container: its files are mapped or read where they are."""
+"""A folder as a container: its files are mapped or read where they are.
+
+The folder is held by a descriptor, and each part of a member's name is looked up from the
+descriptor of the part above it. The kernel follows no link on the way. So nobody who swaps a folder
+for a link while a network loads can lead a read outside.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
-from nnef_jax.errors import ArchiveError
+from nnef_jax.errors import ArchiveError, LimitError
+from nnef_jax.limits import Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import split_name
 
-# Each map holds a file descriptor, of which a process often has no more than a thousand.
-_MAX_MAPS = 256
+_MAX_LINKS = 40  # as many as Linux follows
+_MAX_DEPTH = 100  # of folders in folders: each holds a descriptor while its names are listed
+_ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_FLAGS = _ROOT_FLAGS | getattr(os, "O_NOFOLLOW", 0)
+# Windows has no descriptors of folders. Members go by their resolved paths there, so what is
+# swapped between the check of a path and its opening is not noticed.
+_BY_DESCRIPTOR = os.scandir in os.supports_fd and (
+    {os.open, os.stat, os.readlink} <= os.supports_dir_fd
+)
 
 
 class Folder:
-    """The files of a folder and of those in it. A symbolic link may only lead to one of them."""
+    """The files of a folder and of those in it.
 
-    def __init__(self, path: str) -> None:
+    A symbolic link may only lead to one of them. A hard link is the file itself, wherever its other
+    names are: nothing tells it from a file of the folder's own. All members are those of the folder
+    that was opened, even where another one has taken its name since.
+    """
+
+    def __init__(self, path: str, meter: Meter) -> None:
         self._path = path
-        self._root = os.path.realpath(path)
-        self._maps = 0
+        self._meter = meter
+        # The path itself may lead over links: it is the user's.
+        self._real = os.path.realpath(path)
+        self._root = os.open(path or ".", _ROOT_FLAGS) if _BY_DESCRIPTOR else None
+        self._close = weakref.finalize(self, _close, self._root)
+
+    def close(self) -> None:
+        """Let go of the folder; what was read from it lives on by itself."""
+        self._close()
 
     def location(self, name: str) -> str:
         """The path to show for a member."""
         return os.path.join(self._path, name)
 
     def names(self) -> Iterator[str]:
-        """The files below the folder, links among them; linked folders are not entered."""
-        for folder, _, names in os.walk(self._root):
-            below = os.path.relpath(folder, self._root).replace(os.sep, "/")
-            yield from (name if below == "." else f"{below}/{name}" for name in names)
+        """The files below the folder, and all links, which are not entered.
+
+        Folders that cannot be read are left out. Raises LimitError where they are nested too deep.
+        """
+        self._check_open()
+        return self._names(self._root, ".", "", _MAX_DEPTH)
+
+    def _names(self, above: int | None, folder: str, prefix: str, depth: int) -> Iterator[str]:
+        if not depth:
+            raise LimitError(f"{self._path}: folders are nested more than {_MAX_DEPTH} deep")
+        below: list[str] = []
+        try:
+            opened = _open_below(above, folder) if above is not None else None
+        except OSError:
+            return
+        try:
+            place = opened if opened is not None else os.path.join(self._real, prefix)
+            with suppress(OSError), os.scandir(place) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        below.append(entry.name)
+                    else:
+                        yield prefix + entry.name
+            for name in below:
+                yield from self._names(opened, name, f"{prefix}{name}/", depth - 1)
+        finally:
+            _close(opened)
 
     def exists(self, name: str) -> bool:
         """Whether there is something of this name that is not a folder, readable or not."""
+        self._check_open()
         parts = split_name(name)
         if not parts:
             return False
         try:
-            mode = os.lstat(os.path.join(self._root, *parts)).st_mode
-        except (OSError, ValueError):
+            with self._parent(name, parts, follow=False) as (folder, part):
+                mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
+        except (OSError, ValueError):  # of which ArchiveError is one
             return False
         return not stat.S_ISDIR(mode)
 
     def read(self, name: str) -> memoryview:
-        """The bytes of a member: a map of a large file."""
-        path = self._resolve(name)
-        try:
-            with files.open_regular(path, ArchiveError, follow=False) as file:
-                if self._maps == _MAX_MAPS:
-                    return memoryview(file.read())
-                data = files.contents(file)
-        except OSError as error:
-            raise self._unreadable(name, error) from None
-        self._maps += not isinstance(data.obj, bytes)
-        return data
+        """The bytes of a member: a map of a large file.
 
-    def _resolve(self, name: str) -> str:
+        Raises ArchiveError where there is no regular file of this name in the folder, or it cannot
+        be read, and LimitError where it does not fit into memory.
+        """
+        self._check_open()
+        location = self.location(name)
         parts = split_name(name)
         if not parts:
             raise ArchiveError(f"there is no member {name!r} below '{self._path}'")
+        with files.reported(location, ArchiveError):
+            try:
+                with (
+                    self._parent(name, parts, follow=True) as (folder, part),
+                    files.open_regular(
+                        part, ArchiveError, follow=False, folder=folder, shown=location
+                    ) as file,
+                ):
+                    return files.contents(file, self._meter, location)
+            except (FileNotFoundError, NotADirectoryError):
+                raise ArchiveError(f"there is no file '{location}'") from None
+
+    def _check_open(self) -> None:
+        # The number of a closed descriptor may be that of another file by now.
+        if not self._close.alive:
+            raise ValueError(f"{self._path} is closed")
+
+    @contextmanager
+    def _parent(
+        self, name: str, parts: Sequence[str], *, follow: bool
+    ) -> Generator[tuple[int | None, str]]:
+        """The descriptor of the folder that a member is in, and its name there.
+
+        Links are read and walked here, part by part; with `follow` off, not one at the very end.
+        """
+        if self._root is None:
+            yield None, self._resolved(name, parts, follow=follow)
+            return
+        opened = [self._root]  # and the folders that lead from there to the next part
+        ahead, links = [*reversed(parts)], 0
         try:
-            path = os.path.realpath(os.path.join(self._root, *parts), strict=True)
-            inside = os.path.commonpath([self._root, path]) == self._root
-        except (OSError, ValueError) as error:
-            raise self._unreadable(name, error) from None
-        if not inside:
-            raise ArchiveError(
-                f"'{self.location(name)}' is a symbolic link that leads outside of the folder",
-                hint="links that leave the model are not followed: copy the file into the folder",
-            )
+            while len(ahead) > 1 or follow:
+                part = ahead.pop() if ahead else "."
+                if part == "..":
+                    if len(opened) == 1:
+                        raise self._outside(name)
+                    os.close(opened.pop())
+                    continue
+                mode = os.stat(part, dir_fd=opened[-1], follow_symlinks=False).st_mode
+                if stat.S_ISLNK(mode):
+                    links += 1
+                    if links > _MAX_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                    target = os.readlink(part, dir_fd=opened[-1])
+                    if os.path.isabs(target):
+                        target = self._below_root(name, target)
+                        while len(opened) > 1:
+                            os.close(opened.pop())
+                    ahead += [part for part in reversed(target.split("/")) if part not in ("", ".")]
+                elif ahead:
+                    opened.append(_open_below(opened[-1], part))
+                else:
+                    ahead.append(part)
+                    break
+            yield opened[-1], ahead.pop()
+        finally:
+            for descriptor in opened[1:]:
+                os.close(descriptor)
+
+    def _below_root(self, name: str, target: str) -> str:
+        """An absolute path as one from the folder on, by the text of both alone."""
+        for root in (self._real, os.path.abspath(self._path)):
+            if f"{target}/".startswith(f"{root}/"):
+                return target.removeprefix(root)
+        raise self._outside(name)
+
+    def _resolved(self, name: str, parts: Sequence[str], *, follow: bool) -> str:
+        """The path of a member without links, for platforms without descriptors of folders."""
+        *folders, last = parts
+        path = os.path.realpath(os.path.join(self._real, *folders), strict=True)
+        path = os.path.join(path, last)
+        if follow:
+            path = os.path.realpath(path, strict=True)
+        if os.path.commonpath([self._real, path]) != self._real:
+            raise self._outside(name)
         return path
 
-    def _unreadable(self, name: str, error: OSError | ValueError) -> ArchiveError:
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
-            return ArchiveError(f"there is no file '{self.location(name)}'")
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        return ArchiveError(f"'{self.location(name)}' cannot be read: {reason}")
+    def _outside(self, name: str) -> ArchiveError:
+        return ArchiveError(
+            f"'{self.location(name)}' is a symbolic link that leads outside of the folder",
+            hint="links that leave the model are not followed: copy the file into the folder",
+        )
+
+
+def _open_below(above: int, folder: str) -> int:
+    return os.open(folder, _FLAGS, dir_fd=above)
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)

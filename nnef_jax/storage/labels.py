@@ -7,6 +7,9 @@ import unicodedata
 
 from nnef_jax.errors import ArchiveError
 
+# Comments and strings. A string that does not end is one up to the end of its line, so that no part
+# of the text is looked at twice.
+_QUOTED = re.compile(r"""#[^\n]*|'((?:[^'\\\n]|\\.)*+)'?|"((?:[^"\\\n]|\\.)*+)"?""")
 _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
 
@@ -18,6 +21,11 @@ def split_name(name: str) -> tuple[str, ...] | None:
     """
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     return None if name.startswith("/") or ".." in parts else parts
+
+
+def above(name: str) -> set[str]:
+    """The folders that a member is in: 'a' and 'a/b' for 'a/b/c.dat'."""
+    return {name[:end] for end, character in enumerate(name) if character == "/"}
 
 
 def member_of(label: str, suffix: str = ".dat") -> str:
@@ -37,6 +45,19 @@ def member_of(label: str, suffix: str = ".dat") -> str:
     return "/".join(parts) + suffix
 
 
+def quoted_members(text: str) -> set[str]:
+    """The members that a document can name: those of each of its strings, taken as a label.
+
+    The text need not be valid, but in a string that it computes no label is found.
+    """
+    members: set[str] = set()
+    for match in _QUOTED.finditer(text):
+        label = re.sub(r"\\(.)", r"\1", match[1] or match[2] or "").lstrip("/")
+        if not refusal(label):
+            members.add(member_of(label))
+    return members
+
+
 def refusal(label: str) -> str:
     """Why a label, or the name of a member, can be that of no file below the container, or ''."""
     path = label.removeprefix("/")
@@ -44,7 +65,7 @@ def refusal(label: str) -> str:
         return "is empty"
     if "\0" in path:
         return "holds a NUL character"
-    if any(unicodedata.category(c) in ("Cc", "Cs") for c in path):
+    if not path.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs") for c in path):
         return "holds a control character"
     if "\\" in path:
         return "holds a backslash: its parts are separated by '/'"

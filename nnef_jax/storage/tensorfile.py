@@ -6,13 +6,15 @@ All numbers are little endian. The header of NNEF 1.0 is 128 bytes:
     4   data length in bytes          8   rank, at most 8          12  8 extents, the unused ones 0
     44  bits of an item               48  item type                52  19 reserved words
 
-Writers from before the end of 2018 put one reserved word more, so that the data start at 132. The
-header of the provisional specification is as long as it has to be:
+The header of the provisional specification is as long as it has to be:
 
     0   4E EF, major 1, minor 0
     4   length of this header         8   rank                     12  as many extents as the rank
     +0  item type (one byte)          +1  bits of an item (one byte)
     +2  length of the text            +4  quantisation algorithm, as text
+
+The Khronos tools from before 2018-10-19 wrote one reserved word more behind a header that says the
+same. No byte of such a file tells it from one with four stray bytes at its end, so it is refused.
 
 Items of 8, 16, 32 and 64 bits follow as they are, all others as one stream of bits (`bitstream`).
 """
@@ -23,13 +25,14 @@ import math
 import os
 import struct
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from nnef_jax.errors import DataError, LimitError, UnsupportedError
-from nnef_jax.limits import Limits
+from nnef_jax.errors import DataError, UnsupportedError
+from nnef_jax.limits import Limits, Meter, within_memory
+from nnef_jax.options import numpy_of, require, require_flags, require_path, require_readable
 from nnef_jax.storage import bitstream, files
 
 _MAGIC = b"\x4e\xef"
@@ -37,7 +40,6 @@ _HEADER = struct.Struct("<2sBBII8III76x")
 HEADER_SIZE = _HEADER.size  # of NNEF 1.0
 _MAX_RANK = 8
 _MAX_WORD = 0xFFFF_FFFF
-_LONGEST_HEADER = 1 << 17  # a provisional one with 64 KiB of text
 
 # Item types by their codes: name, numpy's kind of number, whether the items are quantised.
 _FINAL = {
@@ -54,6 +56,10 @@ _PROVISIONAL = {
     2: ("signed integer", "i", False),
     3: ("unsigned integer", "u", False),
 }
+_OLD = (
+    "if the Khronos tools from before 2018-10-19 wrote the file, remove its bytes 128 to 131, as "
+    "their fix_nnef_binary_size.py does"
+)
 _BITS = {"f": "16, 32 or 64", "b": "1 or 8", "i": "1 to 64", "u": "1 to 64"}
 _WRITABLE = {np.dtype(c) for c in ("?", *np.typecodes["AllInteger"], *"efd")}
 
@@ -101,76 +107,68 @@ class _Header:
     quantization: str = ""
 
 
-def read_tensor(source: files.Readable) -> npt.NDArray[Any]:
+def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> npt.NDArray[Any]:
     """Read a tensor file of NNEF 1.0 or of its provisional specification (spec 5.2).
 
     `source` is a path, bytes, or a binary file object, which is read from where it is to its end.
     The array has the extents of the file and the dtype of its items: float16, float32, float64,
     bool, or the smallest integer that holds the items. It is read-only, and memory-mapped where a
     large file stores it just so: copy it to change it. Quantised items come as the stored codes.
+    `limits` bounds the memory that items of other widths are unpacked to.
 
-    Raises `DataError` for a broken file and `UnsupportedError` for a vendor's own item types.
+    Raises `DataError` for a broken file, `UnsupportedError` for a vendor's own item types and
+    `LimitError` for a tensor that takes too much memory.
 
     >>> filter = nnef_jax.read_tensor("model/conv1/filter.dat")
     """
-    return read_tensor_file(source).array
+    require_readable("source", source)
+    if limits is not None:
+        require("limits", limits, Limits, "a nnef_jax.Limits")
+    with within_memory("the tensor"):
+        return read_tensor_file(source, meter=Meter(limits)).array
 
 
 def read_tensor_file(
-    source: files.Readable, *, name: str = "", limits: Limits | None = None, empty: bool = False
+    source: files.Readable, *, name: str = "", meter: Meter | None = None, empty: bool = False
 ) -> TensorFile:
     """Read a tensor file with all that its header says; `name` is what errors call it.
 
     Nothing is allocated before the header agrees with itself and with the size of the file.
     With `empty` extents may be 0, which the standard does not have but other writers do.
-    Raises `DataError`, `UnsupportedError` for a vendor's item type, `LimitError` for a tensor of
-    more than `limits.tensor_bytes`.
+    Raises `DataError`, `UnsupportedError` for a vendor's item type, `LimitError` for a tensor that
+    cannot be used as it is stored and takes more memory than the meter allows.
     """
-    limits = limits or Limits()
-    data, name = _contents(source, name, limits)
+    meter = meter or Meter()
+    data, name = _contents(source, name, meter)
     header = _read_header(data, name)
     if 0 in header.shape and not empty:
         raise DataError(f"{name}: extents {list(header.shape)}, expected each to be at least 1")
     dtype = header.dtype
     items = math.prod(header.shape)
     size = bitstream.packed_size(items, header.bits)
-    start = _data_start(data, header, items, size, name)
-    check_size(header.shape, dtype, name, limits)
-    try:
-        array = _decode(data[start : start + size], header, items)
-    except MemoryError:
-        raise LimitError(f"{name}: {items} items do not fit into memory") from None
-    array = array.reshape(header.shape)
+    _check_length(data, header, items, size, name)
+    array = _decode(data[header.start : header.start + size], header, items, meter, name)
+    array = shaped(array, header.shape, name)
     array.setflags(write=False)
     signed = dtype.kind in "if"
     return TensorFile(array, header.bits, signed, header.quantized, header.quantization)
 
 
-def check_size(shape: tuple[int, ...], dtype: npt.DTypeLike, name: str, limits: Limits) -> None:
-    """Raise LimitError for an array that takes too much memory, were its extents of 0 ones of 1."""
-    if math.prod(max(extent, 1) for extent in shape) * np.dtype(dtype).itemsize > (
-        limits.tensor_bytes
-    ):
-        _too_large(name, limits)
+def shaped(array: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
+    """The array in a stored shape; DataError for extents beside 0 that no array can have."""
+    try:
+        return array.reshape(shape)
+    except ValueError as error:
+        raise DataError(f"{name}: extents {list(shape)}: {error}") from None
 
 
-def _contents(source: files.Readable, name: str, limits: Limits) -> tuple[memoryview, str]:
+def _contents(source: files.Readable, name: str, meter: Meter) -> tuple[memoryview, str]:
     if isinstance(source, str | os.PathLike):
         path = os.fsdecode(source)
         with files.open_regular(path, DataError) as file:
             return files.contents(file), name or path
     name = name or str(getattr(source, "name", "tensor"))
-    data = files.bytes_of(source, limits.tensor_bytes + _LONGEST_HEADER)
-    if data is None:
-        _too_large(name, limits)
-    return data, name
-
-
-def _too_large(name: str, limits: Limits) -> NoReturn:
-    raise LimitError(
-        f"{name}: the tensor is larger than {limits.tensor_bytes} bytes",
-        hint="raise Limits.tensor_bytes if the file is to be trusted",
-    )
+    return files.bytes_of(source, meter, name), name
 
 
 def _start(data: memoryview, name: str) -> tuple[int, int]:
@@ -269,37 +267,38 @@ def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
     return np.dtype(f"{kind}{width // 8}") if bits >= 1 and width else None
 
 
-def _data_start(data: memoryview, header: _Header, items: int, size: int, name: str) -> int:
-    """Where the data start, once the file is known to hold them and nothing else."""
+def _check_length(data: memoryview, header: _Header, items: int, size: int, name: str) -> None:
+    """Raise DataError where other bytes follow the header than those of the items."""
     what = f"{items} items of {header.bits} bits take {size} bytes"
     if header.length not in (None, size):
         raise DataError(
             f"{name}: data length {header.length}, but extents are {list(header.shape)}: {what}"
         )
-    start, end = header.start, header.start + size
-    # The surplus word of old writers was reserved, so zero; any other one is data too many.
-    surplus = len(data) - end
-    if header.length is not None and surplus == 4 and not any(data[start : start + 4]):
-        return start + 4
+    surplus = len(data) - header.start - size
     if surplus < 0:
         raise DataError(
-            f"{name}: truncated: {len(data) - start} bytes follow the header, but {what}"
+            f"{name}: truncated: {len(data) - header.start} bytes follow the header, but {what}"
         )
     if surplus > 0:
-        raise DataError(f"{name}: {surplus} bytes too many: {what}")
-    return start
+        old = header.length is not None and surplus == 4
+        raise DataError(f"{name}: {surplus} bytes too many: {what}", hint=_OLD if old else "")
 
 
-def _decode(data: memoryview, header: _Header, items: int) -> npt.NDArray[Any]:
+def _decode(
+    data: memoryview, header: _Header, items: int, meter: Meter, name: str
+) -> npt.NDArray[Any]:
     dtype = header.dtype
+    if dtype.kind != "b" and header.bits == dtype.itemsize * 8:
+        array = np.frombuffer(data, dtype.newbyteorder("<"))
+        # A view where the file has the machine's byte order, at addresses the machine can load.
+        return np.require(array, dtype, "A")
+    meter.expand(items * dtype.itemsize, name)
     if dtype.kind == "b":
         stored = np.frombuffer(data, np.uint8)
         return np.unpackbits(stored, count=items).view(dtype) if header.bits == 1 else stored != 0
-    if header.bits != dtype.itemsize * 8:
-        return bitstream.unpack(data, items, dtype, header.bits)
-    array = np.frombuffer(data, dtype.newbyteorder("<"))
-    # A view where the file has the machine's byte order, at addresses that the machine can load.
-    return np.require(array, dtype, "A")
+    bits = items * (header.bits + bitstream.BITS_FOR_ITEM)
+    meter.spend(bits // bitstream.BITS_PER_STEP, name)
+    return bitstream.unpack(data, items, dtype, header.bits)
 
 
 def write_tensor(
@@ -322,6 +321,11 @@ def write_tensor(
 
     >>> nnef_jax.write_tensor("model/conv1/filter.dat", filter)
     """
+    if not callable(getattr(file, "write", None)):
+        require_path("file", file)
+    if bits is not None:
+        require("bits", bits, int, "an integer, or None")
+    require_flags(quantized=quantized)
     header, data = encode_tensor(array, bits=bits, quantized=quantized)
     if isinstance(file, str | os.PathLike):
         with files.replacing(os.fsdecode(file)) as stream:
@@ -336,7 +340,10 @@ def encode_tensor(
     array: npt.ArrayLike, *, bits: int | None = None, quantized: bool = False
 ) -> tuple[bytes, memoryview]:
     """The header and the data that `write_tensor` writes."""
-    values: npt.NDArray[Any] = np.asarray(array)
+    try:
+        values = numpy_of(array)
+    except ValueError as error:
+        raise DataError(f"array must be one: {error}") from None
     if values.dtype.name == "bfloat16":
         values = values.astype(np.float32)
     kind = values.dtype.kind

@@ -8,9 +8,9 @@ import gzip
 import io
 import lzma
 import os
-import shutil
+import stat
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, BinaryIO
@@ -19,9 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nnef_jax.errors import ArchiveError
-from nnef_jax.storage import files
-from nnef_jax.storage.labels import refusal, split_name
+from nnef_jax.limits import Meter
+from nnef_jax.storage import files, placing, temporaries
+from nnef_jax.storage.folder import Folder
+from nnef_jax.storage.labels import above, quoted_members, refusal, split_name
 from nnef_jax.storage.tensorfile import TensorFile, encode_tensor
+
+_GRAPH, _QUANTIZATION = "graph.nnef", "graph.quant"
 
 Member = bytes | npt.NDArray[Any] | TensorFile
 _Opener = Callable[[BinaryIO], AbstractContextManager[Any]]
@@ -48,22 +52,34 @@ def write_archive(
     archives, every other path is a folder. The members are sorted and carry no time and no owner,
     so that equal members make equal archives. A `TensorFile` keeps its bits and its quantised mark.
 
-    The container appears complete or not at all. With `overwrite` it takes the place of what is
-    there, but never of a folder that has other things in it than a network.
+    The container appears complete and on the disk, or not at all: where an error, a full disk or
+    a kill ends the writing, at whatever moment, there is what was there before. Of several writers
+    to one path one wins whole. What a killed writer leaves, under a hidden name beside the target,
+    is removed by the next one that writes into the same folder.
 
-    Raises `FileExistsError` where there is something already, `ArchiveError` for a name that could
-    lead outside or collides with another, `DataError` for an array no tensor file can hold.
+    With `overwrite` it takes the place of what is there in one step, and keeps its modes: those of
+    a file, or of a folder and of the files in it that stay. A link is replaced itself. A folder is
+    refused where it holds anything but a network: graph.nnef, graph.quant, the tensor files of
+    labels in that graph.nnef, and files of the names that are written now. Who reads a folder
+    meanwhile may miss files of the old one, but never reads some of the old and some of the new.
+    Where the system cannot exchange two folders in one step (it can on Linux and macOS, in their
+    own file systems), there is nothing at the path for a moment, and who is killed in that moment
+    leaves the old folder beside it as PATH.replaced-HEX, which nothing removes.
+
+    Raises `FileExistsError` where there is something that is not to be replaced, `ArchiveError` for
+    a name that could lead outside or collides with another, `DataError` for an array no tensor
+    file can hold, and `OSError` for a disk that is full or cannot be written to.
     """
     target = os.path.abspath(os.fsdecode(path))
     named = _by_normal_name(members)
-    if os.path.lexists(target):
-        _check_replaceable(target, overwrite)
     lowered = target.lower()
     opener = next((opener for suffixes, opener in _FORMATS if lowered.endswith(suffixes)), None)
+    if os.path.lexists(target) and not overwrite:
+        raise placing.exists(target)
     if opener is None:
-        _write_folder(target, named)
+        _write_folder(target, named, overwrite)
         return
-    with files.replacing(target) as file, opener(file) as stream:
+    with files.replacing(target, overwrite=overwrite) as file, opener(file) as stream:
         _write_tar(stream, named)
 
 
@@ -78,18 +94,10 @@ def _by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
             raise ArchiveError(f"there are two members named '{normal}'")
         named[normal] = members[name]
     for name in named:
-        for end in (i for i, c in enumerate(name) if c == "/"):
-            if name[:end] in named:
-                raise ArchiveError(f"'{name[:end]}' cannot be a member: '{name}' is below it")
+        for folder in sorted(above(name)):
+            if folder in named:
+                raise ArchiveError(f"'{folder}' cannot be a member: '{name}' is below it")
     return dict(sorted(named.items()))
-
-
-def _check_replaceable(target: str, overwrite: bool) -> None:
-    if not overwrite:
-        raise FileExistsError(errno.EEXIST, "exists already (overwrite=True replaces it)", target)
-    is_folder = os.path.isdir(target) and not os.path.islink(target)
-    if is_folder and os.listdir(target) and not os.path.lexists(f"{target}/graph.nnef"):
-        raise FileExistsError(errno.EEXIST, "is a folder without graph.nnef, not replaced", target)
 
 
 def _parts(member: Member) -> tuple[bytes | memoryview, ...]:
@@ -107,35 +115,76 @@ def _write_tar(stream: Any, members: dict[str, Member]) -> None:
             tar.addfile(info, io.BytesIO(content))
 
 
-def _write_folder(target: str, members: dict[str, Member]) -> None:
-    temporary = files.sibling(target)
-    os.mkdir(temporary)
-    try:
-        for name, member in members.items():
-            path = os.path.join(temporary, *name.split("/"))
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "xb") as file:
-                for part in _parts(member):
-                    file.write(part)
-        _put_in_place(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+def _write_folder(target: str, members: dict[str, Member], overwrite: bool) -> None:
+    check = partial(_check_replaceable, shown=target, names=members.keys())
+    with placing.naming(target):
+        old = placing.status(target)
+        with temporaries.held(target):
+            check(target)
+        # Kept are the modes of what is in a folder of the same name, not in a linked one.
+        in_place = old is not None and stat.S_ISDIR(old.st_mode)
+        with temporaries.temporary_folder(target, private=in_place) as temporary:
+            _fill(temporary, members, target if in_place else None)
+            placing.place_folder(temporary, target, check if overwrite else None)
 
 
-def _put_in_place(temporary: str, target: str) -> None:
-    """Rename a folder to `target`. What is there is set aside first, and removed last."""
-    if not os.path.lexists(target):
-        os.rename(temporary, target)
+def _fill(folder: str, members: dict[str, Member], old: str | None) -> None:
+    """Write members into a new folder, with the modes of those in an old one."""
+
+    def finish(name: str) -> None:
+        if old:
+            status = placing.status(os.path.join(old, name))
+            placing.keep_mode(os.path.join(folder, name), status)
+
+    for name, member in members.items():
+        path = os.path.join(folder, *name.split("/"))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "xb") as file:
+            for part in _parts(member):
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        finish(name)
+    folders = {""}.union(*map(above, members))
+    for name in sorted(folders, reverse=True):  # the inner ones first
+        placing.sync_folder(os.path.join(folder, name))
+        finish(name)
+
+
+def _check_replaceable(path: str, *, shown: str, names: Iterable[str]) -> None:
+    """Raise FileExistsError for a folder that holds anything but a network, or files of `names`."""
+    if os.path.islink(path) or not os.path.isdir(path):
         return
-    old = files.sibling(target)
-    os.rename(target, old)
-    try:
-        os.rename(temporary, target)
-    except BaseException:
-        os.rename(old, target)
-        raise
-    if os.path.isdir(old) and not os.path.islink(old):
-        shutil.rmtree(old)
-    else:
-        os.unlink(old)
+    temporaries.sweep(path)
+    found = os.listdir(path)
+    if found and _GRAPH not in found:
+        raise FileExistsError(errno.EEXIST, f"is a folder without {_GRAPH}, not replaced", shown)
+    if not found:
+        return
+    folder = Folder(path, Meter())
+    text = bytes(folder.read(_GRAPH)).decode(errors="replace")
+    folder.close()
+    stranger = _stranger(path, {_GRAPH, _QUANTIZATION, *names, *quoted_members(text)})
+    if stranger:
+        reason = f"is not replaced: it holds '{stranger}', which is not the network's"
+        raise FileExistsError(errno.EEXIST, reason, shown)
+
+
+def _stranger(root: str, own: set[str]) -> str:
+    """Something in a folder that is neither one of its own members nor on the way to one, or ''."""
+    ways = set().union(*(above(name) for name in own))
+    ahead = [""]
+    while ahead:
+        folder = ahead.pop()
+        temporaries.sweep(os.path.join(root, folder))
+        for entry in sorted(os.listdir(os.path.join(root, folder))):
+            name = f"{folder}/{entry}" if folder else entry
+            path = os.path.join(root, name)
+            if not os.path.isdir(path) or os.path.islink(path):
+                known = name in own or (name in ways and os.path.islink(path))
+            else:
+                known = name in ways
+                ahead.append(name)
+            if not known:
+                return name
+    return ""

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from lowering.location import Source, Span
-from nnef_jax.errors import LimitError, NnefError, SemanticError, raise_all
+from nnef_jax.errors import NnefError, SemanticError, raise_all
+from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 from nnef_jax.text import syntax as s
 from nnef_jax.text.expressions import ExpressionTypes
 from nnef_jax.text.library import Scope
@@ -31,10 +32,8 @@ from nnef_jax.text.types import (
 def check(document: s.Document, scope: Scope) -> None:
     """Raise the errors of a document, all at once (SemanticError with `others`)."""
     checker = _Checker(document, scope)
-    try:
+    with within_memory("the text"):  # with a nesting far above the default one
         checker.run()
-    except RecursionError:  # with limits far above the default ones
-        raise LimitError("expressions are nested too deeply for Python's stack") from None
     raise_all(sorted(checker.errors, key=lambda error: error.span.offset if error.span else 0))
 
 
@@ -55,6 +54,7 @@ class _Checker:
     def _report(
         self, message: str, node: s.Node, hint: str = "", source: Source | None = None
     ) -> None:
+        self.scope.meter.spend(len(message) // LETTERS_PER_STEP, "the text")
         span = s.span_in(source or self.document.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
 
@@ -195,8 +195,16 @@ class _Checker:
                         f"{kind} '{identifier.name}' of the graph is declared twice", identifier
                     )
                 seen.add(identifier.name)
-        types: dict[str, Type] = {}
         parameters = {p.name for p in graph.parameters}
+        for result in graph.results:
+            if result.name in parameters:
+                self._report(
+                    f"'{result.name}' is a parameter of the graph and a result of it",
+                    result,
+                    hint=f"names are unique in a declaration: write y = copy({result.name}); "
+                    "and return y",
+                )
+        types: dict[str, Type] = {}
         externals: set[str] = set()
         for assignment in graph.body:
             self._external(assignment, parameters, externals)
@@ -251,12 +259,11 @@ class _Checker:
 
     def _unknown_operations(self) -> None:
         for name, uses in self.unknown.items():
-            similar = self.scope.similar(name)
             often = f", used {len(uses)} times" if len(uses) > 1 else ""
-            hint = (
-                f"did you mean {' or '.join(repr(n) for n in similar)}?"
-                if similar
-                else ("operations beyond the standard need a fragment that defines them")
+            hint = self.scope.similar(name) or (
+                "load(..., dialect='tract') reads a document of tract that does not say so"
+                if name.startswith("tract_")
+                else "operations beyond the standard need a fragment that defines them"
             )
             self.errors.append(
                 SemanticError(

@@ -48,7 +48,9 @@ PROVISIONAL_KEYWORDS = frozenset(_SHARED_KEYWORDS | {"extent"})
 CASTS = frozenset({"scalar", "integer", "extent", "logical", "string"})
 BUILTINS = CASTS | {"shape_of", "length_of", "range_of"}
 
-_VERSION = re.compile(r"(?:\s|#[^\n\f]*[\n\f])*version\s+[^\s;#]+(?:\s|#[^\n\f]*[\n\f])*(;)?")
+_VERSION = re.compile(
+    r"(?:\s++|#[^\n\f]*+[\n\f])*+version\s++[^\s;#]++(?:\s++|#[^\n\f]*+[\n\f])*+(;)?"
+)
 
 
 def is_provisional(text: str) -> bool:
@@ -84,12 +86,18 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
     raise_all(errors)
 
 
+# A string ends on its line, with a quote or without one: what is scanned once is not scanned again.
 _TOKEN = re.compile(
-    r"""(?P<skip>[ \t\r\n\f]+|\#[^\n\f]*)"""
-    r"""|(?P<string>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
-    r"""|(?P<word>[A-Za-z_0-9.]+)|(?P<mark>==|<=|>=|!=|->|.)""",
+    r"""(?P<skip>[ \t\r\n\f]++|\#[^\n\f]*+)"""
+    r"""|(?P<string>'(?:[^'\\\n]++|\\.)*+'?|"(?:[^"\\\n]++|\\.)*+"?)"""
+    r"""|(?P<word>[A-Za-z_0-9.]++)|(?P<mark>==|<=|>=|!=|->|.)""",
     re.DOTALL,
 )
+
+
+def count_tokens(text: str) -> int:
+    """How many tokens a text has."""
+    return sum(match.lastgroup != "skip" for match in _TOKEN.finditer(text))
 
 
 def space_statements(text: str) -> str:

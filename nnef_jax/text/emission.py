@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, volume
+from lowering.extents import MAX_RANK, UNKNOWN, volume
 from lowering.graph import Call, Value
 from lowering.location import Source
-from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError
-from nnef_jax.limits import Limits
+from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
+from nnef_jax.limits import EXTENT, OPERATION, Meter, raising
 from nnef_jax.text import syntax as s
 from nnef_jax.text import values as v
 from nnef_jax.text.tensors import show_operand
@@ -36,13 +36,22 @@ class Frame(Protocol):
         ...
 
 
+_LONGEST_NAME = 400
+_SEQUENCES = frozenset({list, tuple, str})
+
+
+def _extents(values: Sequence[Any]) -> int:
+    """The steps for operands that are in an array: their shapes are compared."""
+    return len(values) + sum([EXTENT * len(x.type.shape) for x in values if isinstance(x, Value)])
+
+
 class Emitter:
     """Adds operations to a graph within limits; says where in the text something is wrong."""
 
-    def __init__(self, builder: GraphBuilder, limits: Limits) -> None:
+    def __init__(self, builder: GraphBuilder, meter: Meter) -> None:
         self.builder = builder
-        self.limits = limits
-        self.steps = 0
+        self.meter = meter
+        self.limits = meter.limits
 
     def error(self, message: str, node: s.Node, frame: Frame, hint: str = "") -> SemanticError:
         """A semantic error at a node."""
@@ -52,16 +61,18 @@ class Emitter:
     def beyond(self, message: str, limit: str, node: s.Node, frame: Frame) -> LimitError:
         """The error of what is beyond a limit."""
         endless = "is the recursion endless? " if limit == "call_depth" else ""
-        hint = f"{endless}load(..., limits=nnef_jax.Limits({limit}=...)) allows more"
         span = s.span_in(frame.source, node)
-        return LimitError(message, span=span, calls=frame.calls, hint=hint)
+        return LimitError(message, span=span, calls=frame.calls, hint=endless + raising(limit))
 
     def spend(self, steps: int, node: s.Node, frame: Frame) -> None:
         """Count steps of evaluation."""
-        self.steps += steps
-        if self.steps > self.limits.steps:
-            message = f"flattening takes more than {self.limits.steps} steps"
-            raise self.beyond(message, "steps", node, frame)
+        self.meter.steps += steps
+        if self.meter.steps > self.limits.steps:
+            self.meter.spend(0, "the network", s.span_in(frame.source, node), frame.calls)
+
+    def local(self, name: str) -> str:
+        """The name of a tensor in the body of a fragment: a prefix and its name in the text."""
+        return self.builder.unreserved(name[:_LONGEST_NAME])
 
     def emit(
         self,
@@ -76,12 +87,15 @@ class Emitter:
         if len(self.builder.operations) >= self.limits.operations:
             message = f"the flat graph has more than {self.limits.operations} operations"
             raise self.beyond(message, "operations", node, frame)
+        arrays = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
+        arrays += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
+        self.spend(OPERATION + sum(arrays), node, frame)
         operands = {
             name: operand if isinstance(operand, Value) else v.freeze(operand)
             for name, operand in operands.items()
         }
         attributes = {name: v.freeze(value) for name, value in attributes.items()}
-        wanted = names or [frame.prefix + kind]
+        wanted = names or [self.builder.unreserved(frame.prefix + kind)]
         try:
             results = self.builder.operation(
                 kind, operands, attributes, wanted, s.span_in(frame.source, node), frame.calls
@@ -94,8 +108,16 @@ class Emitter:
         return tuple([list(result) if isinstance(result, tuple) else result for result in results])
 
     def bound(self, value: Value, node: s.Node, frame: Frame) -> Value:
-        """The tensor, unless it is larger than any may be; extents left open count as 1."""
-        items = volume([1 if extent is UNKNOWN else extent for extent in value.type.shape])
+        """The tensor, unless it is larger than any may be; extents open or 0 count as 1."""
+        rank = len(value.type.shape)
+        self.meter.steps += EXTENT * rank
+        if rank > MAX_RANK:
+            raise UnsupportedError(
+                f"'{value.name}' has {rank} axes, arrays have at most {MAX_RANK}",
+                span=s.span_in(frame.source, node),
+                calls=frame.calls,
+            )
+        items = volume([1 if extent is UNKNOWN else extent or 1 for extent in value.type.shape])
         if items > self.limits.tensor_items:
             message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
             raise self.beyond(message, "tensor_items", node, frame)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nnef_jax.limits import ERROR, LETTERS_PER_STEP
+from nnef_jax.similar import did_you_mean
 from nnef_jax.text import syntax as s
 from nnef_jax.text.invocation import InvalidInvocation
 from nnef_jax.text.library import Scope
@@ -29,6 +30,7 @@ from nnef_jax.text.types import (
     holds_strings,
     is_generic,
     substitute,
+    weight,
 )
 
 _ARITHMETIC = frozenset("+-*/^")
@@ -84,6 +86,7 @@ class ExpressionTypes:
                 return False
 
     def _wrong(self, message: str, node: s.Node, hint: str = "") -> Type:
+        self._scope.meter.spend(ERROR + len(message) // LETTERS_PER_STEP, "the text")
         self.errors.append(TypeProblem(message, node, hint))
         return ANY
 
@@ -93,9 +96,8 @@ class ExpressionTypes:
             case s.Literal(value=value):
                 return _LITERALS[value.__class__]
             case s.Identifier(name=name):
-                return (
-                    self._loops.get(name) or self._types.get(name) or self._not_defined(expression)
-                )
+                type = self._loops.get(name) or self._types.get(name)
+                return self._paid(type) if type else self._not_defined(expression)
             case s.Array(items=items):
                 return self._array(items, expression)
             case s.Tuple(items=items):
@@ -128,20 +130,23 @@ class ExpressionTypes:
             case s.Builtin(function=function, argument=argument):
                 return self._builtin(function, self.of(argument), expression)
 
+    def _paid(self, type: Type) -> Type:
+        """The type, which will be compared with others: that takes time where it is large."""
+        if isinstance(type, TupleOf | ArrayOf):
+            self._scope.meter.spend(weight(type), "the text")
+        return type
+
     def _not_defined(self, node: s.Identifier) -> Type:
         """Report a name once, however often it is used."""
         name = node.name
         if name not in self._undefined:
             self._undefined.add(name)
-            similar = difflib.get_close_matches(name, [*self._types, *self._loops], n=1, cutoff=0.7)
             if name in self.targets:
                 hint = "it is assigned later: a name must be assigned before it is used"
-            elif similar:
-                hint = f"did you mean '{similar[0]}'?"
             else:
-                hint = "assign it before this" + (
-                    ", or make it a parameter" if self._fragment else ""
-                )
+                hint = did_you_mean(
+                    name, self._types, self._loops, meter=self._scope.meter, most=1, cutoff=0.7
+                ) or ("assign it before this" + ", or make it a parameter" * bool(self._fragment))
             self._wrong(f"'{name}' is not defined here", node, hint)
         return ANY
 
@@ -274,7 +279,6 @@ class ExpressionTypes:
                 return self._wrong(f"a value of type {type} has no items", node)
 
     def _comprehension(self, node: s.Comprehension) -> Type:
-        outer = dict(self._loops)
         bound: dict[str, Type] = {}
         for loop in node.loops:
             match self.of(loop.iterable):
@@ -286,14 +290,17 @@ class ExpressionTypes:
                     found = ANY
                 case type:
                     found = self._wrong(f"a value of type {type} cannot be iterated", loop.iterable)
-            if loop.name in self._types or loop.name in outer or loop.name in bound:
+            if loop.name in self._types or loop.name in self._loops or loop.name in bound:
                 self._wrong(f"'{loop.name}' is already defined", loop, "give the loop another name")
             bound[loop.name] = found
+        hidden = {name: self._loops[name] for name in bound if name in self._loops}
         self._loops |= bound
         if node.condition is not None:
             self._expect(node.condition, LOGICAL, "the condition of a comprehension")
         item = self.of(node.item)
-        self._loops = outer
+        for name in bound:
+            del self._loops[name]
+        self._loops |= hidden
         return ArrayOf(item)
 
     def _builtin(self, function: str, type: Type, node: s.Node) -> Type:
@@ -336,7 +343,7 @@ class ExpressionTypes:
             result = self._result(fragment, node, given, dict(types))
             if len(self.errors) == count:
                 self._results[key] = result
-        return result
+        return self._paid(result)
 
     def _result(
         self,

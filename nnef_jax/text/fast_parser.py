@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowering.location import Source
-from nnef_jax.limits import Limits
 from nnef_jax.text import syntax as s
 from nnef_jax.text.dialects import BUILTINS, KEYWORDS
 from nnef_jax.text.types import PRIMITIVES
@@ -58,7 +57,7 @@ class NotFlat(Exception):
     """Something that the grammar has to look at."""
 
 
-def parse_flat(source: Source, limits: Limits) -> s.Document | None:
+def parse_flat(source: Source, nesting: int) -> s.Document | None:
     """The syntax tree of a flat document of 1.0 final, None where the text is anything else."""
     text = source.text
     header = _HEADER.match(text)
@@ -69,7 +68,7 @@ def parse_flat(source: Source, limits: Limits) -> s.Document | None:
         position = match.end()
         extensions += [name.strip() for name in match[1].split(",")]
     try:
-        graph = FlatReader(text, position, limits.nesting).graph()
+        graph = FlatReader(text, position, nesting).graph()
     except (NotFlat, RecursionError):
         return None
     return s.Document(source, "1.0", False, tuple(extensions), (), graph)

@@ -12,6 +12,7 @@ from lowering.extents import UNKNOWN
 from lowering.graph import Graph, Operation, Value
 from lowering.location import Source
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.limits import Limits, Meter
 from nnef_jax.text import syntax as s
 from nnef_jax.text.dialects import KEYWORDS
 from nnef_jax.text.library import GENERIC_RESULT, standard
@@ -20,6 +21,7 @@ from nnef_jax.text.types import ANY, SCALAR, ArrayOf, Tensor, TupleOf, Type, has
 _RESERVED = KEYWORDS | {
     "integer"
 }  # a keyword of 1.0 final that provisional texts may use as a name
+_EXPRESSION = 5  # steps to make one and to print it
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -31,15 +33,17 @@ class FlatDocument:
     names: dict[Value, str]
 
 
-def flat_document(graph: Graph) -> FlatDocument:
+def flat_document(graph: Graph, meter: Meter | None = None) -> FlatDocument:
     """The flat document of 1.0 final for a graph.
 
     A result that goes by another name inside the graph, or that is an input, is a copy. Variables
     are updated last, when all that reads their old values is computed.
 
-    Raises UnsupportedError, several at once, for what the language cannot say.
+    What is written counts for the meter, if there is one.
+
+    Raises UnsupportedError, several at once, for what the language cannot say, LimitError.
     """
-    writer = _Writer(graph)
+    writer = _Writer(graph, meter or Meter(Limits.unbounded()))
     document = writer.document()
     raise_all(writer.errors)
     return FlatDocument(document, writer.names)
@@ -68,6 +72,7 @@ class _Names:
 @dataclass(slots=True)
 class _Writer:
     graph: Graph
+    meter: Meter
     errors: list[NnefError] = field(default_factory=list[NnefError])
     names: dict[Value, str] = field(default_factory=dict[Value, str])
 
@@ -140,12 +145,16 @@ class _Writer:
 
     def _updates(self, names: _Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
         """The updates, each under the name of a result that is a copy of the new value, if any."""
+        copies_of: dict[Value, list[str]] = {}
+        for name, value in reversed(copies.items()):
+            copies_of.setdefault(value, []).append(name)
         for state in self.graph.states:
-            name = next((name for name, value in copies.items() if value is state.update), None)
-            if name is None:
-                name = names.fresh(f"{self.names[state.value]}_update")
-            else:
+            found = copies_of.get(state.update)
+            if found:
+                name = found.pop()
                 del copies[name]
+            else:
+                name = names.fresh(f"{self.names[state.value]}_update")
             variable, value = self._tensor(state.value), self._tensor(state.update)
             yield _assign(name, "update", (None, variable), (None, value))
 
@@ -194,6 +203,7 @@ class _Writer:
 
     def _expression(self, value: Any, type: Type, operation: Operation) -> s.Expression:
         """An operand or attribute where a type is declared."""
+        self.meter.spend(_EXPRESSION, "the flat document")
         match value:
             case Value():
                 return self._tensor(value)

@@ -16,7 +16,8 @@ from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.graph import Call, Graph, Value
 from lowering.location import Source, Span
-from nnef_jax.errors import LimitError, NnefError, raise_all
+from nnef_jax.errors import LimitError, NnefError, kept, raise_all
+from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, RESULT, within_memory
 from nnef_jax.text import library
 from nnef_jax.text import syntax as s
 from nnef_jax.text import values as v
@@ -34,7 +35,7 @@ from nnef_jax.text.tensors import (
 from nnef_jax.text.types import Tensor, Type
 from nnef_jax.text.unsupported import Body, refuse_unsupported
 
-_ITEMS_PER_STEP = 32
+_ITEMS_PER_STEP = 16
 _LONGEST_PREFIX = 200
 
 
@@ -52,10 +53,14 @@ def evaluate(
 ) -> Any:
     """The value of a checked expression that stands in no body, such as an argument in graph.quant.
 
-    Raises SemanticError where it has none or calls an operation, LimitError.
+    Raises SemanticError where it has none or calls an operation, `values.ExtentNeeded` where it
+    depends on a tensor, LimitError.
     """
     flattener = _Flattener(document, scope, options)
-    return flattener.evaluate(expression, _Frame(None, source, {}, ""))
+    try:
+        return flattener.evaluate(expression, _Frame(None, source, {}, ""))
+    except KeyError:
+        raise v.ExtentNeeded from None
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ _Step = Generator["_Step", Any, Any]
 
 class _Flattener(Emitter):
     def __init__(self, document: s.Document, scope: Scope, options: Options) -> None:
-        super().__init__(GraphBuilder(options.registry, real=options.real), options.limits)
+        super().__init__(GraphBuilder(options.registry, real=options.real), options.meter)
         self.document = document
         self.scope = scope
         self.options = options
@@ -96,10 +101,8 @@ class _Flattener(Emitter):
         return self._run(self._evaluate(expression, frame))
 
     def flatten(self) -> Graph:
-        try:
+        with within_memory("the flat graph"):
             return self._flatten()
-        except (RecursionError, MemoryError) as error:
-            raise LimitError(f"flattening takes more than there is: {error!r}") from None
 
     def _flatten(self) -> Graph:
         graph, source = self.document.graph, self.document.source
@@ -123,10 +126,12 @@ class _Flattener(Emitter):
                     frame.values[name] = item
             except _Poisoned:
                 pass
-            except LimitError:
+            except LimitError as error:
+                error.span = error.span or self._span(assignment.value, None)
                 raise
             except NnefError as error:
-                self.errors.append(error)
+                self.meter.steps += ERROR
+                self.errors += kept(error)
             for name in names:
                 frame.values.setdefault(name, _Poisoned)
         raise_all(self.errors)
@@ -212,25 +217,27 @@ class _Flattener(Emitter):
                     self._then(found, tuple) if isinstance(found, GeneratorType) else tuple(found)
                 )
             case s.Binary(operator=operator, left=left, right=right):
+                self.meter.steps += EVALUATION
                 return self._binary(node, operator, left, right, frame, names)
             case s.Comprehension():
                 return self._comprehension(node, frame)
             case _:
+                self.meter.steps += EVALUATION
                 return self._compound(node, frame, names)
 
     def _all(self, items: Sequence[s.Expression], frame: _Frame) -> Any:
         """A list of the values of some expressions, or a generator that finds it."""
         values: list[Any] = []
         pending = iter(items)
-        known, most = frame.values, self.limits.steps
+        known, meter, most = frame.values, self.meter, self.limits.steps
         for item in pending:
-            if self.steps < most:  # short cuts through `_evaluate` for what most items are
+            if meter.steps < most:  # short cuts through `_evaluate` for what most items are
                 if isinstance(item, s.Literal):
-                    self.steps += 1
+                    meter.steps += 1
                     values.append(item.value)
                     continue
                 if isinstance(item, s.Identifier) and isinstance(known[item.name], Value):
-                    self.steps += 1
+                    meter.steps += 1
                     values.append(known[item.name])
                     continue
             value = self._evaluate(item, frame)
@@ -273,6 +280,8 @@ class _Flattener(Emitter):
                 return self._value(node, frame, lambda: v.subrange(values, first, last))
             case s.Builtin(function=function, argument=argument):
                 value = yield self._evaluate(argument, frame)
+                if function == "range_of":  # integers are objects of their own
+                    self.spend(len(value) // 2, node, frame)
                 return self._value(node, frame, lambda: v.builtin(function, value), value)
             case _:
                 raise TypeError(f"not an expression: {node!r}")
@@ -281,7 +290,7 @@ class _Flattener(Emitter):
         """The value of an argument as its parameter has it."""
         if not self.document.provisional:
             return value
-        return self._value(node, frame, lambda: v.as_declared(value, type, self.limits))
+        return self._value(node, frame, lambda: v.as_declared(value, type, self.meter))
 
     def _value(self, node: s.Node, frame: _Frame, compute: Any, *read: Any) -> Any:
         try:
@@ -316,7 +325,7 @@ class _Flattener(Emitter):
             return self._emit(
                 library.OPERATORS[operator], {"x": a, "y": b}, {}, node, frame, names
             )[0]
-        return self._value(node, frame, lambda: v.binary(operator, a, b, self.limits), a, b)
+        return self._value(node, frame, lambda: v.binary(operator, a, b, self.meter), a, b)
 
     def _comprehension(self, node: s.Comprehension, frame: _Frame) -> _Step:
         iterables: list[Any] = []
@@ -327,6 +336,7 @@ class _Flattener(Emitter):
             raise self.error(f"the arrays iterated together have lengths {lengths}", node, frame)
         items: list[Any] = []
         for together in zip(*iterables, strict=True):
+            self.spend(len(node.loops), node, frame)
             for loop, item in zip(node.loops, together, strict=True):
                 frame.values[loop.name] = item
             if node.condition is None or (yield self._evaluate(node.condition, frame)):
@@ -393,6 +403,8 @@ class _Flattener(Emitter):
         if len(calls) > self.limits.call_depth:
             message = f"fragments call each other more than {self.limits.call_depth} deep"
             raise self.beyond(message, "call_depth", node, frame)
+        work = CALL + EVALUATION * len(fragment.body or ()) + len(fragment.results)
+        self.spend(work + len(calls) // CALLS_PER_STEP, node, frame)
         own = dict(zip((r.name for r in fragment.results), names, strict=False))
         prefix = f"{names[0] if names else frame.prefix + fragment.name}_"
         if (
@@ -406,9 +418,7 @@ class _Flattener(Emitter):
             # A fragment that makes arrays gets names for all their tensors at once.
             whole = names and len(fragment.results) == 1 and targets == [fragment.results[0].name]
             wanted = (
-                names
-                if whole
-                else [own.get(name) or self.builder.unreserved(prefix + name) for name in targets]
+                names if whole else [own.get(name) or self.local(prefix + name) for name in targets]
             )
             value = yield self._evaluate(assignment.value, inner, wanted)
             inner.values.update(self._unpack(assignment.target, value, inner))
@@ -428,11 +438,8 @@ class _Flattener(Emitter):
         names: Sequence[str],
     ) -> tuple[Any, ...]:
         """Add an operation whose operands are all known to the graph."""
-        arrays = [operand for operand in operands.values() if isinstance(operand, list)]
-        results = max(0, result_count(kind, operands, attributes))
-        if arrays or results:
-            self.spend(sum(map(len, arrays)) + results, node, frame)
-        v.require_known(*operands.values(), limits=self.limits)
+        self.spend(RESULT * result_count(kind, operands, attributes), node, frame)
+        v.require_known(*operands.values(), meter=self.meter)
         return self.emit(kind, operands, attributes, node, frame, names)
 
     # Operations that introduce tensors
@@ -450,15 +457,18 @@ class _Flattener(Emitter):
         try:
             dtype = dtype_of(generic, self.builder)
             if kind == "external":
-                shape = self.options.input_shapes.get(name, arguments["shape"])
+                # An extent of 0 is open in the text (spec 4.1.1), and empty where a call has it.
+                declared = [extent or None for extent in arguments["shape"]]
+                shape = self.options.input_shapes.get(name, declared)
                 type = external_type(shape, dtype, self.options.open_extent)
                 return self.bound(self.builder.input(name, type), node, frame)
             if kind == "variable":
                 label = arguments["label"]
+                self.spend(len(label) // _ITEMS_PER_STEP, node, frame)
                 type = variable_type(arguments["shape"], label, dtype)
                 made = self.builder.variable(name, label, type, self._span(node, frame))
                 self.variables.add(made)
-                return made
+                return self.bound(made, node, frame)
             variable, value = arguments["variable"], arguments["value"]
             if not isinstance(value, Value):  # a constant of singleton shape (spec 3.3.2)
                 rank = len(variable.type.shape) if isinstance(variable, Value) else 1
@@ -490,6 +500,7 @@ class _Flattener(Emitter):
     def _unpack_items(
         self, target: s.Array | s.Tuple, value: Any, frame: _Frame
     ) -> Iterator[tuple[str, Any]]:
+        self.spend(len(target.items), target, frame)
         if len(target.items) != len(value):
             message = f"{len(value)} results cannot be assigned to {len(target.items)} names"
             raise self.error(message, target, frame)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from nnef_jax.similar import listed
 from nnef_jax.text.syntax import Argument, Expression, Fragment, Invocation, Node
 from nnef_jax.text.types import has_tensor
 
@@ -50,7 +52,7 @@ def form_of(fragment: Fragment, invocation: Invocation) -> Form:
     return Form(
         names,
         operands,
-        tuple(name for name in names if name not in operands),
+        tuple(p.name for p in fragment.parameters if not has_tensor(p.type)),
         tuple((name, places[name]) for name in given),
         tuple(places[name] if name in given else defaults[name] for name in names),
     )
@@ -63,10 +65,11 @@ def bind(fragment: Fragment, invocation: Invocation) -> dict[str, Expression]:
     """
     parameters = fragment.parameters
     arguments = invocation.arguments
+    names = dict.fromkeys(parameter.name for parameter in parameters)
     given: dict[str, Argument] = {}
     for position, argument in enumerate(arguments):
         if argument.name is not None:
-            _bind_named(fragment, argument, given)
+            _bind_named(fragment, argument, given, names)
             continue
         if position >= len(parameters):
             most = f"{len(parameters)} argument{'s' * (len(parameters) != 1)}"
@@ -95,14 +98,15 @@ def bind(fragment: Fragment, invocation: Invocation) -> dict[str, Expression]:
     return {p.name: given[p.name].value for p in parameters if p.name in given}
 
 
-def _bind_named(fragment: Fragment, argument: Argument, given: dict[str, Argument]) -> None:
+def _bind_named(
+    fragment: Fragment, argument: Argument, given: dict[str, Argument], names: Collection[str]
+) -> None:
     name = argument.name or ""
-    names = [p.name for p in fragment.parameters]
     if name not in names:
         raise InvalidInvocation(
             f"'{fragment.name}' has no parameter '{name}'",
             argument,
-            hint=f"its parameters are {', '.join(names)}" if names else "it has none",
+            hint=f"its parameters are {listed(names)}" if names else "it has none",
         )
     if name in given:
         twice = "twice" if given[name].name else "by position and by name"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
 from lowering.location import Source
+from nnef_jax.limits import BINDING, Meter
+from nnef_jax.similar import did_you_mean
 from nnef_jax.text.invocation import Form, form_of
 from nnef_jax.text.library_reader import read_library
 from nnef_jax.text.syntax import Document, Fragment, Invocation
@@ -101,10 +102,11 @@ class Scope:
     """The operations that a document may call: its own fragments and those of its dialect.
 
     The body of a library fragment is read in the standard library alone, so that a provisional
-    operation can be written by the final one of the same name.
+    operation can be written by the final one of the same name. `meter` is that of the load.
     """
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, meter: Meter) -> None:
+        self.meter = meter
         self.library = provisional() if document.provisional else standard()
         self._own = {fragment.name: fragment for fragment in document.fragments}
         self._source = document.source
@@ -126,9 +128,10 @@ class Scope:
         key = (id(fragment), tuple([argument.name for argument in invocation.arguments]))
         form = self._forms.get(key)
         if form is None:
+            self.meter.spend(BINDING * len(fragment.parameters), self._source.name)
             form = self._forms[key] = form_of(fragment, invocation)
         return form
 
-    def similar(self, name: str) -> list[str]:
-        """Names of operations that one may have meant."""
-        return difflib.get_close_matches(name, [*self._own, *self.library], n=3, cutoff=0.7)
+    def similar(self, name: str) -> str:
+        """Return a hint that names operations which one may have meant, or ''."""
+        return did_you_mean(name, self._own, self.library, meter=self.meter, cutoff=0.7)

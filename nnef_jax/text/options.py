@@ -10,7 +10,7 @@ from lowering.extents import UNKNOWN
 from lowering.graph import TensorType
 from lowering.location import Source
 from lowering.registry import Registry
-from nnef_jax.limits import Limits
+from nnef_jax.limits import Meter
 from nnef_jax.text import syntax as s
 
 Expand = Literal["auto", "all"]
@@ -44,7 +44,7 @@ class Options:
     input_shapes: Mapping[str, Sequence[int | None]] = field(
         default_factory=dict[str, Sequence[int | None]]
     )
-    limits: Limits = field(default_factory=Limits)
+    meter: Meter = field(default_factory=Meter)  # of the load
     quantizers: Mapping[str, Quantizer] = field(default_factory=dict[str, Quantizer])
     # Shapes of inputs in which jax.export keeps extents symbolic; these are open in `input_shapes`.
     symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])

@@ -10,31 +10,31 @@ from typing import Any
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefSyntaxError
-from nnef_jax.limits import Limits
+from nnef_jax.limits import TOKEN, Meter
 from nnef_jax.text import dialects
 from nnef_jax.text import syntax as s
 from nnef_jax.text.fast_parser import parse_flat
 
 
-def parse(source: Source, limits: Limits | None = None) -> s.Document:
+def parse(source: Source, meter: Meter) -> s.Document:
     """The syntax tree of a document of either dialect.
 
     Raises NnefSyntaxError where the text does not follow the grammar, LimitError where expressions
-    are nested too deeply.
+    are nested too deeply or there are too many tokens.
     """
-    limits = limits or Limits()
-    return parse_flat(source, limits) or parse_by_grammar(source, limits)
+    return parse_flat(source, meter.limits.nesting) or parse_by_grammar(source, meter)
 
 
-def parse_by_grammar(source: Source, limits: Limits) -> s.Document:
+def parse_by_grammar(source: Source, meter: Meter) -> s.Document:
     """As `parse`, by the grammar alone."""
+    meter.spend(TOKEN * dialects.count_tokens(source.text), source.name)
     provisional = dialects.is_provisional(source.text)
     text = source.text
     if provisional:
         spaced = dialects.space_statements(text)
         source = source if spaced == text else Source(source.name, spaced)
         text = dialects.end_statements(spaced)
-    tree, features = _run("document", source, text, limits, provisional)
+    tree, features = _run("document", source, text, meter.limits.nesting, provisional)
     version, extensions, fragments, graph = tree
     document = s.Document(source, version, provisional, extensions, fragments, graph)
     dialects.check_features(source, provisional, features)
@@ -47,23 +47,22 @@ def parse_library(source: Source) -> dict[str, s.Fragment]:
 
     `library_reader` reads those of the package faster.
     """
-    (_, _, fragments), _ = _run("library", source, source.text, Limits())
+    (_, _, fragments), _ = _run("library", source, source.text, Meter().limits.nesting)
     return {fragment.name: fragment for fragment in fragments}
 
 
-def parse_quantization(
-    source: Source, limits: Limits | None = None
-) -> list[tuple[s.Literal, s.Invocation]]:
+def parse_quantization(source: Source, meter: Meter) -> list[tuple[s.Literal, s.Invocation]]:
     """The entries of a graph.quant text (spec 5.3): tensor identifier and quantising operation."""
-    return _run("quantization", source, source.text, limits or Limits())[0]
+    meter.spend(TOKEN * dialects.count_tokens(source.text), source.name)
+    return _run("quantization", source, source.text, meter.limits.nesting)[0]
 
 
 def _run(
-    start: str, source: Source, text: str, limits: Limits, provisional: bool = False
+    start: str, source: Source, text: str, nesting: int, provisional: bool = False
 ) -> tuple[Any, list[tuple[str, int]]]:
     from nnef_jax.text.tree_builder import build
 
-    return build(start, source, text, limits, provisional)
+    return build(start, source, text, nesting, provisional)
 
 
 def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:

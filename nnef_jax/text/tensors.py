@@ -16,7 +16,7 @@ from nnef_jax.text.values import ExtentNeeded
 
 
 def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:
-    """The type of an external; 0 and None are extents left open (spec 4.1.1)."""
+    """The type of an external; extents left open are None."""
     extents: list[int] = []
     for extent in shape:
         if extent is not None and extent is not UNKNOWN and extent < 0:
@@ -24,7 +24,7 @@ def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> 
                 f"'shape' of an external must not be negative, it is {list(shape)}",
                 hint="0 stands for an extent that is not known yet",
             )
-        extents.append(open_extent if extent is None or extent == 0 else extent)
+        extents.append(open_extent if extent is None else extent)
     return TensorType(tuple(extents), dtype)
 
 
@@ -76,11 +76,15 @@ def generic_of(
 
 def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
     """How many tensors an operation makes, where that is not bounded by the length of the text."""
-    if kind not in ("copy_n", "unstack"):
+    if kind not in ("copy_n", "unstack", "split"):
         return 0
     match kind, operands, attributes:
         case "copy_n", _, {"times": int(times)}:
-            return times
+            if times is UNKNOWN:
+                raise ExtentNeeded
+            return max(0, times)
+        case "split", _, {"ratios": [*ratios]}:
+            return len(ratios)
         case "unstack", {"value": Value(type=TensorType(shape=shape))}, {"axis": int(axis)}:
             if not 0 <= axis < len(shape):
                 return 0

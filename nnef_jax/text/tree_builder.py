@@ -14,7 +14,7 @@ from lark.exceptions import UnexpectedInput
 
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefSyntaxError, SemanticError
-from nnef_jax.limits import Limits
+from nnef_jax.limits import raising
 from nnef_jax.text import dialects
 from nnef_jax.text import syntax as s
 from nnef_jax.text.collecting import uncollected
@@ -45,7 +45,7 @@ def _parser() -> tuple[Lark, _Builder]:
 
 
 def build(
-    start: str, source: Source, text: str, limits: Limits, provisional: bool = False
+    start: str, source: Source, text: str, nesting: int, provisional: bool = False
 ) -> tuple[Any, list[tuple[str, int]]]:
     """What the grammar makes of a text from one of its start symbols, and the features noted.
 
@@ -53,7 +53,7 @@ def build(
     """
     with _LOCK, uncollected():  # the builder holds what it notes while one text is read
         lark, builder = _parser()
-        builder.begin(source, limits, provisional)
+        builder.begin(source, nesting, provisional)
         try:
             return lark.parse(text, start=start), builder.features
         except UnexpectedInput as error:
@@ -79,10 +79,10 @@ class _Builder(Transformer[Token, Any]):
         super().__init__(visit_tokens=False)
         self.end()
 
-    def begin(self, source: Source, limits: Limits, provisional: bool) -> None:
+    def begin(self, source: Source, nesting: int, provisional: bool) -> None:
         """Start on a new text."""
         self._source: Source = source
-        self._nesting = limits.nesting
+        self._nesting = nesting
         self._keywords = dialects.PROVISIONAL_KEYWORDS if provisional else dialects.KEYWORDS
         self.features: list[tuple[str, int]] = []
         self._operators: list[int] = []
@@ -107,7 +107,7 @@ class _Builder(Transformer[Token, Any]):
             raise LimitError(
                 f"{what} are nested more than {self._nesting} deep",
                 span=Span(self._source, offset),
-                hint="load(..., limits=nnef_jax.Limits(nesting=...)) allows more",
+                hint=raising("nesting"),
             )
 
     def _name(self, token: Token) -> str:

@@ -59,6 +59,14 @@ class Anything:
         return "any"
 
 
+def weight(type: Type) -> int:
+    """How many types there are in a type."""
+    depth = 1
+    while isinstance(type, ArrayOf):
+        depth, type = depth + 1, type.item
+    return depth + type.size if isinstance(type, TupleOf) else depth
+
+
 def _size(type: Type) -> int:
     while isinstance(type, ArrayOf):
         type = type.item

@@ -15,7 +15,7 @@ from typing import Any
 
 from lowering.extents import UNKNOWN
 from lowering.graph import Value
-from nnef_jax.limits import Limits
+from nnef_jax.limits import Meter
 from nnef_jax.text.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 
 Known = Any  # a value of the language, see the module's docstring
@@ -77,9 +77,9 @@ def _power(a: Known, b: Known) -> Known:
         raise InvalidValue(f"{a} to the power {b} is not a real number") from None
 
 
-def _repeat(sequence: Known, times: int, limits: Limits) -> Known:
-    if len(sequence) * max(times, 0) > limits.array_items:
-        raise TooLarge(f"an array or string would be longer than {limits.array_items}")
+def _repeat(sequence: Known, times: int, most: int) -> Known:
+    if len(sequence) * max(times, 0) > most:
+        raise TooLarge(f"an array or string would be longer than {most}")
     return sequence * times
 
 
@@ -100,20 +100,21 @@ _COMPARISON: dict[str, Callable[[Known, Known], bool]] = {
 }
 
 
-def binary(symbol: str, left: Known, right: Known, limits: Limits) -> Known:
+def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
     """The value of `left symbol right`, neither of them a tensor."""
     if symbol in _COMPARISON:
-        require_known(left, right, limits=limits)
+        require_known(left, right, meter=meter)
         return _COMPARISON[symbol](left, right)
     if symbol == "in":
-        require_known(left, right, limits=limits)
+        require_known(left, right, meter=meter)
         return left in right
     if symbol == "*" and isinstance(left, list | str):
         _require_extent(right)
-        return _repeat(left, right, limits)
+        return _repeat(left, right, meter.limits.array_items)
     if isinstance(left, list | str):
-        if len(left) + len(right) > limits.array_items:
-            raise TooLarge(f"an array or string would be longer than {limits.array_items}")
+        most = meter.limits.array_items
+        if len(left) + len(right) > most:
+            raise TooLarge(f"an array or string would be longer than {most}")
         return left + right
     if UNKNOWN is left or UNKNOWN is right:
         return UNKNOWN
@@ -130,29 +131,30 @@ def unary(symbol: str, value: Known) -> Known:
     return -value if symbol == "-" else value
 
 
-def _leaves(values: Iterable[Known], limits: Limits) -> Iterator[Known]:
+def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
     """What arrays and tuples hold in the end; TooLarge where that is more than one array may hold.
 
     Arrays that hold one array many times may stand for more items than there is memory or time for.
     """
     pending = list(values)
-    count = len(pending)
+    count, most = len(pending), meter.limits.array_items
     while pending:
         value = pending.pop()
         if isinstance(value, list | tuple):
             count += len(value)  # pyright: ignore[reportUnknownArgumentType]
-            if count > limits.array_items:
-                raise TooLarge(f"arrays of arrays have more than {limits.array_items} items here")
+            if count > most:
+                raise TooLarge(f"arrays of arrays have more than {most} items here")
+            meter.spend(len(value))  # pyright: ignore[reportUnknownArgumentType]
             pending += value
         else:
             yield value
 
 
-def require_known(*values: Known, limits: Limits) -> None:
+def require_known(*values: Known, meter: Meter) -> None:
     """Raise ExtentNeeded where an unknown extent occurs in one of the values."""
     if not any([isinstance(value, list | tuple) or value is UNKNOWN for value in values]):
         return  # as nearly always
-    if any(leaf is UNKNOWN for leaf in _leaves(values, limits)):
+    if any(leaf is UNKNOWN for leaf in _leaves(values, meter)):
         raise ExtentNeeded
 
 
@@ -234,10 +236,10 @@ def _require_extent(*values: Known) -> None:
             raise ExtentNeeded
 
 
-def as_declared(value: Known, type: Type, limits: Limits) -> Known:
+def as_declared(value: Known, type: Type, meter: Meter) -> Known:
     """The value with integers made scalars where the type declares these (provisional texts)."""
     if isinstance(value, list | tuple):
-        deque(_leaves([value], limits), maxlen=0)
+        deque(_leaves([value], meter), maxlen=0)
     return _as_declared(value, type)
 
 

@@ -68,14 +68,14 @@ def document(case: OpCase, real: str = "f32") -> str:
     count = len(_own_results(case))
     names = ["result"] if count == 1 else [f"result{k}" for k in range(count)]
     arguments = [
-        f"{name} = {_literal(value)}"
-        for name, value in (bind(case, [_Name(n) for n in externals]) | case.attributes).items()
+        f"{name} = {literal(value)}"
+        for name, value in (bind(case, [Name(n) for n in externals]) | case.attributes).items()
         if value is not False or name in case.attributes
     ]
     datum = {"f": real, "i": "i32", "b": "bool"}
     lines = [
         f"{name} = tract_core_external("
-        f"shape = {_literal(list(array.shape))}, datum_type = '{datum[array.dtype.kind]}');"
+        f"shape = {literal(list(array.shape))}, datum_type = '{datum[array.dtype.kind]}');"
         for name, array in zip(externals, inputs(case), strict=True)
     ]
     lines.append(f"{', '.join(names)} = {case.operation}({', '.join(arguments)});")
@@ -87,22 +87,23 @@ def document(case: OpCase, real: str = "f32") -> str:
     )
 
 
-class _Name(str):
+class Name(str):
     """An identifier of the document, as opposed to a string literal."""
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """A value as it is written in a document."""
     match value:
-        case _Name():
+        case Name():
             return str(value)
         case bool():
             return "true" if value else "false"
         case str():
             return f"'{value}'"
         case list():
-            return "[" + ", ".join(map(_literal, value)) + "]"
+            return "[" + ", ".join(map(literal, value)) + "]"
         case tuple():
-            return "(" + ", ".join(map(_literal, value)) + ")"
+            return "(" + ", ".join(map(literal, value)) + ")"
         case float() if not math.isfinite(value):
             return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
         case _:

@@ -22,12 +22,8 @@ def _gru(batch: int, length: int, items: int, hidden: int, bias: tuple[int, ...]
     return operands | {"initial_h": Real((batch, 1, hidden))}
 
 
-def _conv(batch: int, channels: int, length: int, taps: int):
-    return {
-        "input": Real((batch, channels, length)),
-        "weight": Real((channels, taps)),
-        "initial_state": Real((batch, channels, taps)),
-    }
+def _conv(input: tuple[int, ...], weight: tuple[int, ...], state: tuple[int, ...]):
+    return {"input": Real(input), "weight": Real(weight), "initial_state": Real(state)}
 
 
 def _delta(batch: int, length: int, heads: int, groups: int, width: int):
@@ -95,10 +91,12 @@ CASES: tuple[OpCase, ...] = (
         reset_every_turn=True,
     ),
     case("gru_seq_one_step", _GRU, _gru(1, 1, 1, 1), hidden=1, chunk=1),
-    case("causal_conv1d", _CONV, _conv(2, 3, 5, 4)),
-    case("causal_conv1d_one_step", _CONV, _conv(2, 3, 1, 4)),
-    case("causal_conv1d_one_tap", _CONV, _conv(1, 2, 3, 1)),
-    case("causal_conv1d_weight_rank_3", _CONV, _conv(1, 2, 3, 2) | {"weight": Real((2, 1, 2))}),
+    case("causal_conv1d", _CONV, _conv((1, 1, 5), (5, 4), (5, 4))),
+    case("causal_conv1d_rank_1", _CONV, _conv((3,), (3, 4), (3, 4))),
+    case("causal_conv1d_batch", _CONV, _conv((2, 3, 1), (2, 3, 4), (2, 3, 4))),
+    case("causal_conv1d_one_channel", _CONV, _conv((1,), (4,), (4,))),
+    case("causal_conv1d_scalar", _CONV, _conv((), (1, 1, 4), (2, 2))),
+    case("causal_conv1d_flat_state", _CONV, _conv((2, 2), (4, 1, 4), (16,))),
     case("gated_delta", _DELTA, _delta(2, 3, 2, 2, 4)),
     case("gated_delta_one_step", _DELTA, _delta(1, 1, 1, 1, 3)),
     case("gated_delta_groups", _DELTA, _delta(1, 2, 2, 4, 2)),

@@ -131,6 +131,13 @@ _EXTENSIONS = (
     _pad("far", Real((3,)), [(1, 1)], value=-1e4),
     _pad("integers", Integers((2, 3), -9, 9), [(1, 1), (0, 2)], value=2.0),
     _pad("integers_cut_off", Integers((3,), -9, 9), [(1, 1)], value=-1.5),
+    _pad("cut", Real((4, 3)), [(-1, 0), (0, -2)]),
+    _pad("cut_and_extended", Real((4, 3)), [(-1, 2), (1, -3)], value=0.5),
+    _pad("cut_to_nothing", Real((3, 2)), [(-1, -2), _NONE]),
+    *(
+        _pad(f"cut_{border}", Real((4, 5)), [(-1, 2), (3, -1)], border=border)
+        for border in ("reflect", "replicated")
+    ),
     _pad("logical", Logical((2, 3)), [(1, 0), (0, 1)], value=1.0),
     *(
         _pad(f"{border}_{name}", input, [(1, 2), _NONE, (3, 1)], border=border)

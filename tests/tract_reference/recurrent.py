@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from .activation import silu
-
 
 def _sigmoid(x):
     return 1 / (1 + np.exp(-x))
@@ -56,18 +54,16 @@ def gru_seq(
 
 
 def causal_conv1d_update(input, weight, initial_state):
-    batch, channels, length = input.shape
-    taps = initial_state.shape[2]
-    weight = weight.reshape(channels, taps)
-    output = np.zeros(input.shape)
-    final = np.zeros(initial_state.shape)
-    for n, c in np.ndindex(batch, channels):
-        seen = list(initial_state[n, c])
-        for t in range(length):
-            seen = [*seen[1:], input[n, c, t]]
-            output[n, c, t] = silu(np.dot(weight[c], seen))
-        final[n, c] = seen
-    return output, final
+    channels = input.size
+    flat_input, taps, state = input.ravel(), weight.ravel(), initial_state.ravel()
+    output, final = np.zeros(channels), np.zeros(4 * channels)
+    for c in range(channels):
+        for tap in range(3):
+            final[4 * c + tap] = state[4 * c + tap + 1]
+        final[4 * c + 3] = flat_input[c]
+        total = sum(final[4 * c + tap] * taps[4 * c + tap] for tap in range(4))
+        output[c] = total / (1 + np.exp(-total))
+    return output.reshape(input.shape), final.reshape(initial_state.shape)
 
 
 def gdn_recurrent(query, key, value, log_decay, beta, initial_state):

@@ -76,6 +76,10 @@ _MODES = {"reflect": "reflect", "replicated": "edge", "replicate": "edge"}
 
 
 def pad(input, padding, border="constant", value=0.0):
+    for axis, (before, after) in enumerate(padding):
+        kept = range(max(0, -before), input.shape[axis] + min(0, after))
+        input = np.take(input, kept, axis)
+    padding = [(max(0, before), max(0, after)) for before, after in padding]
     if border == "constant":
         filling = input.dtype.type(value)
         return np.pad(input, padding, constant_values=filling)

@@ -95,7 +95,8 @@ def einsum(ctx: Context, inputs: Sequence[Any], expr: str, acc: str, output: str
     wide = accumulator(max(dtypes, key=lambda dtype: (_kind(str(dtype)), dtype.itemsize)))
     if _kind(str(dtypes[1])) != _kind(acc):
         inputs = [jnp.asarray(x).astype(wide) for x in inputs]
-    return contraction.contract(inputs, terms, result, wide, ctx.precision).astype(output or acc)
+    total = contraction.contract(inputs, terms, result, wide, ctx.precision, ctx.optimized)
+    return total.astype(output or acc)
 
 
 def _kind(dtype: str) -> int:
@@ -146,4 +147,5 @@ def legacy_matmul(ctx: Context, A: Any, B: Any, axes: tuple[int, ...]) -> Array:
     """The products of matrices on the axes [a_m,a_k,b_k,b_n,c_m,c_n]; all others broadcast."""
     a, b, c = legacy_terms(axes, A.ndim)
     wide = accumulator(A.dtype)
-    return contraction.contract((A, B), (a, b), c, wide, ctx.precision).astype(A.dtype)
+    total = contraction.contract((A, B), (a, b), c, wide, ctx.precision, ctx.optimized)
+    return total.astype(A.dtype)

@@ -175,23 +175,24 @@ def gru_seq(
     return sequence if emit_y else sequence[:, :0], last[:, None]
 
 
+_TAPS = 4
+
+
 def _conv_type(
     input: TensorType, weight: TensorType, initial_state: TensorType
 ) -> tuple[TensorType, TensorType]:
     require_real(input=input, weight=weight, initial_state=initial_state)
-    _require_rank(3, "[batch,channels,time]", input=input, initial_state=initial_state)
-    batch, channels, _ = input.shape
-    taps = initial_state.shape[-1]
-    _require_shape("initial_state", initial_state, (batch, channels, taps), "as 'input' has it")
-    if (
-        not weight.shape
-        or differ(weight.shape[-1], taps)
-        or differ(volume(weight.shape), channels * taps)
-    ):
+    channels = volume(input.shape)
+    if not weight.shape or differ(weight.shape[-1], _TAPS):
         raise InvalidShape(
-            f"'weight' {show(weight.shape)} must have as many taps for each of {channels} channels "
-            f"as 'initial_state' {show(initial_state.shape)} has items"
+            f"the last axis of 'weight' must have {_TAPS} taps, its shape is {show(weight.shape)}"
         )
+    for name, type in (("weight", weight), ("initial_state", initial_state)):
+        if differ(volume(type.shape), channels * _TAPS):
+            raise InvalidShape(
+                f"'{name}' {show(type.shape)} must have {_TAPS} items for each of the {channels} "
+                f"items of 'input' {show(input.shape)}"
+            )
     return input, initial_state
 
 
@@ -199,20 +200,19 @@ def _conv_type(
 def causal_conv1d_update(input: Any, weight: Any, initial_state: Any) -> tuple[Array, Array]:
     """silu of the convolution of each channel with its own filter, and the last inputs.
 
-    Input [batch,channels,time], weight [channels,taps]; an output sees its own input and those
-    before. The state [batch,channels,taps] is the last inputs, as many as there are taps: the first
-    one of them is not seen any more. Computed in float32 at least; the dtypes are those of input
-    and state. The operation of the linear attention of Qwen3.5.
+    One step in time. Each item of the input is a channel, whatever shape it has. Weight and state
+    have four items for each channel, in the order of the channels: the taps, the last of which is
+    for the input itself, and the last four inputs, the first of which is not seen any more.
+    Computed in float32 at least; shapes and dtypes of the results are those of input and state.
+    tract has the operation in float16 alone. It is of the linear attention of Qwen3.5.
     """
     x, state = jnp.asarray(input), jnp.asarray(initial_state)
     dtype = wide_dtype(x, weight, state)
-    channels, time, taps = x.shape[1], x.shape[2], state.shape[2]
-    past = jnp.concatenate([state.astype(dtype), x.astype(dtype)], axis=-1)
-    filters = jnp.asarray(weight, dtype).reshape(1, channels, taps)
-    total = jnp.zeros(x.shape, dtype)
-    for tap in range(taps):
-        total += filters[:, :, tap, None] * past[:, :, tap + 1 : tap + 1 + time]
-    return jax.nn.silu(total).astype(x.dtype), past[:, :, time:].astype(state.dtype)
+    past = state.astype(dtype).reshape(-1, _TAPS)[:, 1:]
+    seen = jnp.concatenate([past, x.astype(dtype).reshape(-1, 1)], axis=1)
+    total = jnp.sum(seen * jnp.asarray(weight, dtype).reshape(-1, _TAPS), axis=1)
+    output = jax.nn.silu(total).reshape(x.shape).astype(x.dtype)
+    return output, seen.reshape(state.shape).astype(state.dtype)
 
 
 def _delta_type(

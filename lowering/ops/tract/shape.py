@@ -14,9 +14,10 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, show
+from lowering.extents import UNKNOWN, Shape, is_symbolic, show
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import broadcast_shapes
+from lowering.kernels.windows import Padding
 from lowering.ops.registries import nnef, tract
 from lowering.ops.tract.elementwise import cast
 from lowering.ops.tract.tensors import range_ as known_range
@@ -196,23 +197,46 @@ def _border(border: str) -> str:
     return "replicate" if border == "replicated" else border
 
 
-def _pad_type(
-    input: TensorType, padding: tuple[tuple[int, int], ...], border: str, value: float
-) -> TensorType:
-    real = TensorType(input.shape, "float32")  # NNEF pads these only
-    inferred = nnef["pad"].infer(real, padding, _border(border), value)
+def _pad_type(input: TensorType, padding: Padding, border: str, value: float) -> TensorType:
+    require_length("padding", padding, len(input.shape), "axes of 'input'")
+    cut, added = _cut(padding), _added(padding)
+    kept = tuple(extent - p - q for (p, q), extent in zip(cut, input.shape, strict=True))
+    if any(extent < 0 for extent in kept):
+        raise InvalidShape(
+            f"'padding' {list(padding)} cuts off more items than 'input' {show(input.shape)} has"
+        )
+    pairs = zip(added, kept, strict=True)
+    if border != "constant" and any(extent == 0 and max(pair) > 0 for pair, extent in pairs):
+        raise InvalidShape(f"there is nothing in {show(kept)} to pad with border '{border}'")
+    real = TensorType(kept, "float32")  # NNEF pads these only
+    inferred = nnef["pad"].infer(real, added, _border(border), value)
     assert isinstance(inferred, TensorType)
     return TensorType(inferred.shape, input.dtype)
 
 
+def _is_cut(items: int) -> bool:
+    return not is_symbolic(items) and items < 0
+
+
+def _cut(padding: Padding) -> Padding:
+    return tuple((-p if _is_cut(p) else 0, -q if _is_cut(q) else 0) for p, q in padding)
+
+
+def _added(padding: Padding) -> Padding:
+    return tuple((0 if _is_cut(p) else p, 0 if _is_cut(q) else q) for p, q in padding)
+
+
 @tract.rule("pad", _pad_type)
-def pad(input: Any, padding: tuple[tuple[int, int], ...], border: str, value: float) -> Array:
+def pad(input: Any, padding: Padding, border: str, value: float) -> Array:
     """The input with items before and after it along each axis.
 
     The borders are 'constant' (the value, cast to the type of the input), 'reflect' and
-    'replicated', which NNEF calls 'replicate'.
+    'replicated', which NNEF calls 'replicate'. A negative number cuts off items, before others are
+    added, as in ONNX.
     """
     x = jnp.asarray(input)
+    x = x[tuple(slice(p, -q or None) for p, q in _cut(padding))]
+    padding = _added(padding)
     if border == "constant":
         fill = cast(np.float32(value), x.dtype.name)
         return lax.pad(x, fill, [(before, after, 0) for before, after in padding])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import reprlib
 from typing import Any
@@ -14,6 +13,8 @@ from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
 from nnef_jax.formats.tract.declarations import is_element_wise
 from nnef_jax.formats.tract.host import host, integers
+from nnef_jax.limits import Meter
+from nnef_jax.similar import did_you_mean, listed
 from nnef_jax.text import syntax as s
 from nnef_jax.text.invocation import InvalidInvocation
 from nnef_jax.text.types import INTEGER, LOGICAL, SCALAR, ArrayOf, Primitive, TupleOf, Type
@@ -21,7 +22,9 @@ from nnef_jax.text.types import INTEGER, LOGICAL, SCALAR, ArrayOf, Primitive, Tu
 _LARGEST = (1 << 63) - 1
 
 
-def bind(fragment: s.Fragment, invocation: s.Invocation, *, own: bool) -> dict[str, s.Expression]:
+def bind(
+    fragment: s.Fragment, invocation: s.Invocation, meter: Meter, *, own: bool
+) -> dict[str, s.Expression]:
     """The expressions given to the parameters by name.
 
     Arguments go by position or name in any mixture. Element-wise operations of the registries
@@ -30,6 +33,7 @@ def bind(fragment: s.Fragment, invocation: s.Invocation, *, own: bool) -> dict[s
     Raises InvalidInvocation.
     """
     names = [p.name for p in fragment.parameters]
+    known = set(names)
     given: dict[str, s.Argument] = {}
     for position, argument in enumerate(invocation.arguments):
         name = argument.name
@@ -41,16 +45,14 @@ def bind(fragment: s.Fragment, invocation: s.Invocation, *, own: bool) -> dict[s
                     argument,
                 )
             name = names[position]
-        elif name not in names:
+        elif name not in known:
             if not own and is_element_wise(fragment):
                 continue
-            similar = difflib.get_close_matches(name, names, n=1)
             raise InvalidInvocation(
                 f"'{fragment.name}' has no parameter '{name}'",
                 argument,
-                hint=f"did you mean '{similar[0]}'?"
-                if similar
-                else f"its parameters are {', '.join(names)}",
+                hint=did_you_mean(name, names, meter=meter, most=1)
+                or f"its parameters are {listed(names)}",
             )
         if name in given:
             raise InvalidInvocation(f"argument '{name}' is given twice", argument)
@@ -77,10 +79,7 @@ def attribute(value: Any, type: Type) -> Any:
         case Primitive("integer"):
             if value.__class__ is int and abs(value) <= _LARGEST:  # as nearly always
                 return value
-            integer = _one(integers(_number(value)), value)
-            if not is_symbolic(integer) and abs(integer) > _LARGEST:
-                raise InvalidOperation(f"an integer of 64 bits is due, this is {integer}")
-            return integer
+            return _signed(_one(integers(_number(value)), value))
         case Primitive("scalar"):
             number = _one(_number(value).ravel().tolist(), value)
             if is_symbolic(number):
@@ -102,6 +101,29 @@ def attribute(value: Any, type: Type) -> Any:
             return tuple(attribute(part, item) for part, item in zip(found, parts, strict=True))
         case _:
             raise InvalidOperation(f"a value of type {type} is due, this is {_shown(value)}")
+
+
+def known_integer(value: Any, name: str) -> int:
+    """The value of an integer attribute that decides of the structure of the graph.
+
+    Raises InvalidOperation where it is none, or where it depends on an open extent.
+    """
+    integer = attribute(value, INTEGER)
+    if integer is UNKNOWN or is_symbolic(integer):
+        raise InvalidOperation(
+            f"'{name}' must be known, it depends on an open extent or is no number",
+            hint="give the shapes of the inputs by load(..., input_shapes=...)",
+        )
+    return integer
+
+
+def _signed(integer: Any) -> Any:
+    """An integer of 64 bits. tract writes -1 as 2**64 - 1 where it has an unsigned one."""
+    if is_symbolic(integer) or integer is UNKNOWN or abs(integer) <= _LARGEST:
+        return integer
+    if _LARGEST < integer < 1 << 64:
+        return integer - (1 << 64)
+    raise InvalidOperation(f"an integer of 64 bits is due, this is {integer}")
 
 
 def _number(value: Any) -> np.ndarray[Any, Any]:

@@ -13,7 +13,7 @@ from nnef_jax.errors import ArchiveError, LimitError
 from nnef_jax.formats.tract.json_documents import Json, read_json, value_at
 from nnef_jax.formats.tract.safetensors_file import SUFFIX, SafetensorsFile
 from nnef_jax.formats.tract.tensors import StoredTensor, read_tensor_file
-from nnef_jax.limits import Limits
+from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive, open_archive
 from nnef_jax.storage.labels import member_of
 from nnef_jax.variables import convert, without_member
@@ -31,9 +31,9 @@ class Resources:
     any other suffix; slashes that it starts with are dropped, as tract does.
     """
 
-    def __init__(self, archive: Archive, limits: Limits, *, depth: int = 0) -> None:
+    def __init__(self, archive: Archive, meter: Meter, *, depth: int = 0) -> None:
         self._archive = archive
-        self._limits = limits
+        self._meter = meter
         self._depth = depth
         self._tensors: dict[str, StoredTensor] = {}
         self._documents: dict[str, Any] = {}
@@ -60,33 +60,35 @@ class Resources:
         return self._tensors[label]
 
     def _read(self, label: str) -> StoredTensor:
+        self._meter.spend(len(label), "the label of a variable")
         member = _member(label, ".dat")
         if self._archive.exists(member):
-            return read_tensor_file(self._archive.open_tensor(member), member, self._limits)
-        for file in self._safetensors:
-            for name in (label, label.lstrip("/")):
-                stored = file.get(name)
-                if stored is not None:
-                    return stored
+            return read_tensor_file(self._archive.open_tensor(member), member, self._meter)
+        for name in (label, label.lstrip("/")):
+            if name in self._safetensors:
+                return self._safetensors[name].get(name)
         raise without_member(self._archive, member, label)
 
     @cached_property
-    def _safetensors(self) -> list[SafetensorsFile]:
-        return [
-            SafetensorsFile(self._archive.open_tensor(name), name, self._limits)
+    def _safetensors(self) -> dict[str, SafetensorsFile]:
+        """The members in the safetensors format, the first of them that has it for each label."""
+        files = [
+            SafetensorsFile(self._archive.open_tensor(name), name, self._meter)
             for name in self._archive.names()
             if name.endswith(SUFFIX)
         ]
+        return {label: file for file in reversed(files) for label in file.labels}
 
     def json(self, label: str, key: str) -> Json:
         """The value at a key path of LABEL.json, as `value_at` finds it.
 
         Raises ArchiveError where there is no such member, and what reading it raises.
         """
+        self._meter.spend(len(label) + len(key), "the label of a resource")
         member = _member(label, ".json")
         if member not in self._documents:
-            self._documents[member] = read_json(self._archive.read_text(member), self._limits)
-        return value_at(self._documents[member], key, member)
+            self._documents[member] = read_json(self._archive.read_text(member), self._meter)
+        return value_at(self._documents[member], key, member, self._meter)
 
     def submodel(self, label: str) -> Resources:
         """The network in LABEL.nnef.tgz, LABEL.nnef.tar or the folder LABEL.
@@ -94,12 +96,13 @@ class Resources:
         Raises ArchiveError where there is none, LimitError where networks are nested too deeply.
         """
         if label not in self._networks:
+            self._meter.spend(len(label), "the label of a network")
             if self._depth == _MAX_DEPTH:
                 raise LimitError(
                     f"{self._archive.name}: networks are nested more than {_MAX_DEPTH} deep"
                 )
             archive = self._open(label)
-            self._networks[label] = Resources(archive, self._limits, depth=self._depth + 1)
+            self._networks[label] = Resources(archive, self._meter, depth=self._depth + 1)
         return self._networks[label]
 
     def _open(self, label: str) -> Archive:
@@ -108,7 +111,7 @@ class Resources:
         for name in names:
             if outer.exists(name):
                 data, shown = outer.open_tensor(name), outer.location(name)
-                return open_archive(data, self._limits, name=shown)
+                return open_archive(data, self._meter, name=shown)
         folder = _member(label, "")
         if outer.exists(f"{folder}/{_GRAPH}"):
             return outer.below(folder)
@@ -116,12 +119,13 @@ class Resources:
         raise ArchiveError(f"{outer.name} has no network '{label}': no {', no '.join(names)}")
 
 
-def as_dtype(array: NDArray[Any], dtype: str, member: str) -> NDArray[Any]:
+def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDArray[Any]:
     """Stored data in the dtype that the network computes in.
 
     Raises DataError where integers do not fit it, and where it is of another kind than the data.
     """
-    return convert(array, jnp.dtype(dtype), member, _LARGE if array.dtype.itemsize == 8 else "")
+    hint = _LARGE if array.dtype.itemsize == 8 else ""
+    return convert(array, jnp.dtype(dtype), member, meter, hint)
 
 
 def _member(label: str, suffix: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import jax.numpy as jnp
 import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
@@ -21,10 +22,10 @@ from nnef_jax.formats.tract.unify import (
     Defaults,
     common_dtype,
     converted,
-    is_real,
     own_dtype,
     typed,
 )
+from nnef_jax.limits import LETTERS_PER_STEP, RESULT
 from nnef_jax.text import syntax as s
 from nnef_jax.text.emission import Emitter, Frame
 from nnef_jax.text.options import Options
@@ -49,6 +50,11 @@ _KEEPS_SCALE = frozenset(
 )  # fmt: skip
 _LARGEST_ATTRIBUTE = 4096  # items of a parameter that may stand for an attribute
 _LARGEST_SHAPE = 16
+_APPLICATION = 40  # steps, beside one for each item of a known value
+_STORED_PER_STEP = 8  # items of a parameter made host values
+
+
+_WEIGHTY = frozenset({list, tuple, str, np.ndarray})
 
 
 class Results(tuple[Any, ...]):
@@ -64,7 +70,7 @@ class TractEmitter(Emitter):
     def __init__(self, options: Options) -> None:
         integer = datum.compute_dtype("int64", options.real)
         builder = GraphBuilder(options.registry, real=options.real, integer=integer)
-        super().__init__(builder, options.limits)
+        super().__init__(builder, options.meter)
         self.constants: dict[Value, NDArray[Any]] = {}  # parameters, as they are stored
         # The steps of tensors that graph.quant names, an array where each channel has its own.
         self.scales: dict[Value, NDArray[Any]] = {}
@@ -100,6 +106,7 @@ class TractEmitter(Emitter):
         """The result of a declared operation: on the host if all is known, else in the graph."""
 
         def compute() -> Any:
+            self.spend(_APPLICATION, node, frame)
             fragment = declarations.declarations()[kind]
             items = declarations.operands(kind)
             operands: dict[str, Any] = {}
@@ -114,13 +121,14 @@ class TractEmitter(Emitter):
                 known = self._known_operands(operands)
                 if all(map(_is_known, known.values())):
                     result = fold(kind, known, attributes)
+                    self.spend(weight(result), node, frame)
                     return Results(result) if isinstance(result, list) else result
             except NotFolded:
                 pass
             if kind in _BIASED:
                 operands["bias"] = self._bias(operands, node, frame)
             unified = self._unified(fragment.name, items, operands, node, frame)
-            self.spend(_result_count(kind, unified, attributes), node, frame)
+            self.spend(_result_steps(kind, unified, attributes), node, frame)
             results = self.emit(kind, unified, attributes, node, frame, names)
             read = next(iter(operands.values()), None)
             if kind in _KEEPS_SCALE and isinstance(read, Value) and read in self.scales:
@@ -174,7 +182,10 @@ class TractEmitter(Emitter):
             return type(value)(self.known(item) for item in value)  # pyright: ignore[reportUnknownArgumentType]
         if isinstance(value, Value) and value in self.constants:
             stored = self.constants[value]
-            return host(stored) if stored.size <= _LARGEST_ATTRIBUTE else value
+            if stored.size > _LARGEST_ATTRIBUTE:
+                return value
+            self.meter.spend(stored.size // _STORED_PER_STEP)
+            return host(stored)
         return value
 
     def _known_operands(self, operands: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -268,6 +279,17 @@ class TractEmitter(Emitter):
             message = f"{value.item()} does not fit {dtype}"
             raise InvalidOperation(message, hint=x64 if dtype == "int32" else "") from None
 
+    def _literals(self, known: Host, dtype: str) -> tuple[Any, ...]:
+        """The items of a known value as literals of a dtype."""
+        wanted = jnp.dtype(dtype)
+        if known.size and jnp.issubdtype(wanted, jnp.integer):
+            for extreme in (known.min(), known.max()):  # all are of the dtype where these are
+                self.literal(host(extreme), dtype)
+        elif wanted != np.bool_:
+            known = known.astype(np.float64)
+        with np.errstate(all="ignore"):  # what a small real type does not have becomes infinite
+            return tuple(known.astype(wanted).ravel().tolist())
+
     def cast(
         self, x: Value, dtype: str, node: s.Node, frame: Frame, names: Sequence[str] = ()
     ) -> Value:
@@ -296,11 +318,8 @@ class TractEmitter(Emitter):
             dtype = dtype or own_dtype(known, None, defaults)
             items = tuple(known.ravel().tolist())
             self._require_known(items)
-            if known.dtype.kind == "f" and is_real(dtype):
-                with np.errstate(all="ignore"):
-                    items = tuple(known.astype(np.dtype(dtype)).ravel().tolist())
-            elif is_plain(items):
-                items = tuple(self.literal(host(x), dtype).item() for x in items)
+            if is_plain(items):
+                items = self._literals(known, dtype)
         except InvalidOperation as error:
             raise self.invalid(error, "constant", {}, node, frame) from None
         attributes = {"shape": known.shape, "value": items, "dtype": dtype}
@@ -309,15 +328,29 @@ class TractEmitter(Emitter):
         return result
 
 
-def _result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
-    """How many tensors an operation makes, where that is not bounded by the length of the text."""
+def _result_steps(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
+    """The steps for the results of an operation that may have many."""
     try:
-        return max(0, result_count(kind, operands, attributes))
+        return RESULT * result_count(kind, operands, attributes)
     except ExtentNeeded:
         raise InvalidOperation(
             "how many results it has depends on an open extent",
             hint="give the shapes of the inputs by load(..., input_shapes=...)",
         ) from None
+
+
+def weight(value: Any) -> int:
+    """How many items a value has, lists in lists and host values counted by theirs.
+
+    Letters count less.
+    """
+    if isinstance(value, np.ndarray):
+        return value.size
+    if isinstance(value, str):
+        return len(value) // LETTERS_PER_STEP
+    if not isinstance(value, list | tuple):
+        return 0
+    return len(value) + sum([weight(x) for x in value if type(x) in _WEIGHTY])  # pyright: ignore
 
 
 def _is_known(operand: Any) -> bool:

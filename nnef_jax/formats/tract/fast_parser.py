@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import re
 
-from nnef_jax.limits import Limits
+from nnef_jax.formats.tract.recognition import STRING
 from nnef_jax.text import syntax as s
 from nnef_jax.text.fast_parser import FlatReader, NotFlat
 
-_STRINGS = r""""(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'"""
 # The graph's header among comments and strings, in which that means nothing.
 _GRAPH = re.compile(
-    rf"\#[^\n\f]*+|{_STRINGS}|\b(graph\s+\w+\s*\([^()\#]*+\)\s*->\s*\([^()\#]*+\)\s*\{{)"
+    rf"\#[^\n\f]*+|{STRING}|\b(graph\s+\w+\s*\([^()\#]*+\)\s*->\s*\([^()\#]*+\)\s*\{{)"
 )
-_STATEMENT = re.compile(rf"""(?:[^;"'\#{{}}]++|\#[^\n\f]*+|{_STRINGS})*+;""")
+_STATEMENT = re.compile(rf"""(?:[^;"'\#{{}}]++|\#[^\n\f]*+|{STRING})*+;""")
 
 
-def flat_statements(text: str, limits: Limits) -> tuple[str, list[s.Assignment]]:
+def flat_statements(text: str, nesting: int) -> tuple[str, list[s.Assignment]]:
     """The text with blanks in place of the flat statements of its graph, and these.
 
     The text itself and none where it is not clear where the graph's body begins or ends.
@@ -28,7 +27,7 @@ def flat_statements(text: str, limits: Limits) -> tuple[str, list[s.Assignment]]
     start = next((found.end() for found in _GRAPH.finditer(text) if found[1]), None)
     if start is None:
         return text, []
-    reader = FlatReader(text, start, limits.nesting)
+    reader = FlatReader(text, start, nesting)
     read: list[s.Assignment] = []
     left = [text[:start]]
     while not reader.ends():

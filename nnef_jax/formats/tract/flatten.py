@@ -19,19 +19,19 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Call, Graph, Value
 from lowering.location import Source
-from nnef_jax.errors import LimitError, NnefError, raise_all
+from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.formats.tract import codes, declarations, special, symbols
 from nnef_jax.formats.tract.arguments import attribute, bind
 from nnef_jax.formats.tract.data import Resources
 from nnef_jax.formats.tract.document import Document
-from nnef_jax.formats.tract.emission import Results, TractEmitter
+from nnef_jax.formats.tract.emission import Results, TractEmitter, weight
 from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization, step_of
 from nnef_jax.formats.tract.symbolic import symbolic_shape
 from nnef_jax.formats.tract.unsupported import refuse_readers_of_padding, refuse_unsupported
+from nnef_jax.limits import BINDING, CALL, ERROR, within_memory
 from nnef_jax.quantizer import Quantizer
 from nnef_jax.text import syntax as s
-from nnef_jax.text.emission import Frame as EmitterFrame
 from nnef_jax.text.invocation import InvalidInvocation
 from nnef_jax.text.library import OPERATORS
 from nnef_jax.text.options import Options
@@ -39,6 +39,11 @@ from nnef_jax.text.options import Options
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 _LONGEST_PREFIX = 200
 _CLOSE = "give the shapes of the inputs by load(..., input_shapes=...)"
+# Steps beside those of an expression, by what there is to do.
+_ASSIGNMENT = 3
+_INVOCATION = 10
+_SPECIAL = 30  # an operation that is not computed
+_NETWORK = 60  # within another one
 _DEEPEST = 100  # fragment calls: none calls itself, so that real ones are few
 
 
@@ -89,15 +94,17 @@ class Flattener(TractEmitter):
         self.document = unit.document
         self.options = options
         self.extents = extents  # of symbols
+        self.inputs = {parameter.name for parameter in unit.document.graph.parameters}
         self.data = data
         self.decoded: set[str] = set()  # variables that are stored quantised, by their names
         self.entries: dict[Value, Quantizer] = {}  # of tensors that have codes
         self.shapes: dict[Value, Sequence[Any]] = {}  # of inputs, with symbolic extents
         self.given: Mapping[str, Value] | None = None  # the inputs of a network within another
-        self.captured: list[tuple[Value, Value]] = []  # variables in the body of a scan
+        self.captured: dict[Value, Value] = {}  # variables around a scan, as its body has them
         self.outer: Flattener | None = None  # what the body of a scan is in
         self.root: Flattener = self  # of networks in networks and of the bodies of scans
-        self.states: set[str] = set()  # labels of what a stream keeps, at the root
+        # Labels of what a stream keeps, at the root, each with how many were made of it.
+        self.states: dict[str, int] = {}
         self.documents: dict[Resources, Document] = {}  # of networks in networks, at the root
         self.errors: list[NnefError] = []
 
@@ -105,10 +112,8 @@ class Flattener(TractEmitter):
 
     def flatten(self) -> Graph:
         """The flat graph. Raises NnefError, several at once where they are independent."""
-        try:
+        with within_memory("the flat graph"):
             return self._flatten()
-        except (RecursionError, MemoryError) as error:
-            raise LimitError(f"flattening takes more than there is: {error!r}") from None
 
     def _flatten(self) -> Graph:
         graph = self.document.graph
@@ -127,7 +132,7 @@ class Flattener(TractEmitter):
 
     def outputs(self, frame: Frame) -> list[Value]:
         """The outputs of the document's graph, once its body is evaluated in a frame."""
-        refuse_unsupported(self.document, self.options.registry)
+        refuse_unsupported(self.document, self.options.registry, self.meter)
         self._check_inputs()
         for assignment in self.document.graph.body:
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
@@ -136,10 +141,12 @@ class Flattener(TractEmitter):
                 self._assign(assignment, names, frame)
             except Poisoned:
                 frame.values |= dict.fromkeys(targets, Poisoned)
-            except LimitError:
+            except LimitError as error:
+                error.span = error.span or s.span_in(frame.source, assignment.value)
                 raise
             except NnefError as error:
-                self.errors += error.errors
+                self.meter.steps += ERROR
+                self.errors += kept(error)
                 frame.values |= dict.fromkeys(targets, Poisoned)
         outputs = [self._output(result, frame) for result in self.document.graph.results]
         raise_all(self.errors)
@@ -151,10 +158,11 @@ class Flattener(TractEmitter):
         """The outputs of another network of the archive for these inputs."""
         if self.outer is not None:
             raise InvalidOperation("the body of a scan cannot have another network in it")
+        self.meter.spend(_NETWORK)
         resources = self.unit.resources.submodel(label)
         documents = self.root.documents
         if resources not in documents:
-            documents[resources] = parse(resources.graph, self.limits)
+            documents[resources] = parse(resources.graph, self.meter)
         document = documents[resources]
         parameters = [parameter.name for parameter in document.graph.parameters]
         if len(parameters) != len(operands):
@@ -162,10 +170,12 @@ class Flattener(TractEmitter):
                 f"network '{label}' takes {len(parameters)} inputs, it is given {len(operands)}"
             )
         given = dict(zip(parameters, operands, strict=True))
-        extents = symbols.solve(document, {name: self.shape_of(v) for name, v in given.items()})
+        extents = symbols.solve(
+            document, {name: self.shape_of(v) for name, v in given.items()}, self.meter
+        )
         quantization, quantizers = resources.quantization, dict[str, Quantizer]()
         if quantization is not None:
-            quantizers = read_quantization(quantization, document.names)
+            quantizers = read_quantization(quantization, document.names, self.meter)
         unit = replace(
             self.unit,
             document=document,
@@ -226,6 +236,7 @@ class Flattener(TractEmitter):
         return Value(result.name, cast(Any, None))
 
     def _assign(self, assignment: s.Assignment, names: Sequence[str], frame: Frame) -> None:
+        self.meter.steps += _ASSIGNMENT
         value = self.evaluate(assignment.value, frame, names)
         for name, item in self._unpack(assignment.target, value, frame):
             if frame.fragment is None:
@@ -271,9 +282,8 @@ class Flattener(TractEmitter):
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         """The value of an expression; `names` are wanted for the tensors that it makes."""
-        root = self.root
-        root.steps += 1
-        if root.steps > self.limits.steps:
+        self.meter.steps += 1
+        if self.meter.steps > self.limits.steps:
             self.spend(0, node, frame)
         match node:
             case s.Literal(value=value):
@@ -315,8 +325,10 @@ class Flattener(TractEmitter):
         raise self.error(f"'{name}' is not defined here", node, frame)
 
     def _item(self, values: Any, position: Any, node: s.Node, frame: Frame) -> Any:
-        values = self.known(values)
-        if not isinstance(values, list | tuple | np.ndarray):
+        if isinstance(values, Value):  # of a list, which may be long, one item matters
+            values = self.known(values)
+        is_host = isinstance(values, np.ndarray)
+        if not (isinstance(values, list | tuple) or (is_host and values.ndim)):
             raise self.error("only arrays and known values have items", node, frame)
         try:
             index = attribute(self.known(position), special.INTEGER)
@@ -327,7 +339,7 @@ class Flattener(TractEmitter):
         if not -len(values) <= index < len(values):
             raise self.error(f"there is no item {index} among {len(values)}", node, frame)
         found: Any = values[index]
-        return np.asarray(found, values.dtype) if isinstance(values, np.ndarray) else found
+        return np.asarray(found, values.dtype) if is_host else self.known(found)
 
     # Invocations
 
@@ -341,20 +353,27 @@ class Flattener(TractEmitter):
         if own is not None:
             self.refuse_recursion(own, node, frame)
         try:
-            given = bind(fragment, node, own=own is not None)
+            if own is not None:
+                self.spend(BINDING * len(own.parameters), node, frame)
+            given = bind(fragment, node, self.meter, own=own is not None)
         except InvalidInvocation as error:
             raise self.error(error.message, error.node, frame, error.hint) from None
         arguments: dict[str, Any] = {}
+        inner: Frame | None = None
         for parameter in fragment.parameters:
             if parameter.name in given:
                 arguments[parameter.name] = self.evaluate(given[parameter.name], frame)
             elif parameter.default is not None:
-                inner = Frame(fragment, fragment.source, {}, "", self._calls(fragment, node, frame))
+                if inner is None:
+                    calls = self._calls(fragment, node, frame)
+                    inner = Frame(fragment, fragment.source, {}, "", calls)
                 arguments[parameter.name] = self.evaluate(parameter.default, inner)
+        self.spend(_INVOCATION + 2 * weight(list(arguments.values())), node, frame)
         if own is not None:
             return self._call(own, arguments, node, frame, names)
         form = special.FORMS.get(fragment.name)
         if form is not None:
+            self.meter.steps += _SPECIAL
             return self.located(lambda: form(self, arguments, node, frame, names), node, frame)
         if fragment.body is not None and fragment.name not in self.options.registry:
             return self._call(fragment, arguments, node, frame, names)
@@ -370,6 +389,7 @@ class Flattener(TractEmitter):
         names: Sequence[str],
     ) -> Any:
         """Evaluate the body of a fragment, of the document or of the standard."""
+        self.spend(2 * CALL, node, frame)
         inner = self.enter(fragment, arguments, node, frame, names)
         results = [self.lookup(s.Identifier(r.offset, r.name), inner) for r in fragment.results]
         return results[0] if len(results) == 1 else Results(results)
@@ -401,7 +421,7 @@ class Flattener(TractEmitter):
         own = dict(zip((r.name for r in fragment.results), names, strict=False))
         for assignment in fragment.body or ():
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
-            wanted = [own.get(t) or self.builder.unreserved(prefix + t) for t in targets]
+            wanted = [own.get(t) or self.local(prefix + t) for t in targets]
             self._assign(assignment, wanted, inner)
         return inner
 
@@ -413,23 +433,14 @@ class Flattener(TractEmitter):
         child.outer, child.root, child.is_open = self, self.root, self.is_open
         return child
 
-    def spend(self, steps: int, node: s.Node, frame: EmitterFrame) -> None:
-        """Count steps of evaluation, together with those of all that this is a part of."""
-        if self.root is self:
-            super().spend(steps, node, frame)
-        else:
-            self.root.spend(steps, node, frame)
-
     def capture(self, outer: Value) -> Value:
         """A variable of the graph around a scan, as the scan's body has it."""
-        for inner, known in self.captured:
-            if known is outer:
-                return inner
-        assert self.outer is not None
-        inner = self.builder.input(self.builder.unreserved(outer.name), outer.type)
-        self.captured.append((inner, outer))
-        self.constants[inner] = self.outer.constants[outer]
-        return inner
+        if outer not in self.captured:
+            assert self.outer is not None
+            inner = self.builder.input(self.builder.unreserved(outer.name), outer.type)
+            self.captured[outer] = inner
+            self.constants[inner] = self.outer.constants[outer]
+        return self.captured[outer]
 
     def several(self, results: Sequence[Any]) -> Results:
         """Results that a statement gives names one by one."""

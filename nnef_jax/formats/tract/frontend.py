@@ -39,7 +39,7 @@ class TractFrontend:
         progress: Progress | None = None,
     ) -> None:
         with uncollected():
-            self.document = parse(source, options.limits)
+            self.document = parse(source, options.meter)
         self.data: dict[str, NDArray[Any]] = {}
         self.quantization = resources.quantization
         stored = self.quantizers(self.quantization, options) if self.quantization else {}
@@ -58,7 +58,8 @@ class TractFrontend:
 
     def flatten(self, options: Options) -> Graph:
         """The flat graph for the shapes in `options.input_shapes`, else the document's."""
-        values = symbols.solve(self.document, {**options.input_shapes, **options.symbolic_shapes})
+        shapes = {**options.input_shapes, **options.symbolic_shapes}
+        values = symbols.solve(self.document, shapes, options.meter)
         with uncollected():
             return Flattener(self._unit, options, values, self.data).flatten()
 
@@ -71,7 +72,7 @@ class TractFrontend:
 
     def quantizers(self, source: Source, options: Options) -> dict[str, Quantizer]:
         """The entries of a graph.quant."""
-        return read_quantization(source, self.document.names)
+        return read_quantization(source, self.document.names, options.meter)
 
 
 def _variables(document: Document) -> int:

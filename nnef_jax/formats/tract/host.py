@@ -335,11 +335,9 @@ def _reduce(function: Callable[..., int]) -> Callable[..., Host]:
             raise NotFolded
         result = input
         for axis in axes:
-            moved = np.moveaxis(result, axis, 0)
-            total = moved[0]
-            for item in moved[1:]:
-                total = _objects(_absorbing(function), np.asarray(total), np.asarray(item))
-            result = np.expand_dims(np.asarray(total, object), axis)
+            if not result.ndim:  # numpy would reduce a number along axis 0
+                raise NotFolded
+            result = np.frompyfunc(_absorbing(function), 2, 1).reduce(result, axis, keepdims=True)
         return result
 
     return reduce

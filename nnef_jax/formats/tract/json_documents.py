@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any
 
 from lowering.location import Source, Span
 from nnef_jax.errors import DataError, LimitError
-from nnef_jax.limits import Limits
+from nnef_jax.limits import Meter, raising
+from nnef_jax.similar import did_you_mean
 
 Json = bool | int | float | str | list[Any]
 
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([0-9]+)\]")
 _INDEX = re.compile("[0-9]{1,18}")
-_COMPARED_NAMES = 1000
+_BEYOND = 1 << 64
 
 
-def read_json(source: Source, limits: Limits) -> Any:
+def read_json(source: Source, meter: Meter) -> Any:
     """A JSON document; DataError where it is none, LimitError where it is nested too deeply."""
-    deep = LimitError(f"{source.name}: nested more than {limits.nesting} deep")
+    deepest = meter.limits.nesting
+    deep = LimitError(f"{source.name}: nested more than {deepest} deep", hint=raising("nesting"))
     try:
         document = json.loads(source.text)
     except json.JSONDecodeError as error:
@@ -32,14 +32,14 @@ def read_json(source: Source, limits: Limits) -> Any:
     except RecursionError:
         raise deep from None
     level = [document]
-    for _ in range(limits.nesting):
+    for _ in range(deepest):
         level = [part for value in level for part in _parts(value)]
         if not level:
             return document
     raise deep
 
 
-def value_at(document: Any, key: str, name: str) -> Json:
+def value_at(document: Any, key: str, name: str, meter: Meter) -> Json:
     """The value at a key path, '$.layers[0].size' or 'layers.0.size'; `name` is the document's.
 
     Raises DataError where there is nothing, or what is no number, truth value, string or list of
@@ -52,10 +52,11 @@ def value_at(document: Any, key: str, name: str) -> Json:
             raise DataError(
                 f"'{key}' is not a key path", hint="write names and numbers with points between"
             )
-        value = _step(value, step[1] or step[2], key, name)
+        value = _step(value, step[1] or step[2], key, name, meter)
         at = step.end()
     pending = [value]
     while pending:
+        meter.spend(1, name)
         item = pending.pop()
         if item is None or isinstance(item, dict):
             what = "null" if item is None else "an object"
@@ -64,20 +65,20 @@ def value_at(document: Any, key: str, name: str) -> Json:
                 f"{name} has {what}{inside} at '{key}'",
                 hint="a graph can take a number, a truth value, a string or a list of these",
             )
+        if isinstance(item, int) and abs(item) >= _BEYOND:
+            raise DataError(f"{name} has an integer of more than 64 bits at '{key}'")
         pending += _parts(item)
     return value
 
 
-def _step(value: Any, step: str, key: str, name: str) -> Any:
+def _step(value: Any, step: str, key: str, name: str, meter: Meter) -> Any:
     match value:
         case dict() if step in value:
             return value[step]
         case list() if _INDEX.fullmatch(step) and int(step) < len(value):
             return value[int(step)]
         case dict():
-            names = [*islice(value, _COMPARED_NAMES)]
-            similar = difflib.get_close_matches(step, names, n=3, cutoff=0.6)
-            hint = f"did you mean {' or '.join(map(repr, similar))}?" if similar else ""
+            hint = did_you_mean(step, value, meter=meter)
         case list():
             hint = f"the list there has {len(value)} items"
         case _:

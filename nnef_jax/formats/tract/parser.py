@@ -22,29 +22,32 @@ from nnef_jax.errors import LimitError, NnefError, NnefSyntaxError, SemanticErro
 from nnef_jax.formats.tract.document import Assertion, Document
 from nnef_jax.formats.tract.fast_parser import flat_statements
 from nnef_jax.formats.tract.recognition import signs
-from nnef_jax.limits import Limits
+from nnef_jax.limits import TOKEN, Meter, raising, within_memory
 from nnef_jax.text import syntax as s
+from nnef_jax.text.dialects import count_tokens
 from nnef_jax.text.types import ANY
 from nnef_jax.text.unexpected import syntax_error
 
-_LINE = re.compile(r"extension\s+(\w*)\s*(.*?)\s*;", re.DOTALL)
+_LINE = re.compile(r"extension\s++(\w*+)\s*+(.*);", re.DOTALL)
 _RUN_ON = re.compile(
-    r"^[ \t]*extension\s[^;\n]*\n\s*(extension|fragment|graph)\b(?!\s*=)", re.MULTILINE
+    r"^[ \t]*+extension\s[^;\n]*+\n\s*+(extension|fragment|graph)\b(?!\s*=)", re.MULTILINE
 )
 _PROPERTIES = re.compile(
     r"fragment\s.*?\]\s*;\s*\}(?=\s*(?:\#|extension\b|fragment\b|graph\b|\Z))", re.DOTALL
 )
 _KEY = re.compile(r"""\(\s*(?:"([^"\n]*)"|'([^'\n]*)')\s*,\s*(["']?)""")
-_END = {quote: re.compile(rf"{quote}\s*\)\s*[,\]]") for quote in ("", '"', "'")}
+_END = {quote: re.compile(rf"{quote}\s*+\)\s*+[,\]]") for quote in "\"'"}
+_END[""] = re.compile(r"\)\s*+[,\]]")  # white space in front would be scanned again and again
+_BLANKS_PER_STEP = 100
 _TEMPLATE = re.compile(r"\{\{|\{%")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
-def parse(source: Source, limits: Limits) -> Document:
+def parse(source: Source, meter: Meter) -> Document:
     """Read a document.
 
     Raises NnefSyntaxError where the text does not follow the grammar, LimitError where expressions
-    are nested too deeply.
+    are nested too deeply or there are too many tokens.
     """
     text, properties = without_properties(source.text)
     template = _TEMPLATE.search(text)
@@ -61,7 +64,7 @@ def parse(source: Source, limits: Limits) -> Document:
             span=Span(source, run_on.start(1), len(run_on[1])),
             hint="a semicolon may be missing before this",
         )
-    lines, fragments, graph = _read(source, text, limits)
+    lines, fragments, graph = _read(source, text, meter)
     known: dict[str, s.Fragment] = {}
     for fragment in fragments:
         if fragment.name in known:
@@ -80,7 +83,7 @@ def parse(source: Source, limits: Limits) -> Document:
         tuple(f"{line.kind} {line.value}".strip() for line in lines),
         values("tract_registry"),
         values("tract_symbol") + streaming,
-        tuple(_assertion(source, line, limits) for line in assertions),
+        tuple(_assertion(source, line, meter) for line in assertions),
         properties,
         known,
         graph,
@@ -107,7 +110,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         end = _END[key[3]].search(text, key.end())
         if end is None:
             return
-        yield key[1] or key[2] or "", text[key.end() : end.start()]
+        yield key[1] or key[2] or "", text[key.end() : end.start()].rstrip()
         key = _KEY.search(text, end.end())
 
 
@@ -120,21 +123,22 @@ class _Line:
     offset: int
 
 
-def _assertion(source: Source, line: _Line, limits: Limits) -> Assertion:
+def _assertion(source: Source, line: _Line, meter: Meter) -> Assertion:
+    meter.spend(line.offset // _BLANKS_PER_STEP, source.name)
     blank = " " * line.offset + line.value  # so that offsets are those of the document
-    scenario, condition = _run("assertion", source, blank, limits)
+    scenario, condition = _run("assertion", source, blank, meter)
     return Assertion(scenario, condition, line.value, line.offset)
 
 
-def _read(source: Source, text: str, limits: Limits) -> Any:
+def _read(source: Source, text: str, meter: Meter) -> Any:
     """What the grammar makes of a text, but for flat statements that need no grammar."""
-    left, read = flat_statements(text, limits)
+    left, read = flat_statements(text, meter.limits.nesting)
     try:
-        lines, fragments, graph = _run("document", source, left, limits)
+        lines, fragments, graph = _run("document", source, left, meter)
     except NnefError:
         if not read:
             raise
-        return _run("document", source, text, limits)  # its errors are those of the whole text
+        return _run("document", source, text, meter)  # its errors are those of the whole text
     body = sorted((*graph.body, *read), key=lambda assignment: assignment.offset)
     return lines, fragments, replace(graph, body=tuple(body))
 
@@ -155,16 +159,15 @@ def _parser() -> tuple[Lark, _Builder]:
     ), builder
 
 
-def _run(start: str, source: Source, text: str, limits: Limits) -> Any:
-    with _LOCK:  # the builder holds what it is told of one text
+def _run(start: str, source: Source, text: str, meter: Meter) -> Any:
+    meter.spend(TOKEN * count_tokens(text), source.name)
+    with within_memory("the text"), _LOCK:  # the builder holds what it is told of one text
         lark, builder = _parser()
-        builder.begin(source, limits)
+        builder.begin(source, meter.limits.nesting)
         try:
             return lark.parse(text, start=start)
         except UnexpectedInput as error:
             raise syntax_error(lark, source, text, error, provisional=False) from None
-        except RecursionError:
-            raise LimitError("the text is nested too deeply to be read") from None
 
 
 def _present(items: Sequence[Any]) -> tuple[Any, ...]:
@@ -176,12 +179,12 @@ class _Builder(Transformer[Token, Any]):
 
     def __init__(self) -> None:
         super().__init__(visit_tokens=False)
-        self.begin(Source("", ""), Limits())
+        self.begin(Source("", ""), 0)
 
-    def begin(self, source: Source, limits: Limits) -> None:
+    def begin(self, source: Source, nesting: int) -> None:
         """Start on a new text."""
         self._source = source
-        self._nesting = limits.nesting
+        self._nesting = nesting
 
     def _depth(self, items: Sequence[s.Node], offset: int) -> int:
         depth = 1 + max((item.depth for item in items), default=0)
@@ -189,7 +192,7 @@ class _Builder(Transformer[Token, Any]):
             raise LimitError(
                 f"expressions are nested more than {self._nesting} deep",
                 span=Span(self._source, offset),
-                hint="load(..., limits=nnef_jax.Limits(nesting=...)) allows more",
+                hint=raising("nesting"),
             )
         return depth
 
@@ -220,7 +223,7 @@ class _Builder(Transformer[Token, Any]):
         (line,) = items
         found = _LINE.fullmatch(line)
         assert found is not None
-        return _Line(found[1], found[2], (line.start_pos or 0) + found.start(2))
+        return _Line(found[1], found[2].rstrip(), (line.start_pos or 0) + found.start(2))
 
     def fragment(self, items: list[Any]) -> s.Fragment:
         name, body = items[0], items[-1]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_known, show, volume
 from lowering.graph import TensorType, Value
-from nnef_jax.formats.tract.arguments import attribute
+from nnef_jax.formats.tract.arguments import attribute, known_integer
 from nnef_jax.text import syntax as s
 from nnef_jax.text.types import INTEGER, SCALAR, STRING
 
@@ -42,13 +42,16 @@ def state(
             hint="give the shapes of the inputs by load(..., input_shapes=...)",
         )
     span = s.span_in(frame.source, node)
-    label = flattener.unit.labels + name
-    while label in flattener.root.states:
-        label += "_"
-    flattener.root.states.add(label)
+    label = wanted = flattener.unit.labels + name
+    states = flattener.root.states
+    while label in states:
+        states[wanted] += 1
+        label = f"{wanted}_{states[wanted]}"
+    states[label] = 0
     items = volume(type.shape)
     if items > flattener.limits.tensor_items:
         raise flattener.beyond(f"a state of {items} items", "tensor_items", node, frame)
+    flattener.meter.expand(items * np.dtype(type.dtype).itemsize, f"state '{name}'")
     data = np.zeros(type.shape, type.dtype) if initial is None else initial.astype(type.dtype)
     flattener.data.setdefault(label, data)
     return flattener.builder.variable(flattener.builder.unreserved(name), label, type, span)
@@ -64,7 +67,7 @@ def _delay(
     """The stream later by `delay` items, each piece with `overlap` items of the one before."""
     names = names or [f"{frame.prefix}{node.operation}"]
     input = flattener.tensor(arguments["input"], "", node, frame)
-    axis, delay, overlap = (attribute(arguments[n], INTEGER) for n in ("axis", "delay", "overlap"))
+    axis, delay, overlap = (known_integer(arguments[n], n) for n in ("axis", "delay", "overlap"))
     pulse = _extent(input, axis)
     if delay < 0 or overlap < 0:
         raise InvalidOperation(f"'delay' {delay} and 'overlap' {overlap} must not be negative")
@@ -116,7 +119,8 @@ def _pulse_pad(
             f"'border' of a padded stream must be 'constant' here, it is '{border}'"
         )
     begin, end = (_position(arguments[n]) for n in ("begin_input", "end_input"))
-    overlap, value = attribute(arguments["overlap"], INTEGER), attribute(arguments["value"], SCALAR)
+    overlap = known_integer(arguments["overlap"], "overlap")
+    value = attribute(arguments["value"], SCALAR)
     return _between(flattener, arguments, node, frame, names, begin, end, value, overlap)
 
 
@@ -130,12 +134,13 @@ def _cumsum(
     """The sums of all items of the stream so far, without the first `skip` of them."""
     names = names or [f"{frame.prefix}{node.operation}"]
     input = flattener.tensor(arguments["input"], "", node, frame)
-    axis, skip = (attribute(arguments[n], INTEGER) for n in ("axis", "skip"))
+    axis, skip = (known_integer(arguments[n], n) for n in ("axis", "skip"))
     _extent(input, axis)
     axis %= len(input.type.shape)
     if skip:
         wanted = [f"{names[0]}_counted"]
-        input = _between(flattener, arguments, node, frame, wanted, skip, _ENDLESS, 0.0)
+        begin = _position(skip)
+        input = _between(flattener, arguments, node, frame, wanted, begin, _ENDLESS, 0.0)
     shape = (*input.type.shape[:axis], 1, *input.type.shape[axis + 1 :])
     total = state(flattener, TensorType(shape, input.type.dtype), f"{names[0]}_total", node, frame)
 
@@ -165,7 +170,7 @@ def _between(
     """
     names = names or [f"{frame.prefix}{node.operation}"]
     input = flattener.tensor(arguments["input"], "", node, frame)
-    axis = attribute(arguments["axis"], INTEGER)
+    axis = known_integer(arguments["axis"], "axis")
     pulse = _extent(input, axis)
     integer = flattener.builder.integer
     position = state(flattener, TensorType((), integer), f"{names[0]}_position", node, frame)
@@ -193,7 +198,7 @@ def _extent(input: Value, axis: int) -> int:
 
 def _position(value: Any) -> int:
     found = attribute(value, INTEGER)
-    return _ENDLESS if found is UNKNOWN else min(found, _ENDLESS)
+    return _ENDLESS if found is UNKNOWN else max(min(found, _ENDLESS), -_ENDLESS)
 
 
 FORMS = {

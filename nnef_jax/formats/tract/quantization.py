@@ -7,12 +7,12 @@ The algorithms are the standard's, with these differences: `linear_quantize` is 
 `min_max_linear_quantize(..., signed = true, symmetric = false)`; `symmetric` may be given to the
 other one and has no effect, all codes of so many bits count; integers may stand for scalars; commas
 and semicolons may be left out or trail. Of several entries for one name the last counts. A list in
-brackets, which tract does not read, has a number for each channel.
+brackets, which tract does not read, has a number for each channel; bits and signs are the same for
+all of them.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError, raise_all
-from nnef_jax.quantizer import Given, Quantizer
+from nnef_jax.limits import Meter
+from nnef_jax.quantizer import WHOLE, Given, Quantizer
+from nnef_jax.similar import did_you_mean
 from nnef_jax.text import syntax as s
 
 _TOKEN = re.compile(
     r"""(?:\s+|\#[^\n]*)*+(?:
-    (?P<name>i?"(?:[^"\\\n]|\\.)*"|i?'(?:[^'\\\n]|\\.)*')
+    (?P<name>i?"(?:[^"\\\n]++|\\.)*+"|i?'(?:[^'\\\n]++|\\.)*+')
     |(?P<number>[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf\b|nan\b))
     |(?P<word>[A-Za-z_][A-Za-z0-9_]*)
     |(?P<mark>[\[\]:(),;=])
@@ -39,6 +41,7 @@ _TOKEN = re.compile(
 _ENTRY = re.compile(r"""^[ \t]*i?["']""", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(.)")
 _MOST_ERRORS = 20
+_STEPS = 5  # of the meter, to read a token
 _MOST_DIGITS = 18
 _MOST_SHOWN = 40
 
@@ -67,19 +70,19 @@ class _Token:
     span: Span
 
 
-def read_quantization(source: Source, names: Collection[str]) -> dict[str, Quantizer]:
+def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
     """The quantisers of a graph.quant by the names of their tensors, of which there are `names`.
 
     Raises NnefSyntaxError or SemanticError for all that is wrong at once.
     """
     found: dict[str, Quantizer] = {}
     errors: list[NnefError] = []
-    reader = _Reader(source)
+    reader = _Reader(source, meter)
     while not reader.at_end() and len(errors) < _MOST_ERRORS:
         try:
             name, algorithm, given = reader.entry()
             if name.text not in names:
-                raise _unknown(name, names)
+                raise _unknown(name, names, meter)
             found[name.text] = _quantizer(algorithm, given)
         except NnefError as error:
             errors += error.errors
@@ -90,9 +93,10 @@ def read_quantization(source: Source, names: Collection[str]) -> dict[str, Quant
 class _Reader:
     """Reads one entry after the other; after an error it goes on at the next line with a name."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, meter: Meter) -> None:
         self.position = 0
         self._source = source
+        self._meter = meter
 
     def at_end(self) -> bool:
         """Whether there are no more entries."""
@@ -114,7 +118,7 @@ class _Reader:
         self._take(":", "':'")
         algorithm = self._take("word", "a quantisation algorithm")
         if algorithm.text not in _ARGUMENTS:
-            raise _not_known("quantisation algorithm", algorithm, _ARGUMENTS)
+            raise _not_known("quantisation algorithm", algorithm, _ARGUMENTS, self._meter)
         self._take("(", "'('")
         given = dict(self._arguments(algorithm))
         self._take(")", "')' or the name of an argument")
@@ -128,12 +132,13 @@ class _Reader:
         while self._peek().kind == "word":
             name = self._next()
             if name.text not in known:
-                raise _not_known(f"argument of '{algorithm.text}'", name, known)
+                raise _not_known(f"argument of '{algorithm.text}'", name, known, self._meter)
             if name.text in seen:
                 raise SemanticError(f"argument '{name.text}' is given twice", span=name.span)
             seen.add(name.text)
             self._take("=", "'='")
-            read = self._channels if self._peek().kind == "[" else self._value
+            is_array = self._peek().kind == "[" and name.text not in WHOLE
+            read = self._channels if is_array else self._value
             value = read(name.text, known[name.text])
             yield name.text, s.Argument(name.span.offset, name.text, value)
             if self._peek().kind == ",":
@@ -186,6 +191,7 @@ class _Reader:
         return token
 
     def _next(self) -> _Token:
+        self._meter.spend(_STEPS, self._source.name)
         found = _TOKEN.match(self._source.text, self.position)
         assert found is not None and found.lastgroup is not None
         self.position = found.end()
@@ -234,22 +240,18 @@ def _quantizer(algorithm: _Token, given: dict[str, s.Argument]) -> Quantizer:
     return quantizer
 
 
-def _not_known(what: str, token: _Token, known: Collection[str]) -> SemanticError:
-    hint = _similar(token.text, known) or f"there are {', '.join(known)}"
+def _not_known(what: str, token: _Token, known: Collection[str], meter: Meter) -> SemanticError:
+    hint = did_you_mean(token.text, known, meter=meter) or f"there are {', '.join(known)}"
     return SemanticError(f"{_shown(token)} is no {what}", span=token.span, hint=hint)
 
 
-def _unknown(name: _Token, names: Collection[str]) -> SemanticError:
+def _unknown(name: _Token, names: Collection[str], meter: Meter) -> SemanticError:
     return SemanticError(
         f"the graph has no tensor {_shown(name)}",
         span=name.span,
-        hint=_similar(name.text, names) or "an entry names what the graph's own body assigns",
+        hint=did_you_mean(name.text, names, meter=meter)
+        or "an entry names what the graph's own body assigns",
     )
-
-
-def _similar(name: str, known: Collection[str]) -> str:
-    found = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
 def step_of(quantizer: Quantizer) -> NDArray[Any] | None:

@@ -1,22 +1,28 @@
 """Archive members in the safetensors format, whose tensors are named by the labels of variables.
 
-Reading them takes the package `safetensors`, an optional extra.
+The length of the header in 8 bytes (little endian); the header, an object in JSON with the dtype,
+the shape and the place of each tensor behind it; the data, one tensor after the other, no holes.
+The package `safetensors` would hold all tensors a second time. Source: the format's README.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
 
-from nnef_jax.errors import DataError, LimitError, UnsupportedError
+from lowering.location import Source
+from nnef_jax.errors import DataError, UnsupportedError
+from nnef_jax.formats.tract.json_documents import read_json
 from nnef_jax.formats.tract.tensors import StoredTensor, datum_of
-from nnef_jax.limits import Limits
-from nnef_jax.storage.tensorfile import check_size
+from nnef_jax.limits import Meter
+from nnef_jax.storage.tensorfile import shaped
 
 SUFFIX = ".safetensors"
+_LENGTH = 8  # bytes of the header's length
 _MAX_RANK = 32
 _DTYPES = {
     "BOOL": "bool",
@@ -27,37 +33,62 @@ _DTYPES = {
 
 
 class SafetensorsFile:
-    """A member that has been read; its tensors are made when they are asked for.
+    """A member whose header has been read; its tensors are views of its bytes.
 
-    Raises DataError for a broken one, LimitError for one of more than `limits.archive_bytes`, and
-    UnsupportedError where the package is not installed.
+    Raises DataError for a broken one, LimitError for a header that takes too long to read.
     """
 
-    def __init__(self, data: memoryview, name: str, limits: Limits) -> None:
+    def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
         self._name = name
-        self._limits = limits
-        package = _package(name)
-        if len(data) > limits.archive_bytes:
-            raise LimitError(
-                f"{name}: larger than {limits.archive_bytes} bytes",
-                hint="raise Limits.archive_bytes if the file is to be trusted",
-            )
+        start = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        if not _LENGTH < start <= len(data):
+            raise DataError(f"{name}: no header of the safetensors format")
+        meter.spend(start, name)
         try:
-            self._entries: dict[str, Any] = dict(package.deserialize(bytes(data)))
-        except package.SafetensorError as error:
-            raise DataError(f"{name}: {error}") from None
-        except MemoryError:
-            raise LimitError(f"{name}: does not fit into memory") from None
+            text = str(data[_LENGTH:start], "utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"{name}: the header is not UTF-8 text") from None
+        header = read_json(Source(name, text), meter)
+        if not isinstance(header, dict):
+            raise DataError(f"{name}: the header is no object")
+        self._data = data[start:]
+        self._entries = {
+            label: self._entry(label, entry)
+            for label, entry in cast(dict[str, Any], header).items()
+            if label != "__metadata__"
+        }
+        end = 0
+        for entry in sorted(self._entries.values(), key=lambda entry: entry["data_offsets"]):
+            begin, after = entry["data_offsets"]
+            if begin != end:
+                raise DataError(f"{name}: the data of tensors have a hole or overlap at byte {end}")
+            end = after
+        if end != len(self._data):
+            raise DataError(f"{name}: {len(self._data)} bytes of data, tensors take {end}")
 
-    def get(self, label: str) -> StoredTensor | None:
-        """The tensor of a name, or None.
+    def _entry(self, label: str, entry: Any) -> Mapping[str, Any]:
+        match entry:
+            case {
+                "dtype": str(),
+                "shape": list() as shape,
+                "data_offsets": [int() as begin, int() as end],
+            } if 0 <= begin <= end and all(type(extent) is int and extent >= 0 for extent in shape):
+                return cast(Mapping[str, Any], entry)
+            case _:
+                raise DataError(f"{self._name}: '{label}' is not described as the format asks")
 
-        Raises UnsupportedError for numbers of a kind that nothing here computes with, DataError or
-        LimitError for extents that no array can have.
+    @property
+    def labels(self) -> Collection[str]:
+        """The names of its tensors."""
+        return self._entries.keys()
+
+    def get(self, label: str) -> StoredTensor:
+        """The tensor of a name.
+
+        Raises UnsupportedError for numbers of a kind that nothing here computes with, DataError
+        where the shape is not that of the data, or one that no array can have.
         """
-        entry = self._entries.get(label)
-        if entry is None:
-            return None
+        entry = self._entries[label]
         name, shape = f"{self._name}: '{label}'", tuple(entry["shape"])
         if entry["dtype"] not in _DTYPES:
             raise UnsupportedError(
@@ -67,20 +98,12 @@ class SafetensorsFile:
         if len(shape) > _MAX_RANK:
             raise DataError(f"{name} has rank {len(shape)}, expected at most {_MAX_RANK}")
         dtype = jnp.dtype(_DTYPES[entry["dtype"]])
-        check_size(shape, dtype, name, self._limits)
+        begin, end = entry["data_offsets"]
+        if math.prod(shape) * dtype.itemsize != end - begin:
+            raise DataError(f"{name}: {end - begin} bytes for shape {list(shape)}")
         truth = dtype.kind == "b"
-        array = np.frombuffer(entry["data"], np.uint8 if truth else dtype).reshape(shape)
-        array = array != 0 if truth else array
+        array = np.frombuffer(self._data[begin:end], np.uint8 if truth else dtype)
+        array = shaped(array != 0 if truth else np.require(array, requirements="A"), shape, name)
         array.setflags(write=False)
         datum = "bf16" if entry["dtype"] == "BF16" else datum_of(array.dtype)
         return StoredTensor(array, datum, name)
-
-
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module("safetensors")
-    except ImportError:
-        raise UnsupportedError(
-            f"reading {name} needs the package safetensors",
-            hint="pip install nnef_jax[safetensors]",
-        ) from None

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, TensorType, Value
 from nnef_jax.formats.tract import pulse
-from nnef_jax.formats.tract.arguments import attribute
+from nnef_jax.formats.tract.arguments import attribute, known_integer
 from nnef_jax.formats.tract.host import host
+from nnef_jax.similar import listed
 from nnef_jax.text import syntax as s
-from nnef_jax.text.types import INTEGER, LOGICAL, STRING
+from nnef_jax.text.types import LOGICAL, STRING
 
 if TYPE_CHECKING:
     from nnef_jax.formats.tract.flatten import Flattener, Frame
 
 KIND = "tract_core_scan"
+_STEPS = 1_000
 
 
 def body_of(node: s.Invocation) -> str:
@@ -52,8 +55,9 @@ def scan(
     if body is None:
         raise InvalidOperation(f"the document has no fragment '{name}' for 'body'")
     flattener.refuse_recursion(body, node, frame)
+    flattener.spend(_STEPS, node, frame)
     parts = {key: _entries(arguments[key], key) for key in ("scan", "full", "state", "output")}
-    skip = attribute(arguments["skip"], INTEGER)
+    skip = known_integer(arguments["skip"], "skip")
     streams = bool(
         flattener.document.pulsed
         and flattener.outer is None
@@ -61,7 +65,7 @@ def scan(
         and (parts["state"] or skip)
     )
     scanned = [
-        (str(entry[0]), flattener.tensor(entry[1], "", node, frame), *_integers(entry[2:], 0))
+        (str(entry[0]), flattener.tensor(entry[1], "", node, frame), *_axis_and_chunk(entry[2:]))
         for entry in parts["scan"]
     ]
     states = [
@@ -69,7 +73,7 @@ def scan(
         for entry in parts["state"]
     ]
     outputs = [
-        (str(entry[0]), str(entry[1]), *_integers(entry[2:], 0)) for entry in parts["output"]
+        (str(entry[0]), str(entry[1]), *_axis_and_chunk(entry[2:])) for entry in parts["output"]
     ]
     call = _Body(flattener, body, node, frame, scanned, parts["full"], [o[0] for o in outputs])
     call.skipped = skip if streams else 0
@@ -114,9 +118,10 @@ def _entries(value: Any, key: str) -> list[tuple[Any, ...]]:
     return entries
 
 
-def _integers(values: Sequence[Any], axis: int) -> tuple[int, int]:
+def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
     """Axis and chunk; a chunk that is left out is 1."""
-    return attribute(values[axis], INTEGER), attribute(values[1], INTEGER) if values[1:] else 1
+    chunk = known_integer(values[1], "chunk") if values[1:] else 1
+    return known_integer(values[0], "axis"), chunk
 
 
 class _Body:
@@ -139,6 +144,7 @@ class _Body:
         self._scanned = scanned
         self._full = full
         self._outputs = outputs
+        self._names = _Names(parameter.name for parameter in fragment.parameters)
         self.skipped = 0  # turns at the start of a stream that leave the states as they are
 
     def flatten(
@@ -155,8 +161,9 @@ class _Body:
         kept = [self._enter(child, bound, name, value) for name, value, _ in states]
         self._refuse_unbound(bound)
         inner = child.enter(self._fragment, bound, self._node, self._frame, ())
-        nexts = [self._result(child, inner, name) for _, _, name in states]
-        results = [self._result(child, inner, name) for name in self._outputs]
+        known = _Names(inner.values)
+        nexts = [self._result(child, inner, known, name) for _, _, name in states]
+        results = [self._result(child, inner, known, name) for name in self._outputs]
         pairs = list(zip(states, nexts, strict=True))
         if not again and any(s[1].type.dtype != after.type.dtype for s, after in pairs):
             node, frame = self._node, self._frame
@@ -165,7 +172,8 @@ class _Body:
                 for (name, value, result), after in pairs
             ]
             return self.flatten(agreed, again=True)
-        tensors = [(i, o) for i, o in whole if isinstance(i, Value)] + child.captured
+        tensors = [(i, o) for i, o in whole if isinstance(i, Value)]
+        tensors += [(inner, outer) for outer, inner in child.captured.items()]
         inputs = [*slices, *(inner for inner, _ in tensors), *kept]
         if self.skipped:
             inputs, nexts = self._counted(child, inputs, nexts)
@@ -173,7 +181,10 @@ class _Body:
         graph = child.builder.graph(
             self._fragment.name, [*nexts, *results], names, [value.name for value in inputs]
         )
-        return graph, [outer for _, outer in tensors], list(states)
+        # What the body declares and does not need, the scan does not read.
+        spare = {inner for inner, _ in tensors} - graph.needed
+        graph = replace(graph, inputs=tuple(value for value in graph.inputs if value not in spare))
+        return graph, [outer for inner, outer in tensors if inner not in spare], list(states)
 
     def _counted(
         self, child: Flattener, inputs: Sequence[Value], nexts: Sequence[Value]
@@ -215,14 +226,11 @@ class _Body:
         return variables
 
     def _parameter(self, name: str, bound: Mapping[str, Any]) -> str:
-        """The parameter of the body that a name stands for, by its letters and digits."""
-        known = {p.name: p.name for p in self._fragment.parameters}
-        escaped = {_escape(p): p for p in known}
-        found = known.get(name) or escaped.get(_escape(name))
+        """The parameter of the body that a name stands for."""
+        found = self._names.named(name)
         if found is None:
-            names = ", ".join(known)
             message = f"fragment '{self._fragment.name}' has no parameter '{name}'"
-            hint = f"its parameters are {names}"
+            hint = f"its parameters are {listed([p.name for p in self._fragment.parameters])}"
             raise self._flattener.error(message, self._node, self._frame, hint)
         if found in bound:
             message = f"parameter '{found}' of the body is given twice"
@@ -270,12 +278,41 @@ class _Body:
             hint = "each of its parameters must be in 'scan', 'full' or 'state'"
             raise self._flattener.error(message, self._node, self._frame, hint)
 
-    def _result(self, child: Flattener, inner: Frame, name: str) -> Value:
-        wanted = {_escape(known): known for known in inner.values}
-        found = name if name in inner.values else wanted.get(_escape(name), name)
+    def _result(self, child: Flattener, inner: Frame, known: _Names, name: str) -> Value:
+        found = known.named(name) or name
         value = child.lookup(s.Identifier(self._node.offset, found), inner)
         return child.tensor(value, "", self._node, inner)
 
 
+class _Names:
+    """Identifiers, found by strings that are written alike."""
+
+    def __init__(self, identifiers: Iterable[str]) -> None:
+        self._known = set(identifiers)
+
+    @cached_property
+    def _alike(self) -> dict[str, list[str]]:
+        """The identifiers that are escaped alike."""
+        found: dict[str, list[str]] = {}
+        for identifier in self._known:
+            found.setdefault(_escape(identifier), []).append(identifier)
+        return found
+
+    def named(self, name: str) -> str | None:
+        """The identifier that a string stands for: itself, or the only one that is alike."""
+        escaped = _escape(name)
+        for form in (name, escaped):
+            if form in self._known:
+                return form
+        alike = self._alike.get(escaped, [])
+        return alike[0] if len(alike) == 1 else None
+
+
 def _escape(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name)
+    """A name as tract writes it where it has no identifiers in quotes.
+
+    Letters and digits of any alphabet stay, all else becomes an underscore, and another one goes in
+    front of what does not begin with a letter or an underscore: `/rnn/X.0` is `__rnn_X_0`.
+    """
+    before = "" if name[:1].isalpha() or name[:1] == "_" else "_"
+    return before + "".join(c if c.isalnum() else "_" for c in name)

@@ -27,7 +27,7 @@ from nnef_jax.text.types import INTEGER, STRING, ArrayOf
 if TYPE_CHECKING:
     from nnef_jax.formats.tract.flatten import Flattener, Frame
 
-_GENERIC = {"integer": "i64", "logical": "bool"}
+_GENERIC = {"scalar": "f32", "integer": "i64", "logical": "bool"}
 
 
 def _shape(value: Any) -> list[int]:
@@ -46,9 +46,10 @@ def _external(
         raise flattener.error(f"'{node.operation}' is not allowed in a fragment", node, frame)
     type = arguments.get("datum_type") or _GENERIC.get(node.generic or "", "f32")
     dtype = datum.dtype_of(attribute(type, STRING), flattener.builder.real)
-    declared = external_type(_shape(arguments["shape"]), dtype, UNKNOWN).shape
+    extents = [extent or None for extent in _shape(arguments["shape"])]
+    declared = external_type(extents, dtype, UNKNOWN).shape
     name = names[0].removeprefix(frame.prefix) if len(names) == 1 else ""
-    if name not in {parameter.name for parameter in flattener.document.graph.parameters}:
+    if name not in flattener.inputs:
         raise InvalidOperation(
             f"'{name}' is no input in the header of the graph"
             if name
@@ -56,8 +57,8 @@ def _external(
         )
     if flattener.given is not None:
         return _given(flattener, name, TensorType(declared, dtype), node, frame)
-    if any(value.name == name for value in flattener.shapes):
-        raise InvalidOperation(f"input '{name}' is declared twice")
+    if flattener.builder.is_taken(name):
+        raise InvalidOperation(f"input '{name}' is declared twice, or assigned before")
     shape = declared
     if name in flattener.options.input_shapes:
         given = flattener.options.input_shapes[name]
@@ -105,7 +106,7 @@ def _variable(
         stored = _stored(flattener, label, shape, name)
         dtype = datum.compute_dtype(stored.dtype.name, flattener.builder.real)
         if unique not in flattener.data:
-            flattener.data[unique] = as_dtype(stored, dtype, f"{label}.dat")
+            flattener.data[unique] = as_dtype(stored, dtype, f"{label}.dat", flattener.meter)
     except NnefError as error:
         error.span, error.calls = error.span or s.span_in(frame.source, node), frame.calls
         raise
@@ -127,7 +128,7 @@ def _stored(flattener: Flattener, label: str, shape: Shape, name: str) -> NDArra
     if quantizer is None or record.codes is None:
         return array
     flattener.decoded.add(name)
-    real = dequantize(record.codes, quantizer, f"{label}.dat", flattener.limits)
+    real = dequantize(record.codes, quantizer, f"{label}.dat", flattener.meter)
     return real.astype(np.float32).reshape(array.shape)
 
 
@@ -138,8 +139,18 @@ def _cast(
     frame: Frame,
     names: Sequence[str],
 ) -> Any:
-    """A value as another type; without one, as the type that graph.quant gives the result."""
-    value, name = arguments["input"], attribute(arguments["to"], STRING)
+    """A value as another type; without one, as the type that graph.quant gives the result.
+
+    The standard's `cast` says it by its generic argument.
+    """
+    value = arguments["input"]
+    if "to" in arguments:
+        name = attribute(arguments["to"], STRING)
+    elif node.generic in _GENERIC:
+        name = _GENERIC[node.generic]
+    else:
+        known = ", ".join(f"cast<{name}>" for name in _GENERIC)
+        raise InvalidOperation("'cast' lacks the type to cast to", hint=f"write {known}")
     if not name:
         return flattener.apply("copy", {"x": value}, node, frame, names)
     dtype = datum.dtype_of(name, flattener.builder.real)
@@ -209,6 +220,7 @@ def _range(
     if not any(x is UNKNOWN or is_symbolic(x) for x in (start, end, step)):
         count = -((start - end) // step)
         if count <= h.LARGEST and not real:
+            flattener.spend(max(0, count), node, frame)
             return h.boxes(range(start, end, step))
         if count > flattener.limits.array_items:
             raise flattener.beyond(f"a range of {count} items", "array_items", node, frame)
@@ -230,7 +242,8 @@ def _number(flattener: Flattener, value: Any, name: str) -> h.Host:
     known = h.host(value)
     if known.size != 1:
         raise InvalidOperation(f"'{name}' must be one number, these are {known.size}")
-    if not h.is_integer(known) and not np.isfinite(known) and not flattener.is_open:
+    # NaN is what depends on an extent that is open.
+    if not h.is_integer(known) and (np.isinf(known) or (np.isnan(known) and not flattener.is_open)):
         raise InvalidOperation(f"'{name}' must be a number, it is {known.item()}")
     return known.reshape(())
 
@@ -295,6 +308,7 @@ FORMS: dict[str, Form] = {
     "tract_core_external": _external,
     "variable": _variable,
     "constant": _constant,
+    "cast": _cast,
     "tract_core_cast": _cast,
     "tract_core_shape_of": _shape_of,
     "tract_core_range": _range,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,12 @@ from lowering.extents import UNKNOWN, is_symbolic
 from lowering.location import Span
 from nnef_jax.errors import InputError
 from nnef_jax.formats.tract.document import Assertion, Document
+from nnef_jax.limits import Meter
 from nnef_jax.text import syntax as s
 
 _LARGEST = 1 << 40  # that a symbol is looked for
+_BEYOND = 1 << 64  # what is larger than any extent: values of expressions stay there
+_STEPS = 20  # of the meter, for an equation or assertion
 EXTERNALS = ("external", "tract_core_external")
 _COMPARISONS = {
     "<": lambda a, b: a < b,
@@ -55,14 +58,16 @@ def symbols_of(document: Document) -> tuple[str, ...]:
     return tuple(found)
 
 
-def solve(document: Document, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, int]:
+def solve(
+    document: Document, shapes: Mapping[str, Sequence[int | None]], meter: Meter
+) -> dict[str, int]:
     """The values of the symbols that follow from known shapes of inputs, UNKNOWN for all others.
 
     Raises InputError where shapes ask for different values of a symbol or for none that there is,
     or an assertion fails.
     """
     equations = [
-        _Equation(name, axis, expression, extent)
+        _Equation(name, axis, expression, extent, tuple(_leaves(expression)), meter)
         for name, shape in external_shapes(document).items()
         for axis, (expression, extent) in enumerate(zip(shape, shapes.get(name, ()), strict=False))
         if extent is not None and extent is not UNKNOWN and any(_names(expression))
@@ -70,13 +75,20 @@ def solve(document: Document, shapes: Mapping[str, Sequence[int | None]]) -> dic
     # Quotients last: they leave open which of several values a symbol has.
     equations.sort(key=lambda equation: _divides(equation.expression))
     values: dict[str, int] = {}
+    meter.spend(_STEPS * (len(equations) + len(document.assertions)), document.source.name)
+    unsolved = list(equations)
     while True:
-        solutions = ((e, e.solution(values)) for e in equations)
-        found = next(((e, x) for e, x in solutions if x is not None), None)
-        if found is None:
+        for equation in unsolved:
+            meter.spend(_STEPS + len(equation.leaves), document.source.name)
+            value = equation.solution(values)
+            if value is not None:
+                break
+        else:
             break
-        values[found[0].free(values)[0]] = found[1]
+        values[equation.free(values)[0]] = value
+        unsolved.remove(equation)
     for equation in equations:
+        meter.spend(len(equation.leaves), document.source.name)
         equation.check(document, values)
     for assertion in document.assertions:
         _check(document, assertion, values)
@@ -91,10 +103,18 @@ class _Equation:
     axis: int
     expression: s.Expression
     extent: int
+    leaves: tuple[s.Literal | s.Identifier, ...]
+    meter: Meter
+
+    @property
+    def names(self) -> list[str]:
+        """The symbols in the expression."""
+        found = [leaf.name for leaf in self.leaves if isinstance(leaf, s.Identifier)]
+        return list(dict.fromkeys(found))
 
     def free(self, values: Mapping[str, int]) -> list[str]:
         """The symbols in it that have no value yet."""
-        return [name for name in dict.fromkeys(_names(self.expression)) if name not in values]
+        return [name for name in self.names if name not in values]
 
     def solution(self, values: Mapping[str, int]) -> int | None:
         """The value of its only free symbol, None where there is none or it has more of them."""
@@ -102,8 +122,11 @@ class _Equation:
         if len(free) != 1:
             return None
 
+        known = {name: values[name] for name in self.names if name in values}
+
         def at(value: int) -> Any:
-            return evaluate(self.expression, {**values, free[0]: value})
+            self.meter.spend(len(self.leaves), "a symbol")
+            return evaluate(self.expression, {**known, free[0]: value})
 
         if isinstance(self.expression, s.Identifier):
             return self.extent
@@ -139,7 +162,7 @@ class _Equation:
         if len(free) == 1:
             raise InputError(f"{start}which no value of {free[0]} gives", span=span)
         if found is not UNKNOWN and not is_symbolic(found) and found != self.extent:
-            known = ", ".join(f"{n} = {values[n]}" for n in dict.fromkeys(_names(self.expression)))
+            known = ", ".join(f"{n} = {values[n]}" for n in self.names)
             raise InputError(
                 f"{start}it should be {found}: {known}",
                 span=span,
@@ -168,15 +191,17 @@ def _binary(operator: str, a: Any, b: Any) -> Any:
         return UNKNOWN if is_open else _COMPARISONS[operator](a, b)
     match operator:
         case "+":
-            return a + b
+            result = a + b
         case "-":
-            return a - b
+            result = a - b
         case "*":
-            return a * b
+            result = a * b
         case "/" if b != 0:
-            return a // b
+            result = a // b
         case _:
             return UNKNOWN
+    is_open = result is UNKNOWN or is_symbolic(result)
+    return result if is_open else max(-_BEYOND, min(result, _BEYOND))
 
 
 def _check(document: Document, assertion: Assertion, values: Mapping[str, int]) -> None:
@@ -192,15 +217,22 @@ def _check(document: Document, assertion: Assertion, values: Mapping[str, int]) 
 
 
 def _names(expression: s.Expression) -> Iterator[str]:
-    match expression:
-        case s.Identifier(name=name):
-            yield name
-        case s.Unary(operand=operand):
-            yield from _names(operand)
-        case s.Binary(left=left, right=right):
-            yield from _all_names((left, right))
-        case _:
-            pass
+    return (leaf.name for leaf in _leaves(expression) if isinstance(leaf, s.Identifier))
+
+
+def _leaves(expression: s.Expression) -> Iterator[s.Literal | s.Identifier]:
+    """The symbols and numbers of an expression, in order."""
+    pending = [expression]
+    while pending:
+        match pending.pop():
+            case (s.Literal() | s.Identifier()) as leaf:
+                yield leaf
+            case s.Unary(operand=operand):
+                pending.append(operand)
+            case s.Binary(left=left, right=right):
+                pending += (right, left)
+            case _:
+                pass
 
 
 def _divides(expression: s.Expression) -> bool:
@@ -211,8 +243,3 @@ def _divides(expression: s.Expression) -> bool:
             return operator == "/" or _divides(left) or _divides(right)
         case _:
             return False
-
-
-def _all_names(expressions: Iterable[s.Expression]) -> Iterator[str]:
-    for expression in expressions:
-        yield from _names(expression)

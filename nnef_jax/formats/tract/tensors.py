@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import Shape, show
-from nnef_jax.errors import DataError, LimitError, UnsupportedError
+from nnef_jax.errors import DataError, UnsupportedError
 from nnef_jax.formats.tract.blocks import BLOCK, FORMATS, Format, decode
-from nnef_jax.limits import Limits
+from nnef_jax.limits import Meter
 from nnef_jax.storage import tensorfile
-from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, check_size
+from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, shaped
 from nnef_jax.variables import check_shape
 
 _VENDOR = 0x5452  # 'TR'
@@ -37,6 +37,7 @@ _COMPLEX_TYPES = {
     64: ("complexf32", "<f4", "complex64"),
     128: ("complexf64", "<f8", "complex128"),
 }
+_STRING_BYTES = 64  # of Python's object for an empty one
 _BLOCK_TYPES = {format.name for format in FORMATS.values()}
 
 
@@ -76,21 +77,18 @@ class StoredTensor:
         return self.array.reshape(shape)
 
 
-def read_tensor_file(data: memoryview, name: str, limits: Limits) -> StoredTensor:
+def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:
     """Read a tensor file of the dialect; `name` is what errors call it.
 
     Nothing is allocated before the header agrees with itself and with the size of the file.
     Raises DataError, UnsupportedError for item types that nothing here computes with, LimitError
-    for a tensor of more than `limits.tensor_bytes`.
+    for a tensor that cannot be used as it is stored and takes more memory than the meter allows.
     """
     header = tensorfile.final_header(data, name)
     if header.vendor != _VENDOR:
-        array = tensorfile.read_tensor_file(data, name=name, limits=limits, empty=True).array
+        array = tensorfile.read_tensor_file(data, name=name, meter=meter, empty=True).array
         return StoredTensor(array, datum_of(array.dtype), name)
-    try:
-        stored = _vendor_tensor(data, header, name, limits)
-    except MemoryError:
-        raise LimitError(f"{name}: the tensor does not fit into memory") from None
+    stored = _vendor_tensor(data, header, name, meter)
     stored.array.setflags(write=False)
     return stored
 
@@ -100,16 +98,14 @@ def datum_of(dtype: np.dtype[Any]) -> str:
     return "bool" if dtype.kind == "b" else f"{dtype.kind}{8 * dtype.itemsize}"
 
 
-def _vendor_tensor(
-    data: memoryview, header: FinalHeader, name: str, limits: Limits
-) -> StoredTensor:
+def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> StoredTensor:
     kind = header.item_type
     if kind in FORMATS:
-        return _blocks(data, header, FORMATS[kind], name, limits)
+        return _blocks(data, header, FORMATS[kind], name, meter)
     if kind == _COMPLEX:
-        return _complex(data, header, name, limits)
+        return _complex(data, header, name, meter)
     if kind == _STRINGS:
-        return StoredTensor(_strings(data, header, name, limits), "string", name)
+        return StoredTensor(_strings(data, header, name, meter), "string", name)
     if kind == _COMPLEX_INTEGERS:
         raise UnsupportedError(
             f"{name} holds complex integers of {header.bits} bits",
@@ -121,22 +117,19 @@ def _vendor_tensor(
     )
 
 
-def _payload(
-    data: memoryview, header: FinalHeader, size: int, dtype: str, name: str, limits: Limits
-) -> memoryview:
-    """The data, once header and file agree on their size and the array is not too large."""
+def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> memoryview:
+    """The data, once header and file agree on their size."""
     found = len(data) - HEADER_SIZE
     if header.length != size or found != size:
         raise DataError(
             f"{name}: extents {list(header.shape)} take {size} bytes, but the data length is "
             f"{header.length} and {found} bytes follow the header"
         )
-    check_size(header.shape, dtype, name, limits)
     return data[HEADER_SIZE:]
 
 
 def _blocks(
-    data: memoryview, header: FinalHeader, format: Format, name: str, limits: Limits
+    data: memoryview, header: FinalHeader, format: Format, name: str, meter: Meter
 ) -> StoredTensor:
     items = math.prod(header.shape)
     if math.prod(header.shape[1:]) % BLOCK:
@@ -145,27 +138,28 @@ def _blocks(
             "along the second and further axes"
         )
     size = items // BLOCK * format.bytes
-    payload = _payload(data, header, size, "float32", name, limits)
-    return StoredTensor(decode(payload, format).reshape(header.shape), format.name, name)
+    payload = _payload(data, header, size, name)
+    meter.expand(4 * items, name)
+    return StoredTensor(shaped(decode(payload, format), header.shape, name), format.name, name)
 
 
-def _complex(data: memoryview, header: FinalHeader, name: str, limits: Limits) -> StoredTensor:
+def _complex(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> StoredTensor:
     if header.bits not in _COMPLEX_TYPES:
         raise DataError(f"{name}: {header.bits} bits for a complex number, expected 32, 64 or 128")
     datum, part, dtype = _COMPLEX_TYPES[header.bits]
     size = math.prod(header.shape) * header.bits // 8
-    parts = np.frombuffer(_payload(data, header, size, dtype, name, limits), part)
+    parts = np.frombuffer(_payload(data, header, size, name), part)
+    meter.expand(max(size, 8 * (parts.size // 2)), name)
     wide = parts.astype("float64" if dtype == "complex128" else "float32")
-    return StoredTensor(wide.view(dtype).reshape(header.shape), datum, name)
+    return StoredTensor(shaped(wide.view(dtype), header.shape, name), datum, name)
 
 
-def _strings(data: memoryview, header: FinalHeader, name: str, limits: Limits) -> NDArray[Any]:
+def _strings(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> NDArray[Any]:
     items, left = math.prod(header.shape), len(data) - HEADER_SIZE
     if 4 * items > left:
         raise DataError(f"{name}: {items} strings, but {left} bytes follow the header")
-    if items > limits.array_items:
-        raise LimitError(f"{name}: {items} strings, more than {limits.array_items}")
-    check_size(header.shape, object, name, limits)
+    meter.spend(items, name)
+    meter.expand(_STRING_BYTES * items + 4 * left, name)  # a character may take 4 bytes
     array = np.empty(items, object)
     at = HEADER_SIZE
     for index in range(items):
@@ -179,4 +173,4 @@ def _strings(data: memoryview, header: FinalHeader, name: str, limits: Limits) -
         at = end
     if at != len(data):
         raise DataError(f"{name}: {len(data) - at} bytes too many behind {items} strings")
-    return array.reshape(header.shape)
+    return shaped(array, header.shape, name)

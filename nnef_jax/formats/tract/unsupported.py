@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from lowering.graph import Graph, Operation
@@ -11,10 +10,12 @@ from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.tract import declarations, host, scan, special
 from nnef_jax.formats.tract.document import Document
+from nnef_jax.limits import Meter
+from nnef_jax.similar import did_you_mean
 from nnef_jax.text import syntax as s
 
 
-def refuse_unsupported(document: Document, registry: Registry) -> None:
+def refuse_unsupported(document: Document, registry: Registry, meter: Meter) -> None:
     """Raise UnsupportedError for all the operations at once that nothing here can run.
 
     Fragments that the graph does not lead to are not looked at.
@@ -24,7 +25,7 @@ def refuse_unsupported(document: Document, registry: Registry) -> None:
         name = node.operation
         if name not in document.fragments and not _runs(name, registry):
             uses.setdefault(name, []).append(s.span_in(document.source, node))
-    errors = [_refusal(name, spans) for name, spans in uses.items()]
+    errors = [_refusal(name, spans, meter) for name, spans in uses.items()]
     raise_all(sorted(errors, key=lambda error: error.span.offset if error.span else 0))
 
 
@@ -105,7 +106,7 @@ def _runs(name: str, registry: Registry) -> bool:
     )
 
 
-def _refusal(name: str, spans: list[Span]) -> UnsupportedError:
+def _refusal(name: str, spans: list[Span], meter: Meter) -> UnsupportedError:
     first = min(spans, key=lambda span: span.offset)
     times = f"used {len(spans)} time{'s' * (len(spans) > 1)}"
     registry = declarations.registry_of(name)
@@ -116,7 +117,7 @@ def _refusal(name: str, spans: list[Span]) -> UnsupportedError:
         hint = "load(..., rules=registry) takes a rule for it"
     else:
         hint = (
-            _similar(name, f"{registry}_" if registry else "")
+            _similar(name, f"{registry}_" if registry else "", meter)
             or "neither the document nor a registry of tract has an operation of this name"
         )
     return UnsupportedError(
@@ -124,12 +125,7 @@ def _refusal(name: str, spans: list[Span]) -> UnsupportedError:
     )
 
 
-def _similar(name: str, prefix: str) -> str:
+def _similar(name: str, prefix: str, meter: Meter) -> str:
     """The operation of a registry that may be meant, as a question; '' where there is none."""
-    known = {
-        other.removeprefix(prefix): other
-        for other in declarations.declarations()
-        if other.startswith(prefix)
-    }
-    found = difflib.get_close_matches(name.removeprefix(prefix), known, n=1, cutoff=0.8)
-    return f"did you mean '{known[found[0]]}'?" if found else ""
+    known = [other for other in declarations.declarations() if other.startswith(prefix)]
+    return did_you_mean(name, known, meter=meter, most=1, cutoff=0.85)

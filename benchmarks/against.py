@@ -1,0 +1,251 @@
+"""`--against COMMIT`: this checkout and a commit in turns, beside the commit against itself.
+
+Three folders hold the packages of the working tree, of the commit, and of the commit once more;
+`benchmarks` is this one's in all of them. A process for each takes its turns at a task while the
+others wait. The same code is up to 1.3 times as fast in one process as in the next, so that two
+rounds are all that a process gives: the commit against itself tells of that, too.
+"""
+
+from __future__ import annotations
+
+import compileall
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import cycle
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks import timing
+from benchmarks.change import ROLES, THAT, THIS, TWIN, Change, line, print_changes, summarise
+from benchmarks.figures import Task
+
+ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = ("nnef_jax", "lowering")
+
+Round = dict[str, dict[str, float]]  # by role, what it answered
+
+
+class AgainstError(Exception):
+    """There is nothing to compare with."""
+
+
+class WorkerError(Exception):
+    """A checkout cannot do a task."""
+
+    def __init__(self, role: str, message: str) -> None:
+        super().__init__(f"{role}: {message}")
+        self.role = role
+
+
+def run(commit: str, tasks: Sequence[Task], rounds: int, console: Console) -> dict[str, Any]:
+    """Compare by all tasks, print the changes and return them for JSON.
+
+    The repository is only read, and nothing is left in the folder for temporary files.
+    """
+    if not tasks:
+        raise AgainstError("none of these networks is in the parts that are to be compared")
+    digest = find_commit(ROOT, commit)
+    names = {THIS: _name(ROOT, "HEAD"), THAT: _name(ROOT, digest)}
+    if git(ROOT, "status", "--porcelain", "--", *_PACKAGES):
+        names[THIS] += ", and what is not committed"
+    for role, name in names.items():
+        console.print(f"{role}: {name}", markup=False)
+    changes: list[Change] = []
+    left_out: list[dict[str, str]] = []
+    with _terminable(), tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+        trees = checkouts(ROOT, digest, Path(folder))
+        for task in tasks:
+            try:
+                with tempfile.TemporaryDirectory(dir=folder) as files:
+                    found = measure(task, trees, rounds, Path(files))
+            except (WorkerError, timing.DisagreementError) as error:
+                title, role = ", ".join(task.titles.values()), getattr(error, "role", THIS)
+                left_out.append({"title": title, "by": role, "reason": str(error)})
+                console.print(f"{title}: left out, {error}", style="red", markup=False)
+                continue
+            for change in found:
+                console.print(line(change))
+            changes += found
+    if changes:
+        print_changes(console, changes)
+    figures = [change.as_dict() for change in changes]
+    summary = summarise(changes) if changes else {}
+    return {"checkouts": names, "figures": figures, "left_out": left_out, "summary": summary}
+
+
+def git(root: Path, *arguments: str) -> bytes:
+    """What git prints; it takes no locks and writes nothing.
+
+    Raises AgainstError where it fails, or there is no git.
+    """
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    try:
+        return subprocess.run(command, check=True, capture_output=True).stdout
+    except FileNotFoundError:
+        raise AgainstError("--against needs git, which is not installed") from None
+    except subprocess.CalledProcessError as error:
+        raise AgainstError(error.stderr.decode(errors="replace").strip()) from None
+
+
+def find_commit(root: Path, commit: str) -> str:
+    """The full name of a commit of the repository whose root this is; else AgainstError."""
+    top = git(root, "rev-parse", "--show-toplevel").decode().strip()
+    if Path(top).resolve() != root.resolve():
+        raise AgainstError(f"{root} is not the root of a git repository, {top} is")
+    try:
+        found = git(root, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
+    except AgainstError:
+        hint = "a shallow clone has but its last ones"
+        raise AgainstError(f"no commit '{commit}' is in this repository ({hint})") from None
+    return found.decode().strip()
+
+
+def checkouts(root: Path, commit: str, folder: Path) -> dict[str, Path]:
+    """Folders by role, with the packages as they are, as committed, and as committed again."""
+    there = git(root, "ls-tree", "--name-only", commit, *_PACKAGES).decode().split()
+    if _PACKAGES[0] not in there:
+        raise AgainstError(f"commit {commit} has no {_PACKAGES[0]}")
+    archive = git(root, "archive", "--format=zip", "-0", commit, *there)
+    trees = {role: folder / role for role in ROLES}
+    ignore = shutil.ignore_patterns("__pycache__")
+    for package in _PACKAGES:
+        shutil.copytree(root / package, trees[THIS] / package, ignore=ignore)
+    for role in (THAT, TWIN):
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(trees[role])
+    for tree in trees.values():
+        shutil.copytree(Path(__file__).parent, tree / "benchmarks", ignore=ignore)
+        compileall.compile_dir(tree, quiet=2)  # no process is the first one to find no byte code
+    return trees
+
+
+def measure(task: Task, trees: Mapping[str, Path], rounds: int, folder: Path) -> list[Change]:
+    """The changes of a task's figures; the folder is for its files.
+
+    Raises:
+        WorkerError: a checkout cannot do it.
+        DisagreementError: the checkouts have different results.
+    """
+    arguments = {"kind": task.kind, **task.write(folder)}
+    orders = cycle(ROLES[i:] + ROLES[:i] for i in range(len(ROLES)))
+    found = timing.least_disturbed(
+        lambda: _two_rounds(arguments, trees, next(orders), folder), rounds, _elsewhere
+    )
+    return [
+        Change(
+            title,
+            "B" if key == "peak" else "s",
+            [{role: answers[role][key] for role in ROLES} for answers in found],
+            _elsewhere(found[-1]),
+        )
+        for key, title in task.titles.items()
+    ]
+
+
+def _two_rounds(
+    arguments: Mapping[str, str], trees: Mapping[str, Path], order: Sequence[str], folder: Path
+) -> list[Round]:
+    """What new processes answer in their turns, which go in this order and in its reverse."""
+    outputs = {role: folder / f"{role}.npy" for role in (THAT, THIS, TWIN)}
+    with ExitStack() as stack:
+        workers = {role: stack.enter_context(_worker(role, trees[role])) for role in ROLES}
+        for role, worker in workers.items():  # together: this is not timed
+            worker.ask({"output": str(outputs[role]), **arguments})
+        for worker in workers.values():
+            worker.answer()
+        if outputs[THAT].exists():
+            timing.check_agreement({role: np.load(path) for role, path in outputs.items()})
+        return [{role: workers[role].turn() for role in turns} for turns in (order, order[::-1])]
+
+
+def _elsewhere(answers: Round) -> float:
+    """Cores that other processes used during the turns of a round."""
+    return sum(answer["elsewhere"] for answer in answers.values()) / len(answers)
+
+
+class Worker:
+    """A process of `benchmarks.worker`."""
+
+    def __init__(self, role: str, process: subprocess.Popen[str], errors: Any) -> None:
+        self._role = role
+        self._process = process
+        self._errors = errors
+
+    def turn(self) -> dict[str, float]:
+        """Its numbers of one turn."""
+        self.ask({})
+        return self.answer()
+
+    def ask(self, message: Mapping[str, str]) -> None:
+        """Send a line; that nobody reads it any more is for `answer` to say."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            print(json.dumps(message), file=self._process.stdin, flush=True)
+
+    def answer(self) -> dict[str, Any]:
+        """The next line. Raises WorkerError where it says so, or there is none."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip().splitlines() or [""]
+            raise WorkerError(self._role, f"ended with {self._process.wait()} {said[-1]}".strip())
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(self._role, answer["error"])
+        return answer
+
+
+@contextmanager
+def _worker(role: str, tree: Path) -> Generator[Worker]:
+    """A worker in a session of its own, which ends with all processes that it has started.
+
+    One that is interrupted before it is known here has nothing to do, and ends with its input.
+    """
+    command = [sys.executable, "-m", "benchmarks.worker"]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, cwd=tree, env=environment, stderr=errors, start_new_session=True, **pipes
+        )
+        try:
+            yield Worker(role, process, errors)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+@contextmanager
+def _terminable() -> Generator[None]:
+    """Requests to end run what cleans up, as Ctrl-C does."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    previous = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
+    for number in previous:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _name(root: Path, commit: str) -> str:
+    return git(root, "log", "-1", "--format=%h %s", commit).decode().strip()

@@ -1,0 +1,131 @@
+"""Checks of what public functions take beside arrays: the error names the argument."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def require(name: str, value: Any, types: type | tuple[type, ...], expected: str) -> None:
+    """Raise TypeError unless the value is of these types; True and False are no numbers."""
+    is_number = isinstance(value, bool) and types is not bool
+    if not isinstance(value, types) or is_number:
+        raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
+
+
+def require_flags(**flags: Any) -> None:
+    """Raise TypeError for options that are neither True nor False."""
+    for name, value in flags.items():
+        require(name, value, bool, "True or False")
+
+
+def require_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise ValueError for what is none of some words."""
+    choices = tuple(choices)
+    if not isinstance(value, str) or value not in choices:
+        listed = " or ".join(map(repr, choices)) if len(choices) < 3 else ", ".join(choices)
+        one_of = "" if len(choices) < 3 else "one of "
+        raise ValueError(f"{name} must be {one_of}{listed}, it is {shown(value)}")
+
+
+def require_callable(name: str, value: Callable[..., Any] | None) -> None:
+    """Raise TypeError for what cannot be called and is not None."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function, it is {shown(value)}")
+
+
+def require_path(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError for what cannot be the path of something to write."""
+    require(name, value, (str, os.PathLike), "a path")
+    path = os.fsdecode(value)
+    if not path or "\0" in path:
+        raise ValueError(f"{name} must not be empty or hold a NUL, it is {path!r}")
+
+
+def require_readable(name: str, value: Any) -> None:
+    """Raise TypeError for what is no path, bytes or binary file."""
+    if isinstance(value, io.TextIOBase):
+        raise TypeError(f"{name} reads text: open it in binary mode")
+    if isinstance(value, str | os.PathLike) or callable(getattr(value, "read", None)):
+        return
+    try:
+        memoryview(value).cast("B")
+    except (TypeError, ValueError, BufferError):
+        message = f"{name} must be a path, bytes or a binary file, it is {shown(value)}"
+        raise TypeError(message) from None
+
+
+def require_samples(name: str, value: Any) -> None:
+    """Raise TypeError for what is no series of sample inputs."""
+    try:
+        fits = not isinstance(value, str | bytes | Mapping) and iter(value) is not None
+    except TypeError:
+        fits = False
+    if not fits:
+        what = "a list of samples: arrays, tuples of arrays, or dicts of arrays by input name"
+        raise TypeError(f"{name} must be {what}; it is {shown(value)}")
+
+
+def names_of(name: str, value: Any, hint: str) -> tuple[str, ...]:
+    """Some words; TypeError for a single one, and for others than words."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a list of {hint}, it is {shown(value)}")
+    try:
+        found: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType]
+    except TypeError:  # an array without axes
+        found = (value,)
+    for item in found:
+        if not isinstance(item, str):
+            raise TypeError(f"{name} must be a list of {hint}, {shown(item)} is in it")
+    return found
+
+
+def words_by_word(name: str, value: Any, hint: str) -> dict[str, str]:
+    """A dict of words by word; TypeError for anything else."""
+    require(name, value, Mapping, f"a dict of {hint}")
+    for pair in value.items():
+        for item in pair:
+            if not isinstance(item, str):
+                raise TypeError(f"{name} must be a dict of {hint}, {shown(item)} is in it")
+    return dict(value)
+
+
+def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
+    """A dict of shapes by input, in which None is an extent that is open."""
+    expected = "a dict of shapes by input name"
+    require(name, value, Mapping, expected)
+    shapes: dict[str, tuple[int | None, ...]] = {}
+    for key, shape in value.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{name} must be {expected}, {shown(key)} is a key of it")
+        if not isinstance(shape, list | tuple):
+            raise TypeError(f"{name} of '{key}' must be a list or tuple, it is {shown(shape)}")
+        extents: tuple[Any, ...] = tuple(shape)  # pyright: ignore[reportUnknownArgumentType]
+        for extent in extents:
+            number = isinstance(extent, int | np.integer) and not isinstance(extent, bool)
+            if extent is not None and not number:
+                raise TypeError(f"{name} of '{key}' must hold integers or None, not {extent!r:.40}")
+        shapes[key] = tuple(None if extent is None else int(extent) for extent in extents)
+    return shapes
+
+
+def numpy_of(value: Any) -> NDArray[Any]:
+    """What numpy takes for an array; ValueError with the reason for anything else."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError("it is masked")
+    try:
+        return np.asarray(value)
+    except Exception as error:  # whatever the object's own conversion raises
+        raise ValueError(str(error)) from None
+
+
+def shown(value: Any) -> str:
+    """A value in an error: short ones as they are written, others by their type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return f"{value!r:.60}"
+    return f"of type {type(value).__name__}"

@@ -1,0 +1,102 @@
+"""Files that tell by themselves whether they are what was written under their name.
+
+The file:
+
+magic line (24 bytes), size of the content in 8 (little endian), digest in 32, content
+
+The digest is the sha256 of the size, of the file's name, and of the crc32 of each MiB of the
+content. So every byte counts, and a file that is given another's name does not pass for it.
+
+A crc32 finds every error of up to 32 bits in a row, and misses one of 4 billion other ones. It is
+for accidents: whoever changes a file on purpose can change its digest too. MB/s over 100 MB of a
+file that is newly mapped, and by the MiB on both of two cores of a Xeon that others used as well:
+
+                         1 thread       2
+    zlib.crc32               2500    4200
+    zlib.adler32             2100    3600
+    hashlib.sha256           1500    2400   with the processor's instructions for it
+    hashlib.blake2b           900    1800
+    xxhash.xxh3_64          15500   14900   not in the standard library
+
+So 100 MB take 0.025 s here, of a start of 0.69 s; a dependency would save 0.02 s of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from nnef_jax.errors import ArchiveError
+from nnef_jax.storage import files
+
+HEADER = 64  # bytes; what is aligned in the content is so in the file
+_MAGIC = b"nnef_jax checked file 1\n"
+_CHUNK = 1 << 20
+
+
+def write_checked(path: str, parts: Sequence[bytes | memoryview]) -> None:
+    """Write a file of these parts, all of it or nothing."""
+    start = _start(sum(len(part) for part in parts))
+    digest = _digest(path, start, parts)
+    with files.replacing(path) as file:
+        file.write(start + digest)
+        file.writelines(parts)
+
+
+def read_checked(path: str, *, mapped: bool) -> memoryview | None:
+    """Return the content of a file, or None where there is none, or not what was written.
+
+    Content that is mapped still changes with the file, so that nobody may write into that or cut
+    it short: what takes its place must be renamed to it. Other content stays as it was checked.
+    """
+    try:
+        with files.open_regular(path, ArchiveError) as file:
+            start = _start(max(0, os.fstat(file.fileno()).st_size - HEADER))
+            if file.read(len(start)) != start:  # before all of a file of any size is read
+                return None
+            file.seek(0)
+            data = files.contents(file) if mapped else memoryview(file.read())
+    except (OSError, ValueError):  # ArchiveError is a ValueError
+        return None
+    content = data[HEADER:]
+    intact = data[len(start) : HEADER].tobytes() == _digest(path, start, [content])
+    return content if intact else None
+
+
+def _start(size: int) -> bytes:
+    return _MAGIC + size.to_bytes(8, "little")
+
+
+def _digest(path: str, start: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
+    digest = hashlib.sha256(start + os.fsencode(os.path.basename(path)) + b"\0")
+    with ThreadPoolExecutor() as pool:
+        for crc in pool.map(_crc32, _chunks(parts)):
+            digest.update(crc.to_bytes(4, "little"))
+    return digest.digest()
+
+
+def _crc32(pieces: Iterable[memoryview]) -> int:
+    crc = 0
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    return crc
+
+
+def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
+    """Each MiB of what the parts are together, in the pieces that it consists of."""
+    pieces: list[memoryview] = []
+    free = _CHUNK
+    for part in parts:
+        rest = memoryview(part)
+        while rest:
+            piece, rest = rest[:free], rest[free:]
+            pieces.append(piece)
+            free -= len(piece)
+            if not free:
+                yield pieces
+                pieces, free = [], _CHUNK
+    if pieces:
+        yield pieces

@@ -1,0 +1,172 @@
+"""Placing what is complete: the modes, the names and the disk.
+
+A file takes the place of another by renaming, a folder by exchanging names. What is replaced is
+checked by the caller, and what a disk says comes as OSError that names the target.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+from nnef_jax.storage import temporaries
+
+# What a kernel or a file system says that cannot exchange two names, or sync a folder.
+_UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+def status(path: str) -> os.stat_result | None:
+    """What is at a path that is to be replaced, a link as itself; None where there is nothing.
+
+    Raises FileExistsError where it is a device, a fifo or a socket, or a link to one.
+    """
+    for look in (os.stat, os.lstat):
+        with suppress(FileNotFoundError):
+            mode = look(path).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                raise FileExistsError(errno.EEXIST, "is no regular file, not replaced", path)
+    with suppress(FileNotFoundError):
+        return os.lstat(path)
+    return None
+
+
+def keep_mode(path: str, old: os.stat_result | None) -> None:
+    """Give a new file or folder the mode of an old one of its kind, and as far as may be the owner.
+
+    Without an old one it keeps the mode that it was made with.
+    """
+    new = os.lstat(path)
+    if old is None or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):
+        return
+    if hasattr(os, "chown") and (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        for owner in ((-1, old.st_gid), (old.st_uid, -1)):
+            with suppress(PermissionError):
+                os.chown(path, *owner)
+    os.chmod(path, stat.S_IMODE(old.st_mode))
+
+
+def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
+    """Give a complete file the name of its target, in one step.
+
+    Raises FileExistsError where there is something and `overwrite` is off.
+    """
+    if overwrite:
+        os.replace(temporary, target)
+    else:
+        try:
+            os.link(temporary, target)  # unlike renaming, this never replaces
+        except FileExistsError:
+            raise exists(target) from None
+        except OSError:  # a file system without hard links
+            if os.path.lexists(target):
+                raise exists(target) from None
+            os.replace(temporary, target)
+    sync_folder(os.path.dirname(target))
+
+
+def place_folder(temporary: str, target: str, check: Callable[[str], None] | None) -> None:
+    """Give a complete folder the name of its target; what had that name gets the temporary's.
+
+    This is one step where the system can exchange two names: on Linux and macOS, in their own file
+    systems. Elsewhere there are two: in between there is nothing at the target, and what was there
+    is beside it as TARGET.replaced-HEX. `check` raises for the path of what is not to be replaced,
+    and then that stays; without a `check` nothing is replaced.
+    """
+    try:
+        os.rename(temporary, target)  # replaces nothing but an empty folder
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        if check is None:
+            raise exists(target) from None
+        with temporaries.held(target):
+            _swap(temporary, target, check)
+            sync_folder(os.path.dirname(target))
+            temporaries.remove(temporary)
+    else:
+        sync_folder(os.path.dirname(target))
+
+
+def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
+    check(target)
+    if _exchange(temporary, target):
+        try:
+            check(temporary)  # again: files may have come since
+        except BaseException:
+            _exchange(temporary, target)
+            raise
+        return
+    aside = f"{target}.replaced-{secrets.token_hex(4)}"
+    os.rename(target, aside)
+    try:
+        check(aside)
+        os.rename(temporary, target)
+    except BaseException:
+        os.rename(aside, target)
+        raise
+    os.rename(aside, temporary)
+
+
+def _exchange(one: str, other: str) -> bool:
+    """Exchange what two paths name in one step; False where the system cannot."""
+    exchange = _exchanger()
+    if exchange is None:
+        return False
+    if exchange(os.fsencode(one), os.fsencode(other)) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNABLE:
+        return False
+    raise OSError(code, os.strerror(code), other)
+
+
+@cache
+def _exchanger() -> Callable[[bytes, bytes], int] | None:
+    try:
+        system: Any = ctypes.CDLL(None, use_errno=True)
+    except (OSError, TypeError):  # on Windows
+        return None
+    if hasattr(system, "renameat2"):  # Linux: -100 is the current folder, 2 RENAME_EXCHANGE
+        return lambda one, other: system.renameat2(-100, one, -100, other, 2)
+    if hasattr(system, "renamex_np"):  # macOS: 2 is RENAME_SWAP
+        return lambda one, other: system.renamex_np(one, other, 2)
+    return None
+
+
+def sync_folder(path: str) -> None:
+    """Have the names in a folder written to the disk, where the system can."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except PermissionError:  # on Windows, and for a folder that does not tell its names
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNABLE:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def exists(path: str) -> FileExistsError:
+    """The error for a path that is not free."""
+    return FileExistsError(errno.EEXIST, "exists already (overwrite=True replaces it)", path)
+
+
+@contextmanager
+def naming(path: str) -> Generator[None]:
+    """Have errors of the disk name the path that was asked for, not a temporary or nothing."""
+    try:
+        yield
+    except OSError as error:
+        shown = os.fsdecode(error.filename or "")
+        if error.errno is None or (shown and not temporaries.NAME.search(shown)):
+            raise
+        raise OSError(error.errno, error.strerror, path) from error

@@ -1,0 +1,174 @@
+"""Temporary names, from which what is complete takes the place of its target.
+
+A temporary is in the folder of its target, and locked while its writer lives. A free lock tells
+what a killed writer left behind, and the next writer in that folder removes it. The system frees
+the lock of a process however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where leftovers are never removed: nothing tells whose they are
+    fcntl = None
+
+NAME = re.compile(r"\.nnef_jax-[0-9a-f]{16}")
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_READ = os.O_RDONLY | _CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC | getattr(os, "O_BINARY", 0)
+
+
+@contextmanager
+def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, BinaryIO]]:
+    """A new file beside its target, open for writing, and gone when the block ends.
+
+    A private one nobody else may read. Others get the mode of any new file.
+    """
+    with _temporary(target, folder=False, private=private) as (path, descriptor):
+        assert descriptor is not None
+        with open(descriptor, "wb") as file:
+            yield path, file
+
+
+@contextmanager
+def temporary_folder(target: str, *, private: bool) -> Generator[str]:
+    """A new folder beside its target, which is gone with all that is in it when the block ends."""
+    with _temporary(target, folder=True, private=private) as (path, descriptor):
+        try:
+            yield path
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+@contextmanager
+def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[str, int | None]]:
+    parent = os.path.dirname(target)
+    sweep(parent)
+    mode = 0o700 if private else 0o777
+    while True:
+        path = os.path.join(parent, f".nnef_jax-{secrets.token_hex(8)}")
+        try:
+            descriptor = _made(path, folder, mode)
+            if descriptor is None and fcntl:
+                continue
+            yield path, descriptor
+            return
+        finally:
+            remove(path)
+
+
+def _made(path: str, folder: bool, mode: int) -> int | None:
+    """The descriptor of a new temporary, which holds its lock; None where a sweep was faster."""
+    if folder:
+        os.mkdir(path, mode)
+        if fcntl is None:
+            return None
+    try:
+        descriptor = os.open(path, _READ) if folder else os.open(path, _CREATE, mode & 0o666)
+    except FileNotFoundError:
+        if folder:
+            return None
+        raise
+    try:
+        if _lock(descriptor) is not False and _is_at(path, descriptor):
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Take the lock of a temporary; False where another has it, None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems have none
+        return None
+    return True
+
+
+def sweep(folder: str) -> None:
+    """Remove from a folder what killed writers of the same user left there."""
+    if fcntl is None:
+        return
+    try:
+        names = [name for name in os.listdir(folder) if NAME.fullmatch(name)]
+    except PermissionError:  # a folder may take new files and not tell which it has
+        return
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            descriptor = os.open(path, _READ)
+        except OSError:  # another one was faster
+            continue
+        try:
+            status = os.fstat(descriptor)
+            kind = stat.S_IFMT(status.st_mode)
+            own = kind in (stat.S_IFREG, stat.S_IFDIR) and status.st_uid == os.geteuid()
+            if own and _lock(descriptor):
+                remove(path)
+        finally:
+            os.close(descriptor)
+
+
+def remove(path: str) -> None:
+    """Remove a temporary, if it is there. What cannot be removed is left to the next sweep."""
+    with suppress(OSError):
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        os.chmod(path, 0o700)  # a replaced folder may have been read-only
+        for parent, names, _ in os.walk(path):
+            for name in names:
+                if not os.path.islink(os.path.join(parent, name)):
+                    os.chmod(os.path.join(parent, name), 0o700)
+        shutil.rmtree(path)
+
+
+@contextmanager
+def held(folder: str) -> Generator[None]:
+    """Hold the lock of a folder, if it is one, so that nobody else replaces or sweeps it meanwhile.
+
+    A writer has the lock of what it put in place until it has removed what was there. Two seconds
+    are waited for that. Going on without the lock does no harm but that one of two writers may find
+    a folder that the other is removing, and say that it cannot replace it.
+    """
+    while True:
+        try:
+            descriptor = os.open(folder, _READ)
+        except OSError:  # it is gone, or a link
+            yield
+            return
+        try:
+            for _ in range(200):
+                if _lock(descriptor) is not False:
+                    break
+                time.sleep(0.01)
+            if _is_at(folder, descriptor):  # and not replaced while its lock was waited for
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False

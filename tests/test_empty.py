@@ -1,0 +1,71 @@
+"""Empty tensors: computed where an operation means something for them, else a located error."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import jax
+import numpy as np
+import pytest
+
+import nnef_jax
+from tests import op_cases, tract_cases
+from tests.helpers import model_of
+
+_CASES = [
+    (module, case)
+    for module in (op_cases, tract_cases)
+    for case in {case.operation: case for case in reversed(module.ALL_CASES)}.values()
+]
+
+
+@pytest.mark.parametrize(("module", "case"), _CASES, ids=lambda item: getattr(item, "name", ""))
+def test_an_axis_without_items(module: ModuleType, case: op_cases.OpCase) -> None:
+    """Of the first input, each axis in turn: traced, or refused with the operation's place."""
+    text = module.document(case)
+    shapes = {spec.name: list(spec.shape) for spec in model_of(text).inputs}
+    name = next(iter(shapes), "")
+    for axis in range(len(shapes.get(name, ()))):
+        shape = [*shapes[name][:axis], None, *shapes[name][axis + 1 :]]
+        try:
+            model = model_of(text, input_shapes={name: shape})
+            inputs = [
+                np.zeros([extent or 0 for extent in spec.shape], spec.dtype)
+                for spec in model.inputs
+            ]
+            jax.eval_shape(lambda *xs, model=model: model.apply({}, *xs), *inputs)
+        except nnef_jax.NnefError as error:
+            assert error.span is not None or isinstance(error, nnef_jax.InputError)
+
+
+NET = """version 1.0;
+graph net(x) -> (y)
+{
+    x = external(shape = [1,3,8,8]);
+    f = variable(label = 'f', shape = [4,3,3,3]);
+    c = conv(x, f);
+    p = max_pool(c, size = [1,1,2,2], stride = [1,1,2,2], padding = [(0,0),(0,0),(0,0),(0,0)]);
+    r = reshape(p, shape = [0,-1]);
+    y = softmax(r);
+}
+"""
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_a_network(optimize: bool) -> None:
+    data = {"f": np.ones((4, 3, 3, 3), np.float32)}
+    open_shapes = {"x": (None, 3, None, None)}
+    model = model_of(NET, data=data, input_shapes=open_shapes, optimize=optimize)
+    assert model(np.ones((0, 3, 8, 8), np.float32)).shape == (0, 64)
+    for shape in ((1, 3, 0, 8), (2, 3, 8, 0)):
+        with pytest.raises(nnef_jax.ShapeError, match="'conv': the window spans 3 items"):
+            model(np.ones(shape, np.float32))
+
+
+def test_what_has_no_items_to_compute_from() -> None:
+    text = """version 1.0; graph net(x) -> (y) {
+        x = external(shape = [0,3]); y = max_reduce(x, axes = [0]); }"""
+    with pytest.raises(nnef_jax.SemanticError) as caught:
+        model_of(text)(np.ones((0, 3), np.float32))
+    assert caught.value.message == "'max_reduce' cannot be computed: 'x' is empty, it is [0,3]"
+    assert caught.value.span is not None

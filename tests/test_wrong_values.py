@@ -1,0 +1,149 @@
+"""Every argument of every operation with values that nobody meant: a graph, or an NnefError.
+
+What is tried here is a sample, always the same; `wrong_values.documents` has all there is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from nnef_jax import NnefError, SemanticError
+from nnef_jax.limits import Meter
+from nnef_jax.loading import read
+from nnef_jax.summary import multiply_adds, summarise
+from tests import wrong_values
+from tests.helpers import archive, model_of
+from tests.test_tract_resources import tar
+from tests.tract_text import HEADER, error, graph
+from tests.wrong_values import document, documents, quantizations
+
+# Fragments of the standard that the dialect of tract cannot expand, or reads otherwise.
+NOT_OF_TRACT = {"separable_deconv", "avg_roi_align", "max_roi_align"}
+
+
+def tried(text: str, quant: str = "", **options: Any) -> bool:
+    """Whether a network can be read; then its summary can be made too."""
+    try:
+        graph = read(tar(wrong_values.members(text, quant)), **options)[0].graph
+    except NnefError as error:
+        assert all(e.message for e in error.errors)
+        return False
+    assert all(multiply_adds(operation) >= 0 for operation in graph.operations)
+    return True
+
+
+@pytest.mark.parametrize("tract", [True, False])
+def test_the_calls_themselves_are_right(tract: bool) -> None:
+    for call in wrong_values.calls(tract=tract):
+        text = document(call, tract=tract)
+        if tract and call.operation in NOT_OF_TRACT:
+            assert not tried(text)
+        else:
+            graph = read(tar(wrong_values.members(text)))[0].graph
+            assert "multiply-adds" in summarise(graph, (), Meter())
+
+
+@pytest.mark.parametrize(
+    ("setting", "step"),
+    [
+        ({"tract": True}, 19),
+        ({"tract": True, "is_open": False}, 23),
+        ({"tract": True, "pulsed": True}, 7),
+        ({"tract": False}, 13),
+        ({"tract": False, "is_open": False}, 29),
+    ],
+    ids=["tract", "tract-closed", "tract-pulsed", "standard", "standard-closed"],
+)
+def test_wrong_values(setting: dict[str, bool], step: int) -> None:
+    found = [tried(text) for text in itertools.islice(documents(**setting), 0, None, step)]
+    assert len(found) > 300 and 0.01 < sum(found) / len(found) < 0.9
+
+
+@pytest.mark.parametrize("quantization", ["apply", "ignore"])
+@pytest.mark.parametrize("tract", [True, False])
+def test_wrong_values_in_graph_quant(tract: bool, quantization: Any) -> None:
+    entries = itertools.islice(quantizations(tract=tract), 0, None, 5)
+    found = [tried(text, quant, quantization=quantization) for text, quant in entries]
+    assert any(found) and not all(found)
+
+
+# What was found so
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = §cast(x);",
+        "y = §cast<?>(x);",
+        "y, z = §copy_n(x, times = nan);",
+        "y = §tract_core_range(0, inf, 1);",
+        "y = §tract_core_range(nan, 3, 1);",
+        "y = §tract_core_scan('f', [('a', x, 0, nan)], [], [], [('a', 'full', 0, 1)]);",
+        "y = §tract_core_scan('f', [('a', x, nan, 1)], [], [], [('a', 'full', 0, 1)]);",
+        "y = §tract_core_scan('f', [('a', x, 0, 1)], [], [], [('a', 'full', 0, nan)]);",
+        "y = §tract_core_scan('f', [('a', x, 0, 1)], [], [], [('a', 'full', 0, 1)], skip = nan);",
+    ],
+)
+@pytest.mark.parametrize("shape", ["[2,3]", "[S,3]"])
+def test_values_that_are_none(body: str, shape: str) -> None:
+    if "range(nan" in body and "S" in shape:  # it may depend on an extent that is open
+        return
+    text = graph(body, "fragment f( a: T ) -> ( a: T ) { }", x=f"{shape} f32")
+    assert isinstance(error(text), SemanticError)
+
+
+def test_cast_by_its_generic_argument() -> None:
+    for generic, dtype in (("scalar", "float32"), ("integer", "int32"), ("logical", "bool")):
+        (output,) = model_of(graph(f"y = cast<{generic}>(x);")).outputs
+        assert output.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["bits", "signed", "symmetric"])
+@pytest.mark.parametrize("value", ["[8]", "[]", "[true]", "[8, 8]"])
+@pytest.mark.parametrize("head", ["version 1.0;\n", HEADER])
+def test_what_is_the_same_for_all_channels(name: str, value: str, head: str) -> None:
+    given = {"zero_point": 3, "scale": 0.5, "bits": 8, "signed": "true", "symmetric": "false"}
+    listed = ", ".join(f"{k} = {v}" for k, v in {**given, name: value}.items())
+    text = f"{head}graph g(x) -> (y) {{ x = external<scalar>(shape = [2]); y = relu(x); }}"
+    with pytest.raises(NnefError, match=rf"'{name}'"):
+        read(archive(graph=text, quant=f'"y": zero_point_linear_quantize({listed});'))
+
+
+# Multiply-adds
+
+
+@pytest.mark.parametrize(
+    ("call", "a", "b", "count"),
+    [
+        ("matmul(a, b)", "[]", "[]", 1),
+        ("matmul(a, b)", "[3]", "[]", 3),  # a column times a number
+        ("matmul(a, b, transposeB = true)", "[3]", "[4]", 12),
+        ("matmul(a, b, transposeA = true)", "[3]", "[3]", 3),
+        ("matmul(a, b)", "[2,3]", "[3,4]", 24),
+        ("matmul(a, b, transposeA = true)", "[5,3,2]", "[1,3,4]", 120),
+        ("linear(a, b)", "[2,3]", "[4,3]", 24),
+        ("linear(a, b)", "[]", "[]", 1),
+        ("linear(a, b)", "[6]", "[]", 6),
+        ("linear(a, b)", "[0,3]", "[4,3]", 12),  # for one item of an open batch
+    ],
+)
+def test_multiply_adds_of_products(call: str, a: str, b: str, count: int) -> None:
+    text = f"""version 1.0;
+    graph g(a, b) -> (y)
+    {{
+        a = external<scalar>(shape = {a});
+        b = external<scalar>(shape = {b});
+        y = {call};
+    }}"""
+    network = read(archive(graph=text))[0]
+    assert sum(map(multiply_adds, network.graph.operations)) == count
+    assert f"{count} multiply-adds" in summarise(network.graph, (), Meter())
+
+
+def test_multiply_adds_of_tracts_linear() -> None:
+    text = graph("y = linear(a, b);", a="[5,2,3] f32", b="[1,4,3] f32")
+    (operation,) = read(archive(graph=text))[0].graph.operations
+    assert multiply_adds(operation) == 5 * 2 * 4 * 3
