@@ -22,13 +22,10 @@ from lowering.ops import nnef  # noqa: E402
 from lowering.ops.tract import tract  # noqa: E402
 from nnef_jax.formats.tract import declarations, scan, special  # noqa: E402
 from nnef_jax.text.library import standard  # noqa: E402
-from tests import (  # noqa: E402
-    test_operations,
-    test_tract_operations,
-    torch_networks,
-    tract_cases,
-)
+from tests import torch_networks, tract_cases  # noqa: E402
+from tests.formats import test_tract_operations  # noqa: E402
 from tests.op_cases import ALL_CASES, OpCase, tensors  # noqa: E402
+from tests.operations import test_operations  # noqa: E402
 from tests.wrong_documents import SECTIONS, WrongDocument, message  # noqa: E402
 
 _OPERATIONS = """\
@@ -36,8 +33,8 @@ _OPERATIONS = """\
 
 The {count} operations of NNEF 1.0, what each is here, and what is tested of it. Nobody typed the
 tables: `python docs/generate.py` takes them from `tests/op_cases` ({cases} rows, each a use of an
-operation) and from which rows each test of `tests/test_operations.py` runs on. "yes" is at least
-one row, "-" is where the question does not arise.
+operation) and from which rows each test of `tests/operations/test_operations.py` runs on. "yes" is
+at least one row, "-" is where the question does not arise.
 
 - **kind**: a primitive, or a compound operation that the standard defines by others.
 - **run by**: a rule of its own, its definition (expanded to the operations in it), or the graph's
@@ -58,7 +55,8 @@ one row, "-" is where the question does not arise.
 difference.
 
 `external`, `variable` and `update` are tested with the networks around them, in
-`tests/test_model.py` and `tests/test_recurrent.py`, `constant` in `tests/test_numerics.py`.
+`tests/execution/test_model.py` and `tests/execution/test_recurrent.py`, `constant` in
+`tests/operations/test_numerics.py`.
 """
 
 _TRACT = """\
@@ -253,7 +251,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "tract_operations.md": tract_operations,
     "errors.md": errors,
 }
-# Not compared: tests/test_torch_networks.py holds the package to what the table says.
+# Not compared: tests/execution/test_torch_networks.py holds the package to what the table says.
 MEASURED: dict[str, Callable[[], str]] = {"pytorch.md": pytorch}
 
 

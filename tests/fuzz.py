@@ -5,8 +5,8 @@
 
 Each mutant may end in a model or an NnefError, within 10 seconds of the processor and 2 GB beside
 what the process holds before it. Whatever else comes of one is minimised and written to
-tests/regressions, which `tests/test_hostile.py` loads. The seed is printed; the same seed, count
-and number of processes make the same mutants.
+tests/regressions, which `tests/formats/test_hostile.py` loads. The seed is printed; the same seed,
+count and number of processes make the same mutants.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class TooSlowError(BaseException):
 def seeds() -> list[tuple[str, Members]]:
     """Networks that are right, with their dialect; nearly all have one operation."""
     from tests import op_cases, tract_cases
-    from tests.test_mutations import FINAL, OLD
-    from tests.test_tract_mutations import DATA, OWN
+    from tests.formats.test_tract_mutations import DATA, OWN
+    from tests.text.test_mutations import FINAL, OLD
 
     found = [("final", {"graph.nnef": op_cases.document(c).encode()}) for c in op_cases.ALL_CASES]
     found += [
@@ -156,7 +156,8 @@ def mutant(chance: random.Random, known: list[tuple[str, Members]]) -> tuple[str
 
 
 def _words_mutated(text: str, dialect: str, chance: random.Random) -> str:
-    from tests import test_mutations, test_tract_mutations
+    from tests.formats import test_tract_mutations
+    from tests.text import test_mutations
 
     if dialect == "tract":
         return test_tract_mutations.mutated(text, chance)

@@ -1,7 +1,8 @@
 """Documents and archives that are made to cost more than they should, by the class of the attack.
 
 `python -m tests.hostile` loads each at two sizes in a process of its own, within the default
-limits, and prints what it took. `tests/test_hostile.py` loads small ones within small limits.
+limits, and prints what it took. `tests/formats/test_hostile.py` loads small ones within small
+limits.
 """
 
 from __future__ import annotations

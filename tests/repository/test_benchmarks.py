@@ -202,7 +202,7 @@ def test_command_line(tmp_path: Path) -> None:
     """The whole path with the engine that is always there."""
     command = [sys.executable, "-m", "benchmarks", "--networks", "mlp", "--engines", "nnef_jax"]
     command += ["--batch", "1", "--rounds", "1", "--json", str(tmp_path / "found.json")]
-    subprocess.run(command, cwd=Path(__file__).resolve().parents[1], check=True)
+    subprocess.run(command, cwd=Path(__file__).resolve().parents[2], check=True)
     found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
     assert found["inference"][0]["network"] == "mlp"
     assert found["inference"][0]["timed"]["samples"]["nnef_jax"][0] > 0

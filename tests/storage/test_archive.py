@@ -28,7 +28,7 @@ from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import TensorFile, read_tensor, read_tensor_file, write_tensor
 from nnef_jax.storage.writer import write_archive
 
-CASES = Path(__file__).parents[2] / "shared" / "cases"
+CASES = Path(__file__).parents[3] / "shared" / "cases"
 LABELS = ("a/w", "b/v", "b/a/w", "w")
 GRAPH = b"version 1.0;\ngraph G( x ) -> ( y ) {\n%b}\n" % b"".join(
     b"v = variable(label = '%b', shape = [1]);\n" % label.encode() for label in LABELS

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 
 from tests.reference import OPERATIONS
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "cases"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "cases"
 
 
 def arguments(text: str) -> tuple[list[Any], dict[str, Any]]:

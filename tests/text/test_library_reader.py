@@ -10,7 +10,7 @@ import nnef_jax
 from lowering.location import Source
 from nnef_jax.text.library_reader import read_library
 from nnef_jax.text.parser import parse_library
-from tests.test_fast_parser import whole
+from tests.text.test_fast_parser import whole
 
 LIBRARIES = sorted(Path(nnef_jax.__file__).parent.rglob("*.nnef"))
 

@@ -15,8 +15,8 @@ from nnef_jax.limits import Meter
 from nnef_jax.loading import read
 from nnef_jax.summary import multiply_adds, summarise
 from tests import wrong_values
+from tests.formats.test_tract_resources import tar
 from tests.helpers import archive, model_of
-from tests.test_tract_resources import tar
 from tests.tract_text import HEADER, error, graph
 from tests.wrong_values import document, documents, quantizations
 

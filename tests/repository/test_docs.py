@@ -12,10 +12,10 @@ from urllib.error import URLError
 import pytest
 
 from nnef_jax.text.library import standard
-from tests import test_numerics
+from tests.operations import test_numerics
 from tests.wrong_documents import SECTIONS, WRONG_DOCUMENTS, WrongDocument, message
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def script(path: Path) -> ModuleType:
@@ -142,8 +142,8 @@ def test_every_page_with_python_is_run() -> None:
 
 def test_each_promise_of_security_names_a_test_that_is_there() -> None:
     text = (DOCS / "security.md").read_text(encoding="utf-8")
-    tests = Path(__file__).resolve().parent
-    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
+    tests = Path(__file__).resolve().parents[1]
+    named = re.findall(r"`(\w+/test_\w+\.py)::(test_\w+)`", text)
     assert len(named) >= 10
     for file, function in named:
         assert f"def {function}(" in (tests / file).read_text(encoding="utf-8"), function

@@ -44,7 +44,7 @@ def test_every_declared_operation_has_a_rule_and_a_case() -> None:
             if operation in special.FORMS or operation == scan.KIND:
                 continue  # tested by the documents around them
             if operation == "tract_core_complex_to_inner_dim":
-                continue  # no row has complex operands: tests/test_tract_complex.py
+                continue  # no row has complex operands: tests/formats/test_tract_complex.py
             assert operation in tract, f"{operation} has no rule"
             assert operation in tested, f"{operation} has no case"
 

@@ -15,7 +15,7 @@ from nnef_jax.formats.tract.document import Document
 from nnef_jax.formats.tract.fast_parser import flat_statements
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import open_archive
-from tests.test_fast_parser import whole
+from tests.text.test_fast_parser import whole
 
 TEXT = """version 1.0;
 extension tract_registry tract_core;
@@ -41,7 +41,7 @@ graph net( x, k ) -> ( y )
         + 1.0;
 }
 """
-ARCHIVES = sorted(Path(__file__).parent.glob("*/*.nnef.tgz"))
+ARCHIVES = sorted(Path(__file__).parents[1].glob("*/*.nnef.tgz"))
 
 
 def read(text: str) -> Document:

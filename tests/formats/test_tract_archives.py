@@ -12,7 +12,7 @@ import pytest
 
 import nnef_jax
 
-FOLDER = Path(__file__).resolve().parent / "tract_archives"
+FOLDER = Path(__file__).resolve().parents[1] / "tract_archives"
 NAMES = sorted(path.name.removesuffix(".nnef.tgz") for path in FOLDER.glob("*.nnef.tgz"))
 STREAMS = [name for name in NAMES if name.startswith("stream_")]
 WHOLE = [name for name in NAMES if name not in STREAMS]

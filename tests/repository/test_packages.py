@@ -12,7 +12,7 @@ import pytest
 
 import nnef_jax
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def imported(path: Path) -> set[str]:

@@ -21,7 +21,7 @@ from nnef_jax.limits import Limits, Meter
 from nnef_jax.storage import bitstream, files
 from nnef_jax.storage.tensorfile import read_tensor, read_tensor_file, write_tensor
 
-CASES = Path(__file__).parents[2] / "shared" / "cases"
+CASES = Path(__file__).parents[3] / "shared" / "cases"
 FLOAT, UINT, QUINT, QINT, INT, BOOL = range(6)
 VALUES = np.array([[1.5, -2.0, 0.25], [3.0, 1e-3, -0.0]], np.float32)
 

@@ -15,7 +15,7 @@ import pytest
 import nnef_jax
 from tests.conftest import SHARED_CASES
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DIGITS = EXAMPLES / "digits"
 SCANS = sorted((DIGITS / "scans").glob("*.png"))
 LABELS = np.array([int(path.name.split("_")[0]) for path in SCANS])

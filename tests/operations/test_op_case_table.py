@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from tests.op_cases import ALL_CASES, OpCase, bind, document, evaluate, expected, inputs, tensors
 from tests.reference import OPERATIONS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BY_NAME = {case.name: case for case in ALL_CASES}
 GRAPH_ONLY = {"external", "constant", "variable", "update"}
 

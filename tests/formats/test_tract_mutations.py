@@ -134,7 +134,7 @@ DATA: dict[str, Any] = {
     "w": np.ones((2, 2, 3), np.float32),
 }
 OWN = (EXPORTED, WRITTEN, PULSED)
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "cases" / "tract"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "cases" / "tract"
 NAMES = (
     "op_lstm_bidi_2l",
     "dyn_cumsum_topk",

@@ -1,0 +1,1 @@
+"""Models: calls, state, compilation, optimisation, whole networks."""

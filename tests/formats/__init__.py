@@ -1,0 +1,1 @@
+"""What reads and writes formats: tract's dialect, graph.quant, conversion; hostile documents."""

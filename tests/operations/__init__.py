@@ -1,0 +1,1 @@
+"""The table of operations: values, gradients, batches; the reference; decided numerics."""

@@ -1,0 +1,1 @@
+"""The repository itself: docs, examples, packages, benchmarks."""

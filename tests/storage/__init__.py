@@ -1,0 +1,1 @@
+"""Bytes: archives, folders, tensor files, checked files, saves."""

@@ -1,0 +1,1 @@
+"""Reading the text of the standard: parsing, checks, flattening, printing."""
