@@ -230,8 +230,8 @@ def _read_tract(
     rounds: bool,
     progress: Progress | None,
 ) -> Network:
-    from nnef_jax.formats.tract.data import Resources
     from nnef_jax.formats.tract.frontend import TractFrontend
+    from nnef_jax.formats.tract.resources import Resources
 
     resources = Resources(archive, options.meter)
     frontend = TractFrontend(text, resources, options, rounds=rounds, progress=progress)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnef_jax.errors import ArchiveError, DataError, LimitError, NnefError, UnsupportedError
-from nnef_jax.formats.tract.data import Resources, as_dtype
+from nnef_jax.formats.tract.resources import Resources, as_dtype
 from nnef_jax.limits import Limits, Meter
 from nnef_jax.storage.archive import open_archive
 from tests.tract_files import GRAPH, floats, tar

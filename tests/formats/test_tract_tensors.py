@@ -18,7 +18,7 @@ from nnef_jax.dequantization import dequantize
 from nnef_jax.errors import DataError, LimitError, NnefError, UnsupportedError
 from nnef_jax.formats.tract import blocks
 from nnef_jax.formats.tract.quantization import read_quantization
-from nnef_jax.formats.tract.tensors import StoredTensor, read_tensor_file
+from nnef_jax.formats.tract.tensor_file import StoredTensor, read_tensor_file
 from nnef_jax.limits import Limits, Meter
 from nnef_jax.storage.archive import open_archive
 from tests.conftest import SHARED_CASES
@@ -327,7 +327,7 @@ FORMATS = {"q4_0": blocks.Q4_0, "old q4_0": blocks.OLD_Q4_0, "q8_1": blocks.Q8_1
 
 
 @pytest.mark.parametrize("format", list(FORMATS.values()), ids=FORMATS)
-def test_encoding_is_as_near_as_the_steps(format: blocks.Format) -> None:
+def test_encoding_is_as_near_as_the_steps(format: blocks.BlockFormat) -> None:
     values = np.random.default_rng(0).normal(size=(6, 32)).astype(np.float32)
     values[2] = 0
     data = blocks.encode(values, format)

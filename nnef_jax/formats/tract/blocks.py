@@ -29,7 +29,7 @@ _LARGEST_CODES = np.array([-8, 7, -7, 6, -6, 5, -5, 4, -4, 3, -3, 2, -2, 1, -1],
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class BlockFormat:
     """A format of blocks; `decode` and `encode` take and give blocks along axis 0."""
 
     name: str
@@ -38,14 +38,14 @@ class Format:
     encode: Callable[[_Reals], _Codes]
 
 
-def decode(data: memoryview, format: Format) -> _Reals:
+def decode(data: memoryview, format: BlockFormat) -> _Reals:
     """The numbers of some blocks, [items]; the data must be a whole number of blocks."""
     blocks = np.frombuffer(data, np.uint8).reshape(-1, format.bytes)
     with np.errstate(invalid="ignore"):  # a scale that is infinite, times 0
         return format.decode(blocks).reshape(-1)
 
 
-def encode(values: NDArray[Any], format: Format) -> bytes:
+def encode(values: NDArray[Any], format: BlockFormat) -> bytes:
     """The blocks that hold some numbers, a multiple of 32 of them, as nearly as they can.
 
     What `decode` gave is encoded without loss in Q4_0. Raises DataError for numbers that are not
@@ -111,9 +111,9 @@ def _encode_q8_1(blocks: _Reals) -> _Codes:
     return np.concatenate([_bytes(scale), _bytes(total), codes.astype(np.int8).view(np.uint8)], 1)
 
 
-Q4_0 = Format("q4_0", 18, _decode_q4_0, _encode_q4_0)
-OLD_Q4_0 = Format("q4_0", 18, _decode_old_q4_0, _encode_old_q4_0)
-Q8_1 = Format("q8_1", 36, _decode_q8_1, _encode_q8_1)
+Q4_0 = BlockFormat("q4_0", 18, _decode_q4_0, _encode_q4_0)
+OLD_Q4_0 = BlockFormat("q4_0", 18, _decode_old_q4_0, _encode_old_q4_0)
+Q8_1 = BlockFormat("q8_1", 36, _decode_q8_1, _encode_q8_1)
 
 # By the item types of vendor 'TR'. tract writes Q8_1 under another number than it reads.
 FORMATS = {0x3040: Q4_0, 0x2040: OLD_Q4_0, 0x3080: Q8_1, 0x3081: Q8_1}

@@ -18,7 +18,7 @@ from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.tract import datum, declarations
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.formats.tract.host import Host, NotFolded, boxes, fold, host, integers, is_plain
-from nnef_jax.formats.tract.unify import (
+from nnef_jax.formats.tract.promotion import (
     Defaults,
     common_dtype,
     converted,

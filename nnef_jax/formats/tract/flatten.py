@@ -2,7 +2,7 @@
 
 Names may be assigned again, the last value counts. Values that follow from shapes stay on the host
 (`host`), so that they can be shapes again; operations on tensors go into the graph, with the casts
-that the dialect leaves to its reader (`unify`).
+that the dialect leaves to its reader (`promotion`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.formats.tract import codes, declarations, special, symbols
 from nnef_jax.formats.tract.arguments import attribute, bind
-from nnef_jax.formats.tract.data import Resources
 from nnef_jax.formats.tract.document import Document
 from nnef_jax.formats.tract.emission import Results, TractEmitter, weight
 from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization, step_of
+from nnef_jax.formats.tract.resources import Resources
 from nnef_jax.formats.tract.symbolic import symbolic_shape
 from nnef_jax.formats.tract.unsupported import refuse_readers_of_padding, refuse_unsupported
 from nnef_jax.limits import BINDING, CALL, ERROR, within_memory

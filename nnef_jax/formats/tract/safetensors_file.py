@@ -17,7 +17,7 @@ import numpy as np
 from lowering.location import Source
 from nnef_jax.errors import DataError, UnsupportedError
 from nnef_jax.formats.tract.json_documents import read_json
-from nnef_jax.formats.tract.tensors import StoredTensor, datum_of
+from nnef_jax.formats.tract.tensor_file import StoredTensor, datum_of
 from nnef_jax.limits import Meter
 from nnef_jax.storage.tensorfile import shaped
 

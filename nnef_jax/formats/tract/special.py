@@ -18,8 +18,8 @@ from nnef_jax.formats.tract import datum, pulse, scan
 from nnef_jax.formats.tract import host as h
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.formats.tract.codes import codes_of
-from nnef_jax.formats.tract.data import as_dtype
-from nnef_jax.formats.tract.unify import converted
+from nnef_jax.formats.tract.promotion import converted
+from nnef_jax.formats.tract.resources import as_dtype
 from nnef_jax.text import syntax as s
 from nnef_jax.text.tensors import external_type
 from nnef_jax.text.types import INTEGER, STRING, ArrayOf

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lowering.extents import Shape, show
 from nnef_jax.errors import DataError, UnsupportedError
-from nnef_jax.formats.tract.blocks import BLOCK, FORMATS, Format, decode
+from nnef_jax.formats.tract.blocks import BLOCK, FORMATS, BlockFormat, decode
 from nnef_jax.limits import Meter
 from nnef_jax.storage import tensorfile
 from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, shaped
@@ -129,7 +129,7 @@ def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> mem
 
 
 def _blocks(
-    data: memoryview, header: FinalHeader, format: Format, name: str, meter: Meter
+    data: memoryview, header: FinalHeader, format: BlockFormat, name: str, meter: Meter
 ) -> StoredTensor:
     items = math.prod(header.shape)
     if math.prod(header.shape[1:]) % BLOCK:

@@ -12,7 +12,7 @@ from lowering.location import Source
 from nnef_jax.errors import ArchiveError, LimitError
 from nnef_jax.formats.tract.json_documents import Json, read_json, value_at
 from nnef_jax.formats.tract.safetensors_file import SUFFIX, SafetensorsFile
-from nnef_jax.formats.tract.tensors import StoredTensor, read_tensor_file
+from nnef_jax.formats.tract.tensor_file import StoredTensor, read_tensor_file
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive, open_archive
 from nnef_jax.storage.labels import member_of
