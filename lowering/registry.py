@@ -1,9 +1,9 @@
 """Which rule lowers which operation. A dialect or a user lays one registry over another.
 
-A rule has two facets, kept side by side: `infer` says the types of the results from the types of
+A rule has three facets, kept side by side: `infer` says the types of the results from the types of
 the operands (and refuses arguments that break the operation's rules), `lower` computes the results
-under JAX tracing. Both take the operands and attributes under the names that the standard gives
-them; a name that Python reserves gets an underscore (`lambda_`).
+under JAX tracing, `work` counts their multiply-adds. They take the operands and attributes under
+the names that the standard gives them; a name that Python reserves gets an underscore (`lambda_`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ class Rule:
     `infer(**types_and_attributes)` returns a `TensorType` for one result, a list for a result
     array, a tuple of these for several results; `lower(**arrays_and_attributes)` returns arrays in
     the same structure, and takes `ctx`, a `lowering.trace.Context`, where `wants_context`.
+
+    `work` takes what it names: types and attributes with 1 for unknown extents, `result`, the type
+    of the first result, and `registry`, for an operation that repeats a graph. None stands for 0.
     """
 
     kind: str
@@ -33,6 +36,8 @@ class Rule:
     parameters: tuple[str, ...]  # their names, as the standard writes them
     wants_context: bool
     not_differentiable: str = ""  # the reason, where it is not
+    work: Callable[..., int] | None = None
+    work_reads: tuple[str, ...] = ()  # the names of what it takes
 
 
 class Registry:
@@ -42,7 +47,12 @@ class Registry:
         self._rules: dict[str, Rule] = dict(rules or {})
 
     def rule(
-        self, kind: str, infer: Callable[..., Types], *, not_differentiable: str = ""
+        self,
+        kind: str,
+        infer: Callable[..., Types],
+        *,
+        work: Callable[..., int] | None = None,
+        not_differentiable: str = "",
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that makes a function the rule of an operation; a second one is an error."""
 
@@ -54,8 +64,12 @@ class Registry:
             inferred = _standard_names(inspect.signature(infer).parameters)
             if inferred != names:
                 raise TypeError(f"rule of '{kind}': infer takes {inferred}, lower takes {names}")
-            wants_context = "ctx" in lowered
-            self._rules[kind] = Rule(kind, infer, lower, names, wants_context, not_differentiable)
+            reads = _standard_names(inspect.signature(work).parameters) if work else ()
+            if unknown := set(reads) - {*names, "result", "registry"}:
+                raise TypeError(f"rule of '{kind}': work takes {unknown}, lower does not")
+            self._rules[kind] = Rule(
+                kind, infer, lower, names, "ctx" in lowered, not_differentiable, work, reads
+            )
             return lower
 
         return register

@@ -6,9 +6,10 @@ from typing import Any
 
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Graph, Value
+from lowering.work import multiply_adds
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
-from nnef_jax.summary import multiply_adds, summarise
+from nnef_jax.summary import summarise
 
 
 def describe(network: Network) -> str:
@@ -21,12 +22,12 @@ def describe(network: Network) -> str:
     lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
     head = "\n".join(f"{name:<16}{text}" for name, text in lines)
     meter = Meter(network.options.meter.limits)
-    return f"{head}\n\n{summarise(graph, network.unused, meter)}"
+    return f"{head}\n\n{summarise(graph, network.options.registry, network.unused, meter)}"
 
 
 def description(network: Network) -> dict[str, Any]:
     """The same as an object for JSON; an extent or count that is not known is null."""
-    graph = network.graph
+    graph, registry = network.graph, network.options.registry
     return {
         "name": graph.name,
         "dialect": network.frontend.dialect,
@@ -39,7 +40,7 @@ def description(network: Network) -> dict[str, Any]:
                 "name": operation.name,
                 "kind": operation.kind,
                 "results": [_tensor(value.name, value) for value in operation.writes()],
-                "multiply_adds": _known(multiply_adds(operation)),
+                "multiply_adds": multiply_adds(operation, registry),
             }
             for operation in graph.operations
         ],

@@ -82,8 +82,9 @@ class Model:
         """A table: name, operation, shape, dtype, parameters and multiply-adds of each line."""
         from nnef_jax.summary import summarise
 
-        meter = Meter(self._network.options.meter.limits)
-        return summarise(self.graph, self._network.unused, meter)
+        options = self._network.options
+        meter = Meter(options.meter.limits)
+        return summarise(self.graph, options.registry, self._network.unused, meter)
 
     # Running it
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from lowering.extents import UNKNOWN, Shape, is_known, show, volume
-from lowering.graph import Graph, Operation, Value
-from lowering.ops.typing import padded
+from lowering.extents import is_known, show, volume
+from lowering.graph import Graph
+from lowering.registry import Registry
+from lowering.work import multiply_adds
 from nnef_jax.limits import ROW, Meter
 
 _Row = tuple[str, str, str, str, str, str]
@@ -15,7 +16,7 @@ _NUMBERS = 2  # columns, the last, that are aligned to the right
 _WIDEST = 60  # that a column is made; what is longer in it stays as it is
 
 
-def summarise(graph: Graph, unused: Collection[str], meter: Meter) -> str:
+def summarise(graph: Graph, registry: Registry, unused: Collection[str], meter: Meter) -> str:
     """A table with a line for each operation: name, kind, shape, dtype, parameters, multiply-adds.
 
     Parameters that are `unused`, by label, follow in lines of their own.
@@ -24,7 +25,8 @@ def summarise(graph: Graph, unused: Collection[str], meter: Meter) -> str:
     batch. Raises LimitError where there are more rows than the meter allows.
     """
     rows: list[_Row] = []
-    for row in _rows(graph, unused):
+    work = [multiply_adds(operation, registry) for operation in graph.operations]
+    for row in _rows(graph, work, unused):
         meter.spend(ROW, graph.name)
         rows.append(row)
     widths = [min(_WIDEST, max(map(len, column))) for column in zip(_HEAD, *rows, strict=True)]
@@ -33,23 +35,21 @@ def summarise(graph: Graph, unused: Collection[str], meter: Meter) -> str:
     sizes = {p.label: volume(p.value.type.shape) for p in graph.parameters}
     spare = sum(size for label, size in sizes.items() if label in unused)
     state = sum(volume(s.value.type.shape) for s in graph.states)
-    total = sum(map(multiply_adds, graph.operations))
     parts = [f"{sum(sizes.values()) - spare:,} parameters"]
     parts += [f"{spare:,} unused"] if spare else []
     parts += [f"{state:,} state"] if state else []
     is_open = any(not is_known(value.type.shape) for value in graph.inputs)
-    parts += [f"{total:,} multiply-adds" + (" with open extents 1" if is_open else "")]
+    parts += [f"{sum(work):,} multiply-adds" + (" with open extents 1" if is_open else "")]
     return "\n".join([graph.name, "", *lines, "", ", ".join(parts)])
 
 
-def _rows(graph: Graph, unused: Collection[str]) -> Iterator[_Row]:
+def _rows(graph: Graph, counts: Iterable[int], unused: Collection[str]) -> Iterator[_Row]:
     for value in graph.inputs:
         yield (value.name, "external", show(value.type.shape), value.type.dtype, "", "")
     sizes = {p.value: volume(p.value.type.shape) for p in graph.parameters if p.label not in unused}
-    for operation in graph.operations:
+    for operation, work in zip(graph.operations, counts, strict=True):
         # A parameter counts for the first operation that reads it.
         count = sum(sizes.pop(value, 0) for value in operation.reads())
-        work = multiply_adds(operation)
         kind, numbers = operation.kind, (_number(count), _number(work))
         for value in operation.writes():
             yield (value.name, kind, show(value.type.shape), value.type.dtype, *numbers)
@@ -68,41 +68,6 @@ def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
         for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
     return "  ".join(aligned).rstrip()
-
-
-def multiply_adds(operation: Operation) -> int:
-    """The multiply-adds of a convolution or matrix product, else 0; unknown extents are 1."""
-    result = next(operation.writes(), None)
-    operands = {name: x.type.shape for name, x in operation.operands if isinstance(x, Value)}
-    attributes: Mapping[str, object] = dict(operation.attributes)
-    if result is None:
-        return 0
-    match operation.kind:
-        case "conv" if "filter" in operands:
-            return _size(result.type.shape) * _size(operands["filter"][1:])
-        case "deconv" if {"input", "filter"} <= operands.keys():
-            return _size(operands["input"]) * _size(operands["filter"][1:])
-        case "matmul":
-            transposed = bool(attributes["transposeA"]), bool(attributes["transposeB"])
-            return _product(result, operands.get("A", ()), operands.get("B", ()), *transposed)
-        case "linear":
-            left, right = operands.get("input", ()), operands.get("filter", ())
-            return _product(result, left, right, False, True)
-        case _:
-            return 0
-
-
-def _product(
-    result: Value, left: Shape, right: Shape, transpose_left: bool, transpose_right: bool
-) -> int:
-    """The multiply-adds of products of matrices; a vector is a column, a number is both."""
-    columns = padded(left, 2)[-2 if transpose_left else -1]
-    rows = padded(right, 2)[-1 if transpose_right else -2]
-    return _size((*result.type.shape, rows if columns is UNKNOWN else columns))
-
-
-def _size(shape: Shape) -> int:
-    return volume(1 if extent is UNKNOWN else extent for extent in shape)
 
 
 def _number(count: int) -> str:

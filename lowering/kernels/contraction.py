@@ -12,11 +12,12 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, differ, show
+from lowering.extents import UNKNOWN, Shape, differ, show, volume
 from lowering.kernels.products import left_operand_anywhere
 
 
@@ -80,6 +81,42 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
                     hint="the extents of one letter must be equal, or 1",
                 )
     return extents
+
+
+def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> int:
+    """The products that `contract` takes, two operands at a time in its order.
+
+    What one operand alone is summed over is summed first, as in `contract`.
+    """
+    extents = _extents(shapes, terms)
+    left = [
+        {x for x, extent in zip(term, shape, strict=True) if extent == extents[x]}
+        for term, shape in zip(terms, shapes, strict=True)
+    ]
+    total = 0
+    for pair in _order(left, output, extents):
+        operands = [left.pop(place) for place in sorted(pair, reverse=True)]
+        others = set(output).union(*left)
+        letters = set[str]()
+        for k, operand in enumerate(operands):
+            letters |= operand & others.union(*operands[:k], *operands[k + 1 :])
+        if len(operands) > 1:
+            total += volume(extents[letter] for letter in letters)
+        left.append(letters & others)
+    return total
+
+
+def _order(terms: Sequence[set[str]], output: str, extents: dict[str, int]) -> list[Any]:
+    """The places of the operands that `jnp.einsum` takes together; each result goes to the end."""
+    if len(terms) <= 2:
+        return [tuple(range(len(terms)))]
+    names = dict(zip(extents, string.ascii_letters, strict=False))
+    equation = ",".join("".join(names.get(x, x) for x in term) for term in terms)
+    result = "".join(names[x] for x in output if x in names)
+    arrays: list[Any] = [
+        jax.ShapeDtypeStruct([extents[letter] for letter in term], jnp.float32) for term in terms
+    ]
+    return jnp.einsum_path(f"{equation}->{result}", *arrays)[0]
 
 
 def contract(

@@ -19,7 +19,7 @@ numpy arrays, computed on the host, unless start and end of the region are trace
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.extents import Shape, volume
 from lowering.kernels import interpolation
 
 CROP = "tf_crop_and_resize"
@@ -124,6 +125,16 @@ def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> A
     return _weighted(x, axis, *_weights(where, extent, scale, method))
 
 
+def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int:
+    """The products with weights in resizing one axis after another, those that change."""
+    total, result = 0, list(shape)
+    for axis, (extent, wanted) in enumerate(zip(shape, lengths, strict=True)):
+        result[axis] = int(wanted)
+        if method.interpolator != "nearest" and extent not in (0, wanted):
+            total += volume(result) * len(_taps(wanted / extent, method))
+    return total
+
+
 def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
     xp, extent = where.__array_namespace__(), x.shape[axis]
     items = _ROUND[mode](xp, where, (xp.abs(where) + 1) * _STORED)
@@ -139,15 +150,10 @@ def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
 
 
 def _weights(where: Any, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
-    """The items that each place is made of and their weights, both (count, taps).
-
-    An antialiasing kernel is as wide as the items of the result are apart in the input.
-    """
+    """The items that each place is made of and their weights, both (count, taps)."""
     xp = where.__array_namespace__()
-    shrink = min(scale, 1.0) if method.antialias else 1.0
-    reach = (1 if method.interpolator == "linear" else 2) / shrink
-    first = math.floor(-reach) + 1
-    taps = np.arange(first, 2 - first)[None, :]
+    shrink = _shrink(scale, method)
+    taps = np.array(_taps(scale, method))[None, :]
     items = xp.floor(where)[:, None] + taps.astype(where.dtype)
     distance = xp.abs(items - where[:, None]) * shrink
     if method.interpolator == "linear":
@@ -159,6 +165,19 @@ def _weights(where: Any, extent: int, scale: float, method: Method) -> tuple[Any
     total = xp.sum(weights, axis=1, keepdims=True)
     weights = weights / xp.where(total == 0, 1.0, total)
     return xp.clip(items, 0, extent - 1).astype(np.int32), weights
+
+
+def _shrink(scale: float, method: Method) -> float:
+    """How far apart items are in the kernel: the one of antialiasing is as wide as those of the
+    result are apart in the input."""
+    return min(scale, 1.0) if method.antialias else 1.0
+
+
+def _taps(scale: float, method: Method) -> range:
+    """The items under the kernel, counted from the one before a place."""
+    reach = (1 if method.interpolator == "linear" else 2) / _shrink(scale, method)
+    first = math.floor(-reach) + 1
+    return range(first, 2 - first)
 
 
 def cubic_kernel(distance: Any, a: float) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from jax import Array
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show
+from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels import conv as kernels
 from lowering.kernels.broadcast import expand
@@ -58,7 +58,12 @@ def _conv_type(
     return TensorType((input.shape[0], filter.shape[0], *windows.downscaled), input.dtype)
 
 
-@nnef.rule("conv", _conv_type)
+def conv_work(result: TensorType, filter: TensorType) -> int:
+    """A product for each item of the result and each of the filter that makes it."""
+    return volume(result.shape) * volume(filter.shape[1:])
+
+
+@nnef.rule("conv", _conv_type, work=conv_work)
 def conv(
     ctx: Context,
     input: Array,
@@ -117,7 +122,11 @@ def _deconv_type(
     return TensorType((input.shape[0], channels, *windows.upscaled), input.dtype)
 
 
-@nnef.rule("deconv", _deconv_type)
+def _deconv_work(input: TensorType, filter: TensorType) -> int:
+    return volume(input.shape) * volume(filter.shape[1:])
+
+
+@nnef.rule("deconv", _deconv_type, work=_deconv_work)
 def deconv(
     ctx: Context,
     input: Array,

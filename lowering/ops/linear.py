@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lowering.errors import InvalidShape
-from lowering.extents import Shape, differ, show
+from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.accumulation import accumulator
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
@@ -55,7 +55,15 @@ def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: boo
     return TensorType(shape, A.dtype)
 
 
-@nnef.rule("matmul", _matmul_type)
+def matmul_work(
+    result: TensorType, A: TensorType, B: TensorType, transposeA: bool, transposeB: bool
+) -> int:
+    """A product for each item of the result and each item of a row; one extent may be unknown."""
+    left, right = matrix_shape(A.shape, transposeA), matrix_shape(B.shape, transposeB)
+    return volume(result.shape) * max(left[-1], right[-2])
+
+
+@nnef.rule("matmul", _matmul_type, work=matmul_work)
 def matmul(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> Array:
     """The products of the matrices in the last two axes; the leading axes broadcast.
 
@@ -88,7 +96,12 @@ def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> Ten
     return output
 
 
-@nnef.rule("linear", _linear_type)
+def linear_work(result: TensorType, input: TensorType, filter: TensorType) -> int:
+    """That of the product of the input with the transposed filter."""
+    return matmul_work(result, input, filter, False, True)
+
+
+@nnef.rule("linear", _linear_type, work=linear_work)
 def linear(ctx: Context, input: Any, filter: Any, bias: Any) -> Array:
     """The product of the input with the transposed filter, plus the bias."""
     product = _product(ctx, input, filter, False, True)

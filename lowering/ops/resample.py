@@ -15,7 +15,7 @@ from __future__ import annotations
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show
+from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels import interpolation
 from lowering.kernels.windows import BORDERS, require_border, require_positive
@@ -83,7 +83,15 @@ def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str
     return output
 
 
-@nnef.rule("multilinear_upsample", _multilinear_type)
+def _multilinear_work(input: TensorType, factor: Shape) -> int:
+    total, count = 0, volume(input.shape)
+    for f in factor:
+        count *= f
+        total += 2 * count if f > 1 else 0
+    return total
+
+
+@nnef.rule("multilinear_upsample", _multilinear_type, work=_multilinear_work)
 def multilinear_upsample(input: Array, factor: Shape, method: str, border: str) -> Array:
     """Linear interpolation in each spatial dimension."""
     for axis, f in enumerate(factor, 2):

@@ -32,7 +32,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show
+from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.interpolation import bilinear
 from lowering.kernels.windows import lowest, require_positive
@@ -101,7 +101,11 @@ def _resample_type(
     return _roi_type(input, rois, batch_index, output_size)
 
 
-@nnef.rule("roi_resample", _resample_type)
+def _resample_work(result: TensorType) -> int:
+    return 4 * volume(result.shape)
+
+
+@nnef.rule("roi_resample", _resample_type, work=_resample_work)
 def roi_resample(
     input: Array, rois: Array, batch_index: Array, output_size: Shape, method: str
 ) -> Array:

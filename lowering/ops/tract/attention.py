@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show
+from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.precision import widened
@@ -101,7 +101,13 @@ def _sdpa_type(
     return TensorType((*batch, heads, queries, v.shape[-1]), q.dtype)
 
 
-@tract.rule("tract_transformers_sdpa", _sdpa_type)
+def _sdpa_work(result: TensorType, k: TensorType, v: TensorType) -> int:
+    # A query meets all keys and values, also those that a mask hides.
+    items = k.shape[-1] + v.shape[-1]
+    return volume(result.shape[:-1]) * max(k.shape[-2], v.shape[-2]) * items
+
+
+@tract.rule("tract_transformers_sdpa", _sdpa_type, work=_sdpa_work)
 def sdpa(
     ctx: Context,
     q: Any,

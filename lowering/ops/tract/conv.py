@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show
+from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels import conv as kernels
 from lowering.kernels.accumulation import accumulator
@@ -32,6 +32,7 @@ from lowering.kernels.windows import (
     require_reverse,
     reverse,
 )
+from lowering.ops.conv import conv_work
 from lowering.ops.registries import tract
 from lowering.ops.tract.typing import require_ordered
 from lowering.ops.typing import is_integer, require_length, require_real, require_same_dtype
@@ -77,7 +78,7 @@ def conv_shape(
     return (input[0], filter[0], *windows.downscaled)
 
 
-@tract.rule("conv", _conv_type)
+@tract.rule("conv", _conv_type, work=conv_work)
 def conv(
     ctx: Context,
     input: Any,
@@ -150,7 +151,12 @@ def _deconv_type(
     return TensorType((input.shape[0], filter.shape[0], *windows.upscaled), input.dtype)
 
 
-@tract.rule("deconv", _deconv_type)
+def _deconv_work(input: TensorType, filter: TensorType, groups: int) -> int:
+    groups = _group_count(input.shape, filter.shape, groups)
+    return volume(input.shape) * filter.shape[0] // groups * volume(filter.shape[2:])
+
+
+@tract.rule("deconv", _deconv_type, work=_deconv_work)
 def deconv(
     ctx: Context,
     input: Any,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, shapes_differ, show
+from lowering.extents import Shape, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import wide_dtype
 from lowering.ops.registries import tract
@@ -86,7 +86,15 @@ def _moe_type(
     return x
 
 
-@tract.rule("tract_moe_ffn", _moe_type)
+def _moe_work(x: TensorType, w1: TensorType, w3: TensorType, w2_bias: TensorType) -> int:
+    # All experts see all tokens: the logits, two or three products, and the sum of the biases.
+    experts, items = w1.shape[0], x.shape[-1]
+    products = volume(w1.shape) * (2 if w3 == ABSENT else 3)
+    rows = experts * items * (1 if w2_bias == ABSENT else 2)
+    return volume(x.shape[:-1]) * (products + rows)
+
+
+@tract.rule("tract_moe_ffn", _moe_type, work=_moe_work)
 def moe_ffn(
     ctx: Context,
     x: Any,

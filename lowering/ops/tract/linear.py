@@ -48,7 +48,7 @@ def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: boo
     return TensorType(shape, A.dtype)
 
 
-tract.rule("matmul", _matmul_type)(standard.matmul)
+tract.rule("matmul", _matmul_type, work=standard.matmul_work)(standard.matmul)
 
 
 def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> TensorType:
@@ -66,7 +66,7 @@ def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> Ten
     return output
 
 
-tract.rule("linear", _linear_type)(standard.linear)
+tract.rule("linear", _linear_type, work=standard.linear_work)(standard.linear)
 
 
 def _einsum_type(inputs: list[TensorType], expr: str, acc: str, output: str) -> TensorType:
@@ -83,7 +83,13 @@ def _einsum_type(inputs: list[TensorType], expr: str, acc: str, output: str) -> 
     return TensorType(shape, output or acc)
 
 
-@tract.rule("tract_core_einsum", _einsum_type)
+def einsum_work(inputs: list[TensorType], expr: str) -> int:
+    """The products of the inputs in pairs, in the order in which they are computed."""
+    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
+    return contraction.multiply_adds([x.shape for x in inputs], terms[: len(inputs)], result)
+
+
+@tract.rule("tract_core_einsum", _einsum_type, work=einsum_work)
 def einsum(ctx: Context, inputs: Sequence[Any], expr: str, acc: str, output: str) -> Array:
     """The products of all inputs, summed over the letters that the result does not have.
 
@@ -142,7 +148,13 @@ def _legacy_type(A: TensorType, B: TensorType, axes: tuple[int, ...]) -> TensorT
     return TensorType(contraction.contracted_shape((A.shape, B.shape), (a, b), c), A.dtype)
 
 
-@tract.rule("tract_core_matmul", _legacy_type)
+def legacy_work(A: TensorType, B: TensorType, axes: tuple[int, ...]) -> int:
+    """A product for each m, k and n, and each item of the batch."""
+    a, b, c = legacy_terms(axes, len(A.shape))
+    return contraction.multiply_adds((A.shape, B.shape), (a, b), c)
+
+
+@tract.rule("tract_core_matmul", _legacy_type, work=legacy_work)
 def legacy_matmul(ctx: Context, A: Any, B: Any, axes: tuple[int, ...]) -> Array:
     """The products of matrices on the axes [a_m,a_k,b_k,b_n,c_m,c_n]; all others broadcast."""
     a, b, c = legacy_terms(axes, A.ndim)

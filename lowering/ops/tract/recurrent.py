@@ -136,7 +136,11 @@ def _gru_seq_type(
     return sequence, TensorType((batch, 1, hidden), x.dtype)
 
 
-@tract.rule("tract_core_gru_seq", _gru_seq_type)
+def _gru_seq_work(x: TensorType, w: TensorType, r: TensorType, projected: bool) -> int:
+    return volume(x.shape[:2]) * (volume(r.shape) + (0 if projected else volume(w.shape)))
+
+
+@tract.rule("tract_core_gru_seq", _gru_seq_type, work=_gru_seq_work)
 def gru_seq(
     ctx: Context,
     x: Any,
@@ -196,7 +200,11 @@ def _conv_type(
     return input, initial_state
 
 
-@tract.rule("tract_transformers_causal_conv1d_update", _conv_type)
+def _conv_work(input: TensorType) -> int:
+    return volume(input.shape) * _TAPS
+
+
+@tract.rule("tract_transformers_causal_conv1d_update", _conv_type, work=_conv_work)
 def causal_conv1d_update(input: Any, weight: Any, initial_state: Any) -> tuple[Array, Array]:
     """silu of the convolution of each channel with its own filter, and the last inputs.
 
@@ -244,7 +252,12 @@ def _delta_type(
     return TensorType(value.shape, query.dtype), initial_state
 
 
-@tract.rule("tract_transformers_gdn_recurrent", _delta_type)
+def _delta_work(value: TensorType) -> int:
+    # In each step the state is read by the key, changed by an outer product, read by the query.
+    return volume(value.shape) * value.shape[-1] * 3
+
+
+@tract.rule("tract_transformers_gdn_recurrent", _delta_type, work=_delta_work)
 def gdn_recurrent(
     ctx: Context, query: Any, key: Any, value: Any, log_decay: Any, beta: Any, initial_state: Any
 ) -> tuple[Array, Array]:

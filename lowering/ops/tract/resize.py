@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, differ, show
+from lowering.extents import UNKNOWN, Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.kernels.resampling import (
@@ -34,6 +34,7 @@ from lowering.kernels.resampling import (
     along,
     cubic_kernel,
     length,
+    multiply_adds,
     places,
     resample,
 )
@@ -123,7 +124,19 @@ def _core_resize_type(
     return _resize_type(input, scales, sizes, method)
 
 
-@tract.rule("tract_core_resize", _core_resize_type)
+def _core_resize_work(
+    input: TensorType,
+    scales: tuple[float, ...],
+    sizes: Shape,
+    coord_transformer: str,
+    interpolator: str,
+    nearest_mode: str,
+) -> int:
+    method = _core_method(coord_transformer, interpolator, nearest_mode)
+    return multiply_adds(input.shape, _lengths(input.shape, scales, sizes), method)
+
+
+@tract.rule("tract_core_resize", _core_resize_type, work=_core_resize_work)
 def core_resize(
     input: Any,
     scales: tuple[float, ...],
@@ -170,7 +183,20 @@ def _onnx_resize_type(
     return _resize_type(input, scales, sizes, Method(coord_transformer, interpolator, nearest_mode))
 
 
-@tract.rule("tract_onnx_resize", _onnx_resize_type)
+def _onnx_resize_work(
+    input: TensorType,
+    scales: tuple[float, ...],
+    sizes: Shape,
+    coord_transformer: str,
+    interpolator: str,
+    nearest_mode: str,
+    antialias: bool,
+) -> int:
+    method = Method(coord_transformer, interpolator, nearest_mode, antialias=antialias)
+    return multiply_adds(input.shape, _lengths(input.shape, scales, sizes), method)
+
+
+@tract.rule("tract_onnx_resize", _onnx_resize_type, work=_onnx_resize_work)
 def onnx_resize(
     input: Any,
     scales: tuple[float, ...],
@@ -273,7 +299,12 @@ def _grid_type(
     return TensorType((*input.shape[:2], *grid.shape[1:-1]), input.dtype)
 
 
-@tract.rule("tract_core_grid_sample", _grid_type)
+def _grid_work(result: TensorType, input: TensorType, mode: str) -> int:
+    taps = {"nearest": 0, "bilinear": 2, "bicubic": 4}[mode]
+    return volume(result.shape) * taps ** (len(input.shape) - 2)
+
+
+@tract.rule("tract_core_grid_sample", _grid_type, work=_grid_work)
 def grid_sample(input: Any, grid: Any, mode: str, padding_mode: str, align_corners: bool) -> Array:
     """The input (N,C,...,H,W) at the points of a grid (N,...,h,w,k): (N,C,...,h,w); torch.
 

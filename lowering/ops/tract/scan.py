@@ -46,7 +46,9 @@ from lowering.extents import Shape, shapes_differ, show
 from lowering.graph import Graph, TensorType
 from lowering.ops.registries import tract
 from lowering.ops.tract.typing import normal_axes, normal_axis
+from lowering.registry import Registry
 from lowering.trace import Context, trace
+from lowering.work import total
 
 Outputs = tuple[tuple[str, int, int], ...]
 
@@ -120,7 +122,19 @@ def _result_type(value: TensorType, which: str, axis: int, count: int) -> Tensor
     return TensorType(shape, value.dtype)
 
 
-@tract.rule("scan", _scan_type)
+def _scan_work(
+    scanned: Sequence[TensorType],
+    body: Graph,
+    axes: tuple[int, ...],
+    chunks: tuple[int, ...],
+    skip: int,
+    registry: Registry,
+) -> int:
+    count = _iterations(scanned[0].shape, axes[0], chunks[0])
+    return max(count - skip, 0) * total(body, registry)
+
+
+@tract.rule("scan", _scan_type, work=_scan_work)
 def scan(
     ctx: Context,
     scanned: Sequence[Any],

@@ -1,0 +1,47 @@
+"""Counts multiply-adds: of an operation by its rule's `work`, of a graph by its operations'.
+
+Counted are products of tensors, convolutions and interpolation: each product that a sum over axes,
+a window or taps takes. Elementwise arithmetic, pooling and Fourier transforms count nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lowering.extents import UNKNOWN
+from lowering.graph import Graph, Operand, Operation, Result, TensorType, Value
+from lowering.registry import Registry, python_name
+
+
+def multiply_adds(operation: Operation, registry: Registry) -> int:
+    """The multiply-adds of an operation, each unknown extent taken for 1."""
+    rule = registry[operation.kind]
+    if rule.work is None:
+        return 0
+    arguments: dict[str, Any] = {n: _type(x) for n, x in operation.operands}
+    arguments |= {name: _known(attribute) for name, attribute in operation.attributes}
+    arguments |= {"registry": registry, "result": _type(operation.results[0])}
+    return rule.work(**{python_name(name): arguments[name] for name in rule.work_reads})
+
+
+def total(graph: Graph, registry: Registry) -> int:
+    """The multiply-adds of all operations of a graph."""
+    return sum([multiply_adds(operation, registry) for operation in graph.operations])
+
+
+def _type(operand: Operand | Result) -> TensorType | list[Any]:
+    match operand:
+        case Value():
+            return TensorType(_known(operand.type.shape), operand.type.dtype)
+        case tuple():
+            return [_type(item) for item in operand]
+        case _:
+            return TensorType((), np.asarray(operand).dtype.name)
+
+
+def _known(attribute: Any) -> Any:
+    if isinstance(attribute, tuple):
+        return tuple(map(_known, attribute))  # pyright: ignore[reportUnknownArgumentType]
+    return 1 if attribute is UNKNOWN else attribute
