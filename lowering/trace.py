@@ -27,7 +27,7 @@ class Context:
         None  # of matrix products and convolutions; None is jax's default
     )
     registry: Registry = field(default_factory=Registry)  # for rules that trace a graph themselves
-    optimized: bool = False  # what is traced is laid out by `lowering.optimize`, for CPUs
+    optimized: bool = False  # what is traced is laid out by `lowering.cpu`, for CPUs
     # Told how many items an operation on constants makes, before it is computed on the host.
     fold: Callable[[int], None] = lambda items: None
 

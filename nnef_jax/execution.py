@@ -154,7 +154,7 @@ class Execution:
     ) -> dict[Value, Any]:
         """The tensors that results, or the `wanted` ones, depend on.
 
-        `optimized`: `lowering.optimize` rewrites what is traced.
+        `optimized`: `lowering.cpu` rewrites what is traced.
         """
         meter = Meter(self.network.options.meter.limits)
 
@@ -215,7 +215,7 @@ class Execution:
         extents = [extent for x in inputs for extent in x.shape]
         if any(is_symbolic(n) or n == 0 for n in extents) or not self._is_optimised:
             return function(params, state, inputs)
-        from lowering.optimize.evaluate import optimised
+        from lowering.cpu import optimised
 
         state = {s.label: state[s.label] for s in self.graph.states}
         optimal = optimised(
@@ -233,7 +233,7 @@ class Execution:
         """What `jax.jit` takes for functions that contain the network."""
         if not self._is_optimised:
             return {}
-        from lowering.optimize.options import compiler_options
+        from lowering.cpu.options import compiler_options
 
         return compiler_options(sum(x.nbytes for x in self.parameters.values()))
 
@@ -345,13 +345,14 @@ class Execution:
         donated = len(self.graph.states) if donates else 0
 
         def halves(options: Mapping[str, str], donated: int = donated) -> Split:
+            from lowering.cpu import looped
             from lowering.prepare import split
 
             return split(
                 flat,
                 values,
                 list(arrays),
-                loops=self._is_optimised,
+                rewrite=looped if self._is_optimised else None,
                 donated=donated,
                 options=options,
             )
@@ -359,7 +360,7 @@ class Execution:
         def best_options() -> Mapping[str, str]:
             if not (self._compilation.autotune and self._is_optimised):
                 return self.compiler_options
-            from lowering.optimize.options import candidates, fastest
+            from lowering.cpu.options import candidates, fastest
 
             options = candidates()
             return options[fastest([trial(choice) for choice in options])]

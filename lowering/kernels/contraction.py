@@ -18,7 +18,7 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, differ, show, volume
-from lowering.kernels.products import left_operand_anywhere
+from lowering.kernels.precision import left_operand_anywhere
 
 
 def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:

@@ -12,7 +12,7 @@ from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.accumulation import accumulator
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
-from lowering.kernels.products import left_operand_anywhere
+from lowering.kernels.precision import left_operand_anywhere
 from lowering.ops.registries import nnef
 from lowering.ops.typing import padded, require_fits, require_real, require_same_dtype
 from lowering.static import is_zero

@@ -16,10 +16,9 @@ from jax import lax
 from jax.extend import core
 
 import nnef_jax
-from lowering.kernels.channels_last import Window, convolution, direct
-from lowering.optimize import options
-from lowering.optimize.evaluate import optimised
-from lowering.optimize.options import fastest
+from lowering.cpu import optimised, options
+from lowering.cpu.convolution import Window, convolution, direct
+from lowering.cpu.options import fastest
 from tests import torch_networks
 from tests.helpers import model_of
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lowering.cpu import looped
 from lowering.prepare import split
 from tests.helpers import model_of
 
@@ -24,7 +25,7 @@ def layers(count: int, width: int = 8) -> list[Any]:
 
 def check(function: Any, params: list[Any], inputs: list[Any]) -> tuple[list[int], tuple[Any, ...]]:
     """Compare with the function itself; give the steps of loops, and what was prepared."""
-    halves = split(function, params, inputs, loops=True)
+    halves = split(function, params, inputs, rewrite=looped)
     prepared = halves.prepare(params)
     whole, parts = function(params, inputs), halves.run(prepared, inputs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole, parts)

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import core
 
-from lowering.kernels.products import is_turned, product
-from lowering.optimize.view import View, whole
+from lowering.cpu.products import is_turned, product
+from lowering.cpu.view import View, whole
+from lowering.jaxprs import PRODUCT, is_literal, primitive
 
 
 def siblings(
@@ -23,7 +23,7 @@ def siblings(
     """
     groups: dict[Any, list[Any]] = defaultdict(list)
     for equation in equations:
-        if equation.primitive.name == "dot_general" and _is_layer(equation, is_known):
+        if primitive(equation) == PRODUCT and _is_layer(equation, is_known):
             ((sums, _), _) = equation.params["dimension_numbers"]
             params = equation.params
             kind = params["precision"], params["preferred_element_type"]
@@ -36,7 +36,7 @@ def _is_layer(equation: Any, is_known: Callable[[Any], bool]) -> bool:
     input, matrix = equation.invars
     (left_sums, _), (batch, _) = equation.params["dimension_numbers"]
     return (
-        not isinstance(input, core.Literal)
+        not is_literal(input)
         and not is_known(input)
         and is_known(matrix)
         and len(left_sums) == 1

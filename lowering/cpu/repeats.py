@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
-from lowering.equations import bind, place
-from lowering.kernels.products import small_product
+from lowering.cpu.products import small_product
+from lowering.jaxprs import PRODUCT, bind, is_literal, place, primitive, read, values_of
+from lowering.partition import partition
 
 _FEWEST = 8  # steps of a loop
 _LONGEST = 64  # equations of a step
@@ -64,7 +64,7 @@ class Loop:
 
 
 def _within_loop(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    if equation.primitive.name != "dot_general":
+    if primitive(equation) != PRODUCT:
         return bind(equation, operands)
     left, right = operands
     sums, batch = equation.params["dimension_numbers"]
@@ -74,7 +74,27 @@ def _within_loop(equation: Any, operands: Sequence[Any]) -> list[Any]:
     return [small_product(left, right, sums)]
 
 
-def find(equations: Sequence[Any], outputs: Sequence[Any], known: Container[Any]) -> Loop | None:
+def looped(closed: Any, count: int) -> Any:
+    """Return the same function, whose first `count` arguments are parameters, with a loop."""
+    jaxpr = closed.jaxpr
+    early, late, kept = partition(jaxpr, [*jaxpr.invars[:count], *jaxpr.constvars])
+    loop = _find(late, jaxpr.outvars, set(kept))
+    if loop is None:
+        return closed
+
+    def run(*arguments: Any) -> list[Any]:
+        values = values_of(closed, arguments)
+        for equation in (*early, *late[: loop.start]):
+            place(equation, values)
+        loop.run(values)
+        for equation in late[loop.stop :]:
+            place(equation, values)
+        return [read(v, values) for v in jaxpr.outvars]
+
+    return jax.make_jaxpr(run)(*closed.in_avals)
+
+
+def _find(equations: Sequence[Any], outputs: Sequence[Any], known: Container[Any]) -> Loop | None:
     """The longest loop; `known` holds the variables that depend on parameters alone."""
     defined = {
         variable: (index, result)
@@ -97,9 +117,7 @@ def _kinds(equations: Sequence[Any]) -> np.ndarray:
 
 
 def _number(equation: Any, numbers: dict[Any, int], unique: Iterator[int]) -> int:
-    operands = tuple(
-        (v.aval, repr(v.val) if isinstance(v, core.Literal) else None) for v in equation.invars
-    )
+    operands = tuple((v.aval, repr(v.val) if is_literal(v) else None) for v in equation.invars)
     results = tuple(v.aval for v in equation.outvars)
     params = tuple(sorted(equation.params.items()))
     if equation.effects or _traffic(equation) > _SMALL:
@@ -147,10 +165,10 @@ def _loop(
     stacked: dict[Any, Sequence[Any]] = {}
 
     def origin(variable: Any) -> int:
-        return -1 if isinstance(variable, core.Literal) else defined.get(variable, (-1, 0))[0]
+        return -1 if is_literal(variable) else defined.get(variable, (-1, 0))[0]
 
     def distance(variable: Any, index: int) -> tuple[int, int] | None:
-        found = None if isinstance(variable, core.Literal) else defined.get(variable)
+        found = None if is_literal(variable) else defined.get(variable)
         return found and (index - found[0], found[1])
 
     for index in range(start + length, start + 2 * length):
@@ -159,7 +177,7 @@ def _loop(
             *(equations[i].invars for i in (index - length, *later)), strict=True
         ):
             model = rest[0]
-            if isinstance(model, core.Literal):
+            if is_literal(model):
                 continue
             if origin(model) >= start:
                 distances = {distance(v, i) for v, i in zip(rest, later, strict=True)}

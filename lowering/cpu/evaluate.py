@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import core
 
-from lowering.equations import bind
-from lowering.optimize import chunks
-from lowering.optimize.dots import products, siblings
-from lowering.optimize.layout import RULES
-from lowering.optimize.products import Product, merged, product
-from lowering.optimize.view import View, plain, tensor
+from lowering import jaxprs
+from lowering.cpu import chunks
+from lowering.cpu.folding import Product, merged, product
+from lowering.cpu.layout import RULES
+from lowering.cpu.siblings import products, siblings
+from lowering.cpu.view import View, plain, tensor
+from lowering.jaxprs import is_literal, primitive
 from lowering.prepare import split
 
 Operand = View | Product
 
-# A front end may repeat these for each consumer of a tensor.
-_SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
 
-
-def optimised(
-    function: Callable[[Any, Sequence[Any]], Any], *, in_chunks: bool = False
-) -> Callable[[Any, Sequence[Any]], Any]:
-    """The same function of parameters and inputs, laid out for a CPU.
-
-    Both arguments are pytrees of arrays; what depends on the first alone may be computed in
-    another way than written, since that is done once for many calls. `in_chunks` takes a large
-    batch a few items at a time; derivatives of the result are slow then.
-    """
-
-    def run(parameters: Any, inputs: Sequence[Any]) -> Any:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
-        known, free = jax.tree.leaves(parameters), jax.tree.leaves(inputs)
-        results = chunks.in_chunks(closed, known, free, _evaluate) if in_chunks else None
-        if results is None:
-            views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
-            results = [tensor(v) for v in _evaluate(closed.jaxpr, closed.consts, views)]
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-    return run
+def evaluated(
+    closed: Any, known: Sequence[Any], free: Sequence[Any], *, in_chunks: bool
+) -> list[Any]:
+    """Return the results of a traced function of parameters and of inputs."""
+    results = chunks.in_chunks(closed, known, free, _evaluate) if in_chunks else None
+    if results is not None:
+        return results
+    views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
+    return [tensor(view) for view in _evaluate(closed.jaxpr, closed.consts, views)]
 
 
 def _evaluate(
@@ -51,21 +37,17 @@ def _evaluate(
 ) -> list[View]:
     values: dict[Any, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
     values.update((v, plain(x, True)) for v, x in zip(jaxpr.constvars, constants, strict=True))
-    uses = Counter(
-        variable
-        for variables in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars)
-        for variable in variables
-        if not isinstance(variable, core.Literal)
-    )
+    read_by_all = [*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]
+    uses = Counter(jaxprs.variables(read_by_all))
 
     def read(variable: Any) -> Operand:
-        if isinstance(variable, core.Literal):
+        if is_literal(variable):
             aval: Any = variable.aval
             return plain(np.asarray(variable.val, aval.dtype), True)
         return values[variable]
 
     def compute(equation: Any) -> None:
-        with jax.named_scope(str(equation.source_info.name_stack)):
+        with jaxprs.scope(equation):
             results = _apply(equation, [read(v) for v in equation.invars], in_loop)
         for variable, result in zip(equation.outvars, results, strict=True):
             if isinstance(result, Product) and uses[variable] != 1:
@@ -76,7 +58,7 @@ def _evaluate(
     later: list[Any] = []
     known = {variable for variable, view in values.items() if view.known}
     for equation in jaxpr.eqns:
-        if all(isinstance(v, core.Literal) or v in known for v in equation.invars):
+        if all(is_literal(v) or v in known for v in equation.invars):
             compute(equation)
             known.update(equation.outvars)
         else:
@@ -89,7 +71,7 @@ def _evaluate(
         if group is None:
             compute(equation)
             continue
-        with jax.named_scope(str(equation.source_info.name_stack)):
+        with jaxprs.scope(equation):
             input = _computed(read(equation.invars[0]))
             matrices = [_computed(read(e.invars[1])) for e in group]
             for e, view in zip(group, products(group, input, matrices), strict=True):
@@ -102,10 +84,8 @@ def _same(jaxpr: Any) -> dict[Any, Any]:
     first: dict[Any, Any] = {}
     same: dict[Any, Any] = {}
     for equation in jaxpr.eqns:
-        if equation.primitive.name in _SHAPING:
-            operands = tuple(
-                id(v) if isinstance(v, core.Literal) else same.get(v, v) for v in equation.invars
-            )
+        if primitive(equation) in jaxprs.SHAPING:
+            operands = tuple(id(v) if is_literal(v) else same.get(v, v) for v in equation.invars)
             key = equation.primitive, operands, tuple(sorted(equation.params.items(), key=str))
             (result,) = equation.outvars
             same[result] = first.setdefault(key, result)
@@ -117,18 +97,18 @@ def _computed(operand: Operand) -> View:
 
 
 def _apply(equation: Any, operands: list[Operand], in_loop: bool) -> Sequence[Operand]:
-    name = equation.primitive.name
-    if name in ("add", "sub", "mul", "div"):
+    name = primitive(equation)
+    if name in jaxprs.ARITHMETIC:
         found = merged(equation, operands)
         if found is not None:
             return [found]
     views = [_computed(operand) for operand in operands]
-    if name == "jit":
+    if name == jaxprs.CALL:
         closed = equation.params["jaxpr"]
         return _evaluate(closed.jaxpr, closed.consts, views, in_loop=in_loop)
-    if name == "scan":
+    if name == jaxprs.SCAN:
         return _scan(equation, views)
-    if name == "conv_general_dilated":
+    if name == jaxprs.CONVOLUTION:
         found = product(equation, *views)
         if found is not None:
             return [found]
@@ -187,4 +167,4 @@ def _scan(equation: Any, views: Sequence[View]) -> list[View]:
 def _bind(equation: Any, views: Sequence[View]) -> list[View]:
     """The equation as it stands, on tensors in their own layout."""
     known = all(view.known for view in views)
-    return [plain(result, known) for result in bind(equation, list(map(tensor, views)))]
+    return [plain(result, known) for result in jaxprs.bind(equation, list(map(tensor, views)))]

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.cpu.derivatives import sums_of_channels, transposition, with_tangents
+from lowering.cpu.phases import covered, spread
+from lowering.cpu.window import Window, cells
 from lowering.kernels.accumulation import accumulator
-from lowering.kernels.conv_window import Window, cells
-from lowering.kernels.derivatives import sums_of_channels, transposition, with_tangents
-from lowering.kernels.phases import covered, spread
 from lowering.kernels.windows import Windows
 
 

@@ -14,12 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
-from lowering.equations import inlined, place
-from lowering.optimize.batch import Axes, NotSeparableError, batch_axes, resized
-from lowering.optimize.stages import Stage, stages, united
-from lowering.optimize.view import View, plain, tensor, whole
+from lowering.cpu.batch import Axes, NotSeparableError, batch_axes, resized
+from lowering.cpu.stages import Stage, stages, united
+from lowering.cpu.view import View, plain, tensor, whole
+from lowering.jaxprs import inlined, is_literal, place
 from lowering.prepare import split
 
 # The views that a traced function returns for those of its arguments, given its constants.
@@ -58,7 +57,7 @@ def in_chunks(
         views = [values[v] for v in stage.reads]
         results = batch.compute(stage, views, has_stages=nested and bool(stage.reads))
         values.update(zip(stage.results, results, strict=True))
-    return [v.val if isinstance(v, core.Literal) else tensor(values[v]) for v in flat.jaxpr.outvars]
+    return [v.val if is_literal(v) else tensor(values[v]) for v in flat.jaxpr.outvars]
 
 
 def _is_batch(inputs: Sequence[Any]) -> bool:

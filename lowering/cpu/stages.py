@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend import core
-
-from lowering.optimize.batch import Axes
+from lowering.cpu.batch import Axes
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 
 # Bytes that one operation may read and write: with 32 MB 8 items of a U-Net take 5 to 10 % longer,
 # with 16 MB those of ResNet-50 4 %.
@@ -23,7 +22,7 @@ _LIGHT = 5 << 20
 _NEAR = 16  # equations within which a border is put where the least is handed on
 
 # What makes a stage of its own worth the copies at its borders.
-_PRODUCTS = ("conv_general_dilated", "dot_general")
+_PRODUCTS = (CONVOLUTION, PRODUCT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +44,13 @@ def stages(jaxpr: Any, inputs: Sequence[Any], axes: Axes, batch: int) -> list[St
     makers: dict[Any, Any] = {}  # of what is the same for all items
     own: list[Any] = []
     for equation in jaxpr.eqns:
-        if any(not isinstance(v, core.Literal) and v in dependent for v in equation.invars):
+        if not dependent.isdisjoint(variables(equation.invars)):
             own.append(equation)
             dependent.update(equation.outvars)
         else:
             makers.update((variable, equation) for variable in equation.outvars)
     groups = _groups(own, axes, batch)
-    wanted = [v for v in jaxpr.outvars if not isinstance(v, core.Literal)]
+    wanted = variables(jaxpr.outvars)
     found: list[Stage] = []
     for index, (size, equations) in enumerate(groups):
         made = {v for e in equations for v in e.outvars}
@@ -92,7 +91,7 @@ def _groups(equations: Sequence[Any], axes: Axes, batch: int) -> list[tuple[int,
         stop = next((i for i, n in enumerate(allowed) if n > allowed[start]), len(equations))
         stop = _narrowest(equations, stop)
         group = equations[start:stop]
-        if groups and not any(e.primitive.name in _PRODUCTS for e in group):
+        if groups and not any(primitive(e) in _PRODUCTS for e in group):
             size, before = groups.pop()
             groups.append((size, [*before, *group]))
         else:
@@ -112,13 +111,13 @@ def _narrowest(equations: Sequence[Any], start: int) -> int:
     return min(range(start, min(start + _NEAR, len(equations)) + 1), key=handed_on)
 
 
-def _unique(variables: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(v for v in variables if not isinstance(v, core.Literal)))
+def _unique(operands: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(variables(operands)))
 
 
-def _makers_of(variables: Iterable[Any], makers: Mapping[Any, Any], jaxpr: Any) -> list[Any]:
+def _makers_of(read: Iterable[Any], makers: Mapping[Any, Any], jaxpr: Any) -> list[Any]:
     """The equations that compute variables which are the same for all items."""
-    pending = list(variables)
+    pending = list(read)
     needed: set[int] = set()
     while pending:
         equation = makers.get(pending.pop())
@@ -129,8 +128,8 @@ def _makers_of(variables: Iterable[Any], makers: Mapping[Any, Any], jaxpr: Any) 
 
 
 def _traffic(equation: Any, axes: Axes) -> int:
-    variables = [*equation.invars, *equation.outvars]
-    return sum(_bytes(v) for v in variables if not isinstance(v, core.Literal) and v in axes)
+    read_and_made = variables([*equation.invars, *equation.outvars])
+    return sum(_bytes(v) for v in read_and_made if v in axes)
 
 
 def _bytes(variable: Any) -> int:

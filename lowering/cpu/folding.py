@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lowering.kernels.channels_last import (
+from lowering.cpu.convolution import (
     Window,
     convolution,
     is_pointwise,
@@ -16,8 +16,9 @@ from lowering.kernels.channels_last import (
     with_bias,
     with_scale,
 )
-from lowering.kernels.products import is_turned
-from lowering.optimize.view import Order, View, whole
+from lowering.cpu.products import is_turned
+from lowering.cpu.view import Order, View, whole
+from lowering.jaxprs import primitive
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,15 +119,14 @@ def product(equation: Any, input: View, filter: View) -> Product | None:
 
 def merged(equation: Any, operands: list[View | Product]) -> Product | None:
     """The product with the equation's scale or offset taken in; None where it is none of these."""
-    name = equation.primitive.name
     left, right = operands
     if isinstance(right, Product):
-        if isinstance(left, Product) or name not in ("add", "mul"):
+        if isinstance(left, Product) or primitive(equation) not in ("add", "mul"):
             return None
         left, right = right, left
     if not isinstance(left, Product) or isinstance(right, Product):
         return None
-    match name:
+    match primitive(equation):
         case "add":
             return left.shifted(right)
         case "sub":

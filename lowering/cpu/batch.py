@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.extend import core
-
-from lowering.optimize.layout import ELEMENTWISE, reshaped_runs
+from lowering.cpu.layout import reshaped_runs
+from lowering.jaxprs import ELEMENTWISE, is_literal, primitive, variables
 
 Axes = Mapping[Any, int]
 Rule = Callable[[Any, list[int | None]], int | None]
@@ -24,26 +23,25 @@ def batch_axes(jaxpr: Any, known: Mapping[Any, int]) -> dict[Any, int]:
     Raises NotSeparableError unless each item of a result depends on one item of the inputs.
     """
     axes = dict(known)
-    uses = Counter(v for e in jaxpr.eqns for v in e.invars if not isinstance(v, core.Literal))
-    uses.update(v for v in jaxpr.outvars if not isinstance(v, core.Literal))
+    uses = Counter(variables([*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]))
     repeated: dict[Any, set[int]] = {}  # what is the same along these axes, and read once
 
     def axes_of(equation: Any) -> list[int | None]:
-        return [None if isinstance(v, core.Literal) else axes.get(v) for v in equation.invars]
+        return [None if is_literal(v) else axes.get(v) for v in equation.invars]
 
     for equation in jaxpr.eqns:
         given = axes_of(equation)
         if all(axis is None for axis in given):
             (result, *_) = equation.outvars
-            if equation.primitive.name == "broadcast_in_dim" and uses[result] == 1:
+            if primitive(equation) == "broadcast_in_dim" and uses[result] == 1:
                 repeated[result] = _new_axes(equation)
             continue
-        if equation.primitive.name in (*ELEMENTWISE, "concatenate"):
+        if primitive(equation) in (*ELEMENTWISE, "concatenate"):
             for axis in set(given) - {None}:
                 same = [v for v in equation.invars if _is_repeated(v, axis, repeated)]
                 axes.update(dict.fromkeys(same, axis))
             given = axes_of(equation)
-        rule = _RULES.get(equation.primitive.name)
+        rule = _RULES.get(primitive(equation))
         axis = None if rule is None else rule(equation, given)
         if axis is None:
             raise NotSeparableError
@@ -60,7 +58,7 @@ def _new_axes(equation: Any) -> set[int]:
 
 
 def _is_repeated(variable: Any, axis: int | None, repeated: Mapping[Any, set[int]]) -> bool:
-    return not isinstance(variable, core.Literal) and axis in repeated.get(variable, ())
+    return not is_literal(variable) and axis in repeated.get(variable, ())
 
 
 def _elementwise(equation: Any, given: list[int | None]) -> int | None:
@@ -210,7 +208,7 @@ def _resized(equation: Any, axis: int, size: int) -> dict[str, Any]:
         "broadcast_in_dim": "shape",
         "reshape": "new_sizes",
         "slice": "limit_indices",
-    }.get(equation.primitive.name)
+    }.get(primitive(equation))
     if name is None:
         return equation.params
     extents = equation.params[name]

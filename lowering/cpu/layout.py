@@ -15,23 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lowering.kernels.products import left_operand
-from lowering.optimize.view import Order, View, arranged, common_order, plain, tensor, whole
-from lowering.optimize.windows import window_reduction
+from lowering.cpu.pooling import window_reduction
+from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
+from lowering.jaxprs import ELEMENTWISE, primitive
+from lowering.kernels.precision import left_operand
 
 Rule = Callable[[Any, Sequence[View]], View | list[View] | None]
-
-# fmt: off
-ELEMENTWISE = (
-    "abs", "add", "and", "asin", "asinh", "acos", "acosh", "atan", "atan2", "atanh", "cbrt",
-    "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "erf",
-    "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow",
-    "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne",
-    "neg", "nextafter", "not", "or", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
-    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
-    "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
-)
-# fmt: on
 
 
 def _elementwise(equation: Any, views: Sequence[View]) -> View:
@@ -41,7 +30,7 @@ def _elementwise(equation: Any, views: Sequence[View]) -> View:
         return plain(_bind(equation, [view.array for view in views]), known)
     order = common_order(views)
     arrays = [arranged(view, order) if view.order else view.array for view in views]
-    if equation.primitive.name in ("select_n", "clamp"):  # these take one shape, or scalars
+    if primitive(equation) in ("select_n", "clamp"):  # these take one shape, or scalars
         widest = tuple(map(max, zip(*(x.shape for x in arrays if x.ndim), strict=True)))
         arrays = [x if not x.ndim else _widened(x, widest) for x in arrays]
     return View(_bind(equation, arrays), order, shape, known)
@@ -67,7 +56,7 @@ def _extremum(equation: Any, views: Sequence[View]) -> View:
     @value.defjvp
     def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
         (x,), (change,) = primals, tangents
-        passes = x > bound if equation.primitive.name == "max" else x < bound
+        passes = x > bound if primitive(equation) == "max" else x < bound
         one, half, zero = (np.array(factor, bound.dtype) for factor in (1, 0.5, 0))
         return value(x), change * jnp.where(passes, one, jnp.where(x == bound, half, zero))
 

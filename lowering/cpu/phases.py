@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.kernels.derivatives import stored
+from lowering.cpu.derivatives import stored
 from lowering.kernels.windows import Windows, extend
 
 Cell = tuple[int, ...]

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.kernels.derivatives import transposition
-from lowering.kernels.phases import spread
+from lowering.cpu.derivatives import transposition
+from lowering.cpu.phases import spread
+from lowering.cpu.view import View, whole
+from lowering.jaxprs import primitive
 from lowering.kernels.pool import window_max_and_index
 from lowering.kernels.windows import Windows, extend, lowest
-from lowering.optimize.view import View, whole
 
 _LARGEST = 8  # cells along an axis; wider windows are better off with XLA's running forms
 
@@ -40,7 +41,7 @@ def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
         upscaled=x.shape,
         downscaled=tuple(shape[axis] for axis in view.order),
     )
-    if equation.primitive.name == "reduce_window_sum":
+    if primitive(equation) == "reduce_window_sum":
         result = _shifted(x, windows, lax.add, np.array(0, x.dtype))
     elif any(d != 1 for d in dilation):  # XLA's own has no derivative then
         return None

@@ -13,11 +13,12 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering.kernels.conv_window import Window, cells, padded
-from lowering.kernels.depthwise import depthwise
-from lowering.kernels.derivatives import stored, sums_of_channels, transposition, with_tangents
-from lowering.kernels.products import left_operand, product
-from lowering.kernels.winograd import winograd
+from lowering.cpu.depthwise import depthwise
+from lowering.cpu.derivatives import stored, sums_of_channels, transposition, with_tangents
+from lowering.cpu.products import product
+from lowering.cpu.window import Window, cells, padded
+from lowering.cpu.winograd import winograd
+from lowering.kernels.precision import left_operand
 
 
 def convolution(x: Array, filter: Array, window: Window) -> Array:

@@ -1,4 +1,4 @@
-"""Matrix products on CPUs: of rows of items with matrices of parameters, and of 16 bits."""
+"""Matrix products of rows of items with matrices of parameters."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
+
+from lowering.kernels.precision import left_operand
 
 # Eigen, which XLA calls on CPUs, shares out the rows of the result: of few rows and many columns it
 # makes better use if it computes the transposed product. GFLOP/s of rows x depth x columns, as
@@ -18,28 +20,6 @@ _FEW = 160
 # takes 2.5 ms by products with 256x1024 items and 2.0 ms by pairs of half the columns.
 _PARTS = 2
 _LARGE = 128 << 10  # items of a matrix that is worth it
-
-
-def left_operand(x: Array, sums: Any) -> Array:
-    """The left operand of a product with sums of a dtype, kept as it is: they run along its last
-    axis.
-
-    XLA decides early whether its library YNNPACK takes a product of bfloat16 with float32 sums, and
-    widens the operands where it does not. A transposition of the left operand that XLA makes part
-    of the product later on, it does where the other operand has several free axes, as under
-    `jax.vmap`, is one that no library takes: such a call ends in JaxRuntimeError. Behind a barrier
-    the operand keeps its layout. To widen it here would be safe too, but with AMX 128 rows of 384
-    times 384x1536 take 0.26 ms, and 1.4 in float32.
-    """
-    narrow = x.dtype == jnp.bfloat16 and sums == jnp.float32
-    return lax.optimization_barrier(x) if narrow else x
-
-
-def left_operand_anywhere(x: Array, sums: Any) -> Array:
-    """The same in what may be compiled for any platform: a barrier on CPUs alone."""
-    if x.dtype != jnp.bfloat16:
-        return x
-    return lax.platform_dependent(x, cpu=lambda x: left_operand(x, sums), default=lambda x: x)
 
 
 def is_turned(rows: int, columns: int) -> bool:

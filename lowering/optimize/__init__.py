@@ -1,1 +1,0 @@
-"""Rewrites a traced function for speed: folded scales, layouts, kernels. Meaning stays the same."""

@@ -1,0 +1,89 @@
+"""Divides a traced function: what depends on parameters alone, and the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from lowering import jaxprs
+
+# A prepared value may be this many times larger than what it is computed from (a transformed filter
+# is). Beyond that it is a broadcast, which costs less to repeat in a call than to read from memory.
+_GROWTH = 4
+
+Flat = Callable[..., Sequence[Any]]
+
+
+def divided(jaxpr: Any, count: int) -> tuple[tuple[int | None, ...], tuple[int, ...], Flat, Flat]:
+    """Divide a function whose first `count` arguments are parameters.
+
+    Returns `sources` and `reads` of a `Split`, a function of parameters and of constants that
+    computes what is prepared of them, and one of all that is prepared and of the other arguments.
+    """
+    parameters, inputs = jaxpr.invars[:count], jaxpr.invars[count:]
+    roots = [*parameters, *jaxpr.constvars]
+    early, late, kept = partition(jaxpr, roots)
+    indices = {variable: index for index, variable in enumerate(parameters)}
+    computed = [variable for variable in kept if variable not in indices]
+    used = {v for equation in early for v in jaxprs.variables(equation.invars)}
+    reads = tuple(index for variable, index in indices.items() if variable in used)
+    compute = jaxprs.function("prepare", roots, computed, early)
+    run = jaxprs.function("run", [*kept, *inputs], jaxpr.outvars, late)
+    return tuple(map(indices.get, kept)), reads, compute, run
+
+
+def partition(jaxpr: Any, roots: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return equations to evaluate early, those to evaluate late, and the variables handed over."""
+    known = _known_equations(jaxpr, roots)
+    sources = _source_sizes(jaxpr, known, roots)
+    late = {id(e) for e in jaxpr.eqns if not all(v in known for v in e.outvars)}
+    needed_late = [*(v for e in jaxpr.eqns if id(e) in late for v in e.invars), *jaxpr.outvars]
+    pending = [v for v in jaxprs.variables(needed_late) if v in known]
+    kept: dict[Any, None] = {}
+    while pending:
+        variable = pending.pop()
+        equation = known[variable]
+        if equation is None or _size(variable) <= _GROWTH * sources[variable]:
+            kept[variable] = None
+        elif id(equation) not in late:
+            late.add(id(equation))
+            pending += jaxprs.variables(equation.invars)
+    needed = set(kept)
+    early: list[Any] = []
+    for equation in reversed(jaxpr.eqns):
+        if (
+            any(v in needed for v in equation.outvars)
+            and known.get(equation.outvars[0]) is equation
+        ):
+            early.append(equation)
+            needed.update(jaxprs.variables(equation.invars))
+    return early[::-1], [e for e in jaxpr.eqns if id(e) in late], list(kept)
+
+
+def _known_equations(jaxpr: Any, roots: Iterable[Any]) -> dict[Any, Any]:
+    """Return the equation of each variable that depends on the roots alone."""
+    known: dict[Any, Any] = dict.fromkeys(roots)
+    for equation in jaxpr.eqns:
+        if not equation.effects and all(v in known for v in jaxprs.variables(equation.invars)):
+            known.update((variable, equation) for variable in equation.outvars)
+    return known
+
+
+def _source_sizes(jaxpr: Any, known: dict[Any, Any], roots: Iterable[Any]) -> dict[Any, int]:
+    """Return for each known variable the number of items of the largest root that it comes from.
+
+    What is joined comes from as many as its parts together.
+    """
+    sizes = {variable: _size(variable) for variable in roots}
+    for equation in jaxpr.eqns:
+        if any(known.get(variable) is equation for variable in equation.outvars):
+            operands = [sizes[v] for v in jaxprs.variables(equation.invars)]
+            together = sum if jaxprs.primitive(equation) in jaxprs.JOINING else max
+            found = together(operands) if operands else 0
+            sizes.update((variable, found) for variable in equation.outvars)
+    return sizes
+
+
+def _size(variable: Any) -> int:
+    return math.prod(variable.aval.shape)

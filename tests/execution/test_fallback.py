@@ -1,0 +1,90 @@
+"""Networks run, with one warning, where a later jax breaks what their optimisation uses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lowering import fallback, jaxprs
+from lowering.fallback import or_else
+from nnef_jax import Model
+from tests.helpers import model_of
+
+NET = """
+version 1.0;
+graph net( x ) -> ( y ) {
+    x = external(shape = [2, 3, 8, 8]);
+    w = variable(shape = [4, 3, 3, 3], label = 'w');
+    c = conv(x, w);
+    d = mul(c, 2.0);
+    y = relu(d);
+}
+"""
+RNG = np.random.default_rng(0)
+DATA = {"w": RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)}
+X = RNG.standard_normal((2, 3, 8, 8)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def first_time() -> Iterator[None]:
+    fallback._warn.cache_clear()
+    yield
+    fallback._warn.cache_clear()
+
+
+def total(model: Model) -> np.ndarray:
+    gradient = jax.grad(lambda params: jnp.sum(model.apply(params, X)))(model.params)
+    return np.asarray(gradient["w"])
+
+
+@pytest.mark.parametrize("missing", ["Literal", "Jaxpr", "jaxpr_as_fun"])
+def test_a_name_is_missing(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    literal = model_of(NET, data=DATA, optimize=False)
+    wanted, gradient = literal(X), total(literal)
+    monkeypatch.delattr(jaxprs.core, missing)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = model_of(NET, data=DATA)
+        np.testing.assert_allclose(model(X), wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(total(model), gradient, rtol=1e-5, atol=1e-4)
+        for _ in range(2):
+            kept = model_of(NET, data=DATA, cache_dir=tmp_path)
+            np.testing.assert_allclose(kept(X), wanted, rtol=1e-5, atol=1e-5)
+    (warning,) = caught
+    assert missing in str(warning.message) and "slower" in str(warning.message)
+
+
+def test_the_module_is_missing() -> None:
+    program = f"""
+import sys, warnings
+sys.modules["jax.extend.core"] = None
+import numpy as np
+from tests.helpers import model_of
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model = model_of({NET!r}, data={{"w": np.ones((4, 3, 3, 3), np.float32)}})
+    print(float(model(np.ones((2, 3, 8, 8), np.float32))[0, 0, 4, 4]))
+print(*(f"{{type(w.message).__name__}} {{w.message}}" for w in caught), sep="\\n")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    value, *messages = run.stdout.splitlines()
+    assert float(value) == 54
+    assert len(messages) == 1 and "jax.extend" in messages[0]
+
+
+def test_a_network_at_fault_raises_its_own_error() -> None:
+    def fail(name: str) -> None:
+        raise ValueError(name)
+
+    with pytest.raises(ValueError, match="by itself"):
+        or_else(lambda: fail("rewritten"), lambda: fail("by itself"))
