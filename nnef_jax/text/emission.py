@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_RANK, UNKNOWN, volume
+from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
 from lowering.graph import Call, Value
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
@@ -52,6 +52,7 @@ class Emitter:
         self.builder = builder
         self.meter = meter
         self.limits = meter.limits
+        self._within: set[Shape] = set()  # shapes that `bound` has let pass
 
     def error(self, message: str, node: s.Node, frame: Frame, hint: str = "") -> SemanticError:
         """A semantic error at a node."""
@@ -109,18 +110,22 @@ class Emitter:
 
     def bound(self, value: Value, node: s.Node, frame: Frame) -> Value:
         """The tensor, unless it is larger than any may be; extents open or 0 count as 1."""
-        rank = len(value.type.shape)
+        shape = value.type.shape
+        rank = len(shape)
         self.meter.steps += EXTENT * rank
+        if shape in self._within:
+            return value
         if rank > MAX_RANK:
             raise UnsupportedError(
                 f"'{value.name}' has {rank} axes, arrays have at most {MAX_RANK}",
                 span=s.span_in(frame.source, node),
                 calls=frame.calls,
             )
-        items = volume([1 if extent is UNKNOWN else extent or 1 for extent in value.type.shape])
+        items = volume([1 if extent is UNKNOWN else extent or 1 for extent in shape])
         if items > self.limits.tensor_items:
             message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
             raise self.beyond(message, "tensor_items", node, frame)
+        self._within.add(shape)
         return value
 
     def invalid(

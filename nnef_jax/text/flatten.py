@@ -198,7 +198,9 @@ class _Flattener(Emitter):
 
         `names` are those wanted for the tensors that it makes.
         """
-        self.spend(1, node, frame)
+        self.meter.steps += 1
+        if self.meter.steps > self.limits.steps:
+            self.spend(0, node, frame)
         match node:
             case s.Literal(value=value):
                 return value

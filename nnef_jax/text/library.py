@@ -109,6 +109,7 @@ class Scope:
         self.meter = meter
         self.library = provisional() if document.provisional else standard()
         self._own = {fragment.name: fragment for fragment in document.fragments}
+        self._known = {**self.library, **self._own}
         self._source = document.source
         self._provisional = document.provisional
         self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}
@@ -121,7 +122,7 @@ class Scope:
         """The declaration that a name stands for in a fragment's body, or in the graph (None)."""
         if caller is not None and caller.source is not self._source:
             return standard().get(name)
-        return self._own.get(name) or self.library.get(name)
+        return self._known.get(name)
 
     def form(self, fragment: Fragment, invocation: Invocation) -> Form:
         """As `form_of`, which is asked once for arguments of the same names."""
