@@ -203,7 +203,7 @@ def on_a_terminal(code, **environment):
 SPINNER = {  # when it is drawn, whatever the speed of the machine
     "at once": "class Timer(threading.Timer):\n    start = lambda self: self.function()\n"
     "    join = lambda self: None\nthreading.Timer = Timer\n",
-    "never": "cli._STATUS_AFTER = 3600\n",
+    "never": "cli.terminal.STATUS_AFTER = 3600\n",
 }
 
 

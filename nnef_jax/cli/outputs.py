@@ -21,7 +21,7 @@ from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import write_tensor
 
 if TYPE_CHECKING:
-    from nnef_jax.cli_inputs import Call
+    from nnef_jax.cli.inputs import Call
     from nnef_jax.model import Model
 
 Array = NDArray[Any]

@@ -9,22 +9,19 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import sys
-import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nnef_jax import __version__
-from nnef_jax.errors import NnefError
+from nnef_jax import NnefError, __version__
+from nnef_jax.cli.terminal import print_result, report_error, status
 
 if TYPE_CHECKING:
-    from nnef_jax.cli_pictures import PictureOptions
+    from nnef_jax.cli.pictures import PictureOptions
     from nnef_jax.network import Network
 
 # Plain usage errors and help, without boxes: they may be piped, and rich is not loaded for them.
@@ -35,8 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_STATUS_AFTER = 0.5  # seconds
 
 
 class Layout(StrEnum):
@@ -86,7 +81,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        _print(f"nnef-jax {__version__}")
+        print_result(f"nnef-jax {__version__}")
         raise typer.Exit
 
 
@@ -106,9 +101,9 @@ def options(
 def info(source: Source, dialect: _Dialect = Dialect.auto, as_json: Json = False) -> None:
     """Show what a network consists of: inputs, outputs, sizes, a table of its operations."""
     network = _read(source, dialect)
-    from nnef_jax.cli_info import describe, description
+    from nnef_jax.cli.info import describe, description
 
-    _print(json.dumps(description(network)) if as_json else describe(network))
+    print_result(json.dumps(description(network)) if as_json else describe(network))
 
 
 @app.command()
@@ -117,7 +112,7 @@ def check(source: Source, dialect: _Dialect = Dialect.auto) -> None:
     network = _read(source, dialect)
     graph = network.graph
     variables = len(graph.parameters) + len(graph.states)
-    _print(
+    print_result(
         f"ok: {source}: {graph.name}, {network.frontend.dialect}, "
         f"{len(graph.operations)} operations, {variables} variables"
     )
@@ -147,8 +142,8 @@ def flatten(
     ] = False,
 ) -> None:
     """Print a network as one flat graph of NNEF 1.0 final, or save it so."""
-    with _status(f"reading {source}"):
-        from nnef_jax.conversion import convert
+    with status(f"reading {source}"):
+        from nnef_jax import convert
 
         text = convert(
             source,
@@ -158,7 +153,7 @@ def flatten(
             dialect=dialect.value,
             overwrite=overwrite,
         )
-    _print(text.removesuffix("\n") if output is None else f"saved {output}")
+    print_result(text.removesuffix("\n") if output is None else f"saved {output}")
 
 
 @app.command()
@@ -222,33 +217,30 @@ def run(
     if labels and not top:
         raise typer.BadParameter("needs --top", param_hint="--labels")
     pictures = _picture_options(inputs or (), mean, scale, layout, resize)
-    with _status(f"reading {source}") as progress:
-        from nnef_jax import cli_inputs, cli_outputs
-        from nnef_jax.loading import load
+    with status(f"reading {source}") as progress:
+        from nnef_jax import load
+        from nnef_jax.cli import inputs as read
+        from nnef_jax.cli import outputs as write
 
-        largest = (
-            cli_outputs.Top(top, cli_outputs.read_labels(labels) if labels else ()) if top else None
-        )
+        largest = write.Top(top, write.read_labels(labels) if labels else ()) if top else None
         model = load(source, dialect=dialect.value, progress=progress, cache_dir=cache_dir)
-        names = [spec.name for spec in model.outputs]
         if output:
-            cli_outputs.check_output(output, names)
-        calls = cli_inputs.read_inputs(inputs or (), model.inputs, pictures)
-    results: list[cli_outputs.Result] = []
-    with _status("compiling and running"):
+            write.check_output(output, [spec.name for spec in model.outputs])
+        calls = read.read_inputs(inputs or (), model.inputs, pictures)
+    results: list[write.Result] = []
+    with status("compiling and running"):
         for call in calls:
-            results += cli_outputs.run_call(model, call)
+            results += write.run_call(model, call)
     if largest:
-        cli_outputs.check_labels(largest, results)
-    saved = cli_outputs.save_results(output, results) if output else []
+        write.check_labels(largest, results)
+    saved = write.save_results(output, results) if output else []
     if as_json:
-        shown = cli_outputs.results_as_json(
-            model.graph.name, results, largest, values=not saved, files=saved
-        )
+        name = model.graph.name
+        shown = write.results_as_json(name, results, largest, values=not saved, files=saved)
     else:
-        shown = cli_outputs.shown_results(results, largest, values=not saved)
+        shown = write.shown_results(results, largest, values=not saved)
         shown += "".join(f"\nsaved {file}" for file in saved)
-    _print(shown)
+    print_result(shown)
 
 
 @app.command("compile")
@@ -269,11 +261,19 @@ def compile_ahead(
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
     wanted = dict(map(_shape, shapes or ()))
-    with _status(f"compiling {source}") as progress:
-        from nnef_jax.cli_compile import load_and_compile, report
+    with status(f"compiling {source}") as progress:
+        from nnef_jax import load
+        from nnef_jax.cli import compile
 
-        model = load_and_compile(source, cache_dir, wanted, progress, dialect.value)
-    _print(report(model, cache_dir))
+        model = load(
+            source,
+            input_shapes=wanted,
+            dialect=dialect.value,
+            cache_dir=cache_dir,
+            progress=progress,
+        )
+        compile.compile_ahead(model)
+    print_result(compile.report(model, cache_dir))
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -293,10 +293,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return exit.code if isinstance(exit.code, int) else 0
     except NnefError as error:
         for single in error.errors:
-            _report(single.block())
+            report_error(single.block())
     except OSError as error:
         reason = error.strerror or str(error)
-        _report(f"{error.filename}: {reason}" if error.filename else reason)
+        report_error(f"{error.filename}: {reason}" if error.filename else reason)
     return 1
 
 
@@ -304,24 +304,16 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _read(source: str, dialect: Dialect) -> Network:
-    with _status(f"reading {source}") as progress:
+    with status(f"reading {source}") as progress:
         from nnef_jax.loading import read
 
         return read(source, dialect=dialect.value, progress=progress)[0]
 
 
-def _print(text: str) -> None:
-    """Write to standard output at once; an OSError names it."""
-    try:
-        typer.echo(text)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, "standard output") from None
-
-
 def _picture_options(
     inputs: Sequence[str], mean: str, scale: str, layout: Layout, resize: bool
 ) -> PictureOptions:
-    from nnef_jax.cli_pictures import PictureOptions, is_picture
+    from nnef_jax.cli.pictures import PictureOptions, is_picture
 
     options = PictureOptions(
         _numbers(mean, "--mean"), _numbers(scale, "--scale"), layout.value, resize
@@ -355,44 +347,3 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
             f"{text!r} is not a name and extents as in x=1,3,224,224", param_hint="--shape"
         )
     return name, tuple(map(int, items))
-
-
-@contextmanager
-def _status(text: str) -> Generator[Callable[[int, int], None] | None]:
-    """A spinner on a terminal's stderr while the block takes longer than a moment.
-
-    It gives a function that makes a bar of it, given how much is done and of how much.
-    """
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-    class Terminal(Console):
-        def show_cursor(self, show: bool = True) -> bool:
-            return False  # it stays visible: a signal may end the process at any moment
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
-    bar = Progress(*columns, console=Terminal(stderr=True), transient=True)
-    task = bar.add_task(text, total=None)
-    timer = threading.Timer(_STATUS_AFTER, bar.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-    finally:
-        timer.cancel()
-        timer.join()
-        bar.stop()
-
-
-def _report(message: str) -> None:
-    """An error as it is, neither wrapped nor read as markup; names in it may hold anything."""
-    text = "".join(
-        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in message
-    )
-    color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal only
-    with suppress(OSError):  # where stderr is full or closed, the exit code alone can tell
-        typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)
-        typer.echo(f" {text}", err=True)

@@ -1,0 +1,62 @@
+"""What commands write to a terminal: results, the progress of what takes longer, errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+
+import typer
+
+STATUS_AFTER = 0.5  # seconds
+
+
+def print_result(text: str) -> None:
+    """Write to standard output at once; an OSError names it."""
+    try:
+        typer.echo(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
+
+
+@contextmanager
+def status(text: str) -> Generator[Callable[[int, int], None] | None]:
+    """A spinner on a terminal's stderr while the block takes longer than a moment.
+
+    It gives a function that makes a bar of it, given how much is done and of how much.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    class Terminal(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            return False  # it stays visible: a signal may end the process at any moment
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
+    bar = Progress(*columns, console=Terminal(stderr=True), transient=True)
+    task = bar.add_task(text, total=None)
+    timer = threading.Timer(STATUS_AFTER, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
+
+
+def report_error(message: str) -> None:
+    """An error as it is, neither wrapped nor read as markup; names in it may hold anything."""
+    text = "".join(
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in message
+    )
+    color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal only
+    with suppress(OSError):  # where stderr is full or closed, the exit code alone can tell
+        typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)
+        typer.echo(f" {text}", err=True)
