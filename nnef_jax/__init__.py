@@ -7,6 +7,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
 if TYPE_CHECKING:
+    from lowering.graph import Graph, TensorType
+    from lowering.registry import Registry, Rule
     from nnef_jax.calibration import calibrate
     from nnef_jax.conversion import convert
     from nnef_jax.errors import (
@@ -27,39 +29,48 @@ if TYPE_CHECKING:
     from nnef_jax.storage.tensorfile import read_tensor, write_tensor
 
 _HOMES = {
-    "ArchiveError": "errors",
-    "DataError": "errors",
-    "InputError": "errors",
-    "LimitError": "errors",
-    "Limits": "limits",
-    "Model": "model",
-    "NnefError": "errors",
-    "NnefSyntaxError": "errors",
-    "SemanticError": "errors",
-    "ShapeError": "errors",
-    "TensorSpec": "model",
-    "UnsupportedError": "errors",
-    "calibrate": "calibration",
-    "convert": "conversion",
-    "load": "loading",
-    "read_tensor": "storage.tensorfile",
-    "save": "saving",
-    "write_tensor": "storage.tensorfile",
+    "ArchiveError": "nnef_jax.errors",
+    "DataError": "nnef_jax.errors",
+    "Graph": "lowering.graph",
+    "InputError": "nnef_jax.errors",
+    "LimitError": "nnef_jax.errors",
+    "Limits": "nnef_jax.limits",
+    "Model": "nnef_jax.model",
+    "NnefError": "nnef_jax.errors",
+    "NnefSyntaxError": "nnef_jax.errors",
+    "Registry": "lowering.registry",
+    "Rule": "lowering.registry",
+    "SemanticError": "nnef_jax.errors",
+    "ShapeError": "nnef_jax.errors",
+    "TensorSpec": "nnef_jax.model",
+    "TensorType": "lowering.graph",
+    "UnsupportedError": "nnef_jax.errors",
+    "calibrate": "nnef_jax.calibration",
+    "convert": "nnef_jax.conversion",
+    "load": "nnef_jax.loading",
+    "read_tensor": "nnef_jax.storage.tensorfile",
+    "save": "nnef_jax.saving",
+    "write_tensor": "nnef_jax.storage.tensorfile",
 }
 
 __all__ = [
     "ArchiveError",
     "DataError",
+    "Graph",
     "InputError",
     "LimitError",
     "Limits",
     "Model",
     "NnefError",
     "NnefSyntaxError",
+    "Registry",
+    "Rule",
     "SemanticError",
     "ShapeError",
     "TensorSpec",
+    "TensorType",
     "UnsupportedError",
+    "__version__",
     "calibrate",
     "convert",
     "load",
@@ -76,10 +87,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'nnef_jax' has no attribute {name!r}")
     from importlib import import_module
 
-    value: object = getattr(import_module(f"nnef_jax.{_HOMES[name]}"), name)
+    value: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted(__all__)

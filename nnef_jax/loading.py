@@ -12,6 +12,7 @@ from functools import partial
 from typing import BinaryIO, Literal, get_args
 
 import jax
+from jax.typing import DTypeLike
 
 from lowering.location import Source as TextSource
 from lowering.ops import nnef as standard_rules
@@ -28,6 +29,7 @@ from nnef_jax.options import (
     require,
     require_callable,
     require_choice,
+    require_dtype,
     require_flags,
     require_readable,
     shapes_by_name,
@@ -49,31 +51,30 @@ def load(
     source: Source,
     *,
     input_shapes: Mapping[str, Sequence[int | None]] | None = None,
-    dtype: str = "float32",
-    precision: jax.lax.PrecisionLike = None,
+    dtype: DTypeLike = "float32",
     quantization: Quantization = "apply",
     expand: Expand = "auto",
     dialect: Dialect = "auto",
     state: Mapping[str, str] | None = None,
     rules: Registry | None = None,
+    unused: bool = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    precision: jax.lax.PrecisionLike = None,
     optimize: bool = True,
     autotune: bool = False,
     donate_state: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
-    unused: bool = False,
 ) -> Model:
     """Read an NNEF network and return it as a jitted callable.
 
-    Args:
+    Args, what to read:
         source: a folder, a `graph.nnef`, a tar archive (plain, gz, bz2, xz), the bytes of one, or
             an open binary file.
-        input_shapes: shapes by input name that replace the document's; None is an extent that each
-            call may choose, and the network is compiled once for each choice. 0 is an empty axis.
-        dtype: what scalar tensors are computed in: "float32", "bfloat16", "float16", "float64"
-            (needs jax's x64 mode). Integer tensors are int32, logical ones bool.
-        precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
+        input_shapes: shapes by input name instead of the document's. None is an extent that each
+            call may choose: the network is compiled once for each choice. 0 is an empty axis.
+        dtype: what scalar tensors are computed in, a name or a numpy or jax dtype: float32,
+            bfloat16, float16, float64 (needs jax's x64 mode). Integer tensors are int32.
         quantization: "apply" rounds each tensor that graph.quant names once it is computed,
             "ignore" rounds none. Variables stored quantised become real numbers in either case.
         expand: "auto" keeps compound operations of the standard whole where there is a rule for
@@ -82,27 +83,27 @@ def load(
             told of its registries by flags of the command line alone; "auto" goes by the text.
         state: inputs by name with the outputs that take their place in the next call. They become
             the network's state, which starts with zeros: `model.step` and `model.scan` pass it on.
-        rules: rules for operations beyond the standard, or in place of its own.
+        rules: rules of one's own (`nnef_jax.Registry`) for operations, as the document spells them:
+            docs/extending.md.
+        unused: True has in `model.params` also the variables that neither outputs nor states depend
+            on. Otherwise they stay on the host; `apply`, `step`, `scan` and `save` take them too.
         limits: bounds on what is read.
         progress: called with the numbers of variables read and of all, before each of them.
-        optimize: False computes each operation as its rule is written. Otherwise, on CPUs, batch
-            normalisation is folded into the convolution before it, tensors are laid out channels
-            last and kernels are chosen by shape; results and derivatives differ by rounding. What
-            is traced on a machine with another default device, or exported with extents left
-            open, is as written.
-        autotune: True tries the compiler's options at the first call of each kind and shape, and
-            takes the fastest; that call takes a second or two more. On CPUs there is something to
-            choose. With `cache_dir`, what was chosen is kept.
-        donate_state: True makes `step` write the new state into the memory of the one that it is
-            given, which saves a copy of large ones; the arrays given cannot be read afterwards.
-        cache_dir: a folder, made where there is none, in which what is compiled for calls, `step`
-            and `scan` is kept and found again by other processes. It holds pickled objects and
-            machine code: it must be as trusted as the program itself. A damaged file is made again;
-            a folder that cannot be written to serves with what it has. Anything in it may be
-            deleted at any time. Own `rules` cannot be kept: nothing tells when they change.
-        unused: True has in `model.params` also the variables that neither outputs nor states depend
-            on, such as weights that an exporter left beside folded ones. Otherwise they stay on the
-            host; `apply`, `step`, `scan` and `save` take them either way.
+
+    Args, how to run it:
+        precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
+        optimize: False computes each operation as its rule is written. True chooses layouts and
+            kernels for the platform, CPUs today: results and derivatives differ by rounding. A
+            function that is traced for another device or exported with open extents is as written.
+        autotune: True tries the compiler's options at the first call of each kind and shape, which
+            takes a second or two more, and keeps the fastest. Only CPUs have such a choice.
+        donate_state: True makes `step` write the new state into the memory of the one it is given,
+            whose arrays cannot be read afterwards.
+        cache_dir: a folder, made where there is none, that keeps what is compiled for other
+            processes. It holds pickled objects and machine code: it must be as trusted as the
+            program itself. A damaged file is made again, a read-only folder serves with what it
+            has, any file may be deleted at any time. It excludes `rules`: nothing tells when they
+            change.
 
     A network in a folder or a plain tar archive is memory-mapped, and a CPU computes from the map.
     While the model is in use its files may be deleted, or replaced by renaming others to their
@@ -158,7 +159,7 @@ def read(
     source: Source,
     *,
     input_shapes: Mapping[str, Sequence[int | None]] | None = None,
-    dtype: str = "float32",
+    dtype: DTypeLike = "float32",
     quantization: Quantization = "apply",
     expand: Expand = "auto",
     dialect: Dialect = "auto",
@@ -169,13 +170,13 @@ def read(
 ) -> tuple[Network, Registry]:
     """Read and check a network without touching a device; also the rules to run it with."""
     require_readable("source", source)
-    require_choice("dtype", dtype, _REAL_DTYPES)
+    dtype = require_dtype("dtype", dtype, _REAL_DTYPES)
     require_choice("quantization", quantization, get_args(Quantization))
     require_choice("expand", expand, get_args(Expand))
     input_shapes = shapes_by_name("input_shapes", {} if input_shapes is None else input_shapes)
     state = words_by_word("state", {} if state is None else state, "output names by input name")
     if rules is not None:
-        require("rules", rules, Registry, "a lowering.registry.Registry")
+        require("rules", rules, Registry, "a nnef_jax.Registry")
     if limits is not None:
         require("limits", limits, Limits, "a nnef_jax.Limits")
     require_callable("progress", progress)

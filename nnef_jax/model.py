@@ -133,13 +133,14 @@ class Model:
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Tensors inside the network by name, for the given inputs.
+        """Compute tensors inside the network for the given inputs: arrays by name.
 
-        Inputs and names may also be given as `intermediates(x, ["conv1"])`. Without names all
-        tensors are returned. Raises InputError for a name that the graph does not have.
+        Without names all tensors are returned. Raises InputError for a name that the graph does not
+        have.
+
+        Example:
+            >>> model.intermediates(x, names=["conv1"])["conv1"].shape
         """
-        if names is None and args and _is_names(args[-1]):
-            args, names = args[:-1], args[-1]
         wanted = None if names is None else names_of("names", names, "names of tensors")
         inputs = self._bind(args, kwargs)
         graph = self._execution.graph_for(inputs)
@@ -324,14 +325,6 @@ def _spec(name: str, value: Value) -> TensorSpec:
 def _shown(spec: TensorSpec) -> str:
     extents = ",".join("?" if extent is None else str(extent) for extent in spec.shape)
     return f"{spec.name}: {spec.dtype}[{extents}]"
-
-
-def _is_names(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) > 0
-        and all(isinstance(n, str) for n in value)
-    )
 
 
 def _require_untraced(what: str, arrays: Mapping[str, Any]) -> None:

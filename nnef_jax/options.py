@@ -33,6 +33,13 @@ def require_choice(name: str, value: Any, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} must be {one_of}{listed}, it is {shown(value)}")
 
 
+def require_dtype(name: str, value: Any, choices: Iterable[str]) -> str:
+    """Name a dtype, given by its name or as numpy and jax have it; ValueError for other ones."""
+    found = np.dtype(value).name if isinstance(value, type | np.dtype) else value
+    require_choice(name, found, choices)
+    return found
+
+
 def require_callable(name: str, value: Callable[..., Any] | None) -> None:
     """Raise TypeError for what cannot be called and is not None."""
     if value is not None and not callable(value):

@@ -222,6 +222,13 @@ def test_wrong_options(index: int, model: nnef_jax.Model, tmp_path: Path, monkey
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, jnp.dtype("bfloat16"), "float16"])
+def test_a_dtype_is_a_name_or_a_dtype(dtype: Any) -> None:
+    model = model_of(_TEXT, data=_DATA, dtype=dtype)
+    assert model.outputs[0].dtype == jnp.dtype(dtype).name
+    assert {x.dtype for x in model.params.values()} == {jnp.dtype(dtype)}
+
+
 # Dtypes: of one kind they are converted, and integers must fit.
 
 

@@ -78,7 +78,7 @@ def test_calibrated_network_stays_close(
     assert sum("quantize" in kind for kind in kinds) == text.count("\n") == 11
     names = ["conv1", "conv2", "logits", "probabilities"]
     for x in images(2):
-        real, rounded = lenet.intermediates(x, names), model.intermediates(x, names)
+        real, rounded = lenet.intermediates(x, names=names), model.intermediates(x, names=names)
         for name in names:
             a, b = np.asarray(real[name]), np.asarray(rounded[name])
             assert 0 < np.abs(a - b).max() < 0.03 * np.ptp(a)  # a step is 0.004
@@ -93,7 +93,7 @@ def test_calibrated_ranges_are_those_of_the_samples(lenet: nnef_jax.Model) -> No
         "image", "conv1", "pool1", "conv2", "pool2", "flat", "logits", "probabilities",
         "filter1", "filter2", "weights",
     ]  # fmt: skip
-    values = {name: [lenet.intermediates(x, [name])[name] for x in samples] for name in found}
+    values = {name: [lenet.intermediates(x, names=[name])[name] for x in samples] for name in found}
     for name, arguments in found.items():
         low, high = re.fullmatch(
             r"min = (\S+), max = (\S+), bits = 8, signed = false, symmetric = false", arguments

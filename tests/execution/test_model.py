@@ -117,12 +117,14 @@ def test_vmap_adds_a_batch_axis(net: nnef_jax.Model, x: np.ndarray) -> None:
 
 
 def test_intermediates(net: nnef_jax.Model, x: np.ndarray) -> None:
-    found = net.intermediates(x, ["conv1", "hidden"])
+    found = net.intermediates(x, names=["conv1", "hidden"])
     assert found.keys() == {"conv1", "hidden"}
     np.testing.assert_allclose(found["hidden"], net(x).hidden, rtol=1e-5, atol=1e-6)
     assert {"x", "filter", "conv1", "norm1", "y"} <= net.intermediates(x).keys()
     with pytest.raises(nnef_jax.InputError, match="no tensor 'conv7'"):
-        net.intermediates(x, ["conv7"])
+        net.intermediates(x, names=["conv7"])
+    with pytest.raises(nnef_jax.InputError, match="2 inputs"):
+        net.intermediates(x, ["conv1"])
 
 
 @pytest.mark.parametrize("optimize", (True, False))

@@ -236,5 +236,5 @@ def test_inner_names_leave_the_graphs_own_alone() -> None:
     """
     model = model_of(text)
     x = np.float32([1, 2])
-    np.testing.assert_allclose(model.intermediates(x, ["y_t"])["y_t"], np.sin(x), rtol=1e-6)
+    np.testing.assert_allclose(model.intermediates(x, names=["y_t"])["y_t"], np.sin(x), rtol=1e-6)
     np.testing.assert_allclose(model(x).y_t, np.sin(x), rtol=1e-6)

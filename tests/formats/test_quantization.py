@@ -168,7 +168,7 @@ def test_stored_codes_are_values_of_their_operation(name: str) -> None:
     values = stored(file, (len(expected),), entry)
     text = variable_net(values.shape)
     model = nnef_jax.load(archive(graph=text, w=floats(values), quant=f'"w": {entry};'))
-    again = np.asarray(model.intermediates(np.zeros(values.shape, np.float32), ["w"])["w"])
+    again = np.asarray(model.intermediates(np.zeros(values.shape, np.float32), names=["w"])["w"])
     np.testing.assert_allclose(again, values, rtol=1e-6, atol=2e-7)
 
 
@@ -311,7 +311,7 @@ def test_activation_is_quantised_for_all_that_reads_it(algorithm: str, expand: s
     y, s = model(X)
     assert_levels(y, rounded)
     assert_levels(s, rounded + 0.3)
-    inside = model.intermediates(X, ["a", "y", "s"])
+    inside = model.intermediates(X, names=["a", "y", "s"])
     assert_levels(inside["a"], X * W[..., None])
     assert_levels(inside["y"], rounded)
     assert len(np.unique(np.asarray(y))) <= 9  # 2^3 levels, or 2^2 with signs and 0
@@ -332,7 +332,7 @@ def test_input_variable_constant_and_activation() -> None:
         y, s = call()
         assert_levels(y, np.tanh(x * w[..., None]))
         assert_levels(s, quantise(np.tanh(x * w[..., None]), -1.0, 1.0, 2))
-    inside = model.intermediates(X, ["x", "w", "c"])
+    inside = model.intermediates(X, names=["x", "w", "c"])
     assert_levels(inside["x"], x)
     assert_levels(inside["w"], w)
     assert inside["c"].tolist() == [0.0]
@@ -366,7 +366,7 @@ def test_activation_per_channel(name: str, low: str) -> None:
     levels = np.array([-0.5, -1.0, -0.25])[None, :, None], np.array([1.0, 1.25, 2.0])[None, :, None]
     real = X if name == "x" else X * W[..., None]
     expected = OPERATIONS["linear_quantize"](np.float64(real), *levels, 4)
-    assert_levels(model.intermediates(X, [name])[name], expected)
+    assert_levels(model.intermediates(X, names=[name])[name], expected)
 
 
 def test_per_channel_of_a_vector_is_along_its_only_axis() -> None:
@@ -381,7 +381,7 @@ def test_constant_for_an_activation_broadcasts_from_the_left() -> None:
     model = network(f'"a": linear_quantize(min = {low}, max = 1.0, bits = 4)')
     low = np.array([-1.0, 0.0])[:, None, None]
     expected = OPERATIONS["linear_quantize"](np.float64(X * W[..., None]), low, 1.0, 4)
-    assert_levels(model.intermediates(X, ["a"])["a"], expected)
+    assert_levels(model.intermediates(X, names=["a"])["a"], expected)
 
 
 def test_per_channel_with_an_open_extent() -> None:
@@ -391,7 +391,7 @@ def test_per_channel_with_an_open_extent() -> None:
     low = np.array([-0.5, -1.0, -0.25])[None]
     for x in (X, X[:1, :, :3]):
         expected = OPERATIONS["linear_quantize"](np.float64(x * W[..., None]), low, 1.0, 4)
-        assert_levels(model.intermediates(x, ["a"])["a"], expected)
+        assert_levels(model.intermediates(x, names=["a"])["a"], expected)
         assert model(x).y.shape == x.shape
 
 
@@ -482,7 +482,7 @@ FREE = """# all
 @pytest.mark.parametrize("version", ["version 1.0;", "version 1.0"])
 def test_layouts_of_the_text(quant: str, version: str) -> None:
     model = network(quant, NETWORK.replace("version 1.0;", version))
-    inside = model.intermediates(X, ["y", "c"])
+    inside = model.intermediates(X, names=["y", "c"])
     assert set(np.round(np.unique(np.asarray(inside["y"])) * 3).tolist()) == {-3, -1, 1, 3}
     assert_levels(inside["c"], [1 / 3])
 

@@ -38,7 +38,7 @@ def run(body: str, *arrays: np.ndarray, **options: str) -> np.ndarray:
 def test_the_last_assignment_counts() -> None:
     model = model_of(document("y = x + 1.0; y = y * 2.0; z = y; y = y - z;"))
     np.testing.assert_array_equal(model(X), np.zeros((2, 3)))
-    np.testing.assert_array_equal(model.intermediates(X, ["z"])["z"], (X + 1) * 2)
+    np.testing.assert_array_equal(model.intermediates(X, names=["z"])["z"], (X + 1) * 2)
 
 
 def test_an_input_may_be_a_result() -> None:

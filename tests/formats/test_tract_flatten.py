@@ -32,7 +32,7 @@ def test_the_last_value_of_a_name_counts() -> None:
     y, z = run(text, X)
     np.testing.assert_array_equal(y, X + 111)
     np.testing.assert_array_equal(z, (X + 1) * 2)
-    found = model(text).intermediates(X, ["y", "z", "x"])
+    found = model(text).intermediates(X, names=["y", "z", "x"])
     np.testing.assert_array_equal(found["y"], y)
     np.testing.assert_array_equal(found["z"], z)
 
@@ -40,7 +40,7 @@ def test_the_last_value_of_a_name_counts() -> None:
 def test_an_input_may_be_assigned_again() -> None:
     text = graph("x = relu(x); y = x + 1.0;")
     np.testing.assert_array_equal(run(text, X), np.maximum(X, 0) + 1)
-    np.testing.assert_array_equal(model(text).intermediates(X, ["x"])["x"], np.maximum(X, 0))
+    np.testing.assert_array_equal(model(text).intermediates(X, names=["x"])["x"], np.maximum(X, 0))
 
 
 def test_aliases() -> None:
@@ -50,7 +50,7 @@ def test_aliases() -> None:
     np.testing.assert_array_equal(y, four)
     np.testing.assert_array_equal(z, X)
     assert [o.name for o in model(text).outputs] == ["4", "y", "z"]
-    np.testing.assert_array_equal(model(text).intermediates(X, ["4"])["4"], four)
+    np.testing.assert_array_equal(model(text).intermediates(X, names=["4"])["4"], four)
 
 
 @pytest.mark.parametrize(

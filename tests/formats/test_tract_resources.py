@@ -234,7 +234,7 @@ def test_a_label_twice_is_one_parameter() -> None:
     found = nnef_jax.load(tar(members(text, w=WEIGHT)))
     assert list(found.params) == ["w"]
     np.testing.assert_array_equal(found(X), X * WEIGHT + WEIGHT)
-    np.testing.assert_array_equal(found.intermediates(X, ["v", "w"])["v"], WEIGHT)
+    np.testing.assert_array_equal(found.intermediates(X, names=["v", "w"])["v"], WEIGHT)
 
 
 def test_progress() -> None:

@@ -7,10 +7,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.error import URLError
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import nnef_jax
 from nnef_jax.text.library import standard
 from tests.operations import test_numerics
 from tests.wrong_documents import SECTIONS, WRONG_DOCUMENTS, WrongDocument, message
@@ -118,6 +123,31 @@ def test_each_block_of_the_readme_runs_as_it_stands(code: str) -> None:
 
 
 @pytest.mark.usefixtures("root")
+def test_an_operation_of_ones_own_takes_twenty_lines_and_has_all_that_others_have() -> None:
+    (code,) = blocks("docs/extending.md")
+    lines = [line for line in code.splitlines() if line and "import " not in line]
+    assert len(lines) <= 20
+    names: dict[str, Any] = {}
+    run(code, names)
+    model, rules = names["model"], names["rules"]
+
+    def mish(x: Any) -> Any:
+        return x * jnp.tanh(jnp.log1p(jnp.exp(2 * x)))
+
+    xs = jnp.linspace(-2, 2, 24).reshape(4, 2, 3)
+    slope = jax.grad(lambda x: model.apply({}, x).sum())
+    wanted = jax.grad(lambda x: mish(x).sum())
+    np.testing.assert_allclose(names["gradient"], wanted(names["x"]), rtol=1e-5)
+    for function, plain in ((lambda x: model.apply({}, x), mish), (slope, wanted)):
+        for found in (jax.jit(jax.vmap(function))(xs), jnp.stack([function(x) for x in xs])):
+            np.testing.assert_allclose(found, jax.vmap(plain)(xs), rtol=1e-5, atol=1e-6)
+    model.save("saved.nnef.tgz")
+    np.testing.assert_array_equal(nnef_jax.load("saved.nnef.tgz", rules=rules)(xs[0]), model(xs[0]))
+    with pytest.raises(nnef_jax.UnsupportedError, match="no rule for operation 'mish'"):
+        nnef_jax.load("saved.nnef.tgz")
+
+
+@pytest.mark.usefixtures("root")
 def test_blocks_about_pytorch_run_one_after_the_other() -> None:
     names: dict[str, object] = {}
     for code in blocks("docs/pytorch.md"):
@@ -136,8 +166,8 @@ def test_the_first_block_about_pytorch_runs_where_the_exporter_is() -> None:
 
 
 def test_every_page_with_python_is_run() -> None:
-    pages = [path.name for path in DOCS.glob("*.md") if blocks(f"docs/{path.name}")]
-    assert pages == ["pytorch.md"]
+    pages = {path.name for path in DOCS.glob("*.md") if blocks(f"docs/{path.name}")}
+    assert pages == {"extending.md", "pytorch.md"}
 
 
 def test_each_promise_of_security_names_a_test_that_is_there() -> None:

@@ -58,10 +58,18 @@ def test_import_leaves_jax_as_it_is() -> None:
 def test_public_names_resolve_and_are_all_there_is() -> None:
     for name in nnef_jax.__all__:
         assert getattr(nnef_jax, name) is not None
-        assert name in dir(nnef_jax)
-    assert set(nnef_jax.__all__) == set(nnef_jax._HOMES)
+    assert dir(nnef_jax) == sorted(nnef_jax.__all__) == sorted({*nnef_jax._HOMES, "__version__"})
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         nnef_jax.lode  # noqa: B018
+
+
+def test_a_type_checker_sees_the_names_where_they_are_found() -> None:
+    tree = ast.parse(Path(nnef_jax.__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {alias.name: node.module for node in imports for alias in node.names}
+    for name in ("annotations", "import_module"):
+        del seen[name]
+    assert seen == nnef_jax._HOMES
 
 
 def test_errors_are_one_tree() -> None:
