@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -18,6 +19,22 @@ settings.register_profile(
     "suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("suite")
+
+_EVERY = 3
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `quick` the first row of every third test of each file, but for slow ones."""
+    rows: dict[tuple[Path, str], pytest.Item] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            rows.setdefault((item.path, item.name.partition("[")[0]), item)
+    seen = Counter[Path]()
+    for (path, _), item in rows.items():
+        if seen[path] % _EVERY == 0:
+            item.add_marker("quick")
+        seen[path] += 1
+
 
 SHARED_CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 

@@ -1,0 +1,61 @@
+"""The files around the packages: licence, versions, and what is run for every commit."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import nnef_jax
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CI = (ROOT / ".github/workflows/ci.yml").read_text()
+
+
+def commands(path: str) -> set[str]:
+    """The commands of a script or workflow that check something, without their environment."""
+    lines = re.findall(r"^[ \-]*(?:run: |entry: )?((?:ruff|pyright|pytest).*)$", read(path), re.M)
+    return {re.sub(r" --pythonpath .*| --force-exclude| -n \w+", "", line) for line in lines}
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_licence() -> None:
+    text = read("LICENSE")
+    assert text.split()[:6] == ["Apache", "License", "Version", "2.0,", "January", "2004"]
+    assert "END OF TERMS AND CONDITIONS" in text and len(text) == 11_358
+    assert (PROJECT["license"], PROJECT["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert "\nlicense: Apache-2.0\n" in read("CITATION.cff")
+
+
+def test_versions_agree() -> None:
+    assert f"\nversion: {nnef_jax.__version__}\n" in read("CITATION.cff")
+    newest = re.findall(r"^## \[(.*?)\]", read("CHANGELOG.md"), re.M)[0]
+    assert newest in ("Unreleased", nnef_jax.__version__)
+
+
+def test_ci_runs_on_every_supported_python_with_the_oldest_and_the_newest_jax() -> None:
+    supported = re.findall(r":: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    (tested,) = re.findall(r"python: \[(.*)\]", CI)
+    assert tested.replace('"', "").split(", ") == supported
+    assert PROJECT["requires-python"] == f">={supported[0]}"
+    (jax, jaxlib) = re.findall(r'"(\w+)==([\d.]+)"', CI)
+    assert jax[0] == "jax" and jaxlib[0] == "jaxlib"
+    for name, version in (jax, jaxlib):
+        assert f"{name}>={version}" in PROJECT["dependencies"]
+
+
+def test_every_commit_is_checked_by_the_same_commands() -> None:
+    always = commands(".ci/run")
+    assert always == {"ruff check .", "ruff format --check .", "pyright", "pytest"}
+    assert commands(".github/workflows/ci.yml") == always | {"pytest -m quick", "pytest -m slow"}
+
+
+def test_hooks_are_local_and_known() -> None:
+    hooks = read(".pre-commit-config.yaml")
+    assert re.findall(r"repo: (.*)", hooks) == ["local"]
+    wanted = {"ruff check", "ruff format --check", "pyright", "pytest -m quick"}
+    assert commands(".pre-commit-config.yaml") == wanted
