@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 from lowering.ops import nnef  # noqa: E402
 from lowering.ops.tract import tract  # noqa: E402
+from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations, scan, special  # noqa: E402
-from nnef_jax.text.library import standard  # noqa: E402
 from tests import torch_networks, tract_cases  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
 from tests.op_cases import ALL_CASES, OpCase, tensors  # noqa: E402
@@ -132,7 +132,7 @@ def pytorch() -> str:
 
 def _families() -> Iterator[tuple[str, list[str]]]:
     """The headings of stdlib.nnef with the operations below them."""
-    text = files("nnef_jax.text").joinpath("stdlib.nnef").read_text(encoding="utf-8")
+    text = files("nnef_jax.formats.syntax").joinpath("stdlib.nnef").read_text(encoding="utf-8")
     for section in text.split("\n\n\n# ")[1:]:
         heading, body = section.split("\n", 1)
         yield heading, re.findall(r"^fragment (\w+)", body, re.MULTILINE)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lowering.graph import Graph, Value
 from nnef_jax.errors import InputError
+from nnef_jax.formats.syntax.tree import identifiers
 from nnef_jax.model import Model
 from nnef_jax.options import (
     names_of,
@@ -20,7 +21,6 @@ from nnef_jax.options import (
     require_flags,
     require_samples,
 )
-from nnef_jax.text.syntax import identifiers
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
 _ALGORITHMS = ("min_max_linear_quantize", "zero_point_linear_quantize")

@@ -11,26 +11,26 @@ from typing import get_args
 from lowering.graph import Parameter, Value
 from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.formats.base import Expand, Options
+from nnef_jax.formats.nnef.checks import check
+from nnef_jax.formats.nnef.flatten import flatten
+from nnef_jax.formats.nnef.parser import parse
+from nnef_jax.formats.nnef.quantization import QuantizationReader
+from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.nnef.variables import read_variables
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.flat_document import flat_document
+from nnef_jax.formats.syntax.printing import print_document, print_expression
+from nnef_jax.formats.syntax.quantizer import ALGORITHMS, Quantizer
+from nnef_jax.formats.syntax.values import ExtentNeeded
 from nnef_jax.formats.tract.recognition import Dialect, is_tract
 from nnef_jax.limits import Limits, Meter, within_memory
 from nnef_jax.loading import Source, registry_of_standard
 from nnef_jax.options import require, require_choice, require_flags, require_path, require_readable
-from nnef_jax.quantization import QuantizationReader
-from nnef_jax.quantizer import ALGORITHMS, Quantizer
 from nnef_jax.storage.archive import Archive, open_archive
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import read_tensor_file
 from nnef_jax.storage.writer import Member, write_archive
-from nnef_jax.text import syntax as s
-from nnef_jax.text.checks import check
-from nnef_jax.text.flat_document import flat_document
-from nnef_jax.text.flatten import flatten
-from nnef_jax.text.library import Scope
-from nnef_jax.text.options import Expand, Options
-from nnef_jax.text.parser import parse
-from nnef_jax.text.printing import print_document, print_expression
-from nnef_jax.text.values import ExtentNeeded
-from nnef_jax.variables import read_variables
 
 
 def convert(

@@ -20,8 +20,12 @@ from lowering.registry import Registry
 from lowering.trace import Context
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.execution import Compilation, Execution
+from nnef_jax.formats.base import Expand, Options, Progress
+from nnef_jax.formats.nnef.frontend import StandardFrontend
+from nnef_jax.formats.nnef.variables import read_variables
+from nnef_jax.formats.syntax.quantizer import Quantizer
+from nnef_jax.formats.syntax.standard import signatures
 from nnef_jax.formats.tract.recognition import Dialect, is_tract
-from nnef_jax.frontend import StandardFrontend
 from nnef_jax.limits import Limits, Meter, within_memory
 from nnef_jax.model import Model
 from nnef_jax.network import Network
@@ -35,12 +39,8 @@ from nnef_jax.options import (
     shapes_by_name,
     words_by_word,
 )
-from nnef_jax.quantizer import Quantizer
 from nnef_jax.recurrence import RecurrentFrontend, start_from_zeros
 from nnef_jax.storage.archive import Archive, open_archive
-from nnef_jax.text.library import signatures
-from nnef_jax.text.options import Expand, Options
-from nnef_jax.variables import Progress, read_variables
 
 Quantization = Literal["apply", "ignore"]
 Source = str | os.PathLike[str] | bytes | BinaryIO

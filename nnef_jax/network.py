@@ -11,11 +11,11 @@ from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic, show
 from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.location import Source, Span
 from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError, raise_all
-from nnef_jax.frontend import Frontend
+from nnef_jax.formats.base import Frontend, Options
+from nnef_jax.formats.syntax.quantizer import Quantizer
+from nnef_jax.formats.syntax.tree import identifiers, span_in
+from nnef_jax.formats.syntax.values import ExtentNeeded
 from nnef_jax.limits import Meter
-from nnef_jax.text.options import Options, Quantizer
-from nnef_jax.text.syntax import identifiers, span_in
-from nnef_jax.text.values import ExtentNeeded
 
 
 class Network:

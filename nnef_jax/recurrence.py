@@ -11,10 +11,9 @@ from lowering.extents import is_known, show
 from lowering.graph import Graph, StateVariable
 from lowering.location import Source
 from nnef_jax.errors import InputError, NnefError, raise_all
-from nnef_jax.frontend import Document, Frontend, Shapes
+from nnef_jax.formats.base import Document, Frontend, Options, Shapes
+from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.network import Network
-from nnef_jax.quantizer import Quantizer
-from nnef_jax.text.options import Options
 
 
 class RecurrentFrontend:

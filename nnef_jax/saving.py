@@ -13,11 +13,11 @@ from lowering.extents import show
 from lowering.graph import TensorType
 from lowering.location import Source
 from nnef_jax.errors import DataError, NnefError, raise_all
+from nnef_jax.formats.syntax.variables import require_kind
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, require, require_flags, require_path
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.writer import write_archive
-from nnef_jax.variables import require_kind
 
 
 def save(

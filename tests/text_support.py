@@ -14,15 +14,15 @@ import pytest
 from lowering.graph import Graph
 from lowering.location import Source
 from nnef_jax import Limits, NnefError
-from nnef_jax.frontend import StandardFrontend
+from nnef_jax.formats.base import Expand, Options
+from nnef_jax.formats.nnef.checks import check
+from nnef_jax.formats.nnef.frontend import StandardFrontend
+from nnef_jax.formats.nnef.parser import parse
+from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.syntax.tree import Document
 from nnef_jax.limits import Meter
 from nnef_jax.loading import registry_of_standard
 from nnef_jax.network import Network
-from nnef_jax.text.checks import check
-from nnef_jax.text.library import Scope
-from nnef_jax.text.options import Expand, Options
-from nnef_jax.text.parser import parse
-from nnef_jax.text.syntax import Document
 from tests.helpers import COMPOSITIONAL
 
 MARK = "§"

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import nnef_jax
+from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.tract import declarations
-from nnef_jax.text import library
 from tests import op_cases, tract_cases
 from tests.op_cases.case import OpCase, bind
 

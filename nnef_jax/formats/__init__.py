@@ -1,1 +1,1 @@
-"""Other writers' files read into the same flat graph: one package for each dialect or format."""
+"""The formats that networks are read from, a folder each."""

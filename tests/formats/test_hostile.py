@@ -17,14 +17,14 @@ import pytest
 import nnef_jax
 from lowering.location import Source
 from nnef_jax import LimitError, Limits, NnefError
+from nnef_jax.formats.nnef import dialects, flatten, parser
+from nnef_jax.formats.nnef.parser import parse_flat
 from nnef_jax.formats.tract import parser as tract_parser
 from nnef_jax.formats.tract import recognition
 from nnef_jax.formats.tract.fast_parser import flat_statements
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.limits import Meter
 from nnef_jax.storage import bitstream, tarball
-from nnef_jax.text import dialects, flatten, parser
-from nnef_jax.text.fast_parser import parse_flat
 from tests.fuzz import FOUND, failure
 from tests.hostile import ATTACKS, FINAL, ODDITIES, TRACT, final, outcome, tar, tract
 

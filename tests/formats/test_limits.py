@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nnef_jax import LimitError, Limits, NnefError
-from nnef_jax.text.types import INTEGER, ArrayOf, TupleOf, Type, nesting
+from nnef_jax.formats.syntax.types import INTEGER, ArrayOf, TupleOf, Type, nesting
 from tests.text_support import error, flat, graph, in_fragment, network
 
 CALLS = "fragment f0( x: T ) -> ( y: T ) { y = neg(x); }\n" + "\n".join(

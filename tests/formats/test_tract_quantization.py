@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from lowering.graph import TensorType
 from lowering.location import Source
-from nnef_jax.dequantization import dequantize
 from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.dequantization import dequantize
+from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.limits import Meter
-from nnef_jax.quantizer import Quantizer
 from nnef_jax.storage.tensorfile import TensorFile
-from nnef_jax.text import syntax as s
 
 NAMES = {"x", "y", "conv_output", "/features/0.Conv", 'odd "name"', "back\\slash"}
 ZERO_POINT = "zero_point_linear_quantize(zero_point=3, scale=0.5, bits=8, signed=true)"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lowering.location import Source
-from nnef_jax.dequantization import dequantize
 from nnef_jax.errors import DataError, LimitError, NnefError, UnsupportedError
+from nnef_jax.formats.syntax.dequantization import dequantize
 from nnef_jax.formats.tract import blocks
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.tensor_file import StoredTensor, read_tensor_file

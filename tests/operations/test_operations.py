@@ -12,7 +12,7 @@ import pytest
 
 import nnef_jax
 from lowering.ops import nnef
-from nnef_jax.text.library import standard
+from nnef_jax.formats.syntax.standard import standard
 from tests.helpers import model_of
 from tests.op_cases import ALL_CASES, OpCase, document, evaluate, expected, inputs
 from tests.operation_checks import (

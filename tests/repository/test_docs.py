@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.text.library import standard
+from nnef_jax.formats.syntax.standard import standard
 from tests.operations import test_numerics
 from tests.wrong_documents import SECTIONS, WRONG_DOCUMENTS, WrongDocument, message
 

@@ -80,8 +80,9 @@ def test_errors_are_one_tree() -> None:
 
 
 def test_package_data_is_there() -> None:
-    for name in ("grammar.lark", "stdlib.nnef", "provisional.nnef"):
-        assert files("nnef_jax.text").joinpath(name).is_file()
+    formats = files("nnef_jax.formats")
+    for path in ("nnef/grammar.lark", "nnef/provisional.nnef", "syntax/stdlib.nnef"):
+        assert formats.joinpath(path).is_file()
 
 
 @pytest.mark.parametrize("name", sorted(nnef_jax._HOMES))

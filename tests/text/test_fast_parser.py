@@ -11,9 +11,8 @@ import pytest
 
 from lowering.location import Source
 from nnef_jax import NnefError
+from nnef_jax.formats.nnef.parser import parse_by_grammar, parse_flat
 from nnef_jax.limits import Meter
-from nnef_jax.text.fast_parser import parse_flat
-from nnef_jax.text.parser import parse_by_grammar
 from tests.op_cases import ALL_CASES, document
 
 FLAT = """

@@ -6,7 +6,7 @@ import pytest
 
 from lowering.graph import Graph, Operation, Value
 from nnef_jax import SemanticError, ShapeError, UnsupportedError
-from nnef_jax.text.library import standard
+from nnef_jax.formats.syntax.standard import standard
 from tests.helpers import COMPOSITIONAL
 from tests.op_cases import ALL_CASES
 from tests.op_cases import document as case_document

@@ -8,8 +8,8 @@ import pytest
 
 import nnef_jax
 from lowering.location import Source
-from nnef_jax.text.library_reader import read_library
-from nnef_jax.text.parser import parse_library
+from nnef_jax.formats.nnef.parser import parse_library
+from nnef_jax.formats.syntax.declarations import read_library
 from tests.text.test_fast_parser import whole
 
 LIBRARIES = sorted(Path(nnef_jax.__file__).parent.rglob("*.nnef"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nnef_jax import NnefSyntaxError
-from nnef_jax.text import syntax as s
+from nnef_jax.formats.syntax import tree as s
 from tests.helpers import COMPOSITIONAL
 from tests.text_support import PROVISIONAL, error, graph, in_fragment, parsed
 

@@ -12,8 +12,8 @@ import pytest
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph, Operation, Parameter, TensorType, Value
 from nnef_jax import Model, UnsupportedError, load
+from nnef_jax.formats.syntax.flat_document import print_graph
 from nnef_jax.loading import network_of_text, read
-from nnef_jax.text.printing import print_graph
 from tests.helpers import model_of
 from tests.printed import ALIASES, assert_same_results, khronos
 

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowering.location import Source
-from nnef_jax.limits import Meter
-from nnef_jax.text import syntax as s
-from nnef_jax.text.parser import parse
-from nnef_jax.text.printing import print_document, print_expression
-from nnef_jax.text.types import (
+from nnef_jax.formats.nnef.parser import parse
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.printing import print_document, print_expression
+from nnef_jax.formats.syntax.types import (
     GENERIC,
     INTEGER,
     LOGICAL,
@@ -27,6 +26,7 @@ from nnef_jax.text.types import (
     TupleOf,
     Type,
 )
+from nnef_jax.limits import Meter
 from tests.helpers import COMPOSITIONAL
 
 NOWHERE = Source("test", "")

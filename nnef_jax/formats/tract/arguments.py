@@ -11,13 +11,21 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.invocation import InvalidInvocation
+from nnef_jax.formats.syntax.types import (
+    INTEGER,
+    LOGICAL,
+    SCALAR,
+    ArrayOf,
+    Primitive,
+    TupleOf,
+    Type,
+)
 from nnef_jax.formats.tract.declarations import is_element_wise
 from nnef_jax.formats.tract.host import host, integers
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean, listed
-from nnef_jax.text import syntax as s
-from nnef_jax.text.invocation import InvalidInvocation
-from nnef_jax.text.types import INTEGER, LOGICAL, SCALAR, ArrayOf, Primitive, TupleOf, Type
 
 _LARGEST = (1 << 63) - 1
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lowering.graph import Value
-from nnef_jax.quantizer import Quantizer
-from nnef_jax.text import syntax as s
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.quantizer import Quantizer
 
 if TYPE_CHECKING:
     from nnef_jax.formats.tract.flatten import Flattener, Frame

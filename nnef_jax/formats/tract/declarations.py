@@ -7,10 +7,10 @@ from functools import cache
 from importlib.resources import files
 
 from lowering.location import Source
-from nnef_jax.text import library
-from nnef_jax.text import syntax as s
-from nnef_jax.text.library_reader import read_library
-from nnef_jax.text.types import ArrayOf, Tensor, has_tensor
+from nnef_jax.formats.syntax import standard as library
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.declarations import read_library
+from nnef_jax.formats.syntax.types import ArrayOf, Tensor, has_tensor
 
 # In the order in which tract looks them up, the last one first.
 REGISTRIES = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowering.location import Source
-from nnef_jax.text import syntax as s
+from nnef_jax.formats.syntax import tree as s
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,12 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value
 from nnef_jax.errors import NnefError, UnsupportedError
+from nnef_jax.formats.base import Options
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.emission import Emitter, Frame
+from nnef_jax.formats.syntax.tensors import result_count
+from nnef_jax.formats.syntax.types import ArrayOf
+from nnef_jax.formats.syntax.values import ExtentNeeded
 from nnef_jax.formats.tract import datum, declarations
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.formats.tract.host import Host, NotFolded, boxes, fold, host, integers, is_plain
@@ -26,12 +32,6 @@ from nnef_jax.formats.tract.promotion import (
     typed,
 )
 from nnef_jax.limits import LETTERS_PER_STEP, RESULT
-from nnef_jax.text import syntax as s
-from nnef_jax.text.emission import Emitter, Frame
-from nnef_jax.text.options import Options
-from nnef_jax.text.tensors import result_count
-from nnef_jax.text.types import ArrayOf
-from nnef_jax.text.values import ExtentNeeded
 
 _DATUM_TYPES = frozenset(
     {

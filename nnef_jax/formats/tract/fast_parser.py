@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.flat_statements import FlatReader, NotFlat
 from nnef_jax.formats.tract.recognition import STRING
-from nnef_jax.text import syntax as s
-from nnef_jax.text.fast_parser import FlatReader, NotFlat
 
 # The graph's header among comments and strings, in which that means nothing.
 _GRAPH = re.compile(

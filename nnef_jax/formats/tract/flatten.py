@@ -20,6 +20,11 @@ from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Call, Graph, Value
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
+from nnef_jax.formats.base import Options
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.invocation import InvalidInvocation
+from nnef_jax.formats.syntax.quantizer import Quantizer
+from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.tract import codes, declarations, special, symbols
 from nnef_jax.formats.tract.arguments import attribute, bind
 from nnef_jax.formats.tract.document import Document
@@ -30,11 +35,6 @@ from nnef_jax.formats.tract.resources import Resources
 from nnef_jax.formats.tract.symbolic import symbolic_shape
 from nnef_jax.formats.tract.unsupported import refuse_readers_of_padding, refuse_unsupported
 from nnef_jax.limits import BINDING, CALL, ERROR, within_memory
-from nnef_jax.quantizer import Quantizer
-from nnef_jax.text import syntax as s
-from nnef_jax.text.invocation import InvalidInvocation
-from nnef_jax.text.library import OPERATORS
-from nnef_jax.text.options import Options
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 _LONGEST_PREFIX = 200

@@ -10,17 +10,16 @@ from numpy.typing import NDArray
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph
 from lowering.location import Source
+from nnef_jax.formats.base import Options, Progress
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.collecting import uncollected
+from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract import symbols
 from nnef_jax.formats.tract.document import Document
 from nnef_jax.formats.tract.flatten import Flattener, Unit
 from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.resources import Resources
-from nnef_jax.quantizer import Quantizer
-from nnef_jax.text import syntax as s
-from nnef_jax.text.collecting import uncollected
-from nnef_jax.text.options import Options
-from nnef_jax.variables import Progress
 
 
 class TractFrontend:

@@ -19,14 +19,14 @@ from lark.exceptions import UnexpectedInput
 
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefError, NnefSyntaxError, SemanticError
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.tokens import count_tokens
+from nnef_jax.formats.syntax.types import ANY
+from nnef_jax.formats.syntax.unexpected import syntax_error
 from nnef_jax.formats.tract.document import Assertion, Document
 from nnef_jax.formats.tract.fast_parser import flat_statements
 from nnef_jax.formats.tract.recognition import signs
 from nnef_jax.limits import TOKEN, Meter, raising, within_memory
-from nnef_jax.text import syntax as s
-from nnef_jax.text.dialects import count_tokens
-from nnef_jax.text.types import ANY
-from nnef_jax.text.unexpected import syntax_error
 
 _LINE = re.compile(r"extension\s++(\w*+)\s*+(.*);", re.DOTALL)
 _RUN_ON = re.compile(

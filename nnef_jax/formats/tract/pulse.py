@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_known, show, volume
 from lowering.graph import TensorType, Value
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.types import INTEGER, SCALAR, STRING
 from nnef_jax.formats.tract.arguments import attribute, known_integer
-from nnef_jax.text import syntax as s
-from nnef_jax.text.types import INTEGER, SCALAR, STRING
 
 if TYPE_CHECKING:
     from nnef_jax.formats.tract.flatten import Flattener, Frame

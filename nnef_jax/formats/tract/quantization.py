@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError, raise_all
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.quantizer import WHOLE, Given, Quantizer
 from nnef_jax.limits import Meter
-from nnef_jax.quantizer import WHOLE, Given, Quantizer
 from nnef_jax.similar import did_you_mean
-from nnef_jax.text import syntax as s
 
 _TOKEN = re.compile(
     r"""(?:\s+|\#[^\n]*)*+(?:

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from lowering.location import Source
 from nnef_jax.errors import ArchiveError, LimitError
+from nnef_jax.formats.syntax.variables import convert, without_member
 from nnef_jax.formats.tract.json_documents import Json, read_json, value_at
 from nnef_jax.formats.tract.safetensors_file import SUFFIX, SafetensorsFile
 from nnef_jax.formats.tract.tensor_file import StoredTensor, read_tensor_file
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive, open_archive
 from nnef_jax.storage.labels import member_of
-from nnef_jax.variables import convert, without_member
 
 _GRAPH, _QUANTIZATION = "graph.nnef", "graph.quant"
 _ARCHIVES = (".nnef.tgz", ".nnef.tar")

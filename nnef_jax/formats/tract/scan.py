@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, TensorType, Value
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.types import LOGICAL, STRING
 from nnef_jax.formats.tract import pulse
 from nnef_jax.formats.tract.arguments import attribute, known_integer
 from nnef_jax.formats.tract.host import host
 from nnef_jax.similar import listed
-from nnef_jax.text import syntax as s
-from nnef_jax.text.types import LOGICAL, STRING
 
 if TYPE_CHECKING:
     from nnef_jax.formats.tract.flatten import Flattener, Frame

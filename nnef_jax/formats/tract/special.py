@@ -12,17 +12,17 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, is_symbolic, shapes_differ, show
 from lowering.graph import Call, TensorType, Value
 from lowering.ops.typing import is_integer
-from nnef_jax.dequantization import dequantize
 from nnef_jax.errors import NnefError, UnsupportedError
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.dequantization import dequantize
+from nnef_jax.formats.syntax.tensors import external_type
+from nnef_jax.formats.syntax.types import INTEGER, STRING, ArrayOf
 from nnef_jax.formats.tract import datum, pulse, scan
 from nnef_jax.formats.tract import host as h
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.formats.tract.codes import codes_of
 from nnef_jax.formats.tract.promotion import converted
 from nnef_jax.formats.tract.resources import as_dtype
-from nnef_jax.text import syntax as s
-from nnef_jax.text.tensors import external_type
-from nnef_jax.text.types import INTEGER, STRING, ArrayOf
 
 if TYPE_CHECKING:
     from nnef_jax.formats.tract.flatten import Flattener, Frame

@@ -9,9 +9,9 @@ from typing import Any
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.location import Span
 from nnef_jax.errors import InputError
+from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.tract.document import Assertion, Document
 from nnef_jax.limits import Meter
-from nnef_jax.text import syntax as s
 
 _LARGEST = 1 << 40  # that a symbol is looked for
 _BEYOND = 1 << 64  # what is larger than any extent: values of expressions stay there

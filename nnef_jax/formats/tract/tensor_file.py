@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from lowering.extents import Shape, show
 from nnef_jax.errors import DataError, UnsupportedError
+from nnef_jax.formats.syntax.variables import check_shape
 from nnef_jax.formats.tract.blocks import BLOCK, FORMATS, BlockFormat, decode
 from nnef_jax.limits import Meter
 from nnef_jax.storage import tensorfile
 from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, shaped
-from nnef_jax.variables import check_shape
 
 _VENDOR = 0x5452  # 'TR'
 _COMPLEX, _COMPLEX_INTEGERS, _STRINGS = 0, 4, 0x1000

@@ -8,11 +8,11 @@ from lowering.graph import Graph, Operation
 from lowering.location import Span
 from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
+from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.tract import declarations, host, scan, special
 from nnef_jax.formats.tract.document import Document
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean
-from nnef_jax.text import syntax as s
 
 
 def refuse_unsupported(document: Document, registry: Registry, meter: Meter) -> None:

@@ -1,4 +1,4 @@
-"""Which declaration a name stands for: the standard library, and what a document adds to it."""
+"""Which declaration a name stands for: the operations of a dialect, and a document's fragments."""
 
 from __future__ import annotations
 
@@ -7,52 +7,20 @@ from functools import cache
 from importlib.resources import files
 
 from lowering.location import Source
+from nnef_jax.formats.syntax.declarations import read_library
+from nnef_jax.formats.syntax.invocation import Form, form_of
+from nnef_jax.formats.syntax.standard import standard
+from nnef_jax.formats.syntax.tree import Document, Fragment, Invocation
 from nnef_jax.limits import BINDING, Meter
 from nnef_jax.similar import did_you_mean
-from nnef_jax.text.invocation import Form, form_of
-from nnef_jax.text.library_reader import read_library
-from nnef_jax.text.syntax import Document, Fragment, Invocation
-
-
-def _read(name: str) -> dict[str, Fragment]:
-    text = files("nnef_jax.text").joinpath(name).read_text(encoding="utf-8")
-    return read_library(Source(name, text))
-
-
-@cache
-def standard() -> Mapping[str, Fragment]:
-    """The operations of NNEF 1.0 final by name, from stdlib.nnef."""
-    return _read("stdlib.nnef")
 
 
 @cache
 def provisional() -> Mapping[str, Fragment]:
     """The operations of NNEF 1.0 provisional by name."""
-    return dict(standard()) | _read("provisional.nnef")
-
-
-def signatures() -> dict[str, tuple[str, ...]]:
-    """The parameters of the standard operations by name, as rules take them.
-
-    The generic argument of `GENERIC_RESULT` operations is an attribute `dtype` of their rules.
-    """
-    found = {name: tuple(p.name for p in f.parameters) for name, f in standard().items()}
-    return found | {name: (*found[name], "dtype") for name in GENERIC_RESULT}
-
-
-# Operations whose arguments do not tell what their result holds: `?` alone does.
-GENERIC_RESULT = ("constant", "cast")
-
-# What operators are where one of their operands is a tensor (spec 3.3.3, table 1).
-OPERATORS = {
-    "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
-    "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
-    "&&": "and", "||": "or",
-}  # fmt: skip
-UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
-
-# Operations that the flat graph has other things for: inputs, variables and their updates.
-INTRODUCING = frozenset({"external", "variable", "update"})
+    name = "provisional.nnef"
+    text = files("nnef_jax.formats.nnef").joinpath(name).read_text(encoding="utf-8")
+    return dict(standard()) | read_library(Source(name, text))
 
 
 # Operations that only 1.0 final has: a provisional document may define fragments of these names.

@@ -17,23 +17,24 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Call, Graph, Value
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
-from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, RESULT, within_memory
-from nnef_jax.text import library
-from nnef_jax.text import syntax as s
-from nnef_jax.text import values as v
-from nnef_jax.text.emission import Emitter
-from nnef_jax.text.invocation import Form
-from nnef_jax.text.library import GENERIC_RESULT, INTRODUCING, Scope, standard
-from nnef_jax.text.options import Options
-from nnef_jax.text.tensors import (
+from nnef_jax.formats.base import Options
+from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.nnef.unsupported import Body, refuse_unsupported
+from nnef_jax.formats.syntax import standard as library
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import values as v
+from nnef_jax.formats.syntax.emission import Emitter
+from nnef_jax.formats.syntax.invocation import Form
+from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
+from nnef_jax.formats.syntax.tensors import (
     dtype_of,
     external_type,
     generic_of,
     result_count,
     variable_type,
 )
-from nnef_jax.text.types import Tensor, Type
-from nnef_jax.text.unsupported import Body, refuse_unsupported
+from nnef_jax.formats.syntax.types import Tensor, Type
+from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, RESULT, within_memory
 
 _ITEMS_PER_STEP = 16
 _LONGEST_PREFIX = 200

@@ -14,11 +14,10 @@ from lark.exceptions import UnexpectedInput
 
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefSyntaxError, SemanticError
-from nnef_jax.limits import raising
-from nnef_jax.text import dialects
-from nnef_jax.text import syntax as s
-from nnef_jax.text.collecting import uncollected
-from nnef_jax.text.types import (
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.collecting import uncollected
+from nnef_jax.formats.syntax.tokens import BUILTINS, KEYWORDS, PROVISIONAL_KEYWORDS
+from nnef_jax.formats.syntax.types import (
     GENERIC,
     INTEGER,
     PRIMITIVES,
@@ -30,7 +29,8 @@ from nnef_jax.text.types import (
     Type,
     nesting,
 )
-from nnef_jax.text.unexpected import syntax_error
+from nnef_jax.formats.syntax.unexpected import syntax_error
+from nnef_jax.limits import raising
 
 _LARGEST_INTEGER = 2**63 - 1
 _LOCK = threading.Lock()
@@ -38,7 +38,7 @@ _LOCK = threading.Lock()
 
 @cache
 def _parser() -> tuple[Lark, _Builder]:
-    grammar = files("nnef_jax.text").joinpath("grammar.lark").read_text(encoding="utf-8")
+    grammar = files("nnef_jax.formats.nnef").joinpath("grammar.lark").read_text(encoding="utf-8")
     builder = _Builder()
     starts = ["document", "library", "quantization"]
     return Lark(grammar, parser="lalr", start=starts, transformer=builder), builder
@@ -83,7 +83,7 @@ class _Builder(Transformer[Token, Any]):
         """Start on a new text."""
         self._source: Source = source
         self._nesting = nesting
-        self._keywords = dialects.PROVISIONAL_KEYWORDS if provisional else dialects.KEYWORDS
+        self._keywords = PROVISIONAL_KEYWORDS if provisional else KEYWORDS
         self.features: list[tuple[str, int]] = []
         self._operators: list[int] = []
 
@@ -377,7 +377,7 @@ class _Builder(Transformer[Token, Any]):
         offset = name.start_pos
         arguments = tuple(item for item in rest if item is not None)
         depth = self._nested(arguments, offset)
-        if name in dialects.BUILTINS:
+        if name in BUILTINS:
             if generic or len(arguments) != 1 or arguments[0].name is not None:
                 raise self._fail(
                     f"'{name}' takes one positional argument", offset, length=len(name)

@@ -1,13 +1,11 @@
-"""Syntax trees and flat graphs as text (spec 3.1, 3.2), which `parser.parse` reads back."""
+"""Syntax trees as text (spec 3.1, 3.2), which the parser reads back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lowering.graph import Graph
-from nnef_jax.text import syntax as s
-from nnef_jax.text.flat_document import flat_document
-from nnef_jax.text.types import ArrayOf, Primitive, Tensor, TupleOf, Type
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 
 _INDENT = "    "
 _WIDTH = 100  # of a declaration; one that is longer is broken
@@ -31,18 +29,6 @@ def print_document(document: s.Document) -> str:
     Parentheses are those that the tree needs. Reading the text gives an equal document.
     """
     return _Printer(document.provisional).document(document)
-
-
-def print_graph(graph: Graph) -> str:
-    """A flat graph as a flat document of 1.0 final.
-
-    Values keep their names as far as the language allows. Extents that are unknown are 0 in
-    `external`.
-
-    Raises UnsupportedError for what the language cannot say: operations that the standard does not
-    have, numbers that are not finite, attributes that depend on unknown extents.
-    """
-    return print_document(flat_document(graph).document)
 
 
 def print_expression(expression: s.Expression) -> str:

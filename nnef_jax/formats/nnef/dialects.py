@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, NnefSyntaxError, raise_all
+from nnef_jax.formats.syntax.tokens import TOKEN
 
 # What the parser noted -> how to call it, and what to write instead in texts of the other dialect.
 FINAL_FEATURES = {
@@ -38,15 +39,6 @@ PROVISIONAL_FEATURES = {
 
 FRAGMENTS = "KHR_enable_fragment_definitions"
 OPERATORS = "KHR_enable_operator_expressions"
-
-_SHARED_KEYWORDS = {
-    *("graph", "fragment", "tensor", "scalar", "logical", "string", "true", "false"),
-    *("shape_of", "length_of", "range_of", "for", "in", "if", "else"),
-}
-KEYWORDS = frozenset(_SHARED_KEYWORDS | {"integer", "version", "extension", "yield"})
-PROVISIONAL_KEYWORDS = frozenset(_SHARED_KEYWORDS | {"extent"})
-CASTS = frozenset({"scalar", "integer", "extent", "logical", "string"})
-BUILTINS = CASTS | {"shape_of", "length_of", "range_of"}
 
 _VERSION = re.compile(
     r"(?:\s++|#[^\n\f]*+[\n\f])*+version\s++[^\s;#]++(?:\s++|#[^\n\f]*+[\n\f])*+(;)?"
@@ -86,20 +78,6 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
     raise_all(errors)
 
 
-# A string ends on its line, with a quote or without one: what is scanned once is not scanned again.
-_TOKEN = re.compile(
-    r"""(?P<skip>[ \t\r\n\f]++|\#[^\n\f]*+)"""
-    r"""|(?P<string>'(?:[^'\\\n]++|\\.)*+'?|"(?:[^"\\\n]++|\\.)*+"?)"""
-    r"""|(?P<word>[A-Za-z_0-9.]++)|(?P<mark>==|<=|>=|!=|->|.)""",
-    re.DOTALL,
-)
-
-
-def count_tokens(text: str) -> int:
-    """How many tokens a text has."""
-    return sum(match.lastgroup != "skip" for match in _TOKEN.finditer(text))
-
-
 def space_statements(text: str) -> str:
     """A provisional text with white space before each statement and each `}` of a body."""
     tokens = _tokens(text)
@@ -115,7 +93,7 @@ def end_statements(text: str) -> str:
     brackets start.
     """
     characters = list(text)
-    for match in _TOKEN.finditer(text):
+    for match in TOKEN.finditer(text):
         if match[0].startswith("#"):
             characters[match.start() : match.end()] = " " * len(match[0])
     tokens = _tokens(text)
@@ -128,7 +106,7 @@ def _tokens(text: str) -> list[tuple[str, int, int]]:
     """The tokens with start and end; a string is ''."""
     return [
         ("''" if match.lastgroup == "string" else match[0], match.start(), match.end())
-        for match in _TOKEN.finditer(text)
+        for match in TOKEN.finditer(text)
         if match.lastgroup != "skip"
     ]
 

@@ -14,7 +14,7 @@ from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.location import Source, Span
 from nnef_jax.errors import SemanticError, ShapeError
-from nnef_jax.text import syntax as s
+from nnef_jax.formats.syntax import tree as s
 
 ALGORITHMS = (
     "linear_quantize",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from nnef_jax.formats.syntax.tree import Argument, Expression, Fragment, Invocation, Node
+from nnef_jax.formats.syntax.types import has_tensor
 from nnef_jax.similar import listed
-from nnef_jax.text.syntax import Argument, Expression, Fragment, Invocation, Node
-from nnef_jax.text.types import has_tensor
 
 
 class InvalidInvocation(ValueError):

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from lowering.location import Source, Span
 from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
-from nnef_jax.text import syntax as s
-from nnef_jax.text.library import INTRODUCING, Scope
+from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.standard import INTRODUCING
 
 Body = tuple[
     s.Fragment | None, Iterable[s.Expression], Source

@@ -15,8 +15,8 @@ from typing import Any
 
 from lowering.extents import UNKNOWN
 from lowering.graph import Value
+from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 from nnef_jax.limits import Meter
-from nnef_jax.text.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 
 Known = Any  # a value of the language, see the module's docstring
 _INTEGER_BITS = 63

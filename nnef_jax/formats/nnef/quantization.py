@@ -15,17 +15,17 @@ import numpy as np
 from lowering.extents import MAX_RANK, show, volume
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, raise_all
+from nnef_jax.formats.base import Options
+from nnef_jax.formats.nnef.expressions import ExpressionTypes
+from nnef_jax.formats.nnef.flatten import evaluate
+from nnef_jax.formats.nnef.parser import parse_quantization
+from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.invocation import InvalidInvocation, bind
+from nnef_jax.formats.syntax.quantizer import ALGORITHMS, Given, Quantizer
+from nnef_jax.formats.syntax.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 from nnef_jax.limits import raising
-from nnef_jax.quantizer import ALGORITHMS, Given, Quantizer
 from nnef_jax.similar import did_you_mean
-from nnef_jax.text import syntax as s
-from nnef_jax.text.expressions import ExpressionTypes
-from nnef_jax.text.flatten import evaluate
-from nnef_jax.text.invocation import InvalidInvocation, bind
-from nnef_jax.text.library import Scope
-from nnef_jax.text.options import Options
-from nnef_jax.text.parser import parse_quantization
-from nnef_jax.text.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 
 _ALIASES = {"quantize_linear": "linear_quantize"}  # chapter 7 of the provisional text calls it so
 _SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))

@@ -84,6 +84,19 @@ ANY = Anything()
 TENSOR = Tensor(None)
 
 
+def literal_type(value: float | int | bool | str) -> Type:
+    """The type of a literal: a number without point and exponent is an integer."""
+    match value:
+        case bool():
+            return LOGICAL
+        case int():
+            return INTEGER
+        case float():
+            return SCALAR
+        case str():
+            return STRING
+
+
 def substitute(type: Type, generic: str | None) -> Type:
     """The type with `?` replaced by a primitive's name, or by "unknown" where that is None."""
     match type:

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, SemanticError, raise_all
-from nnef_jax.limits import LETTERS_PER_STEP, within_memory
-from nnef_jax.text import syntax as s
-from nnef_jax.text.expressions import ExpressionTypes
-from nnef_jax.text.library import Scope
-from nnef_jax.text.types import (
+from nnef_jax.formats.nnef.expressions import ExpressionTypes
+from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.types import (
     ANY,
     TENSOR,
     Anything,
@@ -27,6 +26,7 @@ from nnef_jax.text.types import (
     has_tensor,
     substitute,
 )
+from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 
 
 def check(document: s.Document, scope: Scope) -> None:

@@ -11,17 +11,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lowering.location import Source
-from nnef_jax.text import syntax as s
-from nnef_jax.text.dialects import BUILTINS, KEYWORDS
-from nnef_jax.text.types import PRIMITIVES
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.tokens import BUILTINS, KEYWORDS
+from nnef_jax.formats.syntax.types import PRIMITIVES
 
 # A match takes a whole argument with what follows it: 0.6 of the time that matching each token
 # takes.
 _SPACE = r"(?:[ \t\r\n\f]++|#[^\n\f]*+)*+"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*+"
-_HEADER = re.compile(r"(?:\s|#[^\n\f]*[\n\f])*version\s+1\.0\s*;")
-_EXTENSION = re.compile(r"\s*extension\s+([^;#,\s][^;#\n,]*(?:,[ \t]*[^;#,\s][^;#\n,]*)*);")
 _GRAPH = re.compile(rf"{_SPACE}graph(?![A-Za-z0-9_]){_SPACE}({_NAME}){_SPACE}\(")
 _ARROW = re.compile(rf"{_SPACE}->{_SPACE}\(")
 _BODY = re.compile(rf"{_SPACE}\{{")
@@ -55,23 +52,6 @@ _LARGEST_INTEGER_DIGITS = 18
 
 class NotFlat(Exception):
     """Something that the grammar has to look at."""
-
-
-def parse_flat(source: Source, nesting: int) -> s.Document | None:
-    """The syntax tree of a flat document of 1.0 final, None where the text is anything else."""
-    text = source.text
-    header = _HEADER.match(text)
-    if header is None:
-        return None
-    position, extensions = header.end(), list[str]()
-    while match := _EXTENSION.match(text, position):
-        position = match.end()
-        extensions += [name.strip() for name in match[1].split(",")]
-    try:
-        graph = FlatReader(text, position, nesting).graph()
-    except (NotFlat, RecursionError):
-        return None
-    return s.Document(source, "1.0", False, tuple(extensions), (), graph)
 
 
 class FlatReader:

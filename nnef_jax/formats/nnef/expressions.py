@@ -6,12 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nnef_jax.limits import ERROR, LETTERS_PER_STEP
-from nnef_jax.similar import did_you_mean
-from nnef_jax.text import syntax as s
-from nnef_jax.text.invocation import InvalidInvocation
-from nnef_jax.text.library import Scope
-from nnef_jax.text.types import (
+from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.invocation import InvalidInvocation
+from nnef_jax.formats.syntax.types import (
     ANY,
     INTEGER,
     LOGICAL,
@@ -32,6 +30,8 @@ from nnef_jax.text.types import (
     substitute,
     weight,
 )
+from nnef_jax.limits import ERROR, LETTERS_PER_STEP
+from nnef_jax.similar import did_you_mean
 
 _ARITHMETIC = frozenset("+-*/^")
 _ORDER = frozenset({"<", "<=", ">", ">="})
@@ -429,16 +429,3 @@ _BUILTIN_RESULTS: dict[str, Type] = {
 
 
 _LITERALS: dict[type, Type] = {bool: LOGICAL, int: INTEGER, float: SCALAR, str: STRING}
-
-
-def literal_type(value: float | int | bool | str) -> Type:
-    """The type of a literal: a number without point and exponent is an integer."""
-    match value:
-        case bool():
-            return LOGICAL
-        case int():
-            return INTEGER
-        case float():
-            return SCALAR
-        case str():
-            return STRING

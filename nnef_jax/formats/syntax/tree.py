@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowering.location import Source, Span
-from nnef_jax.text.types import Type
+from nnef_jax.formats.syntax.types import Type
 
 
 @dataclass(slots=True)

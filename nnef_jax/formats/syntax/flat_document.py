@@ -12,11 +12,21 @@ from lowering.extents import UNKNOWN
 from lowering.graph import Graph, Operation, Value
 from lowering.location import Source
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.printing import print_document
+from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
+from nnef_jax.formats.syntax.tokens import KEYWORDS
+from nnef_jax.formats.syntax.types import (
+    ANY,
+    SCALAR,
+    ArrayOf,
+    Tensor,
+    TupleOf,
+    Type,
+    has_tensor,
+    substitute,
+)
 from nnef_jax.limits import Limits, Meter
-from nnef_jax.text import syntax as s
-from nnef_jax.text.dialects import KEYWORDS
-from nnef_jax.text.library import GENERIC_RESULT, standard
-from nnef_jax.text.types import ANY, SCALAR, ArrayOf, Tensor, TupleOf, Type, has_tensor, substitute
 
 _RESERVED = KEYWORDS | {
     "integer"
@@ -47,6 +57,18 @@ def flat_document(graph: Graph, meter: Meter | None = None) -> FlatDocument:
     document = writer.document()
     raise_all(writer.errors)
     return FlatDocument(document, writer.names)
+
+
+def print_graph(graph: Graph) -> str:
+    """A flat graph as a flat document of 1.0 final.
+
+    Values keep their names as far as the language allows. Extents that are unknown are 0 in
+    `external`.
+
+    Raises UnsupportedError for what the language cannot say: operations that the standard does not
+    have, numbers that are not finite, attributes that depend on unknown extents.
+    """
+    return print_document(flat_document(graph).document)
 
 
 class _Names:

@@ -5,15 +5,20 @@ The grammar is lark's, which is loaded only for a text that the fast reader leav
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefSyntaxError
+from nnef_jax.formats.nnef import dialects
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.flat_statements import FlatReader, NotFlat
+from nnef_jax.formats.syntax.tokens import count_tokens
 from nnef_jax.limits import TOKEN, Meter
-from nnef_jax.text import dialects
-from nnef_jax.text import syntax as s
-from nnef_jax.text.fast_parser import parse_flat
+
+_HEADER = re.compile(r"(?:\s|#[^\n\f]*[\n\f])*version\s+1\.0\s*;")
+_EXTENSION = re.compile(r"\s*extension\s+([^;#,\s][^;#\n,]*(?:,[ \t]*[^;#,\s][^;#\n,]*)*);")
 
 
 def parse(source: Source, meter: Meter) -> s.Document:
@@ -25,9 +30,26 @@ def parse(source: Source, meter: Meter) -> s.Document:
     return parse_flat(source, meter.limits.nesting) or parse_by_grammar(source, meter)
 
 
+def parse_flat(source: Source, nesting: int) -> s.Document | None:
+    """The syntax tree of a flat document of 1.0 final, None where the text is anything else."""
+    text = source.text
+    header = _HEADER.match(text)
+    if header is None:
+        return None
+    position, extensions = header.end(), list[str]()
+    while match := _EXTENSION.match(text, position):
+        position = match.end()
+        extensions += [name.strip() for name in match[1].split(",")]
+    try:
+        graph = FlatReader(text, position, nesting).graph()
+    except (NotFlat, RecursionError):
+        return None
+    return s.Document(source, "1.0", False, tuple(extensions), (), graph)
+
+
 def parse_by_grammar(source: Source, meter: Meter) -> s.Document:
     """As `parse`, by the grammar alone."""
-    meter.spend(TOKEN * dialects.count_tokens(source.text), source.name)
+    meter.spend(TOKEN * count_tokens(source.text), source.name)
     provisional = dialects.is_provisional(source.text)
     text = source.text
     if provisional:
@@ -53,14 +75,14 @@ def parse_library(source: Source) -> dict[str, s.Fragment]:
 
 def parse_quantization(source: Source, meter: Meter) -> list[tuple[s.Literal, s.Invocation]]:
     """The entries of a graph.quant text (spec 5.3): tensor identifier and quantising operation."""
-    meter.spend(TOKEN * dialects.count_tokens(source.text), source.name)
+    meter.spend(TOKEN * count_tokens(source.text), source.name)
     return _run("quantization", source, source.text, meter.limits.nesting)[0]
 
 
 def _run(
     start: str, source: Source, text: str, nesting: int, provisional: bool = False
 ) -> tuple[Any, list[tuple[str, int]]]:
-    from nnef_jax.text.tree_builder import build
+    from nnef_jax.formats.nnef.tree_builder import build
 
     return build(start, source, text, nesting, provisional)
 

@@ -11,10 +11,10 @@ from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
 from lowering.graph import Call, Value
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import values as v
+from nnef_jax.formats.syntax.tensors import show_operand
 from nnef_jax.limits import EXTENT, OPERATION, Meter, raising
-from nnef_jax.text import syntax as s
-from nnef_jax.text import values as v
-from nnef_jax.text.tensors import show_operand
 
 
 class Frame(Protocol):

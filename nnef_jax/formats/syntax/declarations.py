@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 
 from lowering.location import Source
-from nnef_jax.text import syntax as s
-from nnef_jax.text.dialects import BUILTINS
-from nnef_jax.text.types import (
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.tokens import BUILTINS
+from nnef_jax.formats.syntax.types import (
     GENERIC,
     PRIMITIVES,
     ArrayOf,

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from lowering.extents import show
 from lowering.kernels.broadcast import expand
 from nnef_jax.errors import DataError, UnsupportedError
+from nnef_jax.formats.syntax.quantizer import ALGORITHMS, Quantizer
 from nnef_jax.limits import Meter
-from nnef_jax.quantizer import ALGORITHMS, Quantizer
 from nnef_jax.storage.tensorfile import TensorFile
 
 _BYTES = 24  # a real number in float64, and two of what it is computed from

@@ -1,73 +1,22 @@
-"""What a network needs of the text that it was read from, whichever dialect that is in."""
+"""A document of NNEF 1.0, final or provisional, as a network takes it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from lowering.graph import Graph
 from lowering.location import Source
-from nnef_jax.quantization import QuantizationReader
-from nnef_jax.quantizer import Quantizer
-from nnef_jax.text import syntax as s
-from nnef_jax.text.checks import check
-from nnef_jax.text.collecting import uncollected
-from nnef_jax.text.flatten import evaluate, flatten
-from nnef_jax.text.library import Scope
-from nnef_jax.text.options import Options
-from nnef_jax.text.parser import parse
-from nnef_jax.text.values import ExtentNeeded
-
-Shapes = Mapping[str, Sequence[int | None]]
-
-
-class Document(Protocol):
-    """A syntax tree, as far as all dialects have the same."""
-
-    @property
-    def source(self) -> Source:
-        """The text."""
-        ...
-
-    @property
-    def extensions(self) -> tuple[str, ...]:
-        """What stands in its extension lines."""
-        ...
-
-    @property
-    def graph(self) -> s.GraphDefinition:
-        """The graph."""
-        ...
-
-
-class Frontend(Protocol):
-    """A checked document that can be flattened for given shapes of its inputs."""
-
-    @property
-    def document(self) -> Document:
-        """Its syntax tree."""
-        ...
-
-    @property
-    def dialect(self) -> str:
-        """The name of the dialect that it is written in."""
-        ...
-
-    def flatten(self, options: Options) -> Graph:
-        """The flat graph; `values.ExtentNeeded` where its structure depends on an open extent."""
-        ...
-
-    def declared_shapes(self, options: Options) -> Shapes:
-        """The shapes of the inputs as the document has them, None where an extent is open.
-
-        Inputs whose shape depends on that of another are left out.
-        """
-        ...
-
-    def quantizers(self, source: Source, options: Options) -> dict[str, Quantizer]:
-        """The entries of a graph.quant for the document, by the identifiers of their tensors."""
-        ...
+from nnef_jax.formats.base import Options, Shapes
+from nnef_jax.formats.nnef.checks import check
+from nnef_jax.formats.nnef.flatten import evaluate, flatten
+from nnef_jax.formats.nnef.parser import parse
+from nnef_jax.formats.nnef.quantization import QuantizationReader
+from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.collecting import uncollected
+from nnef_jax.formats.syntax.quantizer import Quantizer
+from nnef_jax.formats.syntax.values import ExtentNeeded
 
 
 class StandardFrontend:

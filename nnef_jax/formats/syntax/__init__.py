@@ -1,0 +1,1 @@
+"""NNEF's language, for every format that is written in it: nothing here knows a format."""

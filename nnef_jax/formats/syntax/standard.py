@@ -1,0 +1,42 @@
+"""The operations of NNEF 1.0 final, which every format in its language has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from lowering.location import Source
+from nnef_jax.formats.syntax.declarations import read_library
+from nnef_jax.formats.syntax.tree import Fragment
+
+
+@cache
+def standard() -> Mapping[str, Fragment]:
+    """The operations of NNEF 1.0 final by name, from stdlib.nnef."""
+    text = files("nnef_jax.formats.syntax").joinpath("stdlib.nnef").read_text(encoding="utf-8")
+    return read_library(Source("stdlib.nnef", text))
+
+
+def signatures() -> dict[str, tuple[str, ...]]:
+    """The parameters of the standard operations by name, as rules take them.
+
+    The generic argument of `GENERIC_RESULT` operations is an attribute `dtype` of their rules.
+    """
+    found = {name: tuple(p.name for p in f.parameters) for name, f in standard().items()}
+    return found | {name: (*found[name], "dtype") for name in GENERIC_RESULT}
+
+
+# Operations whose arguments do not tell what their result holds: `?` alone does.
+GENERIC_RESULT = ("constant", "cast")
+
+# What operators are where one of their operands is a tensor (spec 3.3.3, table 1).
+OPERATORS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
+    "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
+    "&&": "and", "||": "or",
+}  # fmt: skip
+UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
+
+# Operations that the flat graph has other things for: inputs, variables and their updates.
+INTRODUCING = frozenset({"external", "variable", "update"})

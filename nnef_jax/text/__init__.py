@@ -1,1 +1,0 @@
-"""NNEF as text: grammar, syntax tree, types, checks, standard library, flattening, printing."""
