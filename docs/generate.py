@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 from lowering.ops import nnef  # noqa: E402
 from lowering.ops.tract import tract  # noqa: E402
 from nnef_jax.formats.syntax.standard import standard  # noqa: E402
-from nnef_jax.formats.tract import declarations, scan, special  # noqa: E402
+from nnef_jax.formats.tract import declarations  # noqa: E402
+from nnef_jax.formats.tract.intrinsics import INTRINSICS  # noqa: E402
 from tests import torch_networks, tract_cases  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
 from tests.op_cases import ALL_CASES, OpCase, tensors  # noqa: E402
@@ -200,7 +201,7 @@ _FLOAT16 = _counted(test_tract_operations.test_float16)
 
 def _tract_row(name: str) -> tuple[str, ...]:
     if not _TRACT_ALL[name]:
-        structure = name in special.FORMS or name == scan.KIND
+        structure = name in INTRINSICS
         return (f"`{name}`", "structure" if structure else "rule", *["-"] * 6)
     rule = tract.get(name)
     reason = rule.not_differentiable if rule else ""

@@ -116,6 +116,17 @@ def test_graph_quant_of_a_network_within(quantization: Any) -> None:
     np.testing.assert_array_equal(nnef_jax.load(whole)(X), X)
 
 
+def test_codes_given_to_a_network_within_are_codes_there() -> None:
+    inner = members(graph("y = tract_core_cast(x, to = 'i8');"))
+    data = {f"part/{name}": content for name, content in inner.items()}
+    outer = graph("b = x * 1.0; y = tract_core_submodel([b], 'part');")
+    entry = (
+        b'"b": zero_point_linear_quantize(zero_point = 3, scale = 4.0, bits = 8, signed = true);'
+    )
+    found = nnef_jax.load(tar(data | {"graph.nnef": outer.encode(), "graph.quant": entry}))(X)
+    np.testing.assert_array_equal(found, (np.rint(X / 4) + 3).astype("i1"))
+
+
 @pytest.mark.parametrize(
     ("inner", "outer", "message"),
     [

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from lowering.location import Source
 from nnef_jax.formats.syntax import tree as s
+
+EXTERNALS = {"external": 0, "tract_core_external": 1}  # where the shape is among the arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class Assertion:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Document:
     """Fragments by name, the graph, and what the extension lines say.
 
@@ -46,3 +49,28 @@ class Document:
         return not {"tract_pulse", "pulse"}.isdisjoint(self.registries) or any(
             key.startswith("pulse.") for key in self.properties
         )
+
+    @cached_property
+    def input_shapes(self) -> Mapping[str, tuple[s.Expression, ...]]:
+        """The shapes of the inputs that the graph's body declares, as expressions."""
+        shapes: dict[str, tuple[s.Expression, ...]] = {}
+        for assignment in self.graph.body:
+            match assignment:
+                case s.Assignment(target=s.Identifier(name=name), value=s.Invocation() as call) if (
+                    call.operation in EXTERNALS
+                ):
+                    shapes[name] = _shape(call)
+                case _:
+                    pass
+        return shapes
+
+
+def _shape(external: s.Invocation) -> tuple[s.Expression, ...]:
+    """The extents given to the declaration of an input."""
+    for position, argument in enumerate(external.arguments):
+        if argument.name == "shape" or (
+            argument.name is None and position == EXTERNALS[external.operation]
+        ):
+            value = argument.value
+            return value.items if isinstance(value, s.Array) else (value,)
+    return ()

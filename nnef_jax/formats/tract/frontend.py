@@ -16,10 +16,11 @@ from nnef_jax.formats.syntax.collecting import uncollected
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract import symbols
 from nnef_jax.formats.tract.document import Document
-from nnef_jax.formats.tract.flatten import Flattener, Unit
+from nnef_jax.formats.tract.flatten import flatten
 from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.resources import Resources
+from nnef_jax.formats.tract.unit import Unit
 
 
 class TractFrontend:
@@ -60,13 +61,13 @@ class TractFrontend:
         shapes = {**options.input_shapes, **options.symbolic_shapes}
         values = symbols.solve(self.document, shapes, options.meter)
         with uncollected():
-            return Flattener(self._unit, options, values, self.data).flatten()
+            return flatten(self._unit, options, values, self.data)
 
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
         """The shapes of its inputs, None for an extent that depends on a symbol."""
         return {
             name: [_extent(expression) for expression in shape]
-            for name, shape in symbols.external_shapes(self.document).items()
+            for name, shape in self.document.input_shapes.items()
         }
 
     def quantizers(self, source: Source, options: Options) -> dict[str, Quantizer]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, TensorType, Value
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.types import LOGICAL, STRING
-from nnef_jax.formats.tract import pulse
+from nnef_jax.formats.syntax.types import LOGICAL
 from nnef_jax.formats.tract.arguments import attribute, known_integer
+from nnef_jax.formats.tract.call_site import CallSite, intrinsic
+from nnef_jax.formats.tract.emission import Results
+from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.host import host
 from nnef_jax.similar import listed
-
-if TYPE_CHECKING:
-    from nnef_jax.formats.tract.flatten import Flattener, Frame
 
 KIND = "tract_core_scan"
 _STEPS = 1_000
@@ -37,55 +36,46 @@ def body_of(node: s.Invocation) -> str:
     return ""
 
 
-def scan(
-    flattener: Flattener,
-    arguments: Mapping[str, Any],
-    node: s.Invocation,
-    frame: Frame,
-    names: Sequence[str],
-) -> Any:
+@intrinsic(KIND)
+def _scan(site: CallSite) -> Any:
     """Flatten the body by itself and add one operation `scan` to the graph.
 
     The parameters of the body go by name: to slices of the scanned tensors, to whole ones, and to
     states, which start as a tensor and become a result of the body after each turn. In a network
     that gets a stream piece by piece the states stay from call to call.
     """
-    name = attribute(arguments["body"], STRING)
-    body = flattener.document.fragments.get(name)
-    if body is None:
+    name, document = site.string("body"), site.unit.document
+    fragment = document.fragments.get(name)
+    if fragment is None:
         raise InvalidOperation(f"the document has no fragment '{name}' for 'body'")
-    flattener.refuse_recursion(body, node, frame)
-    flattener.spend(_STEPS, node, frame)
-    parts = {key: _entries(arguments[key], key) for key in ("scan", "full", "state", "output")}
-    skip = known_integer(arguments["skip"], "skip")
+    site.evaluator.refuse_recursion(fragment, site.node, site.frame)
+    site.spend(_STEPS)
+    parts = {key: _entries(site.arguments[key], key) for key in ("scan", "full", "state", "output")}
+    skip = site.integer("skip")
     streams = bool(
-        flattener.document.pulsed
-        and flattener.outer is None
-        and not attribute(arguments["reset_every_turn"], LOGICAL)
+        document.pulsed
+        and site.graph.outer is None
+        and not attribute(site.arguments["reset_every_turn"], LOGICAL)
         and (parts["state"] or skip)
     )
     scanned = [
-        (str(entry[0]), flattener.tensor(entry[1], "", node, frame), *_axis_and_chunk(entry[2:]))
+        (str(entry[0]), site.tensor(entry[1]), *_axis_and_chunk(entry[2:]))
         for entry in parts["scan"]
     ]
-    states = [
-        (str(entry[0]), flattener.tensor(entry[1], "", node, frame), str(entry[2]))
-        for entry in parts["state"]
-    ]
+    states = [(str(entry[0]), site.tensor(entry[1]), str(entry[2])) for entry in parts["state"]]
     outputs = [
         (str(entry[0]), str(entry[1]), *_axis_and_chunk(entry[2:])) for entry in parts["output"]
     ]
-    call = _Body(flattener, body, node, frame, scanned, parts["full"], [o[0] for o in outputs])
-    call.skipped = skip if streams else 0
-    graph, whole, states = call.flatten(states)
+    skipped = skip if streams else 0
+    body = _Body(site, fragment, scanned, parts["full"], [o[0] for o in outputs], skipped)
+    graph, whole, states = body.flatten(states)
     initial = [value for _, value, _ in states]
     if streams:
-        starts = [entry[1] for entry in parts["state"]]
-        prefix = names[0] if names else f"{frame.prefix}{name}"
-        initial = call.kept(starts, states, prefix)
+        prefix = site.names[0] if site.names else f"{site.frame.prefix}{name}"
+        initial = body.kept([entry[1] for entry in parts["state"]], states, prefix)
         skip, outputs = 0, [*outputs, *[("", "last", 0, 1)] * len(initial)]
         graph = replace(graph, outputs=(*graph.outputs, *graph.outputs[: len(initial)]))
-    results = flattener.emit(
+    results = site.emit(
         "scan",
         {"scanned": [value for _, value, *_ in scanned], "full": whole, "initial": initial},
         {
@@ -95,15 +85,12 @@ def scan(
             "outputs": [tuple(rest) for _, *rest in outputs],
             "skip": skip,
         },
-        node,
-        frame,
-        names,
     )[0]
     if streams:
         for variable, last in zip(initial, results[-len(initial) :], strict=True):
-            flattener.builder.update(variable, last)
+            site.graph.builder.update(variable, last)
         results = results[: -len(initial)]
-    return results[0] if len(results) == 1 else flattener.several(results)
+    return results[0] if len(results) == 1 else Results(results)
 
 
 def _entries(value: Any, key: str) -> list[tuple[Any, ...]]:
@@ -124,28 +111,19 @@ def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
     return known_integer(values[0], "axis"), chunk
 
 
+@dataclass(frozen=True, slots=True)
 class _Body:
-    """The body of a scan, flattened into a graph of its own."""
+    """The body of a scan, flattened into a graph of its own.
 
-    def __init__(
-        self,
-        flattener: Flattener,
-        fragment: s.Fragment,
-        node: s.Node,
-        frame: Frame,
-        scanned: Sequence[tuple[str, Value, int, int]],
-        full: Sequence[tuple[Any, ...]],
-        outputs: Sequence[str],
-    ) -> None:
-        self._flattener = flattener
-        self._fragment = fragment
-        self._node = node
-        self._frame = frame
-        self._scanned = scanned
-        self._full = full
-        self._outputs = outputs
-        self._names = _Names(parameter.name for parameter in fragment.parameters)
-        self.skipped = 0  # turns at the start of a stream that leave the states as they are
+    `skipped` is how many turns at the start of a stream leave the states as they are.
+    """
+
+    site: CallSite
+    fragment: s.Fragment
+    scanned: Sequence[tuple[str, Value, int, int]]
+    full: Sequence[tuple[Any, ...]]
+    outputs: Sequence[str]
+    skipped: int
 
     def flatten(
         self, states: Sequence[tuple[str, Value, str]], *, again: bool = False
@@ -154,134 +132,124 @@ class _Body:
 
         What a state starts from takes the dtype that the body gives the state.
         """
-        child = self._flattener.child()
-        bound: dict[str, Any] = {}
-        slices = [self._slice(child, bound, *entry) for entry in self._scanned]
-        whole = [(self._enter(child, bound, n, v), v) for n, v in self._full]
-        kept = [self._enter(child, bound, name, value) for name, value, _ in states]
-        self._refuse_unbound(bound)
-        inner = child.enter(self._fragment, bound, self._node, self._frame, ())
+        site = self.site.into(self.site.graph.body())
+        graph, bound = site.graph, _Bound(self.site, self.fragment)
+        slices = [self._slice(graph, bound, *entry) for entry in self.scanned]
+        whole = [(self._enter(graph, bound, name, value), value) for name, value in self.full]
+        kept = [self._enter(graph, bound, name, value) for name, value, _ in states]
+        bound.refuse_missing()
+        inner = site.evaluator.enter(self.fragment, bound.values, site.node, site.frame, ())
         known = _Names(inner.values)
-        nexts = [self._result(child, inner, known, name) for _, _, name in states]
-        results = [self._result(child, inner, known, name) for name in self._outputs]
+
+        def result(name: str) -> Value:
+            found = s.Identifier(site.node.offset, known.named(name) or name)
+            value = site.evaluator.lookup(found, inner)
+            return graph.tensor(value, "", site.node, inner)
+
+        nexts = [result(name) for _, _, name in states]
+        results = [result(name) for name in self.outputs]
         pairs = list(zip(states, nexts, strict=True))
         if not again and any(s[1].type.dtype != after.type.dtype for s, after in pairs):
-            node, frame = self._node, self._frame
             agreed = [
-                (name, self._flattener.cast(value, after.type.dtype, node, frame), result)
+                (name, self.site.cast(value, after.type.dtype), result)
                 for (name, value, result), after in pairs
             ]
             return self.flatten(agreed, again=True)
         tensors = [(i, o) for i, o in whole if isinstance(i, Value)]
-        tensors += [(inner, outer) for outer, inner in child.captured.items()]
+        tensors += [(inner, outer) for outer, inner in graph.captured.items()]
         inputs = [*slices, *(inner for inner, _ in tensors), *kept]
         if self.skipped:
-            inputs, nexts = self._counted(child, inputs, nexts)
+            inputs, nexts = self._counted(site, inputs, nexts)
         names = [value.name for value in [*nexts, *results]]
-        graph = child.builder.graph(
-            self._fragment.name, [*nexts, *results], names, [value.name for value in inputs]
+        flat = graph.builder.graph(
+            self.fragment.name, [*nexts, *results], names, [value.name for value in inputs]
         )
         # What the body declares and does not need, the scan does not read.
-        spare = {inner for inner, _ in tensors} - graph.needed
-        graph = replace(graph, inputs=tuple(value for value in graph.inputs if value not in spare))
-        return graph, [outer for inner, outer in tensors if inner not in spare], list(states)
+        spare = {inner for inner, _ in tensors} - flat.needed
+        flat = replace(flat, inputs=tuple(value for value in flat.inputs if value not in spare))
+        return flat, [outer for inner, outer in tensors if inner not in spare], list(states)
 
     def _counted(
-        self, child: Flattener, inputs: Sequence[Value], nexts: Sequence[Value]
+        self, site: CallSite, inputs: Sequence[Value], nexts: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
         """The inputs and next states, with a counter of turns for which the states wait."""
-
-        def apply(kind: str, **operands: Any) -> Value:
-            return child.apply(kind, operands, self._node, self._frame, ())
-
-        turn = child.builder.input(
-            child.builder.unreserved("turn"), TensorType((), child.builder.integer)
-        )
-        runs = apply("ge", x=turn, y=self.skipped)
+        builder = site.graph.builder
+        turn = builder.input(builder.unreserved("turn"), TensorType((), builder.integer))
+        runs = site.apply("ge", x=turn, y=self.skipped)
         waiting = [
-            apply("select", condition=runs, true_value=after, false_value=before)
+            site.apply("select", condition=runs, true_value=after, false_value=before)
             for before, after in zip(inputs[len(inputs) - len(nexts) :], nexts, strict=True)
         ]
-        return [*inputs, turn], [*waiting, apply("add", x=turn, y=1)]
+        return [*inputs, turn], [*waiting, site.apply("add", x=turn, y=1)]
 
     def kept(
         self, starts: Sequence[Any], states: Sequence[tuple[str, Value, str]], prefix: str
     ) -> list[Value]:
-        """Variables of the graph in the place of the initial states, and of the counter."""
-        flattener, variables = self._flattener, list[Value]()
+        """Variables of the graph instead of the initial states, and one for the counter."""
+        graph, variables = self.site.graph, list[Value]()
         for start, (name, value, _) in zip(starts, states, strict=True):
-            known = flattener.constants.get(start) if isinstance(start, Value) else host(start)
+            known = graph.constants.get(start) if isinstance(start, Value) else host(start)
             if known is None:
-                raise flattener.error(
-                    f"state '{name}' of a stream must start as a constant", self._node, self._frame
-                )
-            wanted = f"{prefix}_{_escape(name)}"
-            variables.append(
-                pulse.state(flattener, value.type, wanted, self._node, self._frame, known)
-            )
+                raise self.site.error(f"state '{name}' of a stream must start as a constant")
+            variables.append(self.site.state(value.type, f"{prefix}_{_escape(name)}", known))
         if self.skipped:
-            type = TensorType((), flattener.builder.integer)
-            wanted = f"{prefix}_turn"
-            variables.append(pulse.state(flattener, type, wanted, self._node, self._frame))
+            type = TensorType((), graph.builder.integer)
+            variables.append(self.site.state(type, f"{prefix}_turn"))
         return variables
 
-    def _parameter(self, name: str, bound: Mapping[str, Any]) -> str:
-        """The parameter of the body that a name stands for."""
+    def _slice(
+        self, graph: FlatGraph, bound: _Bound, name: str, value: Value, axis: int, chunk: int
+    ) -> Value:
+        shape, parameter = list(value.type.shape), bound.parameter(name)
+        if not -len(shape) <= axis < len(shape) or chunk == 0:
+            message = f"'scan' names axis {axis} in chunks of {chunk} of a tensor {value.type}"
+            raise self.site.error(message)
+        shape[axis] = abs(chunk)
+        whole = list(self.site.graph.shape_of(value))
+        whole[axis] = abs(chunk)
+        type = TensorType(tuple(shape), value.type.dtype)
+        bound.values[parameter] = inner = graph.input(parameter, type, whole)
+        return inner
+
+    def _enter(self, graph: FlatGraph, bound: _Bound, name: str, value: Any) -> Any:
+        """What the body has for a value from outside: known values as they are."""
+        parameter = bound.parameter(name)
+        if not isinstance(value, Value):
+            bound.values[parameter] = value
+            return None
+        outer = self.site.graph
+        stored, shape = outer.constants.get(value), outer.shape_of(value)
+        bound.values[parameter] = inner = graph.input(parameter, value.type, shape, stored)
+        return inner
+
+
+class _Bound:
+    """The values of the parameters of a body, each given once."""
+
+    def __init__(self, site: CallSite, fragment: s.Fragment) -> None:
+        self.values: dict[str, Any] = {}
+        self._site = site
+        self._fragment = fragment
+        self._names = _Names(parameter.name for parameter in fragment.parameters)
+
+    def parameter(self, name: str) -> str:
+        """The parameter that a name stands for, which has no value yet."""
         found = self._names.named(name)
         if found is None:
             message = f"fragment '{self._fragment.name}' has no parameter '{name}'"
             hint = f"its parameters are {listed([p.name for p in self._fragment.parameters])}"
-            raise self._flattener.error(message, self._node, self._frame, hint)
-        if found in bound:
-            message = f"parameter '{found}' of the body is given twice"
-            raise self._flattener.error(message, self._node, self._frame)
+            raise self._site.error(message, hint)
+        if found in self.values:
+            raise self._site.error(f"parameter '{found}' of the body is given twice")
         return found
 
-    def _slice(
-        self,
-        child: Flattener,
-        bound: dict[str, Any],
-        name: str,
-        value: Value,
-        axis: int,
-        chunk: int,
-    ) -> Value:
-        shape, parameter = list(value.type.shape), self._parameter(name, bound)
-        if not -len(shape) <= axis < len(shape) or chunk == 0:
-            message = f"'scan' names axis {axis} in chunks of {chunk} of a tensor {value.type}"
-            raise self._flattener.error(message, self._node, self._frame)
-        shape[axis] = abs(chunk)
-        type = TensorType(tuple(shape), value.type.dtype)
-        bound[parameter] = inner = child.builder.input(parameter, type)
-        whole = list(self._flattener.shape_of(value))
-        child.shapes[inner] = [*whole[:axis], abs(chunk), *whole[axis:][1:]]
-        return inner
-
-    def _enter(self, child: Flattener, bound: dict[str, Any], name: str, value: Any) -> Any:
-        """What the body has for a value from outside: known values as they are."""
-        parameter = self._parameter(name, bound)
-        if not isinstance(value, Value):
-            bound[parameter] = value
-            return None
-        inner = child.builder.input(parameter, value.type)
-        child.shapes[inner] = self._flattener.shape_of(value)
-        stored = self._flattener.constants.get(value)
-        if stored is not None:
-            child.constants[inner] = stored
-        bound[parameter] = inner
-        return inner
-
-    def _refuse_unbound(self, bound: Mapping[str, Any]) -> None:
-        missing = [p.name for p in self._fragment.parameters if p.name not in bound]
+    def refuse_missing(self) -> None:
+        """Refuse a body with parameters that have no value."""
+        missing = [p.name for p in self._fragment.parameters if p.name not in self.values]
         if missing:
             message = f"nothing is given to {', '.join(map(repr, missing))} of the body"
             hint = "each of its parameters must be in 'scan', 'full' or 'state'"
-            raise self._flattener.error(message, self._node, self._frame, hint)
-
-    def _result(self, child: Flattener, inner: Frame, known: _Names, name: str) -> Value:
-        found = known.named(name) or name
-        value = child.lookup(s.Identifier(self._node.offset, found), inner)
-        return child.tensor(value, "", self._node, inner)
+            raise self._site.error(message, hint)
 
 
 class _Names:

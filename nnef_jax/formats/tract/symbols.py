@@ -16,7 +16,6 @@ from nnef_jax.limits import Meter
 _LARGEST = 1 << 40  # that a symbol is looked for
 _BEYOND = 1 << 64  # what is larger than any extent: values of expressions stay there
 _STEPS = 20  # of the meter, for an equation or assertion
-EXTERNALS = ("external", "tract_core_external")
 _COMPARISONS = {
     "<": lambda a, b: a < b,
     ">": lambda a, b: a > b,
@@ -27,35 +26,21 @@ _COMPARISONS = {
 }
 
 
-def external_shapes(document: Document) -> dict[str, tuple[s.Expression, ...]]:
-    """The shapes of the graph's inputs by name, as expressions."""
-    shapes: dict[str, tuple[s.Expression, ...]] = {}
-    for assignment in document.graph.body:
-        match assignment:
-            case s.Assignment(
-                target=s.Identifier(name=name),
-                value=s.Invocation(operation=operation, arguments=arguments),
-            ) if operation in EXTERNALS:
-                positions = {"tract_core_external": ("datum_type", "shape")}
-                names = positions.get(operation, ("shape",))
-                shapes[name] = ()
-                for position, argument in enumerate(arguments):
-                    named = argument.name or (names[position] if position < len(names) else "")
-                    if named == "shape":
-                        value = argument.value
-                        shapes[name] = value.items if isinstance(value, s.Array) else (value,)
-            case _:
-                pass
-    return shapes
+def has_open_inputs(
+    document: Document, given: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
+) -> bool:
+    """Whether an extent of an input is left open: what depends on it is not known then.
 
-
-def symbols_of(document: Document) -> tuple[str, ...]:
-    """The symbols of a document: declared ones, and those that only occur in shapes of inputs."""
-    found = dict.fromkeys(document.symbols)
-    for shape in external_shapes(document).values():
-        for extent in shape:
-            found |= dict.fromkeys(_names(extent))
-    return tuple(found)
+    `given` are shapes for some of the inputs, `values` those of symbols.
+    """
+    return any(
+        extent is None or extent is UNKNOWN for shape in given.values() for extent in shape
+    ) or any(
+        evaluate(extent, values) in (0, UNKNOWN)
+        for name, shape in document.input_shapes.items()
+        if name not in given
+        for extent in shape
+    )
 
 
 def solve(
@@ -68,7 +53,7 @@ def solve(
     """
     equations = [
         _Equation(name, axis, expression, extent, tuple(_leaves(expression)), meter)
-        for name, shape in external_shapes(document).items()
+        for name, shape in document.input_shapes.items()
         for axis, (expression, extent) in enumerate(zip(shape, shapes.get(name, ()), strict=False))
         if extent is not None and extent is not UNKNOWN and any(_names(expression))
     ]
@@ -92,7 +77,10 @@ def solve(
         equation.check(document, values)
     for assertion in document.assertions:
         _check(document, assertion, values)
-    return {symbol: values.get(symbol, UNKNOWN) for symbol in symbols_of(document)}
+    symbols = dict.fromkeys(document.symbols)  # and those that only occur in shapes of inputs
+    for shape in document.input_shapes.values():
+        symbols |= dict.fromkeys(name for extent in shape for name in _names(extent))
+    return {symbol: values.get(symbol, UNKNOWN) for symbol in symbols}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from lowering.location import Span
 from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.tract import declarations, host, scan, special
+from nnef_jax.formats.tract import declarations, host, scan
 from nnef_jax.formats.tract.document import Document
+from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean
 
@@ -101,7 +102,7 @@ def _runs(name: str, registry: Registry) -> bool:
     return declared is not None and (
         declared.name in registry
         or declared.body is not None
-        or declared.name in special.FORMS
+        or declared.name in INTRINSICS
         or host.folds(declared.name)
     )
 

@@ -1,0 +1,8 @@
+"""The intrinsics of the dialect: the modules that have some, which register them."""
+
+from __future__ import annotations
+
+from nnef_jax.formats.tract import introduction, known_values, pulse, scan
+from nnef_jax.formats.tract.call_site import INTRINSICS
+
+__all__ = ["INTRINSICS", "introduction", "known_values", "pulse", "scan"]

@@ -1,0 +1,88 @@
+"""What stands for a tensor that graph.quant names: real numbers, and the codes of these.
+
+A tensor is the real numbers that its codes stand for: (code - zero point) * scale. Some operations
+take the codes, with zero points and scales of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lowering.graph import Value
+from nnef_jax.formats.syntax.quantizer import Quantizer
+from nnef_jax.formats.tract.call_site import CallSite, Frame
+from nnef_jax.formats.tract.quantization import step_of
+
+# Operations on codes, with the operands that are these.
+_CODED = {
+    "tract_core_qconv": ("input", "filter"),
+    "tract_core_qmatmul": ("A", "B"),
+    "tract_core_einsum_q": ("inputs",),
+}
+
+
+def quantized(site: CallSite, name: str, value: Any) -> Any:
+    """What a name of the graph stands for downstream: the value as graph.quant quantises it."""
+    entry = site.unit.quantizers.get(name)
+    if entry is None:
+        return value
+    graph, dtype = site.graph, _code_dtype(entry)
+    if isinstance(value, Value) and value.type.dtype == dtype:
+        result = _decoded(site, value, entry, graph.builder.unreserved(f"{name}_real"))
+    elif not site.unit.rounds or (isinstance(value, Value) and value in graph.decoded):
+        result = value
+    else:
+        value = graph.tensor(value, graph.builder.real, site.node, site.frame, [name])
+        inner = Frame(None, entry.source, {name: value}, f"{name}_quantized_")
+        node = entry.invocation(name, value.type, variable=value in graph.constants)
+        wanted = graph.builder.unreserved(f"{name}_quantized")
+        result = site.evaluator.evaluate(node, inner, [wanted])
+    if isinstance(result, Value):
+        scale = step_of(entry)
+        if scale is not None:
+            graph.scales[result] = scale
+        if dtype:
+            graph.entries[result] = entry
+    return result
+
+
+def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
+    """The arguments of an operation, with the codes of tensors that it takes as such."""
+
+    def coded(value: Any) -> Any:
+        if isinstance(value, list):
+            return [coded(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        entry = site.graph.entries.get(value) if isinstance(value, Value) else None
+        return value if entry is None else codes_of(site, value, entry)
+
+    names = _CODED.get(kind, ())
+    return {n: coded(v) if n in names else v for n, v in site.arguments.items()}
+
+
+def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
+    """The codes of real numbers that an entry has rounded to what codes stand for."""
+    variable = value in site.graph.constants
+    zero, scale = (
+        entry.value(n, value.type.shape, variable=variable) for n in ("zero_point", "scale")
+    )
+    steps = site.apply("div", x=value, y=scale)
+    whole = site.apply("tract_core_round_even", x=steps)
+    return site.cast(site.apply("add", x=whole, y=zero), _code_dtype(entry))
+
+
+def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value:
+    """The real numbers that codes stand for."""
+    zero, scale = (
+        entry.value(n, codes.type.shape, variable=False) for n in ("zero_point", "scale")
+    )
+    real = site.cast(codes, site.graph.builder.real)
+    return site.apply("mul", name, x=site.apply("sub", x=real, y=zero), y=scale)
+
+
+def _code_dtype(entry: Quantizer) -> str:
+    """The dtype of the codes of an entry, '' where they are not stored by zero point and scale."""
+    given = entry.arguments
+    if "zero_point" not in given or given["bits"] not in (8, 16, 32):
+        return ""
+    return f"{'int' if given.get('signed') else 'uint'}{given['bits']}"
