@@ -18,11 +18,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from lowering.ops import nnef  # noqa: E402
-from lowering.ops.tract import tract  # noqa: E402
+from lowering.ops import rules  # noqa: E402
 from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402
 from nnef_jax.formats.tract.intrinsics import INTRINSICS  # noqa: E402
+from nnef_jax.formats.tract.operations import meanings  # noqa: E402
 from tests import torch_networks, tract_cases  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
 from tests.op_cases import ALL_CASES, OpCase, tensors  # noqa: E402
@@ -164,7 +164,7 @@ _BFLOAT16 = Counter(case.operation for case in _tested(test_operations.test_bflo
 
 def _row(name: str) -> tuple[str, ...]:
     kind = "compound" if standard()[name].body is not None else "primitive"
-    run_by = "rule" if name in nnef else "definition" if kind == "compound" else "structure"
+    run_by = "rule" if name in rules else "definition" if kind == "compound" else "structure"
     columns = ["yes" if counter[name] else "-" for counter in _TESTS.values()]
     return (
         f"`{name}`",
@@ -178,7 +178,7 @@ def _row(name: str) -> tuple[str, ...]:
 
 
 def _why_not(name: str) -> str:
-    rule = nnef.get(name)
+    rule = rules.get(name)
     if rule is not None and rule.not_differentiable:
         return f"no: {rule.not_differentiable}"
     reasons = {case.not_differentiable: None for case in ALL_CASES if case.operation == name}
@@ -203,7 +203,8 @@ def _tract_row(name: str) -> tuple[str, ...]:
     if not _TRACT_ALL[name]:
         structure = name in INTRINSICS
         return (f"`{name}`", "structure" if structure else "rule", *["-"] * 6)
-    rule = tract.get(name)
+    meaning = meanings().get(name)
+    rule = rules[meaning.kind] if meaning else None
     reason = rule.not_differentiable if rule else ""
     reasons = {c.not_differentiable for c in tract_cases.ALL_CASES if c.operation == name} - {""}
     why_not = f"no: {reason or ', '.join(sorted(reasons))}"

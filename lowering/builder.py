@@ -24,7 +24,7 @@ from lowering.graph import (
     Value,
 )
 from lowering.location import Span
-from lowering.registry import Registry, Types, python_name
+from lowering.registry import Registry, Rule, Types, python_name
 
 _LONGEST = 400  # letters of a name that others are made of
 
@@ -161,9 +161,15 @@ class GraphBuilder:
         names: Sequence[str],
         span: Span | None = None,
         calls: tuple[Call, ...] = (),
+        *,
+        rule: Rule | None = None,
+        inserted: bool = False,
     ) -> tuple[Result, ...]:
-        """Add an operation. `names` are wanted for its results; of too few more are made."""
-        rule = self.registry[kind]
+        """Add an operation. `names` are wanted for its results; of too few more are made.
+
+        `rule` is a user's own for what the document calls `kind`. Results are `inserted` that the
+        document does not know.
+        """
         arguments: dict[str, Any] = {}
         for name, operand in operands.items():
             type = operand.type if isinstance(operand, Value) else self._operand_type(operand)
@@ -171,14 +177,14 @@ class GraphBuilder:
         for name, attribute in attributes.items():
             arguments[python_name(name)] = _opened(attribute)
         try:
-            inferred: Types = rule.infer(**arguments)
+            inferred: Types = (rule or self.registry[kind]).infer(**arguments)
         except ZeroDivisionError:  # some divide by an extent
             if not any(map(_is_empty, operands.values())):
                 raise
             raise InvalidShape("an operand is empty, it needs items") from None
         if isinstance(inferred, TensorType) and len(names) == 1:  # as nearly always
-            results = (Value(self._name(names[0], True), inferred),)
-            return self._add(kind, operands, attributes, results, span, calls)
+            results = (Value(self._name(names[0], True), inferred, inserted),)
+            return self._add(kind, operands, attributes, results, span, calls, rule)
         structure = inferred if isinstance(inferred, tuple) else (inferred,)
         count = sum([len(item) if isinstance(item, list) else 1 for item in structure])
         exact = len(names) == count
@@ -188,12 +194,12 @@ class GraphBuilder:
         )
 
         def value(type: TensorType) -> Value:
-            return Value(self._name(next(wanted), exact), type)
+            return Value(self._name(next(wanted), exact), type, inserted)
 
         results = tuple(
             [tuple(map(value, i)) if isinstance(i, list) else value(i) for i in structure]
         )
-        return self._add(kind, operands, attributes, results, span, calls)
+        return self._add(kind, operands, attributes, results, span, calls, rule)
 
     def _add(
         self,
@@ -203,9 +209,10 @@ class GraphBuilder:
         results: tuple[Result, ...],
         span: Span | None,
         calls: tuple[Call, ...],
+        rule: Rule | None,
     ) -> tuple[Result, ...]:
         read, given = tuple(operands.items()), tuple(attributes.items())
-        self.operations.append(Operation(kind, read, given, results, span, calls))
+        self.operations.append(Operation(kind, read, given, results, span, calls, rule))
         return results
 
     def graph(

@@ -13,6 +13,8 @@ from lowering.location import Span
 if TYPE_CHECKING:  # the public errors name this module, and importing them must stay light
     import numpy as np
 
+    from lowering.registry import Rule
+
 # A literal; numpy's scalars are literals of a dtype that the document gives.
 Scalar = Union[float, int, bool, "np.generic"]
 # An operation that repeats a graph has it as an attribute.
@@ -36,6 +38,8 @@ class Value:
 
     name: str
     type: TensorType
+    # Whether a reader put it in, to say in kinds what the document says in another way.
+    inserted: bool = False
 
 
 # What an operation reads: a tensor, a literal that stands for a constant one, or an array of these.
@@ -62,6 +66,7 @@ class Operation:
     results: tuple[Result, ...]
     span: Span | None = None
     calls: tuple[Call, ...] = ()
+    rule: Rule | None = None  # a user's own; `kind` is then what the document calls it
 
     def reads(self) -> Iterator[Value]:
         """The tensors that it reads, in order, with repetitions."""
@@ -125,12 +130,12 @@ class Graph:
 
     @cached_property
     def values(self) -> dict[str, Value]:
-        """Every tensor by its name, aliases included."""
+        """Every tensor of the document by its name, aliases included."""
         found = {value.name: value for value in self.inputs}
         found.update((p.value.name, p.value) for p in self.parameters)
         found.update((s.value.name, s.value) for s in self.states)
         for operation in self.operations:
-            found.update((value.name, value) for value in operation.writes())
+            found.update((v.name, v) for v in operation.writes() if not v.inserted)
         return found | self.aliases
 
     @cached_property

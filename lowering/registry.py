@@ -1,4 +1,4 @@
-"""Which rule lowers which operation. A dialect or a user lays one registry over another.
+"""Which rule lowers which operation.
 
 A rule has three facets, kept side by side: `infer` says the types of the results from the types of
 the operands (and refuses arguments that break the operation's rules), `lower` computes the results
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lowering.graph import TensorType
@@ -26,8 +26,8 @@ class Rule:
     array, a tuple of these for several results; `lower(**arrays_and_attributes)` returns arrays in
     the same structure, and takes `ctx`, a `lowering.trace.Context`, where `wants_context`.
 
-    `work` takes what it names: types and attributes with 1 for unknown extents, `result`, the type
-    of the first result, and `registry`, for an operation that repeats a graph. None stands for 0.
+    `work` takes what it names: types and attributes with 1 for unknown extents, and `result`, the
+    type of the first result. None stands for 0.
     """
 
     kind: str
@@ -38,6 +38,7 @@ class Rule:
     not_differentiable: str = ""  # the reason, where it is not
     work: Callable[..., int] | None = None
     work_reads: tuple[str, ...] = ()  # the names of what it takes
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the last parameters
 
 
 class Registry:
@@ -65,26 +66,32 @@ class Registry:
             if inferred != names:
                 raise TypeError(f"rule of '{kind}': infer takes {inferred}, lower takes {names}")
             reads = _standard_names(inspect.signature(work).parameters) if work else ()
-            if unknown := set(reads) - {*names, "result", "registry"}:
+            if unknown := set(reads) - {*names, "result"}:
                 raise TypeError(f"rule of '{kind}': work takes {unknown}, lower does not")
+            defaults = _defaults(lowered)
+            if defaults != _defaults(inspect.signature(infer).parameters):
+                raise TypeError(f"rule of '{kind}': infer and lower have different defaults")
+            context = "ctx" in lowered
             self._rules[kind] = Rule(
-                kind, infer, lower, names, "ctx" in lowered, not_differentiable, work, reads
+                kind, infer, lower, names, context, not_differentiable, work, reads, defaults
             )
             return lower
 
         return register
 
-    def overlay(self, other: Registry) -> Registry:
-        """A new registry with the rules of `other` over those of this one."""
-        return Registry(self._rules | other._rules)
-
     def check_signatures(self, signatures: Mapping[str, Iterable[str]]) -> None:
-        """Raise TypeError where a rule's parameters are not those of the declaration."""
-        for kind, rule in self._rules.items():
-            if kind in signatures and tuple(signatures[kind]) != rule.parameters:
+        """Raise TypeError where a rule does not take the parameters of its declaration first.
+
+        Further ones must have defaults.
+        """
+        for kind, signature in signatures.items():
+            declared, rule = tuple(signature), self.get(kind)
+            if rule is None:
+                continue
+            further = rule.parameters[len(declared) :]
+            if rule.parameters != declared + further or not rule.defaults.keys() >= {*further}:
                 raise TypeError(
-                    f"rule of '{kind}' takes {rule.parameters}, "
-                    f"its declaration has {tuple(signatures[kind])}"
+                    f"rule of '{kind}' takes {rule.parameters}, its declaration has {declared}"
                 )
 
     def get(self, kind: str) -> Rule | None:
@@ -111,3 +118,8 @@ def python_name(name: str) -> str:
 
 def _standard_names(parameters: Iterable[str]) -> tuple[str, ...]:
     return tuple(name.removesuffix("_") for name in parameters if name != "ctx")
+
+
+def _defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    given = ((name.removesuffix("_"), p.default) for name, p in parameters.items())
+    return {name: default for name, default in given if default is not inspect.Parameter.empty}

@@ -61,7 +61,8 @@ def trace(
         if needed.isdisjoint(operation.writes()):
             continue
         try:
-            results = _apply(operation, registry[operation.kind], context, values)
+            rule = operation.rule or registry[operation.kind]
+            results = _apply(operation, rule, context, values)
         except InvalidComputation:
             raise
         except Exception as error:

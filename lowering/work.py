@@ -12,23 +12,24 @@ import numpy as np
 
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph, Operand, Operation, Result, TensorType, Value
-from lowering.registry import Registry, python_name
+from lowering.ops import rules
+from lowering.registry import python_name
 
 
-def multiply_adds(operation: Operation, registry: Registry) -> int:
+def multiply_adds(operation: Operation) -> int:
     """The multiply-adds of an operation, each unknown extent taken for 1."""
-    rule = registry[operation.kind]
+    rule = operation.rule or rules[operation.kind]
     if rule.work is None:
         return 0
     arguments: dict[str, Any] = {n: _type(x) for n, x in operation.operands}
     arguments |= {name: _known(attribute) for name, attribute in operation.attributes}
-    arguments |= {"registry": registry, "result": _type(operation.results[0])}
+    arguments["result"] = _type(operation.results[0])
     return rule.work(**{python_name(name): arguments[name] for name in rule.work_reads})
 
 
-def total(graph: Graph, registry: Registry) -> int:
+def total(graph: Graph) -> int:
     """The multiply-adds of all operations of a graph."""
-    return sum([multiply_adds(operation, registry) for operation in graph.operations])
+    return sum([multiply_adds(operation) for operation in graph.operations])
 
 
 def _type(operand: Operand | Result) -> TensorType | list[Any]:

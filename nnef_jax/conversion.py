@@ -25,7 +25,7 @@ from nnef_jax.formats.syntax.quantizer import ALGORITHMS, Quantizer
 from nnef_jax.formats.syntax.values import ExtentNeeded
 from nnef_jax.formats.tract.recognition import Dialect, is_tract
 from nnef_jax.limits import Limits, Meter, within_memory
-from nnef_jax.loading import Source, registry_of_standard
+from nnef_jax.loading import Source
 from nnef_jax.options import require, require_choice, require_flags, require_path, require_readable
 from nnef_jax.storage.archive import Archive, open_archive
 from nnef_jax.storage.labels import member_of
@@ -76,7 +76,7 @@ def convert(
     if limits is not None:
         require("limits", limits, Limits, "a nnef_jax.Limits")
     require_choice("dialect", dialect, get_args(Dialect))
-    options = Options(registry_of_standard(), expand, meter=Meter(limits))
+    options = Options(expand=expand, meter=Meter(limits))
     with within_memory("the network"), open_archive(source, options.meter) as archive:
         network = _Reading(archive, options, dialect)
         make_flat = flat or expand == "all" or network.document.provisional

@@ -14,8 +14,8 @@ from typing import BinaryIO, Literal, get_args
 import jax
 from jax.typing import DTypeLike
 
+from lowering import ops
 from lowering.location import Source as TextSource
-from lowering.ops import nnef as standard_rules
 from lowering.registry import Registry
 from lowering.trace import Context
 from nnef_jax.errors import UnsupportedError
@@ -24,7 +24,6 @@ from nnef_jax.formats.base import Expand, Options, Progress
 from nnef_jax.formats.nnef.frontend import StandardFrontend
 from nnef_jax.formats.nnef.variables import read_variables
 from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.formats.syntax.standard import signatures
 from nnef_jax.formats.tract.recognition import Dialect, is_tract
 from nnef_jax.limits import Limits, Meter, within_memory
 from nnef_jax.model import Model
@@ -129,7 +128,7 @@ def load(
         from nnef_jax.compilation import CompilationCache
 
         cache = CompilationCache(cache_dir)
-    network, registry = read(
+    network = read(
         source,
         input_shapes=input_shapes,
         dtype=dtype,
@@ -142,7 +141,7 @@ def load(
         progress=progress,
     )
     compilation = Compilation(optimize, cache, autotune, donate_state, unused)
-    return Model(Execution(network, registry, Context(precision), compilation))
+    return Model(Execution(network, ops.rules, Context(precision), compilation))
 
 
 def _require_precision(precision: jax.lax.PrecisionLike) -> None:
@@ -167,8 +166,8 @@ def read(
     rules: Registry | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
-) -> tuple[Network, Registry]:
-    """Read and check a network without touching a device; also the rules to run it with."""
+) -> Network:
+    """Read and check a network without touching a device."""
     require_readable("source", source)
     dtype = require_dtype("dtype", dtype, _REAL_DTYPES)
     require_choice("quantization", quantization, get_args(Quantization))
@@ -191,12 +190,10 @@ def read(
     with within_memory("the network"), open_archive(source, meter) as archive:
         text = archive.read_text("graph.nnef")
         tract = is_tract(text.text, dialect)
-        registry = registry_of_tract() if tract else registry_of_standard()
-        registry = registry.overlay(rules) if rules is not None else registry
-        options = Options(registry, expand, dtype, input_shapes, meter)
+        options = Options(rules or Registry(), expand, dtype, input_shapes, meter)
         read_network = _read_tract if tract else _read_standard
         rounds = quantization == "apply"
-        return read_network(text, archive, options, state, rounds, progress), registry
+        return read_network(text, archive, options, state, rounds, progress)
 
 
 def _read_standard(
@@ -253,31 +250,5 @@ def network_of_text(text: str) -> Network:
             "a document of tract's dialect cannot be read without its data",
             hint="load the archive, and store it by model.save",
         )
-    options = Options(registry_of_standard())
+    options = Options()
     return Network(StandardFrontend(source, options), options)
-
-
-def registry_of_tract() -> Registry:
-    """The rules of the standard with those of tract's dialect over them."""
-    from lowering.ops.tract import tract as tract_rules
-    from nnef_jax.formats.tract.declarations import signatures as tract_signatures
-
-    global _checked_tract
-    registry = registry_of_standard().overlay(tract_rules)
-    if not _checked_tract:
-        registry.check_signatures(tract_signatures())
-        _checked_tract = True
-    return registry
-
-
-def registry_of_standard() -> Registry:
-    """The rules of the standard operations; TypeError where one does not match its declaration."""
-    global _checked
-    if not _checked:
-        standard_rules.check_signatures(signatures())
-        _checked = True
-    return standard_rules
-
-
-_checked = False
-_checked_tract = False

@@ -82,9 +82,8 @@ class Model:
         """A table: name, operation, shape, dtype, parameters and multiply-adds of each line."""
         from nnef_jax.summary import summarise
 
-        options = self._network.options
-        meter = Meter(options.meter.limits)
-        return summarise(self.graph, options.registry, self._network.unused, meter)
+        meter = Meter(self._network.options.meter.limits)
+        return summarise(self.graph, self._network.unused, meter)
 
     # Running it
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from lowering.extents import is_known, show, volume
 from lowering.graph import Graph
-from lowering.registry import Registry
 from lowering.work import multiply_adds
 from nnef_jax.limits import ROW, Meter
 
@@ -16,7 +15,7 @@ _NUMBERS = 2  # columns, the last, that are aligned to the right
 _WIDEST = 60  # that a column is made; what is longer in it stays as it is
 
 
-def summarise(graph: Graph, registry: Registry, unused: Collection[str], meter: Meter) -> str:
+def summarise(graph: Graph, unused: Collection[str], meter: Meter) -> str:
     """A table with a line for each operation: name, kind, shape, dtype, parameters, multiply-adds.
 
     Parameters that are `unused`, by label, follow in lines of their own.
@@ -25,7 +24,7 @@ def summarise(graph: Graph, registry: Registry, unused: Collection[str], meter: 
     batch. Raises LimitError where there are more rows than the meter allows.
     """
     rows: list[_Row] = []
-    work = [multiply_adds(operation, registry) for operation in graph.operations]
+    work = [multiply_adds(operation) for operation in graph.operations]
     for row in _rows(graph, work, unused):
         meter.spend(ROW, graph.name)
         rows.append(row)

@@ -21,7 +21,6 @@ from nnef_jax.formats.nnef.parser import parse
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax.tree import Document
 from nnef_jax.limits import Meter
-from nnef_jax.loading import registry_of_standard
 from nnef_jax.network import Network
 from tests.helpers import COMPOSITIONAL
 
@@ -49,8 +48,8 @@ def network(
     limits: Limits | None = None,
 ) -> Network:
     """The network of a text, without data for its variables."""
-    registry, meter = registry_of_standard(), Meter(limits)
-    options = Options(registry, expand, input_shapes=dict(input_shapes or {}), meter=meter)
+    meter = Meter(limits)
+    options = Options(expand=expand, input_shapes=dict(input_shapes or {}), meter=meter)
     return Network(StandardFrontend(Source("graph.nnef", text), options), options)
 
 

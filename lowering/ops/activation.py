@@ -14,7 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.kernels.precision import widened
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import require_axes, require_fits, require_real, require_same_dtype
 
 
@@ -27,7 +27,7 @@ def _unary(kind: str, function: Callable[[Array], Array]) -> None:
     def lower(x: Any) -> Array:
         return function(jnp.asarray(x))
 
-    nnef.rule(kind, _unary_type)(lower)
+    rules.rule(kind, _unary_type)(lower)
 
 
 def _softplus(x: Array) -> Array:
@@ -62,7 +62,7 @@ def _softabs_type(x: TensorType, epsilon: float) -> TensorType:
     return x
 
 
-@nnef.rule("softabs", _softabs_type)
+@rules.rule("softabs", _softabs_type)
 def softabs(x: Any, epsilon: float) -> Array:
     """sqrt(x^2 + epsilon), without the overflow and underflow of the square."""
     x = jnp.asarray(x)
@@ -80,7 +80,7 @@ def _softmax_type(x: TensorType, axes: tuple[int, ...]) -> TensorType:
     return x
 
 
-@nnef.rule("softmax", _softmax_type)
+@rules.rule("softmax", _softmax_type)
 def softmax(x: Any, axes: tuple[int, ...]) -> Array:
     """exp(x), normalised to a sum of 1 over all the axes together; computed in 32 bits at least."""
     x = jnp.asarray(x)
@@ -97,7 +97,7 @@ def _elu_type(x: TensorType, alpha: float) -> TensorType:
     return _unary_type(x)
 
 
-@nnef.rule("elu", _elu_type)
+@rules.rule("elu", _elu_type)
 def elu(x: Any, alpha: float) -> Array:
     """alpha * (exp(x) - 1) below 0, x from there on; derivative 1 at 0."""
     return _exponential(jnp.asarray(x), alpha)
@@ -107,7 +107,7 @@ def _selu_type(x: TensorType, alpha: float, lambda_: float) -> TensorType:
     return _unary_type(x)
 
 
-@nnef.rule("selu", _selu_type)
+@rules.rule("selu", _selu_type)
 def selu(x: Any, alpha: float, lambda_: float) -> Array:
     """`elu` times lambda."""
     return lambda_ * _exponential(jnp.asarray(x), alpha)
@@ -120,7 +120,7 @@ def _prelu_type(x: TensorType, alpha: TensorType) -> TensorType:
     return x
 
 
-@nnef.rule("prelu", _prelu_type)
+@rules.rule("prelu", _prelu_type)
 def prelu(x: Any, alpha: Any) -> Array:
     """alpha * x below 0, x from there on; derivative 1 at 0."""
     x, alpha = align(x, alpha)
@@ -131,7 +131,7 @@ def _leaky_relu_type(x: TensorType, alpha: float) -> TensorType:
     return _unary_type(x)
 
 
-@nnef.rule("leaky_relu", _leaky_relu_type)
+@rules.rule("leaky_relu", _leaky_relu_type)
 def leaky_relu(x: Any, alpha: float) -> Array:
     """`prelu` with one alpha for all."""
     return prelu(jnp.asarray(x), alpha)

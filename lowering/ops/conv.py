@@ -28,7 +28,7 @@ from lowering.kernels.windows import (
     require_reverse,
     reverse,
 )
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import require_real, require_same_dtype
 from lowering.trace import Context
 
@@ -63,7 +63,7 @@ def conv_work(result: TensorType, filter: TensorType) -> int:
     return volume(result.shape) * volume(filter.shape[1:])
 
 
-@nnef.rule("conv", _conv_type, work=conv_work)
+@rules.rule("conv", _conv_type, work=conv_work)
 def conv(
     ctx: Context,
     input: Array,
@@ -126,7 +126,7 @@ def _deconv_work(input: TensorType, filter: TensorType) -> int:
     return volume(input.shape) * volume(filter.shape[1:])
 
 
-@nnef.rule("deconv", _deconv_type, work=_deconv_work)
+@rules.rule("deconv", _deconv_type, work=_deconv_work)
 def deconv(
     ctx: Context,
     input: Array,

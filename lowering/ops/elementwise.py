@@ -11,7 +11,7 @@ from jax import Array, lax
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
 from lowering.kernels.rounding import round_half_up
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import require_logical, require_real, require_same_dtype
 
 
@@ -24,7 +24,7 @@ def _unary(kind: str, function: Callable[[Any], Array]) -> None:
     def lower(x: Any) -> Array:
         return function(jnp.asarray(x))
 
-    nnef.rule(kind, _unary_type)(lower)
+    rules.rule(kind, _unary_type)(lower)
 
 
 def _binary_type(x: TensorType, y: TensorType) -> TensorType:
@@ -52,7 +52,7 @@ def _binary(
     def lower(x: Any, y: Any) -> Array:
         return function(*align(x, y))
 
-    nnef.rule(kind, infer, not_differentiable=why_not)(lower)
+    rules.rule(kind, infer, not_differentiable=why_not)(lower)
 
 
 def _reciprocal(x: Array) -> Array:
@@ -104,7 +104,7 @@ _binary("and", _logic_type, jnp.logical_and, _LOGICAL)
 _binary("or", _logic_type, jnp.logical_or, _LOGICAL)
 
 
-@nnef.rule("pow", _binary_type)
+@rules.rule("pow", _binary_type)
 def power(x: Any, y: Any) -> Array:
     """x to the power y. A literal whole exponent has a finite derivative at negative x."""
     if isinstance(y, float) and y.is_integer() and abs(y) <= 16:
@@ -116,7 +116,7 @@ def _copy_type(x: TensorType) -> TensorType:
     return x
 
 
-@nnef.rule("copy", _copy_type)
+@rules.rule("copy", _copy_type)
 def copy(x: Any) -> Array:
     """The same values under another name."""
     return jnp.asarray(x)
@@ -127,7 +127,7 @@ def _not_type(x: TensorType) -> TensorType:
     return x
 
 
-@nnef.rule("not", _not_type, not_differentiable=_LOGICAL)
+@rules.rule("not", _not_type, not_differentiable=_LOGICAL)
 def logical_not(x: Any) -> Array:
     """True where x is false."""
     return jnp.logical_not(x)
@@ -142,7 +142,7 @@ def _select_type(
     return TensorType(shape, true_value.dtype)
 
 
-@nnef.rule("select", _select_type)
+@rules.rule("select", _select_type)
 def select(condition: Any, true_value: Any, false_value: Any) -> Array:
     """true_value where the condition holds, false_value elsewhere (spec 4.2.3)."""
     return jnp.where(*align(condition, true_value, false_value))
@@ -154,7 +154,7 @@ def _clamp_type(x: TensorType, a: TensorType, b: TensorType) -> TensorType:
     return TensorType(broadcast_shapes(x.shape, a.shape, b.shape), x.dtype)
 
 
-@nnef.rule("clamp", _clamp_type)
+@rules.rule("clamp", _clamp_type)
 def clamp(x: Any, a: Any, b: Any) -> Array:
     """x kept between a and b; a wins where it is above b."""
     x, a, b = align(x, a, b)

@@ -13,7 +13,7 @@ from lowering.graph import TensorType
 from lowering.kernels.accumulation import accumulator
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.kernels.precision import left_operand_anywhere
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import padded, require_fits, require_real, require_same_dtype
 from lowering.static import is_zero
 from lowering.trace import Context
@@ -63,7 +63,7 @@ def matmul_work(
     return volume(result.shape) * max(left[-1], right[-2])
 
 
-@nnef.rule("matmul", _matmul_type, work=matmul_work)
+@rules.rule("matmul", _matmul_type, work=matmul_work)
 def matmul(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> Array:
     """The products of the matrices in the last two axes; the leading axes broadcast.
 
@@ -101,7 +101,7 @@ def linear_work(result: TensorType, input: TensorType, filter: TensorType) -> in
     return matmul_work(result, input, filter, False, True)
 
 
-@nnef.rule("linear", _linear_type, work=linear_work)
+@rules.rule("linear", _linear_type, work=linear_work)
 def linear(ctx: Context, input: Any, filter: Any, bias: Any) -> Array:
     """The product of the input with the transposed filter, plus the bias."""
     product = _product(ctx, input, filter, False, True)

@@ -14,7 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.kernels.precision import widened
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import require_axes, require_fits, require_real, require_same_dtype
 from lowering.ops.window import box
 
@@ -51,7 +51,7 @@ def _unit(x: Array, axes: tuple[int, ...], bias: float, epsilon: float) -> Array
     return jnp.where(unit == 0, 1.0, unit)
 
 
-@nnef.rule("l1_normalization", _axes_type)
+@rules.rule("l1_normalization", _axes_type)
 def l1_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
     """The input over the sum of its absolute values along the axes."""
     input = jnp.asarray(input)
@@ -62,7 +62,7 @@ def l1_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: fl
     return _over(x, norm, bias / unit, epsilon / unit).astype(input.dtype)
 
 
-@nnef.rule("l2_normalization", _axes_type)
+@rules.rule("l2_normalization", _axes_type)
 def l2_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
     """The input over its Euclidean length along the axes; finite, with its gradient, at 0 too."""
     input = jnp.asarray(input)
@@ -76,14 +76,14 @@ def l2_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: fl
 def _local_type(
     input: TensorType, size: tuple[int, ...], bias: float, epsilon: float
 ) -> TensorType:
-    nnef["box"].infer(
+    rules["box"].infer(
         input, size, border="constant", padding=(), stride=(), dilation=(), normalize=True
     )
     _require_not_negative(epsilon)
     return input
 
 
-@nnef.rule("local_variance_normalization", _local_type)
+@rules.rule("local_variance_normalization", _local_type)
 def local_variance_normalization(
     input: Any, size: tuple[int, ...], bias: float, epsilon: float
 ) -> Array:
@@ -112,7 +112,7 @@ def _batch_type(
     return input
 
 
-@nnef.rule("batch_normalization", _batch_type)
+@rules.rule("batch_normalization", _batch_type)
 def batch_normalization(
     input: Any, mean: Any, variance: Any, offset: Any, scale: Any, epsilon: float
 ) -> Array:

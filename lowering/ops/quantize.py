@@ -17,7 +17,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.kernels.rounding import round_half_up
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import require_fits, require_integer, require_real, require_same_dtype
 
 
@@ -42,7 +42,7 @@ def _min_max_type(
     return x
 
 
-@nnef.rule("min_max_linear_quantize", _min_max_type)
+@rules.rule("min_max_linear_quantize", _min_max_type)
 def min_max_linear_quantize(
     x: Any, min: Any, max: Any, bits: int, signed: bool, symmetric: bool
 ) -> Array:
@@ -83,7 +83,7 @@ def _zero_point_type(
     return x
 
 
-@nnef.rule("zero_point_linear_quantize", _zero_point_type)
+@rules.rule("zero_point_linear_quantize", _zero_point_type)
 def zero_point_linear_quantize(
     x: Any, zero_point: Any, scale: Any, bits: int, signed: bool, symmetric: bool
 ) -> Array:
@@ -113,7 +113,7 @@ def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
     return x
 
 
-@nnef.rule("logarithmic_quantize", _logarithmic_type)
+@rules.rule("logarithmic_quantize", _logarithmic_type)
 def logarithmic_quantize(x: Any, max: Any, bits: int) -> Array:
     """The power of two of the nearest exponent with the sign of x; 0 stays 0.
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.graph import TensorType
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import require_axes, require_logical, require_real
 
 
@@ -42,25 +42,25 @@ def _sum_type(input: TensorType, axes: tuple[int, ...], normalize: bool) -> Tens
     return _real_type(input, axes)
 
 
-@nnef.rule("sum_reduce", _sum_type)
+@rules.rule("sum_reduce", _sum_type)
 def sum_reduce(input: Any, axes: tuple[int, ...], normalize: bool) -> Array:
     """The sum over the axes, the mean where it is normalised."""
     return (jnp.mean if normalize else jnp.sum)(jnp.asarray(input), axis=axes, keepdims=True)
 
 
-@nnef.rule("mean_reduce", _real_type)
+@rules.rule("mean_reduce", _real_type)
 def mean_reduce(input: Any, axes: tuple[int, ...]) -> Array:
     """The mean over the axes."""
     return jnp.mean(jnp.asarray(input), axis=axes, keepdims=True)
 
 
-@nnef.rule("max_reduce", _real_type)
+@rules.rule("max_reduce", _real_type)
 def max_reduce(input: Any, axes: tuple[int, ...]) -> Array:
     """The largest item along the axes; equal ones share its derivative."""
     return jnp.max(jnp.asarray(input), axis=axes, keepdims=True)
 
 
-@nnef.rule("min_reduce", _real_type)
+@rules.rule("min_reduce", _real_type)
 def min_reduce(input: Any, axes: tuple[int, ...]) -> Array:
     """The smallest item along the axes; equal ones share its derivative."""
     return jnp.min(jnp.asarray(input), axis=axes, keepdims=True)
@@ -69,13 +69,13 @@ def min_reduce(input: Any, axes: tuple[int, ...]) -> Array:
 _LOGICAL = "its results are logical values"
 
 
-@nnef.rule("any_reduce", _logical_type, not_differentiable=_LOGICAL)
+@rules.rule("any_reduce", _logical_type, not_differentiable=_LOGICAL)
 def any_reduce(input: Any, axes: tuple[int, ...]) -> Array:
     """Whether one of the items along the axes is true."""
     return jnp.any(jnp.asarray(input), axis=axes, keepdims=True)
 
 
-@nnef.rule("all_reduce", _logical_type, not_differentiable=_LOGICAL)
+@rules.rule("all_reduce", _logical_type, not_differentiable=_LOGICAL)
 def all_reduce(input: Any, axes: tuple[int, ...]) -> Array:
     """Whether all the items along the axes are true."""
     return jnp.all(jnp.asarray(input), axis=axes, keepdims=True)
@@ -96,7 +96,7 @@ def _index_of(kind: str, function: Callable[..., Array]) -> None:
             )
         return jnp.expand_dims(index, axes)
 
-    nnef.rule(kind, _index_type, not_differentiable="its results are indices")(lower)
+    rules.rule(kind, _index_type, not_differentiable="its results are indices")(lower)
 
 
 _index_of("argmax_reduce", lax.argmax)
@@ -108,7 +108,7 @@ def _moments_type(input: TensorType, axes: tuple[int, ...]) -> tuple[TensorType,
     return reduced, reduced
 
 
-@nnef.rule("moments", _moments_type)
+@rules.rule("moments", _moments_type)
 def moments(input: Any, axes: tuple[int, ...]) -> tuple[Array, Array]:
     """The mean and the mean squared distance from it (spec 4.8.6)."""
     x = jnp.asarray(input)

@@ -19,7 +19,7 @@ from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels import interpolation
 from lowering.kernels.windows import BORDERS, require_border, require_positive
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import require_real
 
 METHODS = ("symmetric", "asymmetric", "aligned")
@@ -44,13 +44,13 @@ def _up_type(input: TensorType, factor: Shape) -> TensorType:
     return TensorType(tuple(shape), input.dtype)
 
 
-@nnef.rule("nearest_downsample", _down_type)
+@rules.rule("nearest_downsample", _down_type)
 def nearest_downsample(input: Array, factor: Shape) -> Array:
     """The first item of each block of `factor` items."""
     return lax.slice(input, (0,) * input.ndim, input.shape, _full(input.shape, factor))
 
 
-@nnef.rule("area_downsample", _down_type)
+@rules.rule("area_downsample", _down_type)
 def area_downsample(input: Array, factor: Shape) -> Array:
     """The mean of each block of `factor` items."""
     for axis, f in enumerate(factor, 2):
@@ -59,7 +59,7 @@ def area_downsample(input: Array, factor: Shape) -> Array:
     return input
 
 
-@nnef.rule("nearest_upsample", _up_type)
+@rules.rule("nearest_upsample", _up_type)
 def nearest_upsample(input: Array, factor: Shape) -> Array:
     """Each item repeated `factor` times."""
     for axis, f in enumerate(factor, 2):
@@ -91,7 +91,7 @@ def _multilinear_work(input: TensorType, factor: Shape) -> int:
     return total
 
 
-@nnef.rule("multilinear_upsample", _multilinear_type, work=_multilinear_work)
+@rules.rule("multilinear_upsample", _multilinear_type, work=_multilinear_work)
 def multilinear_upsample(input: Array, factor: Shape, method: str, border: str) -> Array:
     """Linear interpolation in each spatial dimension."""
     for axis, f in enumerate(factor, 2):

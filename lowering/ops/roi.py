@@ -36,7 +36,7 @@ from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.interpolation import bilinear
 from lowering.kernels.windows import lowest, require_positive
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.resample import require_method
 from lowering.ops.typing import require_integer, require_real
 
@@ -64,7 +64,7 @@ def _roi_type(
     return TensorType((rois.shape[0], input.shape[1], *output_size), input.dtype)
 
 
-@nnef.rule("avg_roi_pool", _roi_type)
+@rules.rule("avg_roi_pool", _roi_type)
 def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Shape) -> Array:
     """The mean of each bin of each region."""
 
@@ -77,7 +77,7 @@ def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
     return _pool(pool, input, rois, batch_index, output_size)
 
 
-@nnef.rule("max_roi_pool", _roi_type)
+@rules.rule("max_roi_pool", _roi_type)
 def max_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Shape) -> Array:
     """The maximum of each bin of each region."""
 
@@ -105,7 +105,7 @@ def _resample_work(result: TensorType) -> int:
     return 4 * volume(result.shape)
 
 
-@nnef.rule("roi_resample", _resample_type, work=_resample_work)
+@rules.rule("roi_resample", _resample_type, work=_resample_work)
 def roi_resample(
     input: Array, rois: Array, batch_index: Array, output_size: Shape, method: str
 ) -> Array:

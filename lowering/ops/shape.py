@@ -13,7 +13,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, differ, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import (
     require_axes,
     require_integer,
@@ -104,7 +104,7 @@ def _is_free(extent: int) -> bool:
     return extent is UNKNOWN or extent == 0
 
 
-@nnef.rule("reshape", _reshape_type)
+@rules.rule("reshape", _reshape_type)
 def reshape(input: Any, shape: tuple[int, ...], axis_start: int, axis_count: int) -> Array:
     """The items in the same row-major order under another shape of `axis_count` axes (spec 4.5.1).
 
@@ -131,7 +131,7 @@ def _transpose_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
     return TensorType(tuple(input.shape[axis] for axis in axes) + input.shape[count:], input.dtype)
 
 
-@nnef.rule("transpose", _transpose_type)
+@rules.rule("transpose", _transpose_type)
 def transpose(input: Any, axes: tuple[int, ...]) -> Array:
     """The first axes in another order; the others stay (spec 4.5.2)."""
     x = jnp.asarray(input)
@@ -150,7 +150,7 @@ def _squeeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
     return TensorType(tuple(e for i, e in enumerate(input.shape) if i not in left_out), input.dtype)
 
 
-@nnef.rule("squeeze", _squeeze_type)
+@rules.rule("squeeze", _squeeze_type)
 def squeeze(input: Any, axes: tuple[int, ...]) -> Array:
     """Without the axes, which have extent 1."""
     return jnp.squeeze(jnp.asarray(input), axes)
@@ -163,7 +163,7 @@ def _unsqueeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
     return TensorType(tuple(1 if i in new else next(extents) for i in range(rank)), input.dtype)
 
 
-@nnef.rule("unsqueeze", _unsqueeze_type)
+@rules.rule("unsqueeze", _unsqueeze_type)
 def unsqueeze(input: Any, axes: tuple[int, ...]) -> Array:
     """With additional axes of extent 1, counted in the result."""
     return jnp.expand_dims(jnp.asarray(input), axes)
@@ -192,7 +192,7 @@ def _require_values(values: Sequence[TensorType]) -> None:
     require_same_dtype(**{f"values[{i}]": value for i, value in enumerate(values)})
 
 
-@nnef.rule("concat", _concat_type)
+@rules.rule("concat", _concat_type)
 def concat(values: Sequence[Any], axis: int) -> Array:
     """The values one behind the other along the axis (spec 4.5.3)."""
     return jnp.concatenate(list(values), axis)
@@ -217,7 +217,7 @@ def _parts(extent: int, ratios: tuple[int, ...]) -> list[int]:
     return [unit * ratio for ratio in ratios]
 
 
-@nnef.rule("split", _split_type)
+@rules.rule("split", _split_type)
 def split(value: Any, axis: int, ratios: tuple[int, ...]) -> list[Array]:
     """Parts of the value along the axis, their extents in the given ratios (spec 4.5.3)."""
     x = jnp.asarray(value)
@@ -236,7 +236,7 @@ def _stack_type(values: Sequence[TensorType], axis: int) -> TensorType:
     return TensorType((*shape[:axis], len(values), *shape[axis:]), values[0].dtype)
 
 
-@nnef.rule("stack", _stack_type)
+@rules.rule("stack", _stack_type)
 def stack(values: Sequence[Any], axis: int) -> Array:
     """The values side by side along a new axis."""
     return jnp.stack([jnp.asarray(value) for value in values], axis)
@@ -254,7 +254,7 @@ def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
     return [TensorType(value.shape[:axis] + value.shape[axis + 1 :], value.dtype)] * extent
 
 
-@nnef.rule("unstack", _unstack_type)
+@rules.rule("unstack", _unstack_type)
 def unstack(value: Any, axis: int) -> list[Array]:
     """The sub-tensors along the axis, without it."""
     x = jnp.asarray(value)
@@ -303,7 +303,7 @@ def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
     return max(first, -1), max(last, -1)
 
 
-@nnef.rule("slice", _slice_type)
+@rules.rule("slice", _slice_type)
 def slice_(
     input: Any,
     axes: tuple[int, ...],
@@ -333,7 +333,7 @@ def _tile_type(input: TensorType, repeats: tuple[int, ...]) -> TensorType:
     return TensorType(tuple(e * r for e, r in zip(input.shape, repeats, strict=True)), input.dtype)
 
 
-@nnef.rule("tile", _tile_type)
+@rules.rule("tile", _tile_type)
 def tile(input: Any, repeats: tuple[int, ...]) -> Array:
     """The input repeated along its axes."""
     return jnp.tile(jnp.asarray(input), repeats)
@@ -368,7 +368,7 @@ def _pad_type(
     return TensorType(shape, input.dtype)
 
 
-@nnef.rule("pad", _pad_type)
+@rules.rule("pad", _pad_type)
 def pad(input: Any, padding: tuple[tuple[int, int], ...], border: str, value: float) -> Array:
     """The input with items before and after it along each axis (border modes: spec 4.3)."""
     x = jnp.asarray(input)
@@ -384,7 +384,7 @@ def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorTyp
     return TensorType(shape, input.dtype)
 
 
-@nnef.rule("gather", _gather_type)
+@rules.rule("gather", _gather_type)
 def gather(input: Any, indices: Any, axis: int) -> Array:
     """The sub-tensors at the indices along the axis, whose place the axes of the indices take.
 
@@ -400,7 +400,7 @@ def _cast_type(input: TensorType, dtype: str) -> TensorType:
     return TensorType(input.shape, dtype)
 
 
-@nnef.rule("cast", _cast_type)
+@rules.rule("cast", _cast_type)
 def cast(input: Any, dtype: str) -> Array:
     """The values as another type: non-zero is true; scalars are cut to the integer towards 0.
 
@@ -428,7 +428,7 @@ def _copy_n_type(x: TensorType, times: int) -> list[TensorType]:
     return [x] * times
 
 
-@nnef.rule("copy_n", _copy_n_type)
+@rules.rule("copy_n", _copy_n_type)
 def copy_n(x: Any, times: int) -> list[Array]:
     """The same values under several names (spec 4.8.6)."""
     return [jnp.asarray(x)] * times
@@ -443,7 +443,7 @@ def _add_n_type(x: Sequence[TensorType]) -> TensorType:
     return TensorType(broadcast_shapes((1,), *(item.shape for item in x)), x[0].dtype)
 
 
-@nnef.rule("add_n", _add_n_type)
+@rules.rule("add_n", _add_n_type)
 def add_n(x: Sequence[Any]) -> Array:
     """The sum of all, broadcast from the left; of none a 0 of shape [1] (spec 4.8.6)."""
     if not x:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, show, volume
 from lowering.graph import Scalar, TensorType
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import require_rank
 
 
@@ -26,7 +26,7 @@ def constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tensor
     return TensorType(shape, dtype)
 
 
-@nnef.rule("constant", constant_type)
+@rules.rule("constant", constant_type)
 def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> NDArray[np.generic]:
     """A tensor filled with the values in row-major order; a single one fills it."""
     items = np.array(value, np.dtype(dtype))

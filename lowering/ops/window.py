@@ -25,7 +25,7 @@ from lowering.kernels.windows import (
     require_reverse,
     reverse,
 )
-from lowering.ops.registries import nnef
+from lowering.ops import rules
 from lowering.ops.typing import require_integer, require_real
 
 
@@ -94,7 +94,7 @@ def _box_type(
     return _pool_type(input, size, border, padding, stride, dilation)
 
 
-@nnef.rule("box", _box_type)
+@rules.rule("box", _box_type)
 def box(
     input: Array,
     size: Shape,
@@ -122,7 +122,7 @@ def _debox_type(
     return _reverse_type(input, size, border, padding, stride, dilation, output_shape)
 
 
-@nnef.rule("debox", _debox_type)
+@rules.rule("debox", _debox_type)
 def debox(
     input: Array,
     size: Shape,
@@ -139,7 +139,7 @@ def debox(
     return total / windows.volume if normalize else total
 
 
-@nnef.rule("max_pool", _pool_type)
+@rules.rule("max_pool", _pool_type)
 def max_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
@@ -148,7 +148,7 @@ def max_pool(
     return kernels.window_max(input, windows, border)
 
 
-@nnef.rule("avg_pool", _pool_type)
+@rules.rule("avg_pool", _pool_type)
 def avg_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
@@ -156,7 +156,7 @@ def avg_pool(
     return box(input, size, border, padding, stride, dilation, True)
 
 
-@nnef.rule("rms_pool", _pool_type)
+@rules.rule("rms_pool", _pool_type)
 def rms_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
@@ -176,7 +176,7 @@ def _index_type(
     return TensorType(_pool_type(input, size, border, padding, stride, dilation).shape, "int32")
 
 
-@nnef.rule("argmax_pool", _index_type, not_differentiable="its result is an index")
+@rules.rule("argmax_pool", _index_type, not_differentiable="its result is an index")
 def argmax_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
@@ -196,7 +196,7 @@ def _max_and_index_type(
     return output, TensorType(output.shape, "int32")
 
 
-@nnef.rule("max_pool_with_index", _max_and_index_type)
+@rules.rule("max_pool_with_index", _max_and_index_type)
 def max_pool_with_index(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> tuple[Array, Array]:
@@ -219,7 +219,7 @@ def _sample_type(
     return output
 
 
-@nnef.rule("sample", _sample_type)
+@rules.rule("sample", _sample_type)
 def sample(
     input: Array,
     index: Array,
@@ -250,7 +250,7 @@ def _desample_type(
     return _reverse_type(input, size, "constant", padding, stride, dilation, output_shape)
 
 
-@nnef.rule("desample", _desample_type)
+@rules.rule("desample", _desample_type)
 def desample(
     input: Array,
     index: Array,

@@ -307,7 +307,7 @@ def _read(source: str, dialect: Dialect) -> Network:
     with status(f"reading {source}") as progress:
         from nnef_jax.loading import read
 
-        return read(source, dialect=dialect.value, progress=progress)[0]
+        return read(source, dialect=dialect.value, progress=progress)
 
 
 def _picture_options(

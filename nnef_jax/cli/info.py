@@ -22,12 +22,12 @@ def describe(network: Network) -> str:
     lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
     head = "\n".join(f"{name:<16}{text}" for name, text in lines)
     meter = Meter(network.options.meter.limits)
-    return f"{head}\n\n{summarise(graph, network.options.registry, network.unused, meter)}"
+    return f"{head}\n\n{summarise(graph, network.unused, meter)}"
 
 
 def description(network: Network) -> dict[str, Any]:
     """The same as an object for JSON; an extent or count that is not known is null."""
-    graph, registry = network.graph, network.options.registry
+    graph = network.graph
     return {
         "name": graph.name,
         "dialect": network.frontend.dialect,
@@ -40,7 +40,7 @@ def description(network: Network) -> dict[str, Any]:
                 "name": operation.name,
                 "kind": operation.kind,
                 "results": [_tensor(value.name, value) for value in operation.writes()],
-                "multiply_adds": multiply_adds(operation, registry),
+                "multiply_adds": multiply_adds(operation),
             }
             for operation in graph.operations
         ],

@@ -22,7 +22,7 @@ Expand = Literal["auto", "all"]
 class Options:
     """How to flatten: which operations stay atomic, what the tensors of the document become."""
 
-    registry: Registry
+    rules: Registry = field(default_factory=Registry)  # a user's own, by the document's names
     expand: Expand = "auto"
     real: str = "float32"
     input_shapes: Mapping[str, Sequence[int | None]] = field(

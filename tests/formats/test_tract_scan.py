@@ -15,14 +15,11 @@ from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph, TensorType, Value
-from lowering.ops import nnef
-from lowering.ops.registries import tract
-from lowering.ops.tract import scan  # noqa: F401  (enters the rule)
+from lowering.ops import rules
 from lowering.trace import Context
 
-REGISTRY = nnef.overlay(tract)
-CONTEXT = Context(registry=REGISTRY)
-RULE = tract["scan"]
+CONTEXT = Context(registry=rules)
+RULE = rules["scan"]
 
 
 @dataclass(frozen=True)
@@ -59,10 +56,10 @@ class Case:
 
 def graph_of(case: Case, shapes: dict[str, list[tuple[int, ...]]]) -> Graph:
     """The body as a graph: `case.body` given a function that adds operations to it."""
-    builder = GraphBuilder(REGISTRY)
+    builder = GraphBuilder(rules)
 
     def op(kind: str, **arguments: Any) -> Any:
-        rule = REGISTRY[kind]
+        rule = rules[kind]
         operands = {n: x for n, x in arguments.items() if isinstance(x, Value | float)}
         attributes = {n: x for n, x in arguments.items() if n not in operands}
         assert set(arguments) == set(rule.parameters)
@@ -305,7 +302,7 @@ def test_the_body_is_traced_not_unrolled():
 
 
 def test_integers_and_logical_values():
-    builder = GraphBuilder(REGISTRY)
+    builder = GraphBuilder(rules)
     x = builder.input("x", TensorType((2,), "int32"))
     m = builder.input("m", TensorType((2,), "bool"))
     keep = builder.operation(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from lowering.ops import nnef
+from lowering.ops import rules
 from nnef_jax.formats.syntax.standard import standard
 from tests.helpers import model_of
 from tests.op_cases import ALL_CASES, OpCase, document, evaluate, expected, inputs
@@ -28,7 +28,7 @@ from tests.operation_checks import (
 cases = pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 
 COMPOUND = [
-    c for c in ALL_CASES if standard()[c.operation].body is not None and c.operation in nnef
+    c for c in ALL_CASES if standard()[c.operation].body is not None and c.operation in rules
 ]
 DIFFERENTIABLE = [c for c in ALL_CASES if not c.not_differentiable]
 

@@ -11,6 +11,7 @@ from jax.extend import core
 
 import nnef_jax
 from lowering.graph import TensorType
+from lowering.ops import rules
 from lowering.registry import Registry
 from lowering.work import multiply_adds, total
 from tests import op_cases, tract_cases
@@ -21,12 +22,8 @@ from tests.tract_text import HEADER, graph
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
-def registry_of(model: nnef_jax.Model) -> Registry:
-    return model._network.options.registry
-
-
 def counted(model: nnef_jax.Model) -> int:
-    count = total(model.graph, registry_of(model))
+    count = total(model.graph)
     assert f"{count:,} multiply-adds" in model.summary()
     return count
 
@@ -285,8 +282,7 @@ def test_no_rule_that_multiplies_is_without_work(table: Any) -> None:
     counts = set[bool]()
     for case in table.ALL_CASES:
         model = model_of(table.document(case))
-        registry = registry_of(model)
-        if any(registry[operation.kind].work for operation in model.graph.operations):
+        if any(rules[operation.kind].work for operation in model.graph.operations):
             counts.add(True)
             continue
         counts.add(False)
@@ -305,4 +301,4 @@ def test_products_are_found() -> None:
     model = model_of(tract_cases.document(case))
     assert products(model, case) == {"dot_general"}  # in the body of a loop
     (operation,) = model.graph.operations
-    assert multiply_adds(operation, registry_of(model)) > 0
+    assert multiply_adds(operation) > 0

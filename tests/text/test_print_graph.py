@@ -197,7 +197,7 @@ def core_cases(folder: Path) -> list[tuple[str, Path]]:
 @pytest.mark.parametrize("expand", ["auto", "all"])
 def test_graphs_of_the_shared_cases_are_valid_for_khronos(shared_cases: Path, expand: Any) -> None:
     for name, path in core_cases(shared_cases):
-        graph = read(path, expand=expand)[0].graph
+        graph = read(path, expand=expand).graph
         text = print_graph(graph)
         found = khronos(text)
         assert tuple(found.inputs) == tuple(value.name for value in graph.inputs), name

@@ -12,11 +12,11 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
 from lowering.kernels.precision import wide_dtype, widened
-from lowering.ops.registries import nnef, tract
+from lowering.ops import rules
 from lowering.ops.tract.elementwise import clamp
 from lowering.ops.typing import require_real, require_same_dtype
 
-tract.rule("tract_core_silu", nnef["silu"].infer)(nnef["silu"].lower)
+rules.rule("tract_core_silu", rules["silu"].infer)(rules["silu"].lower)
 
 
 def _unary_type(x: TensorType) -> TensorType:
@@ -24,13 +24,13 @@ def _unary_type(x: TensorType) -> TensorType:
     return x
 
 
-@tract.rule("tract_core_erf", _unary_type)
+@rules.rule("tract_core_erf", _unary_type)
 def erf(x: Any) -> Array:
     """The error function: 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
     return lax.erf(jnp.asarray(x))
 
 
-@tract.rule("tract_core_hard_swish", _unary_type)
+@rules.rule("tract_core_hard_swish", _unary_type)
 def hard_swish(x: Any) -> Array:
     """x * min(max(x + 3, 0), 6) / 6 (ONNX HardSwish); the derivative at -3 and 3 is the inner one.
 
@@ -45,7 +45,7 @@ def _gelu_type(input: TensorType, fast_impl: bool) -> TensorType:
     return input
 
 
-@tract.rule("tract_core_gelu_approx", _gelu_type)
+@rules.rule("tract_core_gelu_approx", _gelu_type)
 def gelu_approx(input: Any, fast_impl: bool) -> Array:
     """x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x^3))) / 2 (Hendrycks and Gimpel 2016).
 
@@ -66,7 +66,7 @@ def _swiglu_type(gate: TensorType, up: TensorType, alpha: float, limit: float) -
     return TensorType(broadcast_shapes(gate.shape, up.shape), wide_dtype(gate, up).name)
 
 
-@tract.rule("tract_core_clamped_swiglu", _swiglu_type)
+@rules.rule("tract_core_clamped_swiglu", _swiglu_type)
 def clamped_swiglu(gate: Any, up: Any, alpha: float, limit: float) -> Array:
     """gate * sigmoid(alpha * gate) * (up + 1), as gpt-oss has it, with at least 32 bits.
 

@@ -17,7 +17,7 @@ from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.precision import widened
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.tract.typing import ABSENT
 from lowering.ops.typing import is_float, require_real, require_same_dtype
 from lowering.trace import Context
@@ -107,7 +107,7 @@ def _sdpa_work(result: TensorType, k: TensorType, v: TensorType) -> int:
     return volume(result.shape[:-1]) * max(k.shape[-2], v.shape[-2]) * items
 
 
-@tract.rule("tract_transformers_sdpa", _sdpa_type, work=_sdpa_work)
+@rules.rule("tract_transformers_sdpa", _sdpa_type, work=_sdpa_work)
 def sdpa(
     ctx: Context,
     q: Any,
@@ -163,7 +163,7 @@ def _masked_softmax_type(
     return input
 
 
-@tract.rule("tract_transformers_scaled_masked_softmax", _masked_softmax_type)
+@rules.rule("tract_transformers_scaled_masked_softmax", _masked_softmax_type)
 def scaled_masked_softmax(input: Any, mask: Any, scale: float, post_softmax_mask: bool) -> Array:
     """Softmax over the last axis of the input times `scale`, masked.
 
@@ -186,7 +186,7 @@ def _rope_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorTyp
     return input
 
 
-@tract.rule("tract_transformers_apply_rope", _rope_type)
+@rules.rule("tract_transformers_apply_rope", _rope_type)
 def apply_rope(input: Any, cos: Any, sin: Any) -> Array:
     """Rotary position embedding: each item of the first half turns with its fellow of the second.
 

@@ -32,8 +32,8 @@ from lowering.kernels.windows import (
     require_reverse,
     reverse,
 )
+from lowering.ops import rules
 from lowering.ops.conv import conv_work
-from lowering.ops.registries import tract
 from lowering.ops.tract.typing import require_ordered
 from lowering.ops.typing import is_integer, require_length, require_real, require_same_dtype
 from lowering.static import is_zero
@@ -78,7 +78,7 @@ def conv_shape(
     return (input[0], filter[0], *windows.downscaled)
 
 
-@tract.rule("conv", _conv_type, work=conv_work)
+@rules.rule("tract.conv", _conv_type, work=conv_work)
 def conv(
     ctx: Context,
     input: Any,
@@ -156,7 +156,7 @@ def _deconv_work(input: TensorType, filter: TensorType, groups: int) -> int:
     return volume(input.shape) * filter.shape[0] // groups * volume(filter.shape[2:])
 
 
-@tract.rule("deconv", _deconv_type, work=_deconv_work)
+@rules.rule("tract.deconv", _deconv_type, work=_deconv_work)
 def deconv(
     ctx: Context,
     input: Any,

@@ -17,7 +17,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.tract.typing import require_one
 from lowering.ops.typing import require_real, require_same_dtype
 
@@ -65,7 +65,7 @@ def _most(boxes: int, limit: int) -> int:
     return boxes if boxes is UNKNOWN or limit == 0 else min(boxes, limit)
 
 
-@tract.rule("tract_onnx_non_max_suppression", _suppression_type, not_differentiable=_INDICES)
+@rules.rule("tract_onnx_non_max_suppression", _suppression_type, not_differentiable=_INDICES)
 def non_max_suppression(
     boxes: Any,
     scores: Any,
@@ -143,7 +143,7 @@ def _non_zero_type(input: TensorType, count_symbol: str) -> TensorType:
     return TensorType((len(input.shape), volume(input.shape)), "int32")
 
 
-@tract.rule("tract_onnx_non_zero", _non_zero_type, not_differentiable=_INDICES)
+@rules.rule("tract_onnx_non_zero", _non_zero_type, not_differentiable=_INDICES)
 def non_zero(input: Any, count_symbol: str) -> Array:
     """The places of the items that are not 0 or false, in row-major order.
 

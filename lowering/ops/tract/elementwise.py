@@ -17,9 +17,8 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
 from lowering.kernels.rounding import round_half_away, round_half_even
-from lowering.ops import shape
+from lowering.ops import rules, shape
 from lowering.ops.elementwise import power as real_power
-from lowering.ops.registries import nnef, tract
 from lowering.ops.tract.typing import is_complex, require_bits, require_number, require_ordered
 from lowering.ops.typing import require_integer, require_real, require_same_dtype
 from lowering.static import is_static
@@ -43,10 +42,10 @@ def _ordered_type(x: TensorType) -> TensorType:
 
 
 for _kind, _name in {"neg": "neg", "sqr": "sqr", "square": "sqr"}.items():
-    tract.rule(_kind, _number_type)(nnef[_name].lower)
+    rules.rule(f"tract.{_kind}", _number_type)(rules[_name].lower)
 for _kind in ("abs", "sign", "relu"):
-    tract.rule(_kind, _ordered_type)(nnef[_kind].lower)
-tract.rule("recip", nnef["rcp"].infer)(nnef["rcp"].lower)
+    rules.rule(f"tract.{_kind}", _ordered_type)(rules[_kind].lower)
+rules.rule("recip", rules["rcp"].infer)(rules["rcp"].lower)
 
 
 def _rounding(kind: str, function: Callable[[Array], Array]) -> None:
@@ -54,7 +53,7 @@ def _rounding(kind: str, function: Callable[[Array], Array]) -> None:
         x = jnp.asarray(x)
         return function(x) if _is_real(x) else x
 
-    tract.rule(kind, _ordered_type)(lower)
+    rules.rule(f"tract.{kind}", _ordered_type)(lower)
 
 
 _rounding("floor", jnp.floor)
@@ -83,14 +82,14 @@ def _extremum_type(x: TensorType, y: TensorType) -> TensorType:
     return _sum_type(x, y)
 
 
-tract.rule("sub", _pair_type)(nnef["sub"].lower)
+rules.rule("tract.sub", _pair_type)(rules["sub"].lower)
 for _kind in ("add", "mul"):  # of logical values: `or` and `and`, as in torch
-    tract.rule(_kind, _sum_type)(nnef[_kind].lower)
+    rules.rule(f"tract.{_kind}", _sum_type)(rules[_kind].lower)
 for _kind in ("min", "max"):
-    tract.rule(_kind, _extremum_type)(nnef[_kind].lower)
+    rules.rule(f"tract.{_kind}", _extremum_type)(rules[_kind].lower)
 
 
-@tract.rule("div", _pair_type)
+@rules.rule("tract.div", _pair_type)
 def divide(x: Any, y: Any) -> Array:
     """x / y; for integers cut off towards 0, and 0 where y is 0."""
     x, y = align(x, y)
@@ -101,7 +100,7 @@ def divide(x: Any, y: Any) -> Array:
     return jnp.where(zero, 0, lax.div(x, jnp.where(zero, 1, y)))
 
 
-@tract.rule("pow", _pair_type)
+@rules.rule("tract.pow", _pair_type)
 def power(x: Any, y: Any) -> Array:
     """x to the power y; for integers below 0 cut off towards 0, so 0 unless x is 1 or -1.
 
@@ -126,7 +125,7 @@ def _pow_const_type(input: TensorType, exponent: float) -> TensorType:
     return input
 
 
-@tract.rule("tract_core_pow_const", _pow_const_type)
+@rules.rule("tract_core_pow_const", _pow_const_type)
 def pow_const(input: Any, exponent: float) -> Array:
     """The input to a power that is known."""
     return real_power(jnp.asarray(input), exponent)
@@ -138,7 +137,7 @@ def _clamp_type(x: TensorType, a: TensorType, b: TensorType) -> TensorType:
     return TensorType(broadcast_shapes(x.shape, a.shape, b.shape), x.dtype)
 
 
-@tract.rule("clamp", _clamp_type)
+@rules.rule("tract.clamp", _clamp_type)
 def clamp(x: Any, a: Any, b: Any) -> Array:
     """x kept between a and b; a wins where it is above b. Derivative 1 at both bounds."""
     x, a, b = align(x, a, b)
@@ -148,8 +147,10 @@ def clamp(x: Any, a: Any, b: Any) -> Array:
 
 # NNEF compares any types.
 for _kind in ("lt", "gt", "le", "ge", "eq", "ne"):
-    _rule = nnef[_kind]
-    tract.rule(_kind, _rule.infer, not_differentiable=_rule.not_differentiable)(_rule.lower)
+    _rule = rules[_kind]
+    rules.rule(f"tract.{_kind}", _rule.infer, not_differentiable=_rule.not_differentiable)(
+        _rule.lower
+    )
 
 
 # Bits and logic
@@ -168,14 +169,14 @@ def _bitwise(kind: str, function: Callable[[Any, Any], Array]) -> None:
     def lower(x: Any, y: Any) -> Array:
         return function(*align(x, y))
 
-    tract.rule(kind, _bits_type, not_differentiable=_BITS)(lower)
+    rules.rule(kind, _bits_type, not_differentiable=_BITS)(lower)
 
 
 _bitwise("tract_core_bitand", jnp.bitwise_and)
 _bitwise("tract_core_bitor", jnp.bitwise_or)
 _bitwise("tract_core_bitxor", jnp.bitwise_xor)
-tract.rule("tract_core_xor", nnef["and"].infer, not_differentiable=_LOGICAL)(
-    tract["tract_core_bitxor"].lower
+rules.rule("tract_core_xor", rules["and"].infer, not_differentiable=_LOGICAL)(
+    rules["tract_core_bitxor"].lower
 )
 
 
@@ -184,7 +185,7 @@ def _bitnot_type(x: TensorType) -> TensorType:
     return x
 
 
-@tract.rule("tract_core_bitnot", _bitnot_type, not_differentiable=_BITS)
+@rules.rule("tract_core_bitnot", _bitnot_type, not_differentiable=_BITS)
 def bitnot(x: Any) -> Array:
     """x with all its bits turned over; `not` of logical values."""
     return jnp.bitwise_not(jnp.asarray(x))
@@ -202,14 +203,14 @@ def _shift_bounds(x: Any, y: Any) -> tuple[Array, Array, Array, int]:
     return x, y, (y >= 0) & (y < width), width
 
 
-@tract.rule("tract_shl", _shift_type, not_differentiable=_BITS)
+@rules.rule("tract_shl", _shift_type, not_differentiable=_BITS)
 def shift_left(x: Any, y: Any) -> Array:
     """x with its bits moved up by y; 0 for a y below 0 or not below the number of bits."""
     x, y, inside, _ = _shift_bounds(x, y)
     return jnp.where(inside, jnp.left_shift(x, jnp.where(inside, y, 0)), 0)
 
 
-@tract.rule("tract_shr", _shift_type, not_differentiable=_BITS)
+@rules.rule("tract_shr", _shift_type, not_differentiable=_BITS)
 def shift_right(x: Any, y: Any) -> Array:
     """x with its bits moved down by y, which keeps the sign.
 
@@ -226,7 +227,7 @@ def _is_nan_type(x: TensorType) -> TensorType:
     return TensorType(x.shape, "bool")
 
 
-@tract.rule("tract_core_is_nan", _is_nan_type, not_differentiable=_LOGICAL)
+@rules.rule("tract_core_is_nan", _is_nan_type, not_differentiable=_LOGICAL)
 def is_nan(x: Any) -> Array:
     """Where x is not a number."""
     return jnp.isnan(jnp.asarray(x))
@@ -236,7 +237,7 @@ def _is_inf_type(input: TensorType, detect_positive: bool, detect_negative: bool
     return _is_nan_type(input)
 
 
-@tract.rule("tract_core_is_inf", _is_inf_type, not_differentiable=_LOGICAL)
+@rules.rule("tract_core_is_inf", _is_inf_type, not_differentiable=_LOGICAL)
 def is_inf(input: Any, detect_positive: bool, detect_negative: bool) -> Array:
     """Where the input is infinite, in the directions that are asked for."""
     x = jnp.asarray(input)
@@ -257,7 +258,7 @@ def _cast_type(input: TensorType, to: str) -> TensorType:
     return TensorType(input.shape, to)
 
 
-@tract.rule("tract_core_cast", _cast_type)
+@rules.rule("tract_core_cast", _cast_type)
 def cast(input: Any, to: str) -> Array:
     """The values as another type: non-zero is true, reals are cut off to the integer towards 0.
 

@@ -13,7 +13,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import wide_dtype
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.tract.activation import clamped_swiglu, gelu_approx
 from lowering.ops.tract.typing import ABSENT, require_one_of
 from lowering.ops.typing import require_real
@@ -94,7 +94,7 @@ def _moe_work(x: TensorType, w1: TensorType, w3: TensorType, w2_bias: TensorType
     return volume(x.shape[:-1]) * (products + rows)
 
 
-@tract.rule("tract_moe_ffn", _moe_type, work=_moe_work)
+@rules.rule("tract_moe_ffn", _moe_type, work=_moe_work)
 def moe_ffn(
     ctx: Context,
     x: Any,

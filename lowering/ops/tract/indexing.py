@@ -17,7 +17,7 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import TensorType
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.shape import cast
 from lowering.ops.shape import gather as take
 from lowering.ops.tract.typing import normal_axis, require_number, require_one_of, require_ordered
@@ -42,7 +42,7 @@ def _gather_type(input: TensorType, indices: TensorType, axis: int, datum_type: 
     return TensorType(shape, datum_type or input.dtype)
 
 
-@tract.rule("tract_core_gather", _gather_type)
+@rules.rule("tract_core_gather", _gather_type)
 def gather(input: Any, indices: Any, axis: int, datum_type: str) -> Array:
     """The sub-tensors at the indices along the axis, whose place the axes of the indices take.
 
@@ -76,7 +76,7 @@ def _require_same_rank(name: str, shape: Shape, other: str, whole: Shape) -> Non
         )
 
 
-@tract.rule("tract_core_gather_elements", _gather_elements_type)
+@rules.rule("tract_core_gather_elements", _gather_elements_type)
 def gather_elements(input: Any, indices: Any, axis: int) -> Array:
     """Item by item, what the index names along the axis; ONNX GatherElements.
 
@@ -133,7 +133,7 @@ def _places(indices: Any) -> tuple[Array, ...]:
     return tuple(places[..., k] for k in range(places.shape[-1]))
 
 
-@tract.rule("tract_core_gather_nd", _gather_nd_type)
+@rules.rule("tract_core_gather_nd", _gather_nd_type)
 def gather_nd(input: Any, indices: Any, batch_dims: int) -> Array:
     """The sub-tensors at the coordinates in the last axis of the indices; ONNX GatherND."""
 
@@ -173,7 +173,7 @@ def _scatter_elements_type(
     return input
 
 
-@tract.rule("tract_core_scatter_elements", _scatter_elements_type)
+@rules.rule("tract_core_scatter_elements", _scatter_elements_type)
 def scatter_elements(input: Any, indices: Any, updates: Any, axis: int, reduction: str) -> Array:
     """The input with each update at the place that its index names along the axis.
 
@@ -211,7 +211,7 @@ def _scatter_nd_type(
     return input
 
 
-@tract.rule("tract_core_scatter_nd", _scatter_nd_type)
+@rules.rule("tract_core_scatter_nd", _scatter_nd_type)
 def scatter_nd(input: Any, indices: Any, updates: Any, reduction: str) -> Array:
     """The input with each update at the coordinates in the last axis of the indices.
 
@@ -277,7 +277,7 @@ def _topk_type(
     return TensorType(shape, input.dtype), TensorType(shape, "int32")
 
 
-@tract.rule("tract_core_topk", _topk_type)
+@rules.rule("tract_core_topk", _topk_type)
 def topk(input: Any, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
     """The k largest or smallest items along the axis in their order, and their indices.
 
@@ -308,7 +308,7 @@ def _one_hot_type(
     return TensorType((*input.shape[:axis], dim, *input.shape[axis:]), "float32")
 
 
-@tract.rule("tract_core_one_hot", _one_hot_type, not_differentiable="its operand holds indices")
+@rules.rule("tract_core_one_hot", _one_hot_type, not_differentiable="its operand holds indices")
 def one_hot(input: Any, axis: int, dim: int, value_off: float, value_on: float) -> Array:
     """`value_on` at each index along a new axis of `dim` items, `value_off` elsewhere, as float32.
 

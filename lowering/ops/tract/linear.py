@@ -24,7 +24,7 @@ from lowering.graph import TensorType
 from lowering.kernels import contraction
 from lowering.kernels.accumulation import accumulator
 from lowering.ops import linear as standard
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.tract.typing import is_complex, normal_axes, require_number
 from lowering.ops.typing import is_float, require_fits, require_length, require_same_dtype
 from lowering.trace import Context
@@ -48,7 +48,7 @@ def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: boo
     return TensorType(shape, A.dtype)
 
 
-tract.rule("matmul", _matmul_type, work=standard.matmul_work)(standard.matmul)
+rules.rule("tract.matmul", _matmul_type, work=standard.matmul_work)(standard.matmul)
 
 
 def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> TensorType:
@@ -66,7 +66,7 @@ def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> Ten
     return output
 
 
-tract.rule("linear", _linear_type, work=standard.linear_work)(standard.linear)
+rules.rule("tract.linear", _linear_type, work=standard.linear_work)(standard.linear)
 
 
 def _einsum_type(inputs: list[TensorType], expr: str, acc: str, output: str) -> TensorType:
@@ -89,7 +89,7 @@ def einsum_work(inputs: list[TensorType], expr: str) -> int:
     return contraction.multiply_adds([x.shape for x in inputs], terms[: len(inputs)], result)
 
 
-@tract.rule("tract_core_einsum", _einsum_type, work=einsum_work)
+@rules.rule("tract_core_einsum", _einsum_type, work=einsum_work)
 def einsum(ctx: Context, inputs: Sequence[Any], expr: str, acc: str, output: str) -> Array:
     """The products of all inputs, summed over the letters that the result does not have.
 
@@ -154,7 +154,7 @@ def legacy_work(A: TensorType, B: TensorType, axes: tuple[int, ...]) -> int:
     return contraction.multiply_adds((A.shape, B.shape), (a, b), c)
 
 
-@tract.rule("tract_core_matmul", _legacy_type, work=legacy_work)
+@rules.rule("tract_core_matmul", _legacy_type, work=legacy_work)
 def legacy_matmul(ctx: Context, A: Any, B: Any, axes: tuple[int, ...]) -> Array:
     """The products of matrices on the axes [a_m,a_k,b_k,b_n,c_m,c_n]; all others broadcast."""
     a, b, c = legacy_terms(axes, A.ndim)

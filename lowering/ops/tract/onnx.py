@@ -15,7 +15,7 @@ from lowering.graph import TensorType
 from lowering.kernels.pool import window_sum
 from lowering.kernels.precision import widened
 from lowering.kernels.windows import basic
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.tract.typing import require_one, require_one_of, require_ordered
 from lowering.ops.typing import require_integer, require_real, require_same_dtype
 
@@ -29,7 +29,7 @@ def _lrn_type(input: TensorType, alpha: float, beta: float, bias: float, size: i
     return input
 
 
-@tract.rule("tract_onnx_lrn", _lrn_type)
+@rules.rule("tract_onnx_lrn", _lrn_type)
 def lrn(input: Any, alpha: float, beta: float, bias: float, size: int) -> Array:
     """input / (bias + alpha / size * sum of squares over `size` channels) ** beta; ONNX LRN.
 
@@ -58,7 +58,7 @@ def _require_list(name: str, operand: TensorType) -> None:
         )
 
 
-@tract.rule("tract_onnx_ml_direct_lookup", _lookup_type)
+@rules.rule("tract_onnx_ml_direct_lookup", _lookup_type)
 def direct_lookup(input: Any, values: Any, fallback: Any) -> Array:
     """The value at each index, the fallback where there is none: below 0 and beyond the last."""
     index, values = jnp.asarray(input), jnp.asarray(values)
@@ -74,7 +74,7 @@ def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorT
     return TensorType(input.shape, "int32")
 
 
-@tract.rule(
+@rules.rule(
     "tract_onnx_ml_reverse_lookup", _reverse_type, not_differentiable="its results are indices"
 )
 def reverse_lookup(input: Any, keys: Any, fallback: int) -> Array:
@@ -140,7 +140,7 @@ def _ensemble_type(
     return TensorType((*input.shape[:-1], n_classes), "float32")
 
 
-@tract.rule(
+@rules.rule(
     "tract_onnx_ml_tree_ensemble_classifier",
     _ensemble_type,
     not_differentiable="its result does not change but in steps",

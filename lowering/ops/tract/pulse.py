@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.graph import TensorType
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.tract.typing import normal_axis
 
 
@@ -19,7 +19,7 @@ def _pulse_mask_type(
     return input
 
 
-@tract.rule("pulse_mask", _pulse_mask_type)
+@rules.rule("pulse_mask", _pulse_mask_type)
 def pulse_mask(input: Any, position: Any, axis: int, begin: int, end: int, value: float) -> Array:
     """The input with a value before one place, and from another one on, of the stream.
 

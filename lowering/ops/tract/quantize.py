@@ -7,11 +7,11 @@ from typing import Any
 from jax import Array
 
 from lowering.kernels.rounding import round_half_even
+from lowering.ops import rules
 from lowering.ops.quantize import around, between
-from lowering.ops.registries import nnef, tract
 
 
-@tract.rule("min_max_linear_quantize", nnef["min_max_linear_quantize"].infer)
+@rules.rule("tract.min_max_linear_quantize", rules["min_max_linear_quantize"].infer)
 def min_max_linear_quantize(
     x: Any, min: Any, max: Any, bits: int, signed: bool, symmetric: bool
 ) -> Array:
@@ -19,7 +19,7 @@ def min_max_linear_quantize(
     return between(round_half_even, x, min, max, bits, signed and symmetric)
 
 
-@tract.rule("zero_point_linear_quantize", nnef["zero_point_linear_quantize"].infer)
+@rules.rule("tract.zero_point_linear_quantize", rules["zero_point_linear_quantize"].infer)
 def zero_point_linear_quantize(
     x: Any, zero_point: Any, scale: Any, bits: int, signed: bool, symmetric: bool
 ) -> Array:

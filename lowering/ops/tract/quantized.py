@@ -22,8 +22,8 @@ from lowering.extents import Shape, differ, show
 from lowering.graph import TensorType
 from lowering.kernels import contraction
 from lowering.kernels.windows import Padding
+from lowering.ops import rules
 from lowering.ops.conv import conv_work
-from lowering.ops.registries import tract
 from lowering.ops.tract.conv import conv_shape, convolve
 from lowering.ops.tract.linear import (
     einsum_work,
@@ -74,7 +74,7 @@ def _einsum_q_type(
     return _result_type(shape, output or acc)
 
 
-@tract.rule("tract_core_einsum_q", _einsum_q_type, work=einsum_work, not_differentiable=_INTEGERS)
+@rules.rule("tract_core_einsum_q", _einsum_q_type, work=einsum_work, not_differentiable=_INTEGERS)
 def einsum_q(
     inputs: Sequence[Any],
     expr: str,
@@ -139,7 +139,7 @@ def _qmatmul_type(
     )
 
 
-@tract.rule("tract_core_qmatmul", _qmatmul_type, work=legacy_work, not_differentiable=_INTEGERS)
+@rules.rule("tract_core_qmatmul", _qmatmul_type, work=legacy_work, not_differentiable=_INTEGERS)
 def qmatmul(
     A: Any,
     B: Any,
@@ -198,7 +198,7 @@ def _qconv_type(
     return _result_type(shape, output_dt or input.dtype)
 
 
-@tract.rule("tract_core_qconv", _qconv_type, work=conv_work, not_differentiable=_INTEGERS)
+@rules.rule("tract_core_qconv", _qconv_type, work=conv_work, not_differentiable=_INTEGERS)
 def qconv(
     input: Any,
     filter: Any,

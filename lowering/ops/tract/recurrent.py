@@ -18,7 +18,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import wide_dtype
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.typing import require_real, require_same_dtype
 from lowering.trace import Context
 
@@ -63,7 +63,7 @@ def _lstm_type(
     return cell, cell
 
 
-@tract.rule("tract_core_lstm_epilogue", _lstm_type)
+@rules.rule("tract_core_lstm_epilogue", _lstm_type)
 def lstm_epilogue(preact: Any, c_prev: Any, hidden: int) -> tuple[Array, Array]:
     """The output and the cell of an LSTM from the sum of its products and biases.
 
@@ -78,7 +78,7 @@ def _gru_type(xh: TensorType, rh: TensorType, h_prev: TensorType, hidden: int) -
     return _cell_type(3, hidden, ("h_prev", h_prev), xh=xh, rh=rh)
 
 
-@tract.rule("tract_core_gru_epilogue", _gru_type)
+@rules.rule("tract_core_gru_epilogue", _gru_type)
 def gru_epilogue(xh: Any, rh: Any, h_prev: Any, hidden: int) -> Array:
     """The state of a GRU from the products of the input and of the state, biases added.
 
@@ -140,7 +140,7 @@ def _gru_seq_work(x: TensorType, w: TensorType, r: TensorType, projected: bool) 
     return volume(x.shape[:2]) * (volume(r.shape) + (0 if projected else volume(w.shape)))
 
 
-@tract.rule("tract_core_gru_seq", _gru_seq_type, work=_gru_seq_work)
+@rules.rule("tract_core_gru_seq", _gru_seq_type, work=_gru_seq_work)
 def gru_seq(
     ctx: Context,
     x: Any,
@@ -204,7 +204,7 @@ def _conv_work(input: TensorType) -> int:
     return volume(input.shape) * _TAPS
 
 
-@tract.rule("tract_transformers_causal_conv1d_update", _conv_type, work=_conv_work)
+@rules.rule("tract_transformers_causal_conv1d_update", _conv_type, work=_conv_work)
 def causal_conv1d_update(input: Any, weight: Any, initial_state: Any) -> tuple[Array, Array]:
     """silu of the convolution of each channel with its own filter, and the last inputs.
 
@@ -257,7 +257,7 @@ def _delta_work(value: TensorType) -> int:
     return volume(value.shape) * value.shape[-1] * 3
 
 
-@tract.rule("tract_transformers_gdn_recurrent", _delta_type, work=_delta_work)
+@rules.rule("tract_transformers_gdn_recurrent", _delta_type, work=_delta_work)
 def gdn_recurrent(
     ctx: Context, query: Any, key: Any, value: Any, log_decay: Any, beta: Any, initial_state: Any
 ) -> tuple[Array, Array]:

@@ -19,9 +19,9 @@ from lowering.errors import InvalidShape
 from lowering.extents import differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
+from lowering.ops import rules
 from lowering.ops.activation import softmax
 from lowering.ops.reduce import reduced_type
-from lowering.ops.registries import nnef, tract
 from lowering.ops.tract.elementwise import divide
 from lowering.ops.tract.typing import (
     normal_axes,
@@ -39,13 +39,13 @@ def _sum_type(input: TensorType, axes: Ints, normalize: bool) -> TensorType:
     return _number_type(input, axes)
 
 
-@tract.rule("sum_reduce", _sum_type)
+@rules.rule("tract.sum_reduce", _sum_type)
 def sum_reduce(input: Any, axes: Ints, normalize: bool) -> Array:
     """The sum over the axes, the mean where it is normalised; that of integers is cut off."""
     x = jnp.asarray(input)
     axes = normal_axes(axes, x.ndim)
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        return nnef["sum_reduce"].lower(x, axes, normalize)
+        return rules["sum_reduce"].lower(x, axes, normalize)
     total = jnp.sum(x, axis=axes, keepdims=True)  # of small integers with 32 bits
     if normalize:
         total = divide(total, _count(x, axes, total.dtype))
@@ -61,7 +61,7 @@ def _number_type(input: TensorType, axes: Ints) -> TensorType:
     return reduced_type(input, normal_axes(axes, len(input.shape)), input.dtype)
 
 
-@tract.rule("tract_core_product_reduce", _number_type)
+@rules.rule("tract_core_product_reduce", _number_type)
 def product_reduce(input: Any, axes: Ints) -> Array:
     """The product over the axes; its derivative is right where items are 0."""
     x = jnp.asarray(input)
@@ -90,7 +90,7 @@ def _index_type(input: TensorType, axes: Ints) -> TensorType:
 def _extremum(
     kind: str, standard: str, infer: Callable[..., TensorType], last: bool = False
 ) -> None:
-    rule = nnef[standard]
+    rule = rules[standard]
 
     def lower(input: Any, axes: Ints) -> Array:
         x = jnp.asarray(input)
@@ -100,7 +100,7 @@ def _extremum(
         # The last one is the first one from the other end.
         return _count(x, axes, np.int32) - 1 - rule.lower(lax.rev(x, axes), axes)
 
-    tract.rule(kind, infer, not_differentiable=rule.not_differentiable)(lower)
+    rules.rule(f"tract.{kind}", infer, not_differentiable=rule.not_differentiable)(lower)
 
 
 for _kind in ("max_reduce", "min_reduce"):
@@ -119,7 +119,7 @@ def _cumsum_type(x: TensorType, axis: int, exclusive: bool, reverse: bool) -> Te
     return x
 
 
-@tract.rule("tract_core_cumsum", _cumsum_type)
+@rules.rule("tract_core_cumsum", _cumsum_type)
 def cumsum(x: Any, axis: int, exclusive: bool, reverse: bool) -> Array:
     """The sums of the items up to each one along the axis, without itself where `exclusive`.
 
@@ -140,7 +140,7 @@ def _softmax_type(x: TensorType, axes: Ints, exp: str) -> TensorType:
     return _log_softmax_type(x, axes)
 
 
-@tract.rule("tract_core_softmax", _softmax_type)
+@rules.rule("tract_core_softmax", _softmax_type)
 def approximate_softmax(x: Any, axes: Ints, exp: str) -> Array:
     """`softmax`. `exp` names an approximation of the exponential function; this is exact."""
     return softmax(x, normal_axes(axes, np.ndim(x)))
@@ -152,7 +152,7 @@ def _log_softmax_type(x: TensorType, axes: Ints) -> TensorType:
     return x
 
 
-@tract.rule("tract_core_log_softmax", _log_softmax_type)
+@rules.rule("tract_core_log_softmax", _log_softmax_type)
 def log_softmax(x: Any, axes: Ints) -> Array:
     """The logarithm of `softmax` over all the axes together, finite where that underflows."""
     x = jnp.asarray(x)
@@ -172,7 +172,7 @@ def _over_root_mean_square(input: Any, axis: int, eps: Any) -> Array:
     return x * lax.rsqrt(squares + jnp.asarray(eps).astype(x.dtype).reshape(()))
 
 
-@tract.rule("tract_core_rms_norm", _rms_norm_type)
+@rules.rule("tract_core_rms_norm", _rms_norm_type)
 def rms_norm(input: Any, axis: int, eps: Any) -> Array:
     """input / sqrt(mean(input^2) + eps) along the axis, computed with at least 32 bits.
 
@@ -201,7 +201,7 @@ def _scaled_rms_norm_type(
     return TensorType(input.shape, out_dt or input.dtype)
 
 
-@tract.rule("tract_core_scaled_rms_norm", _scaled_rms_norm_type)
+@rules.rule("tract_core_scaled_rms_norm", _scaled_rms_norm_type)
 def scaled_rms_norm(
     input: Any, scale: Any, axis: int, eps: Any, out_dt: str, scale_dt: str
 ) -> Array:

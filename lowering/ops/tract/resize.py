@@ -38,7 +38,7 @@ from lowering.kernels.resampling import (
     places,
     resample,
 )
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.shape import cast
 from lowering.ops.tract.typing import require_one_of, require_ordered
 from lowering.ops.typing import require_real
@@ -136,7 +136,7 @@ def _core_resize_work(
     return multiply_adds(input.shape, _lengths(input.shape, scales, sizes), method)
 
 
-@tract.rule("tract_core_resize", _core_resize_type, work=_core_resize_work)
+@rules.rule("tract_core_resize", _core_resize_type, work=_core_resize_work)
 def core_resize(
     input: Any,
     scales: tuple[float, ...],
@@ -196,7 +196,7 @@ def _onnx_resize_work(
     return multiply_adds(input.shape, _lengths(input.shape, scales, sizes), method)
 
 
-@tract.rule("tract_onnx_resize", _onnx_resize_type, work=_onnx_resize_work)
+@rules.rule("tract_onnx_resize", _onnx_resize_type, work=_onnx_resize_work)
 def onnx_resize(
     input: Any,
     scales: tuple[float, ...],
@@ -304,7 +304,7 @@ def _grid_work(result: TensorType, input: TensorType, mode: str) -> int:
     return volume(result.shape) * taps ** (len(input.shape) - 2)
 
 
-@tract.rule("tract_core_grid_sample", _grid_type, work=_grid_work)
+@rules.rule("tract_core_grid_sample", _grid_type, work=_grid_work)
 def grid_sample(input: Any, grid: Any, mode: str, padding_mode: str, align_corners: bool) -> Array:
     """The input (N,C,...,H,W) at the points of a grid (N,...,h,w,k): (N,C,...,h,w); torch.
 

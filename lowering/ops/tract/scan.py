@@ -44,9 +44,8 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, shapes_differ, show
 from lowering.graph import Graph, TensorType
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.tract.typing import normal_axes, normal_axis
-from lowering.registry import Registry
 from lowering.trace import Context, trace
 from lowering.work import total
 
@@ -128,13 +127,12 @@ def _scan_work(
     axes: tuple[int, ...],
     chunks: tuple[int, ...],
     skip: int,
-    registry: Registry,
 ) -> int:
     count = _iterations(scanned[0].shape, axes[0], chunks[0])
-    return max(count - skip, 0) * total(body, registry)
+    return max(count - skip, 0) * total(body)
 
 
-@tract.rule("scan", _scan_type, work=_scan_work)
+@rules.rule("scan", _scan_type, work=_scan_work)
 def scan(
     ctx: Context,
     scanned: Sequence[Any],

@@ -18,7 +18,7 @@ from lowering.extents import UNKNOWN, Shape, is_symbolic, show
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.windows import Padding
-from lowering.ops.registries import nnef, tract
+from lowering.ops import rules
 from lowering.ops.tract.elementwise import cast
 from lowering.ops.tract.tensors import range_ as known_range
 from lowering.ops.tract.typing import (
@@ -44,7 +44,7 @@ def _new_axes(axes: Ints, rank: int) -> Ints:
 
 
 def _axes_from_the_end(kind: str, normal: Callable[[Ints, int], Ints]) -> None:
-    rule = nnef[kind]
+    rule = rules[kind]
 
     def infer(input: TensorType, axes: Ints) -> TensorType:
         inferred = rule.infer(input, normal(axes, len(input.shape)))
@@ -54,7 +54,7 @@ def _axes_from_the_end(kind: str, normal: Callable[[Ints, int], Ints]) -> None:
     def lower(input: Any, axes: Ints) -> Array:
         return rule.lower(input, normal(axes, np.ndim(input)))
 
-    tract.rule(kind, infer)(lower)
+    rules.rule(f"tract.{kind}", infer)(lower)
 
 
 _axes_from_the_end("transpose", normal_axes)
@@ -95,7 +95,7 @@ def _between(begin: int, end: int) -> slice:
     return slice(begin, None if end == 0 else end)
 
 
-@tract.rule("slice", _slice_type)
+@rules.rule("tract.slice", _slice_type)
 def slice_(input: Any, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Array:
     """Every `stride`-th item from `begin` to before `end` along each axis; there may be none.
 
@@ -120,7 +120,7 @@ def _downsample_type(input: TensorType, axis: int, stride: int, modulo: int) -> 
     return _slice_type(input, (axis,), (modulo,), (0,), (stride,))
 
 
-@tract.rule("tract_core_downsample", _downsample_type)
+@rules.rule("tract_core_downsample", _downsample_type)
 def downsample(input: Any, axis: int, stride: int, modulo: int) -> Array:
     """Every `stride`-th item along the axis from item `modulo` on.
 
@@ -148,7 +148,7 @@ def _cut_type(input: TensorType, length: int, axis: int) -> TensorType:
     return TensorType((*input.shape[:axis], length, *input.shape[axis + 1 :]), input.dtype)
 
 
-@tract.rule("tract_core_dyn_slice", _dyn_slice_type)
+@rules.rule("tract_core_dyn_slice", _dyn_slice_type)
 def dyn_slice(input: Any, start: Any, end: Any, len: int, axis: int) -> Array:
     """`len` items along the axis from item `start` on, which depends on the data.
 
@@ -167,7 +167,7 @@ def _trilu_type(input: TensorType, k: TensorType, upper: bool) -> TensorType:
     return input
 
 
-@tract.rule("tract_core_trilu", _trilu_type)
+@rules.rule("tract_core_trilu", _trilu_type)
 def trilu(input: Any, k: Any, upper: bool) -> Array:
     """The items of the last two axes on diagonal k and above it, or below it; 0 elsewhere.
 
@@ -190,7 +190,7 @@ def _tile_type(input: TensorType, repeats: Ints) -> TensorType:
     return TensorType(tuple(e * r for e, r in zip(input.shape, repeats, strict=True)), input.dtype)
 
 
-tract.rule("tile", _tile_type)(nnef["tile"].lower)
+rules.rule("tract.tile", _tile_type)(rules["tile"].lower)
 
 
 def _border(border: str) -> str:
@@ -209,7 +209,7 @@ def _pad_type(input: TensorType, padding: Padding, border: str, value: float) ->
     if border != "constant" and any(extent == 0 and max(pair) > 0 for pair, extent in pairs):
         raise InvalidShape(f"there is nothing in {show(kept)} to pad with border '{border}'")
     real = TensorType(kept, "float32")  # NNEF pads these only
-    inferred = nnef["pad"].infer(real, added, _border(border), value)
+    inferred = rules["pad"].infer(real, added, _border(border), value)
     assert isinstance(inferred, TensorType)
     return TensorType(inferred.shape, input.dtype)
 
@@ -226,7 +226,7 @@ def _added(padding: Padding) -> Padding:
     return tuple((0 if _is_cut(p) else p, 0 if _is_cut(q) else q) for p, q in padding)
 
 
-@tract.rule("pad", _pad_type)
+@rules.rule("tract.pad", _pad_type)
 def pad(input: Any, padding: Padding, border: str, value: float) -> Array:
     """The input with items before and after it along each axis.
 
@@ -240,7 +240,7 @@ def pad(input: Any, padding: Padding, border: str, value: float) -> Array:
     if border == "constant":
         fill = cast(np.float32(value), x.dtype.name)
         return lax.pad(x, fill, [(before, after, 0) for before, after in padding])
-    return nnef["pad"].lower(x, padding, _border(border), value)
+    return rules["pad"].lower(x, padding, _border(border), value)
 
 
 def _whole_shape(input: Shape, shape: Ints) -> Shape:
@@ -254,7 +254,7 @@ def _broadcast_type(input: TensorType, shape: Ints) -> TensorType:
     return TensorType(_whole_shape(input.shape, shape), input.dtype)
 
 
-@tract.rule("tract_core_broadcast", _broadcast_type)
+@rules.rule("tract_core_broadcast", _broadcast_type)
 def broadcast(input: Any, shape: Ints) -> Array:
     """The input repeated along its axes of extent 1, and along new ones before them, to a shape.
 
@@ -271,7 +271,7 @@ def _range_type(start: TensorType, end: TensorType, step: TensorType) -> TensorT
     return TensorType((UNKNOWN,), start.dtype)
 
 
-@tract.rule("tract_core_range", _range_type)
+@rules.rule("tract_core_range", _range_type)
 def range_(start: Any, end: Any, step: Any) -> NDArray[np.generic]:
     """The numbers from `start` in steps to before `end`, all three of them known; maybe none.
 

@@ -16,7 +16,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
-from lowering.ops.registries import tract
+from lowering.ops import rules
 from lowering.ops.tract.typing import ABSENT, is_complex, normal_axis
 from lowering.ops.typing import require_real, require_same_dtype
 
@@ -46,7 +46,7 @@ def _to_complex_type(input: TensorType) -> TensorType:
     return TensorType(input.shape[:-1], "complex128" if input.dtype == "float64" else "complex64")
 
 
-@tract.rule("tract_core_inner_dim_to_complex", _to_complex_type)
+@rules.rule("tract_core_inner_dim_to_complex", _to_complex_type)
 def inner_dim_to_complex(input: Any) -> Array:
     """Complex numbers in the place of the pairs [re,im] of the last axis, complex64 at least."""
     return _complex(jnp.asarray(input))
@@ -59,7 +59,7 @@ def _to_pairs_type(input: TensorType) -> TensorType:
     return TensorType((*input.shape, 2), dtype)
 
 
-@tract.rule("tract_core_complex_to_inner_dim", _to_pairs_type)
+@rules.rule("tract_core_complex_to_inner_dim", _to_pairs_type)
 def complex_to_inner_dim(input: Any) -> Array:
     """Complex numbers as pairs [re,im] along a new last axis."""
     x = jnp.asarray(input)
@@ -85,7 +85,7 @@ def _fft_type(input: TensorType, axis: int, inverse: bool) -> TensorType:
     return input
 
 
-@tract.rule("tract_core_fft", _fft_type)
+@rules.rule("tract_core_fft", _fft_type)
 def fft(input: Any, axis: int, inverse: bool) -> Array:
     """The discrete Fourier transform along the axis. The inverse one is not divided by its length.
 
@@ -121,7 +121,7 @@ def _stft_type(
     return TensorType(shape, input.dtype)
 
 
-@tract.rule("tract_core_stft", _stft_type)
+@rules.rule("tract_core_stft", _stft_type)
 def stft(input: Any, axis: int, frame: int, stride: int, window: Any) -> Array:
     """The Fourier transforms of overlapping frames: axes of frames and frequencies for the axis.
 
@@ -195,7 +195,7 @@ def _unit_type(
     return _average_type(input, state, axis, skip, complex)
 
 
-@tract.rule("tract_extra_exp_unit_norm", _unit_type)
+@rules.rule("tract_extra_exp_unit_norm", _unit_type)
 def exp_unit_norm(
     input: Any,
     state: Any,
@@ -237,7 +237,7 @@ def _mean_type(
     return _average_type(input, state, axis, skip, False)
 
 
-@tract.rule("tract_extra_exp_mean_norm", _mean_type)
+@rules.rule("tract_extra_exp_mean_norm", _mean_type)
 def exp_mean_norm(
     input: Any,
     state: Any,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN, Shape, is_symbolic
 from lowering.graph import TensorType
-from lowering.ops.registries import tract
+from lowering.ops import rules
 
 
 def _range_type(start: float, end: float, step: float, dtype: str) -> TensorType:
@@ -25,7 +25,7 @@ def _count(start: Any, end: Any, step: Any) -> Any:
     return count if is_symbolic(count) else int(count)
 
 
-@tract.rule("range", _range_type)
+@rules.rule("range", _range_type)
 def range_(start: Any, end: Any, step: Any, dtype: str) -> Array | NDArray[np.generic]:
     """The numbers from `start` to before `end` in steps; the bounds may be symbolic extents."""
     if any(map(is_symbolic, (start, end, step))):
@@ -38,7 +38,7 @@ def _values_type(shape: Shape, value: tuple[int, ...], dtype: str) -> TensorType
     return TensorType(shape, dtype)
 
 
-@tract.rule("values", _values_type)
+@rules.rule("values", _values_type)
 def values(shape: Shape, value: tuple[int, ...], dtype: str) -> Array | NDArray[np.generic]:
     """A tensor of values in row-major order, none or symbolic extents among them."""
     if any(map(is_symbolic, value)):

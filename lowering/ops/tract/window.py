@@ -24,8 +24,7 @@ from lowering.kernels.windows import (
     require_border,
     require_positive,
 )
-from lowering.ops import resample
-from lowering.ops.registries import tract
+from lowering.ops import resample, rules
 from lowering.ops.tract.typing import require_ordered
 from lowering.ops.typing import require_length, require_real
 
@@ -53,7 +52,7 @@ def _pool_type(
     return TensorType(windows.downscaled, input.dtype)
 
 
-@tract.rule("max_pool", _pool_type)
+@rules.rule("tract.max_pool", _pool_type)
 def max_pool(
     input: Any, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
@@ -74,7 +73,7 @@ def _max_and_index_type(
     return output, TensorType(output.shape, "int32")
 
 
-@tract.rule("max_pool_with_index", _max_and_index_type)
+@rules.rule("tract.max_pool_with_index", _max_and_index_type)
 def max_pool_with_index(
     input: Any, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> tuple[Array, Array]:
@@ -103,7 +102,7 @@ def _nearest_type(input: TensorType, factor: Shape) -> TensorType:
     return TensorType(tuple(shape), input.dtype)
 
 
-@tract.rule("nearest_upsample", _nearest_type)
+@rules.rule("tract.nearest_upsample", _nearest_type)
 def nearest_upsample(input: Any, factor: Shape) -> Array:
     """Each item repeated `factor` times along the last axes, an item of `factor` for each."""
     return resample.nearest_upsample(jnp.asarray(input), _factors(input.ndim, factor))
@@ -116,7 +115,7 @@ def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str
     return _nearest_type(input, factor)
 
 
-@tract.rule("multilinear_upsample", _multilinear_type)
+@rules.rule("tract.multilinear_upsample", _multilinear_type)
 def multilinear_upsample(input: Any, factor: Shape, method: str, border: str) -> Array:
     """Linear interpolation along the last axes, an item of `factor` for each."""
     wide = widened(jnp.asarray(input))

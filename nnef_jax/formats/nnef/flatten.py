@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, cast
 
+from lowering import ops
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.graph import Call, Graph, Value
 from lowering.location import Source, Span
+from lowering.registry import Rule
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.nnef.scope import Scope
@@ -85,7 +87,7 @@ _Step = Generator["_Step", Any, Any]
 
 class _Flattener(Emitter):
     def __init__(self, document: s.Document, scope: Scope, options: Options) -> None:
-        super().__init__(GraphBuilder(options.registry, real=options.real), options.meter)
+        super().__init__(GraphBuilder(ops.rules, real=options.real), options.meter)
         self.document = document
         self.scope = scope
         self.options = options
@@ -109,7 +111,7 @@ class _Flattener(Emitter):
         graph, source = self.document.graph, self.document.source
         bodies: list[Body] = [(None, [assignment.value for assignment in graph.body], source)]
         bodies += [(None, [q.node], q.source) for q in self.options.quantizers.values()]
-        refuse_unsupported(bodies, self.scope, self.options.registry, self._is_atomic)
+        refuse_unsupported(bodies, self.scope, self._has_rule, self._is_atomic)
         frame = _Frame(None, source, {}, "")
         self.identifiers = {i.name for a in graph.body for i in s.identifiers(a.target)}
         self.builder.reserve(self.identifiers)
@@ -270,7 +272,8 @@ class _Flattener(Emitter):
                 value = yield self._evaluate(operand, frame)
                 if v.holds_tensor(value):
                     kind = library.UNARY_OPERATORS[operator]
-                    return self._emit(kind, {"x": value}, {}, node, frame, names)[0]
+                    rule = self.options.rules.get(kind)
+                    return self._emit(kind, {"x": value}, {}, node, frame, names, rule)[0]
                 return v.unary(operator, value)
             case s.Subscript(sequence=sequence, index=index):
                 values = yield self._evaluate(sequence, frame)
@@ -325,9 +328,9 @@ class _Flattener(Emitter):
             return b
         if v.holds_tensor(a) or v.holds_tensor(b):
             a, b = (self._declared(node, frame, x, Tensor("scalar")) for x in (a, b))
-            return self._emit(
-                library.OPERATORS[operator], {"x": a, "y": b}, {}, node, frame, names
-            )[0]
+            kind = library.OPERATORS[operator]
+            rule = self.options.rules.get(kind)
+            return self._emit(kind, {"x": a, "y": b}, {}, node, frame, names, rule)[0]
         return self._value(node, frame, lambda: v.binary(operator, a, b, self.meter), a, b)
 
     def _comprehension(self, node: s.Comprehension, frame: _Frame) -> _Step:
@@ -388,7 +391,8 @@ class _Flattener(Emitter):
                     attributes["dtype"] = dtype_of(generic, self.builder)
                 except InvalidOperation as error:
                     raise self.invalid(error, fragment.name, {}, node, frame) from None
-            results = self._emit(fragment.name, operands, attributes, node, frame, names)
+            rule = self.options.rules.get(fragment.name)
+            results = self._emit(fragment.name, operands, attributes, node, frame, names, rule)
             return results[0] if len(results) == 1 else results
         return self._call(fragment, arguments, generic, node, frame, names)
 
@@ -439,11 +443,12 @@ class _Flattener(Emitter):
         node: s.Node,
         frame: _Frame,
         names: Sequence[str],
+        rule: Rule | None = None,
     ) -> tuple[Any, ...]:
-        """Add an operation whose operands are all known to the graph."""
+        """Add an operation whose operands are all known to the graph; `rule` is a user's own."""
         self.spend(RESULT * result_count(kind, operands, attributes), node, frame)
         v.require_known(*operands.values(), meter=self.meter)
-        return self.emit(kind, operands, attributes, node, frame, names)
+        return self.emit(kind, operands, attributes, node, frame, names, rule)
 
     # Operations that introduce tensors
 
@@ -490,10 +495,21 @@ class _Flattener(Emitter):
         """Whether an operation stays one: it has a rule, and nothing asks for its body."""
         if fragment.body is None:
             return True
-        if self.options.expand == "all" or fragment.name not in self.options.registry:
-            return False
-        # A rule is for the final operation of its name, or for one that the standard does not have.
-        return standard().get(fragment.name, fragment) is fragment
+        return self.options.expand != "all" and self._has_rule(fragment)
+
+    def _has_rule(self, fragment: s.Fragment) -> bool:
+        """Whether an operation is a kind of the graph, or has a rule of the user's.
+
+        Kinds are for operations of 1.0 final alone, whatever else a document gives their names;
+        what else the provisional library has it defines by these, but for primitives of both. A
+        user's rules are for those, for what only one library has, and for the document's own.
+        """
+        name, final = fragment.name, standard().get(fragment.name)
+        is_own = fragment.source is self.document.source
+        if name in self.options.rules:
+            return is_own or final is None or final is fragment
+        is_final = final is fragment or (fragment.body is None and final is not None)
+        return name in ops.rules and not is_own and is_final
 
     def _unpack(self, target: s.Target, value: Any, frame: _Frame) -> Iterable[tuple[str, Any]]:
         if isinstance(target, s.Identifier):

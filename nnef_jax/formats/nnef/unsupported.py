@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from lowering.location import Source, Span
-from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
@@ -19,7 +18,7 @@ Body = tuple[
 def refuse_unsupported(
     bodies: Iterable[Body],
     scope: Scope,
-    registry: Registry,
+    has_rule: Callable[[s.Fragment], bool],
     is_atomic: Callable[[s.Fragment], bool],
 ) -> None:
     """Raise UnsupportedError for all the operations at once that are atomic and have no rule.
@@ -42,11 +41,11 @@ def refuse_unsupported(
             if fragment is None or fragment.name in INTRODUCING:
                 continue
             span = reached or s.span_in(source, node)
-            if fragment.body is None or is_atomic(fragment):
-                if fragment.name not in registry:
+            if fragment.body is None:
+                if not has_rule(fragment):
                     uses.setdefault(fragment.name, []).append(span)
                     continue
-            elif id(fragment) not in seen:
+            elif not is_atomic(fragment) and id(fragment) not in seen:
                 seen.add(id(fragment))
                 body = (
                     fragment,

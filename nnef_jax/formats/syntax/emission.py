@@ -10,6 +10,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
 from lowering.graph import Call, Value
 from lowering.location import Source
+from lowering.registry import Rule
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import values as v
@@ -83,8 +84,15 @@ class Emitter:
         node: s.Node,
         frame: Frame,
         names: Sequence[str],
+        rule: Rule | None = None,
+        *,
+        inserted: bool = False,
+        shown: str = "",
     ) -> tuple[Any, ...]:
-        """Add an operation to the graph; its results, result arrays as lists."""
+        """Add an operation to the graph; its results, result arrays as lists.
+
+        `rule` is a user's own, errors say `shown` for the kind. For `inserted` see `Value`.
+        """
         if len(self.builder.operations) >= self.limits.operations:
             message = f"the flat graph has more than {self.limits.operations} operations"
             raise self.beyond(message, "operations", node, frame)
@@ -96,13 +104,14 @@ class Emitter:
             for name, operand in operands.items()
         }
         attributes = {name: v.freeze(value) for name, value in attributes.items()}
-        wanted = names or [self.builder.unreserved(frame.prefix + kind)]
+        wanted = names or [self.builder.unreserved(frame.prefix + (shown or kind))]
         try:
             results = self.builder.operation(
-                kind, operands, attributes, wanted, s.span_in(frame.source, node), frame.calls
-            )
+                kind, operands, attributes, wanted, s.span_in(frame.source, node), frame.calls,
+                rule=rule, inserted=inserted,
+            )  # fmt: skip
         except InvalidOperation as error:
-            raise self.invalid(error, kind, operands, node, frame) from None
+            raise self.invalid(error, shown or kind, operands, node, frame) from None
         for result in results:
             for value in result if isinstance(result, tuple) else (result,):
                 self.bound(value, node, frame)

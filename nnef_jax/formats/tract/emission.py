@@ -10,10 +10,12 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
+from lowering import ops
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value
+from lowering.registry import Rule
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax import tree as s
@@ -24,6 +26,7 @@ from nnef_jax.formats.syntax.values import ExtentNeeded
 from nnef_jax.formats.tract import datum, declarations
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.formats.tract.host import Host, NotFolded, boxes, fold, host, integers, is_plain
+from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.formats.tract.promotion import (
     Defaults,
     common_dtype,
@@ -69,7 +72,7 @@ class TractEmitter(Emitter):
 
     def __init__(self, options: Options) -> None:
         integer = datum.compute_dtype("int64", options.real)
-        builder = GraphBuilder(options.registry, real=options.real, integer=integer)
+        builder = GraphBuilder(ops.rules, real=options.real, integer=integer)
         super().__init__(builder, options.meter)
         self.constants: dict[Value, NDArray[Any]] = {}  # parameters, as they are stored
         # The steps of tensors that graph.quant names, an array where each channel has its own.
@@ -102,16 +105,21 @@ class TractEmitter(Emitter):
         node: s.Node,
         frame: Frame,
         names: Sequence[str],
+        rule: Rule | None = None,
+        fragment: s.Fragment | None = None,
     ) -> Any:
-        """The result of a declared operation: on the host if all is known, else in the graph."""
+        """The result of a declared operation: on the host if all is known, else in the graph.
+
+        `rule` is a user's own for it, with its `fragment`, which may be the document's.
+        """
 
         def compute() -> Any:
             self.spend(_APPLICATION, node, frame)
-            fragment = declarations.declarations()[kind]
-            items = declarations.operands(kind)
+            declared = fragment or declarations.declarations()[kind]
+            items = declarations.operands_of(fragment) if fragment else declarations.operands(kind)
             operands: dict[str, Any] = {}
             attributes: dict[str, Any] = {}
-            for parameter in fragment.parameters:
+            for parameter in declared.parameters:
                 value = arguments[parameter.name]
                 if parameter.name in items:
                     operands[parameter.name] = self._operand(value, parameter, node, frame)
@@ -119,7 +127,7 @@ class TractEmitter(Emitter):
                     attributes[parameter.name] = self._attribute(value, parameter)
             try:
                 known = self._known_operands(operands)
-                if all(map(_is_known, known.values())):
+                if fragment is None and all(map(_is_known, known.values())):
                     result = fold(kind, known, attributes)
                     self.spend(weight(result), node, frame)
                     return Results(result) if isinstance(result, list) else result
@@ -127,9 +135,9 @@ class TractEmitter(Emitter):
                 pass
             if kind in _BIASED:
                 operands["bias"] = self._bias(operands, node, frame)
-            unified = self._unified(fragment.name, items, operands, node, frame)
+            unified = self._unified(declared.name, items, operands, node, frame)
             self.spend(_result_steps(kind, unified, attributes), node, frame)
-            results = self.emit(kind, unified, attributes, node, frame, names)
+            results = self._results(kind, unified, attributes, node, frame, names, rule)
             read = next(iter(operands.values()), None)
             if kind in _KEEPS_SCALE and isinstance(read, Value) and read in self.scales:
                 self.scales[results[0]] = self.scales[read]
@@ -138,6 +146,35 @@ class TractEmitter(Emitter):
             return Results(results)
 
         return self.located(compute, node, frame)
+
+    def _results(
+        self,
+        kind: str,
+        operands: Mapping[str, Any],
+        attributes: Mapping[str, Any],
+        node: s.Node,
+        frame: Frame,
+        names: Sequence[str],
+        rule: Rule | None,
+    ) -> tuple[Any, ...]:
+        """The results of an operation in the graph: by a user's rule, else as the kind it is."""
+        if rule is not None:
+            return self.emit(kind, operands, attributes, node, frame, names, rule)
+        stem = names[0] if names else frame.prefix + kind
+
+        def insert(
+            kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any], part: str
+        ) -> Value:
+            wanted = [self.builder.unreserved(f"{stem}.{part}")]
+            return self.emit(kind, operands, attributes, node, frame, wanted, inserted=True)[0]
+
+        meaning = meanings()[kind]
+        try:
+            draft = meaning.draft(operands, attributes, insert)
+        except InvalidOperation as error:
+            raise self.invalid(error, kind, operands, node, frame) from None
+        arguments = draft.operands, draft.attributes
+        return self.emit(meaning.kind, *arguments, node, frame, names, shown=kind)
 
     def _bias(self, operands: Mapping[str, Any], node: s.Node, frame: Frame) -> Any:
         """The bias in real numbers, also where it is stored in steps that no entry gives."""

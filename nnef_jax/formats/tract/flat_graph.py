@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.extents import is_known, show, volume
 from lowering.graph import Graph, TensorType, Value
-from lowering.registry import Registry
+from lowering.ops import rules
 from lowering.trace import Context, trace
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax import tree as s
@@ -126,13 +126,11 @@ class FlatGraph(TractEmitter):
             return value.type.shape
         if value not in self._shapes:
             graph = self.builder.graph("", [value], [value.name])
-            self._shapes[value] = _symbolic_shape(graph, self.options.registry, self._shapes)
+            self._shapes[value] = _symbolic_shape(graph, self._shapes)
         return self._shapes[value]
 
 
-def _symbolic_shape(
-    graph: Graph, registry: Registry, shapes: Mapping[Value, Sequence[Any]]
-) -> tuple[Any, ...]:
+def _symbolic_shape(graph: Graph, shapes: Mapping[Value, Sequence[Any]]) -> tuple[Any, ...]:
     """The shape of the only output of a graph, given those of its inputs."""
 
     def struct(value: Value) -> jax.ShapeDtypeStruct:
@@ -140,7 +138,7 @@ def _symbolic_shape(
         return jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype))
 
     def output(parameters: Any, states: Any, inputs: Sequence[Any]) -> Any:
-        values = trace(graph, registry, Context(), parameters, states, inputs)
+        values = trace(graph, rules, Context(), parameters, states, inputs)
         return jnp.asarray(values[graph.outputs[0]])
 
     parameters = {p.label: struct(p.value) for p in graph.parameters}

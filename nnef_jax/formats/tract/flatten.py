@@ -29,6 +29,7 @@ from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.emission import Results, weight
 from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
+from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.formats.tract.quantized_tensors import quantized, with_codes
 from nnef_jax.formats.tract.symbols import has_open_inputs
 from nnef_jax.formats.tract.unit import Unit
@@ -105,7 +106,7 @@ class _Flattener:
     def outputs(self, frame: Frame) -> list[Value]:
         """The outputs of the unit's graph, once its body is evaluated in a frame."""
         document = self.unit.document
-        refuse_unsupported(document, self.graph.options.registry, self._meter)
+        refuse_unsupported(document, self.graph.options.rules, self._meter)
         self._refuse_undeclared_inputs()
         errors: list[NnefError] = []
         for assignment in document.graph.body:
@@ -181,12 +182,11 @@ class _Flattener:
                 self.graph.spend(_nested(found, self._most), node, frame)
                 return found if isinstance(node, s.Array) else tuple(found)
             case s.Unary(operand=operand):
-                return self.graph.apply(
-                    "neg", {"x": self.evaluate(operand, frame)}, node, frame, names
-                )
+                operands = {"x": self.evaluate(operand, frame)}
+                return self._applied("neg", operands, node, frame, names)
             case s.Binary(operator=operator, left=left, right=right):
                 operands = {"x": self.evaluate(left, frame), "y": self.evaluate(right, frame)}
-                return self.graph.apply(OPERATORS[operator], operands, node, frame, names)
+                return self._applied(OPERATORS[operator], operands, node, frame, names)
             case s.Subscript(sequence=sequence, index=index):
                 values, position = self.evaluate(sequence, frame), self.evaluate(index, frame)
                 return self._item(values, position, node, frame)
@@ -242,7 +242,8 @@ class _Flattener:
         fragment = own or declarations().get(node.operation)
         if fragment is None:
             raise self.graph.error(f"there is no operation '{node.operation}'", node, frame)
-        if own is not None:
+        is_ruled = node.operation in self.graph.options.rules
+        if own is not None and not is_ruled:
             self.refuse_recursion(own, node, frame)
         try:
             if own is not None:
@@ -261,6 +262,8 @@ class _Flattener:
                     inner = Frame(fragment, fragment.source, {}, "", calls)
                 arguments[parameter.name] = self.evaluate(parameter.default, inner)
         self.graph.spend(_INVOCATION + 2 * weight(list(arguments.values())), node, frame)
+        if is_ruled:
+            return self._applied(node.operation, arguments, node, frame, names, fragment)
         if own is not None:
             return self._call(own, arguments, node, frame, names)
         handler = INTRINSICS.get(fragment.name)
@@ -268,12 +271,25 @@ class _Flattener:
             self._meter.steps += _INTRINSIC
             site = CallSite(self, arguments, node, frame, names)
             return self.graph.located(lambda: handler(site), node, frame)
-        if fragment.body is not None and fragment.name not in self.graph.options.registry:
+        if fragment.body is not None and fragment.name not in meanings():
             return self._call(fragment, arguments, node, frame, names)
         given: Mapping[str, Any] = arguments
         if self.graph.entries:
             given = with_codes(CallSite(self, arguments, node, frame, names), fragment.name)
         return self.graph.apply(fragment.name, given, node, frame, names)
+
+    def _applied(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        node: s.Node,
+        frame: Frame,
+        names: Sequence[str],
+        fragment: s.Fragment | None = None,
+    ) -> Any:
+        """The result of an operation that the document names; a user's rule for it goes first."""
+        rule = self.graph.options.rules.get(name)
+        return self.graph.apply(name, arguments, node, frame, names, rule, fragment)
 
     def _call(
         self,

@@ -12,19 +12,20 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.tract import declarations, host, scan
 from nnef_jax.formats.tract.document import Document
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
+from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean
 
 
-def refuse_unsupported(document: Document, registry: Registry, meter: Meter) -> None:
+def refuse_unsupported(document: Document, rules: Registry, meter: Meter) -> None:
     """Raise UnsupportedError for all the operations at once that nothing here can run.
 
     Fragments that the graph does not lead to are not looked at.
     """
     uses: dict[str, list[Span]] = {}
-    for node in _reached(document):
+    for node in _reached(document, rules):
         name = node.operation
-        if name not in document.fragments and not _runs(name, registry):
+        if name not in document.fragments and name not in rules and not _runs(name):
             uses.setdefault(name, []).append(s.span_in(document.source, node))
     errors = [_refusal(name, spans, meter) for name, spans in uses.items()]
     raise_all(sorted(errors, key=lambda error: error.span.offset if error.span else 0))
@@ -81,7 +82,7 @@ def _in_bodies(graph: Graph) -> Iterator[Operation]:
                 yield from _in_bodies(attribute)
 
 
-def _reached(document: Document) -> Iterator[s.Invocation]:
+def _reached(document: Document, rules: Registry) -> Iterator[s.Invocation]:
     """The invocations in the graph's body and in the fragments that it leads to."""
     seen: set[str] = set()
     pending = [[assignment.value for assignment in document.graph.body]]
@@ -90,17 +91,17 @@ def _reached(document: Document) -> Iterator[s.Invocation]:
             yield node
             for name in {node.operation, scan.body_of(node)} - seen:
                 fragment = document.fragments.get(name)
-                if fragment is None:
+                if fragment is None or name in rules:
                     continue
                 seen.add(name)
                 defaults = [p.default for p in fragment.parameters if p.default is not None]
                 pending.append([*defaults, *(a.value for a in fragment.body or ())])
 
 
-def _runs(name: str, registry: Registry) -> bool:
+def _runs(name: str) -> bool:
     declared = declarations.declarations().get(name)
     return declared is not None and (
-        declared.name in registry
+        declared.name in meanings()
         or declared.body is not None
         or declared.name in INTRINSICS
         or host.folds(declared.name)
