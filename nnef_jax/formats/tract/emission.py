@@ -116,6 +116,7 @@ class TractEmitter(Emitter):
         def compute() -> Any:
             self.spend(_APPLICATION, node, frame)
             declared = fragment or declarations.declarations()[kind]
+            is_own = declared is not declarations.declarations().get(kind)
             items = declarations.operands_of(fragment) if fragment else declarations.operands(kind)
             operands: dict[str, Any] = {}
             attributes: dict[str, Any] = {}
@@ -127,7 +128,7 @@ class TractEmitter(Emitter):
                     attributes[parameter.name] = self._attribute(value, parameter)
             try:
                 known = self._known_operands(operands)
-                if fragment is None and all(map(_is_known, known.values())):
+                if not is_own and all(map(_is_known, known.values())):
                     result = fold(kind, known, attributes)
                     self.spend(weight(result), node, frame)
                     return Results(result) if isinstance(result, list) else result
