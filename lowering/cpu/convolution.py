@@ -15,6 +15,7 @@ from jax import Array, lax
 
 from lowering.cpu.depthwise import depthwise
 from lowering.cpu.derivatives import stored, sums_of_channels, transposition, with_tangents
+from lowering.cpu.pipeline import runs
 from lowering.cpu.products import product
 from lowering.cpu.window import Window, cells, padded
 from lowering.cpu.winograd import winograd
@@ -22,23 +23,24 @@ from lowering.kernels.precision import left_operand
 
 
 def convolution(x: Array, filter: Array, window: Window) -> Array:
-    """The convolution by the kernel that is fastest for these extents."""
-    depth = filter.shape[-2]
+    """Compute the convolution by the kernel that is fastest for these extents."""
+    name = _choice(x, filter, window)
+    kernel = _KERNELS[name] if name and runs(name) else direct
+    return kernel(x, filter, window)
+
+
+def _choice(x: Array, filter: Array, window: Window) -> str | None:
     if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
-        return direct(x, filter, window)
+        return None
     if window.is_spread:
-        return tiled(x, filter, window) if is_tiled(filter, window) else direct(x, filter, window)
+        return "tiled" if is_tiled(filter, window) else None
     if is_pointwise(filter, window):
-        return pointwise(x, filter, window)
-    if depth == 1 and window.groups > 1:
-        return depthwise(x, filter, window)
+        return "pointwise"
     if window.groups > 1:
-        return grouped(x, filter, window)
+        return "depthwise" if filter.shape[-2] == 1 else "grouped"
     if is_winograd(x, filter, window):
-        return by_winograd(x, filter, window)
-    if is_summed(x, filter, window):
-        return summed(x, filter, window)
-    return direct(x, filter, window)
+        return "winograd"
+    return "summed" if is_summed(x, filter, window) else None
 
 
 def direct(x: Array, filter: Array, window: Window) -> Array:
@@ -271,3 +273,13 @@ def is_winograd(x: Array, filter: Array, window: Window) -> bool:
         and window.accumulator in (None, jnp.float32)
         and min(depth, count) >= 48
     )
+
+
+_KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {
+    "tiled": tiled,
+    "pointwise": pointwise,
+    "depthwise": depthwise,
+    "grouped": grouped,
+    "winograd": by_winograd,
+    "summed": summed,
+}

@@ -12,6 +12,8 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
+from lowering.cpu.pipeline import runs
+
 # The change of the result, of both operands and the change of one.
 Tangent = Callable[[Array, Array, Array], Array]
 
@@ -28,6 +30,8 @@ def with_tangents(
     Backward passes run the transposition of the tangents, so these decide how fast they are. With
     `store`, loops read the second operand, the result and its change from memory: see `stored`.
     """
+    if not runs("tangents"):
+        return value
     function: Any = jax.custom_jvp(value)
 
     def rule(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
@@ -57,6 +61,8 @@ def stored(x: Array, result: Array) -> Array:
     division among it: nine times for the nine cells of a window. This is one by 1, which only the
     code generator finds out.
     """
+    if not runs("stored"):
+        return x
     one, two = (np.array(factor, x.dtype) for factor in (1, 2))
     return x / jnp.where(result > np.array(np.inf, x.dtype), two, one)
 

@@ -13,6 +13,7 @@ from lowering import jaxprs
 from lowering.cpu import chunks
 from lowering.cpu.folding import Product, merged, product
 from lowering.cpu.layout import RULES
+from lowering.cpu.pipeline import runs
 from lowering.cpu.siblings import products, siblings
 from lowering.cpu.view import View, plain, tensor
 from lowering.jaxprs import is_literal, primitive
@@ -25,9 +26,10 @@ def evaluated(
     closed: Any, known: Sequence[Any], free: Sequence[Any], *, in_chunks: bool
 ) -> list[Any]:
     """Return the results of a traced function of parameters and of inputs."""
-    results = chunks.in_chunks(closed, known, free, _evaluate) if in_chunks else None
-    if results is not None:
-        return results
+    if in_chunks and runs("chunks"):
+        results = chunks.in_chunks(closed, known, free, _evaluate)
+        if results is not None:
+            return results
     views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
     return [tensor(view) for view in _evaluate(closed.jaxpr, closed.consts, views)]
 
@@ -98,7 +100,7 @@ def _computed(operand: Operand) -> View:
 
 def _apply(equation: Any, operands: list[Operand], in_loop: bool) -> Sequence[Operand]:
     name = primitive(equation)
-    if name in jaxprs.ARITHMETIC:
+    if name in jaxprs.ARITHMETIC and runs("folding"):
         found = merged(equation, operands)
         if found is not None:
             return [found]
@@ -106,13 +108,13 @@ def _apply(equation: Any, operands: list[Operand], in_loop: bool) -> Sequence[Op
     if name == jaxprs.CALL:
         closed = equation.params["jaxpr"]
         return _evaluate(closed.jaxpr, closed.consts, views, in_loop=in_loop)
-    if name == jaxprs.SCAN:
+    if name == jaxprs.SCAN and runs("scan"):
         return _scan(equation, views)
     if name == jaxprs.CONVOLUTION:
         found = product(equation, *views)
         if found is not None:
             return [found]
-    rule = RULES.get(name)
+    rule = RULES.get(name) if runs("layouts") else None
     result = None if rule is None else rule(equation, views)
     if result is None:
         result = _bind(equation, views)

@@ -16,6 +16,7 @@ from lowering.cpu.convolution import (
     with_bias,
     with_scale,
 )
+from lowering.cpu.pipeline import runs
 from lowering.cpu.products import is_turned
 from lowering.cpu.view import Order, View, whole
 from lowering.jaxprs import primitive
@@ -41,7 +42,7 @@ class Product:
     def view(self) -> View:
         """The result, computed."""
         order, rank = self.order, len(self.order)
-        if is_pointwise(self.filter, self.window) and self._is_turned:
+        if self._is_turned and runs("pointwise") and is_pointwise(self.filter, self.window):
             array = pointwise(self.input, self.filter, self.window, turned=True)
             order = (order[-1], *order[:-1])
         else:

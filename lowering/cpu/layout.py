@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lowering.cpu.pipeline import runs
 from lowering.cpu.pooling import window_reduction
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.jaxprs import ELEMENTWISE, primitive
@@ -43,7 +44,7 @@ def _extremum(equation: Any, views: Sequence[View]) -> View:
     would not be fused with what follows, but stored.
     """
     constants = [isinstance(view.array, np.ndarray) and view.shape == () for view in views]
-    if sum(constants) != 1:
+    if sum(constants) != 1 or not runs("extrema"):
         return _elementwise(equation, views)
     bound, view = views[constants.index(True)].array, views[constants.index(False)]
     if not jnp.issubdtype(bound.dtype, jnp.floating):

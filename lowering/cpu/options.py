@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from lowering.cpu.pipeline import runs
+
 # XLA's other library for products and convolutions, YNNPACK, runs many of them on one thread. On
 # two cores networks take, in its place, Eigen's time times 1.3 (MobileNetV2, ResNet-50, U-Net), 1.5
 # (ResNet-18), 1.05 (transformers, LSTM).
@@ -51,7 +53,7 @@ def compiler_options(parameters: int) -> dict[str, str]:
 
     There are none where this jaxlib does not know them.
     """
-    return _CPU if parameters >= _TINY and _is_known() else {}
+    return _CPU if runs("eigen") and parameters >= _TINY and _is_known() else {}
 
 
 @cache

@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from lowering.cpu.derivatives import transposition
 from lowering.cpu.phases import spread
+from lowering.cpu.pipeline import runs
 from lowering.cpu.view import View, whole
 from lowering.jaxprs import primitive
 from lowering.kernels.pool import window_max_and_index
@@ -32,7 +33,7 @@ def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
     (view,) = views
     params = equation.params
     size, dilation = params["window_dimensions"], params["window_dilation"]
-    if max(size) > _LARGEST or any(d != 1 for d in params["base_dilation"]):
+    if not runs("pooling") or max(size) > _LARGEST or any(d != 1 for d in params["base_dilation"]):
         return None
     x = jnp.asarray(whole(view))
     shape = tuple(equation.outvars[0].aval.shape)
@@ -45,6 +46,8 @@ def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
         result = _shifted(x, windows, lax.add, np.array(0, x.dtype))
     elif any(d != 1 for d in dilation):  # XLA's own has no derivative then
         return None
+    elif not runs("tangents"):
+        result = _shifted(x, windows, lax.max, lowest(x.dtype))
     else:
         result = _maximum(x, windows)
     return View(result, view.order, shape, view.known)

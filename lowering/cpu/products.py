@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lowering.cpu.pipeline import runs
 from lowering.kernels.precision import left_operand
 
 # Eigen, which XLA calls on CPUs, shares out the rows of the result: of few rows and many columns it
@@ -24,7 +25,7 @@ _LARGE = 128 << 10  # items of a matrix that is worth it
 
 def is_turned(rows: int, columns: int) -> bool:
     """Whether the transposed product is the faster one."""
-    return 1 < rows <= _FEW and columns >= 2 * rows
+    return runs("turned") and 1 < rows <= _FEW and columns >= 2 * rows
 
 
 def product(x: Array, matrix: Array, axis: int, params: dict[str, Any], turned: bool) -> Array:
@@ -39,7 +40,8 @@ def product(x: Array, matrix: Array, axis: int, params: dict[str, Any], turned: 
     if sums is not None and sums != x.dtype:
         x, axis = left_operand(jnp.moveaxis(x, axis, -1), sums), x.ndim - 1
     depth, columns = matrix.shape
-    if x.size == depth and matrix.size >= _LARGE and columns % _PARTS == 0:
+    is_row = x.size == depth and matrix.size >= _LARGE and columns % _PARTS == 0
+    if is_row and runs("pairs"):
         parts = jnp.swapaxes(matrix.reshape(depth, _PARTS, columns // _PARTS), 0, 1)
         row = jnp.broadcast_to(x.reshape(1, 1, depth), (_PARTS, 1, depth))
         result = lax.dot_general(row, parts, (((2,), (1,)), ((0,), (0,))), **params)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lowering.cpu.pipeline import runs
 from lowering.cpu.products import small_product
 from lowering.jaxprs import PRODUCT, bind, is_literal, place, primitive, read, values_of
 from lowering.partition import partition
@@ -76,6 +77,8 @@ def _within_loop(equation: Any, operands: Sequence[Any]) -> list[Any]:
 
 def looped(closed: Any, count: int) -> Any:
     """Return the same function, whose first `count` arguments are parameters, with a loop."""
+    if not runs("repeats"):
+        return closed
     jaxpr = closed.jaxpr
     early, late, kept = partition(jaxpr, [*jaxpr.invars[:count], *jaxpr.constvars])
     loop = _find(late, jaxpr.outvars, set(kept))

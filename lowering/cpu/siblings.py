@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from lowering.cpu.pipeline import runs
 from lowering.cpu.products import is_turned, product
 from lowering.cpu.view import View, whole
 from lowering.jaxprs import PRODUCT, is_literal, primitive
@@ -28,7 +29,8 @@ def siblings(
             params = equation.params
             kind = params["precision"], params["preferred_element_type"]
             input = equation.invars[0]
-            groups[same.get(input, input), sums, kind].append(equation)
+            own = None if runs("siblings") else id(equation)
+            groups[same.get(input, input), sums, kind, own].append(equation)
     return {id(e): group for group in groups.values() for e in group}
 
 

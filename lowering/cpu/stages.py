@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowering.cpu.batch import Axes
+from lowering.cpu.pipeline import runs
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 
 # Bytes that one operation may read and write: with 32 MB 8 items of a U-Net take 5 to 10 % longer,
@@ -83,6 +84,8 @@ def _groups(equations: Sequence[Any], axes: Axes, batch: int) -> list[tuple[int,
         return max((n for n in sizes if n * volume <= limit * batch), default=1)
 
     least = most(max(traffic, default=0), _MEMORY)
+    if not runs("stages"):
+        return [(least, equations)]
     allowed = [max(least, most(volume, _LIGHT)) for volume in traffic]
     allowed = list(itertools.accumulate(reversed(allowed), min))[::-1]
     groups: list[tuple[int, Sequence[Any]]] = []

@@ -1,0 +1,101 @@
+"""Each pass can be left out, and then something else is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from lowering.cpu import looped, optimised
+from lowering.cpu.options import compiler_options
+from lowering.cpu.pipeline import PASSES, without
+from lowering.prepare import split
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def conv(x: Any, filter: Any, padding: int = 0, **options: Any) -> Any:
+    options = {"window_strides": (1, 1), "padding": [(padding, padding)] * 2} | options
+    return lax.conv_general_dilated(x, filter, **options)
+
+
+def layers(p: Any, x: Any) -> Any:
+    y = x[0]
+    for matrix in p:
+        y = jnp.sin(y @ matrix)
+    return y
+
+
+def scanned(p: Any, x: Any) -> Any:
+    return lax.scan(lambda y, z: (jnp.tanh(y @ jnp.exp(p[0])), z), x[0], x[1])
+
+
+def pooled(p: Any, x: Any) -> Any:
+    return lax.reduce_window(x[0], -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+
+# A function of parameters and inputs, and their shapes.
+CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
+    "chunks": (lambda p, x: jnp.sin(x[0]) @ p[0], ((8, 8),), ((8, 1 << 18, 8),)),
+    "stages": (lambda p, x: x[0].sum((1, 2)) @ p[0], ((8, 8),), ((8, 512, 512, 8),)),
+    "layouts": (lambda p, x: jnp.sin(x[0].T), (), ((4, 5),)),
+    "folding": (
+        lambda p, x: conv(x[0], p[0]) * p[1],
+        ((8, 8, 1, 1), (1, 8, 1, 1)),
+        ((1, 8, 4, 4),),
+    ),
+    "siblings": (lambda p, x: (x[0] @ p[0]) * (x[0] @ p[1]), ((8, 8), (8, 8)), ((4, 8),)),
+    "scan": (scanned, ((8, 8),), ((4, 8), (3,))),
+    "turned": (lambda p, x: x[0] @ p[0], ((8, 64),), ((4, 8),)),
+    "pairs": (lambda p, x: x[0] @ p[0], ((256, 1024),), ((1, 256),)),
+    "pointwise": (lambda p, x: conv(x[0], p[0]), ((8, 8, 1, 1),), ((1, 8, 4, 4),)),
+    "depthwise": (
+        lambda p, x: conv(x[0], p[0], feature_group_count=8),
+        ((8, 1, 3, 3),),
+        ((1, 8, 4, 4),),
+    ),
+    "grouped": (
+        lambda p, x: conv(x[0], p[0], feature_group_count=2),
+        ((8, 4, 3, 3),),
+        ((1, 8, 4, 4),),
+    ),
+    "tiled": (
+        lambda p, x: conv(x[0], p[0], 1, lhs_dilation=(2, 2)),
+        ((8, 8, 2, 2),),
+        ((1, 8, 4, 4),),
+    ),
+    "winograd": (lambda p, x: conv(x[0], p[0]), ((48, 48, 3, 3),), ((1, 48, 8, 8),)),
+    "summed": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 8, 8),)),
+    "pooling": (pooled, (), ((1, 1, 4, 4),)),
+    "extrema": (lambda p, x: jnp.maximum(x[0], 0), (), ((4,),)),
+    "tangents": (lambda p, x: conv(x[0], p[0]), ((48, 48, 3, 3),), ((1, 48, 8, 8),)),
+    "stored": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 8, 8),)),
+    "repeats": (layers, ((8, 8),) * 10, ((1, 8),)),
+}
+
+
+def traced(name: str) -> str:
+    function, *shapes = CASES[name]
+    params, inputs = ([jax.ShapeDtypeStruct(s, jnp.float32) for s in group] for group in shapes)
+    halves = split(optimised(function, in_chunks=True), params, inputs, rewrite=looped)
+    return str(jax.make_jaxpr(optimised(function, in_chunks=True))(params, inputs)) + str(
+        jax.make_jaxpr(halves.run)(jax.eval_shape(halves.prepare, params), inputs)
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in PASSES if name != "eigen"])
+def test_a_pass_can_be_left_out(name: str) -> None:
+    whole = traced(name)
+    with without(name):
+        assert traced(name) != whole
+    assert traced(name) == whole
+
+
+def test_compiler_options_can_be_left_out() -> None:
+    assert compiler_options(1 << 20)
+    with without("eigen"):
+        assert not compiler_options(1 << 20)
