@@ -25,7 +25,8 @@ from nnef_jax.formats.syntax.types import ArrayOf
 from nnef_jax.formats.syntax.values import ExtentNeeded
 from nnef_jax.formats.tract import datum, declarations
 from nnef_jax.formats.tract.arguments import attribute
-from nnef_jax.formats.tract.host import Host, NotFolded, boxes, fold, host, integers, is_plain
+from nnef_jax.formats.tract.folding import fold
+from nnef_jax.formats.tract.host import Host, NotFolded, boxes, host, integers, is_plain
 from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.formats.tract.promotion import (
     Defaults,

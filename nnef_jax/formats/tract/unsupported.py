@@ -9,7 +9,7 @@ from lowering.location import Span
 from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.tract import declarations, host, scan
+from nnef_jax.formats.tract import declarations, folding, scan
 from nnef_jax.formats.tract.document import Document
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import meanings
@@ -104,7 +104,7 @@ def _runs(name: str) -> bool:
         declared.name in meanings()
         or declared.body is not None
         or declared.name in INTRINSICS
-        or host.folds(declared.name)
+        or folding.folds(declared.name)
     )
 
 
