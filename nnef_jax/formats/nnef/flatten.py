@@ -8,7 +8,6 @@ not by the interpreter's stack.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ from nnef_jax.formats.nnef.unsupported import Body, refuse_unsupported
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import values as v
-from nnef_jax.formats.syntax.emission import Emitter
+from nnef_jax.formats.syntax.emission import Emitter, Frame
 from nnef_jax.formats.syntax.invocation import Form
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
 from nnef_jax.formats.syntax.tensors import (
@@ -61,21 +60,9 @@ def evaluate(
     """
     flattener = _Flattener(document, scope, options)
     try:
-        return flattener.evaluate(expression, _Frame(None, source, {}, ""))
+        return flattener.evaluate(expression, Frame(None, source, {}))
     except KeyError:
         raise v.ExtentNeeded from None
-
-
-@dataclass(slots=True)
-class _Frame:
-    """One body being evaluated."""
-
-    fragment: s.Fragment | None
-    source: Source
-    values: dict[str, Any]
-    prefix: str
-    calls: tuple[Call, ...] = ()
-    generic: str | None = None
 
 
 class _Poisoned(Exception):
@@ -96,7 +83,7 @@ class _Flattener(Emitter):
         self.variables: set[Value] = set()
         self.unquantized: dict[Value, Value] = {}
 
-    def evaluate(self, expression: s.Expression, frame: _Frame) -> Any:
+    def evaluate(self, expression: s.Expression, frame: Frame) -> Any:
         called = next(s.invocations([expression]), None)
         if called is not None:
             hint = "write numbers and arrays of numbers"
@@ -112,7 +99,7 @@ class _Flattener(Emitter):
         bodies: list[Body] = [(None, [assignment.value for assignment in graph.body], source)]
         bodies += [(None, [q.node], q.source) for q in self.options.quantizers.values()]
         refuse_unsupported(bodies, self.scope, self._has_rule, self._is_atomic)
-        frame = _Frame(None, source, {}, "")
+        frame = Frame(None, source, {})
         self.identifiers = {i.name for a in graph.body for i in s.identifiers(a.target)}
         self.builder.reserve(self.identifiers)
         for assignment in graph.body:
@@ -167,7 +154,7 @@ class _Flattener(Emitter):
         wanted = f"{name}_quantized"
         while wanted in self.identifiers:
             wanted += "_"
-        frame = _Frame(None, quantizer.source, {name: value}, f"{wanted}_")
+        frame = Frame(None, quantizer.source, {name: value}, f"{wanted}_")
         node = quantizer.invocation(name, value.type, variable=value in self.variables)
         result = self._run(self._invoke(node, frame, [wanted]))
         self.builder.aliases[name] = result
@@ -191,12 +178,12 @@ class _Flattener(Emitter):
                 stack.pop()
                 step = stop.value
 
-    def _span(self, node: s.Node, frame: _Frame | None) -> Span:
+    def _span(self, node: s.Node, frame: Frame | None) -> Span:
         return s.span_in(frame.source if frame else self.document.source, node)
 
     # Expressions
 
-    def _evaluate(self, node: s.Expression, frame: _Frame, names: Sequence[str] = ()) -> Any:
+    def _evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         """The value of an expression, or a generator that finds it.
 
         `names` are those wanted for the tensors that it makes.
@@ -230,7 +217,7 @@ class _Flattener(Emitter):
                 self.meter.steps += EVALUATION
                 return self._compound(node, frame, names)
 
-    def _all(self, items: Sequence[s.Expression], frame: _Frame) -> Any:
+    def _all(self, items: Sequence[s.Expression], frame: Frame) -> Any:
         """A list of the values of some expressions, or a generator that finds it."""
         values: list[Any] = []
         pending = iter(items)
@@ -252,7 +239,7 @@ class _Flattener(Emitter):
         return values
 
     def _rest(
-        self, step: Any, values: list[Any], pending: Iterator[s.Expression], frame: _Frame
+        self, step: Any, values: list[Any], pending: Iterator[s.Expression], frame: Frame
     ) -> _Step:
         """The list with the value of a step behind it, and with those of more expressions."""
         values.append((yield step))
@@ -263,7 +250,7 @@ class _Flattener(Emitter):
     def _then(self, step: _Step, use: Callable[[Any], Any]) -> _Step:
         return (yield use((yield step)))
 
-    def _compound(self, node: s.Expression, frame: _Frame, names: Sequence[str]) -> _Step:
+    def _compound(self, node: s.Expression, frame: Frame, names: Sequence[str]) -> _Step:
         match node:
             case s.Select(condition=condition, true_value=true_value, false_value=false_value):
                 chosen = true_value if (yield self._evaluate(condition, frame)) else false_value
@@ -292,13 +279,13 @@ class _Flattener(Emitter):
             case _:
                 raise TypeError(f"not an expression: {node!r}")
 
-    def _declared(self, node: s.Node, frame: _Frame, value: Any, type: Type) -> Any:
+    def _declared(self, node: s.Node, frame: Frame, value: Any, type: Type) -> Any:
         """The value of an argument as its parameter has it."""
         if not self.document.provisional:
             return value
         return self._value(node, frame, lambda: v.as_declared(value, type, self.meter))
 
-    def _value(self, node: s.Node, frame: _Frame, compute: Any, *read: Any) -> Any:
+    def _value(self, node: s.Node, frame: Frame, compute: Any, *read: Any) -> Any:
         try:
             value = compute()
         except v.InvalidValue as error:
@@ -316,7 +303,7 @@ class _Flattener(Emitter):
         operator: str,
         left: s.Expression,
         right: s.Expression,
-        frame: _Frame,
+        frame: Frame,
         names: Sequence[str],
     ) -> _Step:
         a = yield self._evaluate(left, frame)
@@ -333,7 +320,7 @@ class _Flattener(Emitter):
             return self._emit(kind, {"x": a, "y": b}, {}, node, frame, names, rule)[0]
         return self._value(node, frame, lambda: v.binary(operator, a, b, self.meter), a, b)
 
-    def _comprehension(self, node: s.Comprehension, frame: _Frame) -> _Step:
+    def _comprehension(self, node: s.Comprehension, frame: Frame) -> _Step:
         iterables: list[Any] = []
         for loop in node.loops:
             iterables.append((yield self._evaluate(loop.iterable, frame)))
@@ -353,7 +340,7 @@ class _Flattener(Emitter):
 
     # Invocations
 
-    def _invoke(self, node: s.Invocation, frame: _Frame, names: Sequence[str]) -> Any:
+    def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         fragment = self.scope.lookup(node.operation, frame.fragment)
         assert fragment is not None, node.operation  # the checks have found it
         form = self.scope.form(fragment, node)
@@ -368,7 +355,7 @@ class _Flattener(Emitter):
         form: Form,
         values: list[Any],
         node: s.Invocation,
-        frame: _Frame,
+        frame: Frame,
         names: Sequence[str],
     ) -> Any:
         """The result of an operation, or a generator that finds it."""
@@ -402,7 +389,7 @@ class _Flattener(Emitter):
         arguments: dict[str, Any],
         generic: str | None,
         node: s.Invocation,
-        frame: _Frame,
+        frame: Frame,
         names: Sequence[str],
     ) -> _Step:
         """Evaluate the body of a fragment."""
@@ -418,7 +405,7 @@ class _Flattener(Emitter):
             len(prefix) > _LONGEST_PREFIX
         ):  # in deep recursion names would take more room than all else
             prefix = f"{fragment.name[:_LONGEST_PREFIX]}_"
-        inner = _Frame(fragment, fragment.source, arguments, prefix, calls, generic)
+        inner = Frame(fragment, fragment.source, arguments, prefix, calls, generic)
         assert fragment.body is not None
         for assignment in fragment.body:
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
@@ -441,7 +428,7 @@ class _Flattener(Emitter):
         operands: Mapping[str, Any],
         attributes: Mapping[str, Any],
         node: s.Node,
-        frame: _Frame,
+        frame: Frame,
         names: Sequence[str],
         rule: Rule | None = None,
     ) -> tuple[Any, ...]:
@@ -458,7 +445,7 @@ class _Flattener(Emitter):
         arguments: Mapping[str, Any],
         generic: str | None,
         node: s.Invocation,
-        frame: _Frame,
+        frame: Frame,
         names: Sequence[str],
     ) -> Value:
         name = names[0] if names else frame.prefix + kind
@@ -511,13 +498,13 @@ class _Flattener(Emitter):
         is_final = final is fragment or (fragment.body is None and final is not None)
         return name in ops.rules and not is_own and is_final
 
-    def _unpack(self, target: s.Target, value: Any, frame: _Frame) -> Iterable[tuple[str, Any]]:
+    def _unpack(self, target: s.Target, value: Any, frame: Frame) -> Iterable[tuple[str, Any]]:
         if isinstance(target, s.Identifier):
             return ((target.name, value),)
         return self._unpack_items(target, value, frame)
 
     def _unpack_items(
-        self, target: s.Array | s.Tuple, value: Any, frame: _Frame
+        self, target: s.Array | s.Tuple, value: Any, frame: Frame
     ) -> Iterator[tuple[str, Any]]:
         self.spend(len(target.items), target, frame)
         if len(target.items) != len(value):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
@@ -18,23 +19,20 @@ from nnef_jax.formats.syntax.tensors import show_operand
 from nnef_jax.limits import EXTENT, OPERATION, Meter, raising
 
 
-class Frame(Protocol):
-    """A body being evaluated, as far as errors and names need it."""
+@dataclass(slots=True)
+class Frame:
+    """One body being evaluated: the graph's, or a fragment's.
 
-    @property
-    def source(self) -> Source:
-        """The text that it is in."""
-        ...
+    `prefix` is what the names of its tensors start with, `calls` led to it, and `generic` is what
+    `?` stands for in it.
+    """
 
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """The fragment calls that led to it."""
-        ...
-
-    @property
-    def prefix(self) -> str:
-        """What the names of its tensors start with."""
-        ...
+    fragment: s.Fragment | None
+    source: Source
+    values: dict[str, Any]
+    prefix: str = ""
+    calls: tuple[Call, ...] = ()
+    generic: str | None = None
 
 
 _LONGEST_NAME = 400

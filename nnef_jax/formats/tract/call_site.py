@@ -13,25 +13,15 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from lowering.graph import Call, TensorType, Value
-from lowering.location import Source, Span
+from lowering.graph import TensorType, Value
+from lowering.location import Span
 from nnef_jax.errors import NnefError
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.types import STRING
 from nnef_jax.formats.tract.arguments import attribute, known_integer
 from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.unit import Unit
-
-
-@dataclass(slots=True)
-class Frame:
-    """One body being evaluated: the graph's, or a fragment's."""
-
-    fragment: s.Fragment | None
-    source: Source
-    values: dict[str, Any]
-    prefix: str = ""
-    calls: tuple[Call, ...] = ()
 
 
 class _Evaluator(Protocol):

@@ -12,11 +12,12 @@ from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import Call, TensorType, Value
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.syntax.dequantization import dequantize
+from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.tensors import external_type
 from nnef_jax.formats.syntax.types import INTEGER, STRING, ArrayOf
 from nnef_jax.formats.tract import datum, symbols
 from nnef_jax.formats.tract.arguments import attribute
-from nnef_jax.formats.tract.call_site import CallSite, Frame, intrinsic
+from nnef_jax.formats.tract.call_site import CallSite, intrinsic
 from nnef_jax.formats.tract.document import EXTERNALS
 from nnef_jax.formats.tract.emission import Results
 from nnef_jax.formats.tract.resources import as_dtype

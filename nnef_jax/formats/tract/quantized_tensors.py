@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lowering.graph import Value
+from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.formats.tract.call_site import CallSite, Frame
+from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.quantization import step_of
 
 # Operations on codes, with the operands that are these.
