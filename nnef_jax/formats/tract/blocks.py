@@ -39,14 +39,14 @@ class BlockFormat:
 
 
 def decode(data: memoryview, format: BlockFormat) -> _Reals:
-    """The numbers of some blocks, [items]; the data must be a whole number of blocks."""
+    """Decode the numbers of some blocks, [items]; the data must be a whole number of blocks."""
     blocks = np.frombuffer(data, np.uint8).reshape(-1, format.bytes)
     with np.errstate(invalid="ignore"):  # a scale that is infinite, times 0
         return format.decode(blocks).reshape(-1)
 
 
 def encode(values: NDArray[Any], format: BlockFormat) -> bytes:
-    """The blocks that hold some numbers, a multiple of 32 of them, as nearly as they can.
+    """Encode numbers, a multiple of 32 of them, in blocks, as nearly as these can.
 
     What `decode` gave is encoded without loss in Q4_0. Raises DataError for numbers that are not
     finite or too large for a scale in float16.
@@ -58,7 +58,7 @@ def encode(values: NDArray[Any], format: BlockFormat) -> bytes:
 
 
 def _half(blocks: _Codes, start: int) -> _Reals:
-    """A number in float16 of each block, [blocks, 1]."""
+    """Read a number in float16 of each block, [blocks, 1]."""
     return blocks[:, start : start + 2].copy().view("<f2").astype(np.float32)
 
 

@@ -95,45 +95,45 @@ class CallSite:
         return self.names[0] if self.names else self.frame.prefix + self.invocation.operation
 
     def named(self, *names: str) -> CallSite:
-        """The same call with other names for its results."""
+        """Return the same call with other names for its results."""
         return replace(self, names=names)
 
     def into(self, graph: FlatGraph) -> CallSite:
-        """The same call in another graph."""
+        """Return the same call in another graph."""
         return replace(self, evaluator=self.evaluator.into(graph))
 
     # Arguments
 
     def tensor(self, value: Any) -> Value:
-        """A value as a tensor of the graph."""
+        """Return a value as a tensor of the graph."""
         return self.graph.tensor(value, "", self.node, self.frame)
 
     def string(self, name: str) -> str:
-        """An argument that is a string."""
+        """Return an argument that is a string."""
         return attribute(self.arguments[name], STRING)
 
     def integer(self, name: str) -> int:
-        """An argument that is an integer and decides of the structure of the graph."""
+        """Return an argument that is an integer and decides of the structure of the graph."""
         return known_integer(self.arguments[name], name)
 
     # Operations
 
     def apply(self, kind: str, /, *names: str, **arguments: Any) -> Any:
-        """The result of a declared operation, on the host or in the graph."""
+        """Apply a declared operation, on the host or in the graph."""
         return self.graph.apply(kind, arguments, self.node, self.frame, names)
 
     def emit(
         self, kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """The results of an operation added to the graph, under the names wanted here."""
+        """Add an operation to the graph; its results take the names wanted here."""
         return self.graph.emit(kind, operands, attributes, self.node, self.frame, self.names)
 
     def cast(self, value: Value, dtype: str, *names: str) -> Value:
-        """A tensor in a dtype."""
+        """Return a tensor in a dtype."""
         return self.graph.cast(value, dtype, self.node, self.frame, names)
 
     def state(self, type: TensorType, name: str, initial: NDArray[Any] | None = None) -> Value:
-        """A variable that the graph keeps from call to call."""
+        """Add a variable that the graph keeps from call to call."""
         label = self.unit.labels + name
         return self.graph.state(type, name, label, self.node, self.frame, initial)
 
@@ -144,7 +144,7 @@ class CallSite:
         self.graph.spend(steps, self.node, self.frame)
 
     def error(self, message: str, hint: str = "") -> NnefError:
-        """An error located here."""
+        """Return an error located here."""
         return self.graph.error(message, self.node, self.frame, hint)
 
 

@@ -66,7 +66,7 @@ class Document:
 
 
 def _shape(external: s.Invocation) -> tuple[s.Expression, ...]:
-    """The extents given to the declaration of an input."""
+    """Return the extents given to the declaration of an input."""
     for position, argument in enumerate(external.arguments):
         if argument.name == "shape" or (
             argument.name is None and position == EXTERNALS[external.operation]

@@ -50,7 +50,7 @@ class FlatGraph(TractEmitter):
         self._states: dict[str, int] = {}  # labels, each with how many were made of it
 
     def body(self) -> FlatGraph:
-        """A graph for the body of a scan in this one."""
+        """Return a graph for the body of a scan in this one."""
         return FlatGraph(self.options, self.data, is_open=self.is_open, outer=self)
 
     def input(
@@ -60,7 +60,7 @@ class FlatGraph(TractEmitter):
         shape: Sequence[Any],
         stored: NDArray[Any] | None = None,
     ) -> Value:
-        """An input, its shape with symbolic extents, and its value where that is a constant."""
+        """Add an input; `shape` has symbolic extents, `stored` is the value of a constant."""
         value = self.builder.input(name, type)
         self._shapes[value] = shape
         if stored is not None:
@@ -70,14 +70,14 @@ class FlatGraph(TractEmitter):
     def variable(
         self, name: str, label: str, stored: NDArray[Any], dtype: str, node: s.Node, frame: Frame
     ) -> Value:
-        """A parameter of the graph, whose data is in `data`."""
+        """Add a parameter, whose data is in `data`."""
         type = TensorType(stored.shape, dtype)
         value = self.builder.variable(name, label, type, s.span_in(frame.source, node))
         self.constants[value] = stored
         return self.bound(value, node, frame)
 
     def capture(self, variable: Value) -> Value:
-        """A variable of the graph around a scan, as the scan's body has it."""
+        """Return a variable of the graph around a scan, as the scan's body has it."""
         assert self.outer is not None
         if variable not in self._captured:
             name, stored = self.builder.unreserved(variable.name), self.outer.constants[variable]
@@ -98,7 +98,7 @@ class FlatGraph(TractEmitter):
         frame: Frame,
         initial: NDArray[Any] | None = None,
     ) -> Value:
-        """A variable that starts with an array, or zeros: `builder.update` changes it."""
+        """Add a variable that starts with an array, or zeros: `builder.update` changes it."""
         if self.outer is not None:
             raise InvalidOperation("the body of a scan cannot keep a state from call to call")
         if not is_known(type.shape):
@@ -121,7 +121,7 @@ class FlatGraph(TractEmitter):
         return self.builder.variable(self.builder.unreserved(name), label, type, span)
 
     def shape_of(self, value: Value) -> Sequence[Any]:
-        """The shape of a tensor, with the extents that `jax.export` keeps symbolic."""
+        """Return the shape of a tensor, with the extents that `jax.export` keeps symbolic."""
         if is_known(value.type.shape) or not self.options.symbolic_shapes:
             return value.type.shape
         if value not in self._shapes:
@@ -131,7 +131,7 @@ class FlatGraph(TractEmitter):
 
 
 def _symbolic_shape(graph: Graph, shapes: Mapping[Value, Sequence[Any]]) -> tuple[Any, ...]:
-    """The shape of the only output of a graph, given those of its inputs."""
+    """Return the shape of the only output of a graph, given those of its inputs."""
 
     def struct(value: Value) -> jax.ShapeDtypeStruct:
         shape = tuple(shapes.get(value, value.type.shape))

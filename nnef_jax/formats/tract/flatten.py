@@ -54,7 +54,7 @@ class _Poisoned(Exception):
 def flatten(
     unit: Unit, options: Options, extents: Mapping[str, Any], data: dict[str, NDArray[Any]]
 ) -> Graph:
-    """The flat graph of a network, given the extents of its symbols.
+    """Return the flat graph of a network, given the extents of its symbols.
 
     `data` collects the stored arrays of its variables by label. Raises NnefError, several at once
     where they are independent.
@@ -105,7 +105,7 @@ class _Flattener:
     # Statements
 
     def outputs(self, frame: Frame) -> list[Value]:
-        """The outputs of the unit's graph, once its body is evaluated in a frame."""
+        """Evaluate the body of the unit's graph in a frame, and return its outputs."""
         document = self.unit.document
         refuse_unsupported(document, self.graph.options.rules, self._meter)
         self._refuse_undeclared_inputs()
@@ -169,7 +169,7 @@ class _Flattener:
     # Expressions
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
-        """The value of an expression; `names` are wanted for the tensors that it makes."""
+        """Return the value of an expression; `names` are wanted for the tensors that it makes."""
         self._meter.steps += 1
         if self._meter.steps > self._most:
             self.graph.spend(0, node, frame)
@@ -197,7 +197,7 @@ class _Flattener:
                 raise self.graph.error("this cannot be computed in the dialect", node, frame)
 
     def lookup(self, node: s.Identifier, frame: Frame) -> Any:
-        """What a name stands for: a value of the body, a symbol, or infinity."""
+        """Return what a name stands for: a value of the body, a symbol, or infinity."""
         name = node.name
         if name in frame.values:
             if frame.values[name] is _Poisoned:
@@ -288,7 +288,7 @@ class _Flattener:
         names: Sequence[str],
         fragment: s.Fragment | None = None,
     ) -> Any:
-        """The result of an operation that the document names; a user's rule for it goes first."""
+        """Apply an operation that the document names; a user's rule for it goes first."""
         rule = self.graph.options.rules.get(name)
         return self.graph.apply(name, arguments, node, frame, names, rule, fragment)
 
@@ -326,7 +326,7 @@ class _Flattener:
         frame: Frame,
         names: Sequence[str],
     ) -> Frame:
-        """The frame of a fragment's body after its evaluation."""
+        """Evaluate a fragment's body, and return its frame."""
         calls = self._calls(fragment, node, frame)
         prefix = f"{names[0] if names else frame.prefix + fragment.name}_"[-_LONGEST_PREFIX:]
         inner = Frame(fragment, fragment.source, dict(arguments), prefix, calls)
@@ -339,7 +339,7 @@ class _Flattener:
 
 
 def _nested(items: Sequence[Any], most: int) -> int:
-    """How many items the lists in a list have, as far as `most`: one may be in it many times."""
+    """Count the items of the lists in a list, as far as `most`: one may be in it many times."""
     count = 0
     pending = [x for x in items if isinstance(x, list | tuple)]
     while pending and count <= most:

@@ -34,7 +34,7 @@ _BEYOND = 1 << 64  # what no integer of a document reaches, signed or not
 
 
 def fold(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
-    """The result of an operation on host values: one of these, or a list of them.
+    """Compute an operation on host values: the result is one of these, or a list of them.
 
     Raises NotFolded where it is better left to the compiled network.
     """
@@ -52,7 +52,7 @@ def fold(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) 
 
 
 def folds(kind: str) -> bool:
-    """Whether an operation can be computed on host values at all."""
+    """Return whether an operation can be computed on host values at all."""
     return kind in _FOLDS
 
 
@@ -60,7 +60,7 @@ def folds(kind: str) -> bool:
 
 
 def _absorbing(function: Callable[..., int]) -> Callable[..., Any]:
-    """The function of integers of 64 bits, UNKNOWN where one of them is."""
+    """Make a function of 64-bit integers UNKNOWN where one of them is."""
 
     def absorb(*items: Any) -> Any:
         if is_open(items):
@@ -79,13 +79,13 @@ def _each(function: Callable[..., Any], *operands: Host) -> Host:
 
 
 def _decided(function: Callable[..., Any], *operands: Host) -> Host:
-    """Truth values, or integers 0 and 1 where UNKNOWN is among them."""
+    """Return truth values, or integers 0 and 1 where UNKNOWN is among them."""
     result = _each(lambda *items: int(function(*items)), *operands)
     return result if is_open(result.ravel()) else result.astype(bool)
 
 
 def _aligned(*operands: Host) -> list[Host]:
-    """The operands with axes behind their own, so that they broadcast."""
+    """Return the operands with axes behind their own, so that they broadcast."""
     rank = max(x.ndim for x in operands)
     aligned = [x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in operands]
     _require_small(math.prod(np.broadcast_shapes(*(x.shape for x in aligned))))
@@ -93,7 +93,7 @@ def _aligned(*operands: Host) -> list[Host]:
 
 
 def _unified(*operands: Host) -> list[Host]:
-    """The operands as one kind: a real number that is whole may stand for an integer."""
+    """Return the operands as one kind: a real number that is whole may stand for an integer."""
     kinds = {x.dtype.kind for x in operands}
     if len(kinds) == 1:
         return list(operands)
@@ -151,7 +151,7 @@ def _logical(function: Callable[..., Any]) -> Callable[..., Host]:
 
 
 def _unary(integer: Callable[..., int] | None, real: Callable[..., Any]) -> Callable[..., Host]:
-    """An operation that makes real numbers of integers where `integer` is None."""
+    """Return an operation that makes real numbers of integers where `integer` is None."""
 
     def compute(x: Host) -> Host:
         if x.dtype.kind == "f" or integer is None:

@@ -24,7 +24,7 @@ _DEEPEST = 32  # lists in lists
 
 
 def host(value: Any) -> Host:
-    """A number, an array or nested lists of these as a host value.
+    """Return a number, an array or nested lists of these as a host value.
 
     Raises InvalidOperation for lists of different lengths, and for what is not a real number.
     """
@@ -58,12 +58,12 @@ def host(value: Any) -> Host:
 
 
 def is_integer(value: Host) -> bool:
-    """Whether a host value holds integers."""
+    """Return whether a host value holds integers."""
     return value.dtype.kind == "O"
 
 
 def integers(value: Host) -> list[int]:
-    """The items of a host value, in order, as integers.
+    """Return the items of a host value, in order, as integers.
 
     Raises InvalidOperation for a number that is not whole.
     """
@@ -81,26 +81,26 @@ def integers(value: Host) -> list[int]:
 
 
 def boxes(items: Sequence[int]) -> Host:
-    """Integers along one axis as a host value."""
+    """Return integers along one axis as a host value."""
     array = np.empty(len(items), object)
     array[:] = items
     return array
 
 
 def boxed(value: Any) -> Host:
-    """An integer as a host value."""
+    """Return an integer as a host value."""
     array = np.empty((), object)
     array[()] = value
     return array
 
 
 def is_plain(items: Iterable[Any]) -> bool:
-    """Whether all items are numbers, and none is an extent that is open or symbolic."""
+    """Return whether all items are numbers, and none is an extent that is open or symbolic."""
     return not any(item is UNKNOWN or is_symbolic(item) for item in items)
 
 
 def is_open(items: Iterable[Any]) -> bool:
-    """Whether an extent that is open is among the items."""
+    """Return whether an extent that is open is among the items."""
     return any(item is UNKNOWN for item in items)
 
 
@@ -109,7 +109,7 @@ class NotFolded(Exception):
 
 
 def to_float(value: Host) -> Host:
-    """The value as real numbers."""
+    """Return the value as real numbers."""
     if not is_integer(value):
         return value.astype(np.float64)
     if any(map(is_symbolic, value.ravel())):
@@ -119,7 +119,7 @@ def to_float(value: Host) -> Host:
 
 
 def to_integer(value: Host) -> Host:
-    """The value as integers, real numbers cut off towards 0."""
+    """Return the value as integers, real numbers cut off towards 0."""
     if is_integer(value):
         return value
     items = value.ravel().tolist()
@@ -129,7 +129,7 @@ def to_integer(value: Host) -> Host:
 
 
 def cast(value: Host, kind: str) -> Host:
-    """The value as "integer", "scalar" or "logical"."""
+    """Return the value as "integer", "scalar" or "logical"."""
     if kind == "integer":
         return to_integer(value)
     if kind == "scalar":

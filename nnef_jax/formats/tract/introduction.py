@@ -29,7 +29,7 @@ _NETWORK = 60  # steps, for a network within another one
 
 @intrinsic(*EXTERNALS)
 def _external(site: CallSite) -> Value:
-    """An input. `external` says by its generic argument what it holds."""
+    """Declare an input. `external` says by its generic argument what it holds."""
     graph, frame, kind = site.graph, site.frame, site.invocation
     if frame.fragment is not None:
         raise site.error(f"'{kind.operation}' is not allowed in a fragment")
@@ -69,7 +69,7 @@ def _external(site: CallSite) -> Value:
 
 @intrinsic("variable")
 def _variable(site: CallSite) -> Value:
-    """A parameter. Its file says what it holds, the text only where that is quantised."""
+    """Declare a parameter. Its file says what it holds, graph.quant where that is quantised."""
     graph, unit, label = site.graph, site.unit, site.string("label")
     if graph.outer is not None:  # in the body of a scan: it is passed from outside
         return graph.capture(_variable(site.into(graph.outer)))
@@ -92,7 +92,7 @@ def _variable(site: CallSite) -> Value:
 
 
 def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], bool]:
-    """The data of a variable in its shape, and whether these are real numbers made of codes."""
+    """Return the data of a variable in its shape, and whether it was decoded from codes."""
     record = site.unit.resources.get(label)
     if record.datum == "string":
         raise UnsupportedError(
@@ -108,13 +108,13 @@ def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], boo
 
 @intrinsic("tract_resource_get")
 def _resource(site: CallSite) -> Any:
-    """A value of a JSON file beside the document."""
+    """Return a value of a JSON file beside the document."""
     return site.unit.resources.json(site.string("label"), site.string("key"))
 
 
 @intrinsic("tract_core_submodel")
 def _submodel(site: CallSite) -> Any:
-    """The outputs of a network that lies in the archive under a label."""
+    """Evaluate the network that lies in the archive under a label."""
     graph, label = site.graph, site.string("label")
     given: Any = site.arguments["input"]
     operands = [site.tensor(value) for value in (given if isinstance(given, list) else [given])]

@@ -22,7 +22,7 @@ from nnef_jax.formats.tract.quantized_tensors import codes_of
 
 @intrinsic("cast", "tract_core_cast")
 def _cast(site: CallSite) -> Any:
-    """A value as another type; without one, as the type that graph.quant gives the result.
+    """Return a value as another type; without one, as the type that graph.quant gives the result.
 
     The standard's `cast` says it by its generic argument.
     """
@@ -56,7 +56,7 @@ def _cast(site: CallSite) -> Any:
 
 @intrinsic("constant")
 def _constant(site: CallSite) -> Any:
-    """A literal in a shape, which one value fills."""
+    """Return a literal in a shape, which one value fills."""
     value = h.host(site.arguments["value"]).ravel()
     shape = attribute(site.arguments["shape"], ArrayOf(INTEGER))
     if value.size == 1:
@@ -74,7 +74,7 @@ def _shape_of(site: CallSite) -> h.Host:
 
 @intrinsic("tract_core_range")
 def _range(site: CallSite) -> Any:
-    """The numbers from `start` to before `end`; a long range is made in the network."""
+    """Return the numbers from `start` to before `end`; a long range is made in the network."""
     graph = site.graph
     bounds = [_number(site, name) for name in ("start", "end", "step")]
     real = any(not h.is_integer(bound) for bound in bounds)
@@ -97,7 +97,7 @@ def _range(site: CallSite) -> Any:
 
 
 def _number(site: CallSite, name: str) -> h.Host:
-    """A number that must be known, as it is given."""
+    """Return a number that must be known, as it is given."""
     value = site.graph.known(site.arguments[name])
     if isinstance(value, Value):
         raise InvalidOperation(
@@ -117,7 +117,7 @@ def _number(site: CallSite, name: str) -> h.Host:
 
 @intrinsic("within_bound_index")
 def _within_bound_index(site: CallSite) -> Any:
-    """An index, below 0 from the end, as one from 0 to an extent."""
+    """Return an index, below 0 from the end, as one from 0 to an extent."""
     index, extent = site.arguments["index"], site.arguments["input_axis_size"]
     from_end = site.apply("add", x=index, y=extent)
     is_negative = site.apply("lt", x=index, y=0)

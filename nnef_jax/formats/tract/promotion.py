@@ -35,7 +35,7 @@ class Defaults:
 def common_dtype(
     operands: Iterable[Value | Host], item: str, defaults: Defaults, *, exact: bool = False
 ) -> str:
-    """The dtype for operands that a declaration gives one item type: `?` or scalar.
+    """Return the dtype for operands that a declaration gives one item type: `?` or scalar.
 
     A whole real constant, such as 2.0, stands for an integer beside integers, unless `exact`.
     """
@@ -58,14 +58,14 @@ def common_dtype(
 
 
 def typed(value: Host, dtype: str) -> Any:
-    """A known value of one item as a literal of a dtype."""
+    """Return a known value of one item as a literal of a dtype."""
     item: Any = value.ravel()[0]
     with np.errstate(all="ignore"):  # what a small real type does not have becomes infinite
         return jnp.dtype(dtype).type(item)
 
 
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Stored numbers as they are once they are cast: only the kind of a dtype matters here."""
+    """Cast stored numbers as the network will: only the kind of a dtype matters here."""
     before, after = _kind(stored.dtype.name), _kind(dtype)
     if after == 0:
         return stored != 0
@@ -75,13 +75,13 @@ def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def own_dtype(value: Host, item: str | None, defaults: Defaults) -> str:
-    """The dtype of a known value that stands alone where a declaration wants an item type."""
+    """Return the dtype of a known value that stands alone where an item type is declared."""
     named = {"integer": defaults.integer, "logical": "bool", "scalar": defaults.real}
     return named.get(item or "") or _own_dtype(value, defaults)
 
 
 def is_real(dtype: str) -> bool:
-    """Whether a dtype is one of real numbers."""
+    """Return whether a dtype is one of real numbers."""
     return _KINDS[_kind(dtype)] == "float"
 
 
@@ -113,12 +113,12 @@ def _kind(dtype: str) -> int:
 
 
 def _whole(constant: Value | Host, dtype: str) -> bool:
-    """Whether a real constant stands for an integer of the dtype beside it."""
+    """Return whether a real constant stands for an integer of the dtype beside it."""
     if isinstance(constant, Value) or _kind(dtype) != 1 or constant.dtype.kind != "f":
         return False
     return bool(np.all(constant == np.trunc(constant)) and np.all(np.isfinite(constant)))
 
 
 def _lifted(dtype: str, own: str) -> str:
-    """The dtype of a constant that the tensors beside it are promoted to."""
+    """Return the dtype of a constant that the tensors beside it are promoted to."""
     return own if _kind(dtype) < 2 else _promoted([dtype, own])

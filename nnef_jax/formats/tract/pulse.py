@@ -22,7 +22,7 @@ _ENDLESS = np.iinfo(np.int32).max  # where a stream ends that has no known lengt
 
 @intrinsic("tract_pulse_delay")
 def _delay(site: CallSite) -> Value:
-    """The stream later by `delay` items, each piece with `overlap` items of the one before."""
+    """Delay the stream by `delay` items; each piece has `overlap` items of the one before."""
     input, axis = _stream(site)
     delay, overlap = site.integer("delay"), site.integer("overlap")
     if delay < 0 or overlap < 0:
@@ -44,14 +44,14 @@ def _delay(site: CallSite) -> Value:
 
 @intrinsic("tract_pulse_mask")
 def _mask(site: CallSite) -> Value:
-    """The stream with a value instead of all before `begin` and from `end` on."""
+    """Put a value instead of all before `begin` and from `end` on."""
     begin, end = (_position(site.arguments[n]) for n in ("begin", "end"))
     return _between(site, begin, end, attribute(site.arguments["value"], SCALAR))
 
 
 @intrinsic("tract_pulse_pulse_pad")
 def _pulse_pad(site: CallSite) -> Value:
-    """The stream with a value in the places ahead of its first item, and behind its last one.
+    """Put a value in the places ahead of the stream's first item, and behind its last one.
 
     There are `before` and `after` of these: what is further away is nobody's data.
     """
@@ -67,7 +67,7 @@ def _pulse_pad(site: CallSite) -> Value:
 
 @intrinsic("tract_pulse_cumsum")
 def _cumsum(site: CallSite) -> Value:
-    """The sums of all items of the stream so far, without the first `skip` of them."""
+    """Sum all items of the stream so far, without the first `skip` of them."""
     input, axis = _stream(site)
     skip = site.integer("skip")
     if skip:
@@ -81,7 +81,7 @@ def _cumsum(site: CallSite) -> Value:
 
 
 def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
-    """The stream from `begin` to before `end`, and a value instead of all else.
+    """Keep the stream from `begin` to before `end`, and put a value instead of all else.
 
     A counter of what has passed is the state; pieces have `overlap` items of the one before.
     """
@@ -97,7 +97,7 @@ def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 
 
 
 def _stream(site: CallSite) -> tuple[Value, int]:
-    """The piece of the stream that a call gets, and the axis along which it is cut."""
+    """Return the piece of the stream that a call gets, and the axis along which it is cut."""
     input, axis = site.tensor(site.arguments["input"]), site.integer("axis")
     rank = len(input.type.shape)
     if not -rank <= axis < rank:

@@ -71,7 +71,7 @@ class _Token:
 
 
 def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
-    """The quantisers of a graph.quant by the names of their tensors, of which there are `names`.
+    """Read the quantisers of a graph.quant by the names of their tensors, which are among `names`.
 
     Raises NnefSyntaxError or SemanticError for all that is wrong at once.
     """
@@ -99,11 +99,11 @@ class _Reader:
         self._meter = meter
 
     def at_end(self) -> bool:
-        """Whether there are no more entries."""
+        """Return whether there are no more entries."""
         return self._peek().kind == "end"
 
     def entry(self) -> tuple[_Token, _Token, dict[str, s.Argument]]:
-        """Name, algorithm and arguments of the next entry."""
+        """Read name, algorithm and arguments of the next entry."""
         start = self._peek().span.offset
         try:
             return self._entry()
@@ -255,7 +255,7 @@ def _unknown(name: _Token, names: Collection[str], meter: Meter) -> SemanticErro
 
 
 def step_of(quantizer: Quantizer) -> NDArray[Any] | None:
-    """How far the numbers of a quantised tensor are apart, an array where that differs by channel.
+    """Return how far a quantised tensor's numbers are apart, an array where channels differ.
 
     None where the algorithm has no steps.
     """

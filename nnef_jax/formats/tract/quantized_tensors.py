@@ -24,7 +24,7 @@ _CODED = {
 
 
 def quantized(site: CallSite, name: str, value: Any) -> Any:
-    """What a name of the graph stands for downstream: the value as graph.quant quantises it."""
+    """Return what a name stands for downstream: the value as graph.quant quantises it."""
     entry = site.unit.quantizers.get(name)
     if entry is None:
         return value
@@ -49,7 +49,7 @@ def quantized(site: CallSite, name: str, value: Any) -> Any:
 
 
 def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
-    """The arguments of an operation, with the codes of tensors that it takes as such."""
+    """Return the arguments of an operation, with the codes of tensors that it takes as such."""
 
     def coded(value: Any) -> Any:
         if isinstance(value, list):
@@ -62,7 +62,7 @@ def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
 
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
-    """The codes of real numbers that an entry has rounded to what codes stand for."""
+    """Compute the codes of real numbers that an entry has rounded to what codes stand for."""
     variable = value in site.graph.constants
     zero, scale = (
         entry.value(n, value.type.shape, variable=variable) for n in ("zero_point", "scale")
@@ -73,7 +73,7 @@ def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
 
 
 def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value:
-    """The real numbers that codes stand for."""
+    """Compute the real numbers that codes stand for."""
     zero, scale = (
         entry.value(n, codes.type.shape, variable=False) for n in ("zero_point", "scale")
     )
@@ -82,7 +82,7 @@ def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value
 
 
 def _code_dtype(entry: Quantizer) -> str:
-    """The dtype of the codes of an entry, '' where they are not stored by zero point and scale."""
+    """Return the dtype of an entry's codes, '' where it has no zero point and scale."""
     given = entry.arguments
     if "zero_point" not in given or given["bits"] not in (8, 16, 32):
         return ""

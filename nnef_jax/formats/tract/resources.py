@@ -51,7 +51,7 @@ class Resources:
         return self._archive.read_text(_QUANTIZATION) if exists else None
 
     def get(self, label: str) -> StoredTensor:
-        """The tensor of a label: from LABEL.dat, or from any member in the safetensors format.
+        """Read the tensor of a label: from LABEL.dat, or from any member in the safetensors format.
 
         Raises ArchiveError where there is neither, and what reading it raises.
         """
@@ -80,7 +80,7 @@ class Resources:
         return {label: file for file in reversed(files) for label in file.labels}
 
     def json(self, label: str, key: str) -> Json:
-        """The value at a key path of LABEL.json, as `value_at` finds it.
+        """Read the value at a key path of LABEL.json, as `value_at` finds it.
 
         Raises ArchiveError where there is no such member, and what reading it raises.
         """
@@ -91,7 +91,7 @@ class Resources:
         return value_at(self._documents[member], key, member, self._meter)
 
     def submodel(self, label: str) -> Resources:
-        """The network in LABEL.nnef.tgz, LABEL.nnef.tar or the folder LABEL.
+        """Open the network in LABEL.nnef.tgz, LABEL.nnef.tar or the folder LABEL.
 
         Raises ArchiveError where there is none, LimitError where networks are nested too deeply.
         """
@@ -120,7 +120,7 @@ class Resources:
 
 
 def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDArray[Any]:
-    """Stored data in the dtype that the network computes in.
+    """Return stored data in the dtype that the network computes in.
 
     Raises DataError where integers do not fit it, and where it is of another kind than the data.
     """

@@ -23,7 +23,7 @@ _STEPS = 1_000
 
 
 def body_of(node: s.Invocation) -> str:
-    """The fragment that a scan repeats, '' for any other invocation."""
+    """Return the fragment that a scan repeats, '' for any other invocation."""
     if node.operation == KIND:
         for position, argument in enumerate(node.arguments):
             match argument:
@@ -106,7 +106,7 @@ def _entries(value: Any, key: str) -> list[tuple[Any, ...]]:
 
 
 def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
-    """Axis and chunk; a chunk that is left out is 1."""
+    """Return axis and chunk; a chunk that is left out is 1."""
     chunk = known_integer(values[1], "chunk") if values[1:] else 1
     return known_integer(values[0], "axis"), chunk
 
@@ -128,7 +128,7 @@ class _Body:
     def flatten(
         self, states: Sequence[tuple[str, Value, str]], *, again: bool = False
     ) -> tuple[Graph, list[Value], list[tuple[str, Value, str]]]:
-        """The graph, what goes into it whole, and the states with their initial tensors.
+        """Return the graph, what goes into it whole, and the states with their initial tensors.
 
         What a state starts from takes the dtype that the body gives the state.
         """
@@ -172,7 +172,7 @@ class _Body:
     def _counted(
         self, site: CallSite, inputs: Sequence[Value], nexts: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
-        """The inputs and next states, with a counter of turns for which the states wait."""
+        """Add a counter of turns for which the states wait to the inputs and next states."""
         builder = site.graph.builder
         turn = builder.input(builder.unreserved("turn"), TensorType((), builder.integer))
         runs = site.apply("ge", x=turn, y=self.skipped)
@@ -185,7 +185,7 @@ class _Body:
     def kept(
         self, starts: Sequence[Any], states: Sequence[tuple[str, Value, str]], prefix: str
     ) -> list[Value]:
-        """Variables of the graph instead of the initial states, and one for the counter."""
+        """Add variables instead of the initial states, and one for the counter."""
         graph, variables = self.site.graph, list[Value]()
         for start, (name, value, _) in zip(starts, states, strict=True):
             known = graph.constants.get(start) if isinstance(start, Value) else host(start)
@@ -212,7 +212,7 @@ class _Body:
         return inner
 
     def _enter(self, graph: FlatGraph, bound: _Bound, name: str, value: Any) -> Any:
-        """What the body has for a value from outside: known values as they are."""
+        """Return what the body has for a value from outside: known values as they are."""
         parameter = bound.parameter(name)
         if not isinstance(value, Value):
             bound.values[parameter] = value
@@ -233,7 +233,7 @@ class _Bound:
         self._names = _Names(parameter.name for parameter in fragment.parameters)
 
     def parameter(self, name: str) -> str:
-        """The parameter that a name stands for, which has no value yet."""
+        """Return the parameter that a name stands for, which has no value yet."""
         found = self._names.named(name)
         if found is None:
             message = f"fragment '{self._fragment.name}' has no parameter '{name}'"
@@ -260,14 +260,14 @@ class _Names:
 
     @cached_property
     def _alike(self) -> dict[str, list[str]]:
-        """The identifiers that are escaped alike."""
+        """Group the identifiers that are escaped alike."""
         found: dict[str, list[str]] = {}
         for identifier in self._known:
             found.setdefault(_escape(identifier), []).append(identifier)
         return found
 
     def named(self, name: str) -> str | None:
-        """The identifier that a string stands for: itself, or the only one that is alike."""
+        """Return the identifier that a string stands for: itself, or the only one that is alike."""
         escaped = _escape(name)
         for form in (name, escaped):
             if form in self._known:
@@ -277,7 +277,7 @@ class _Names:
 
 
 def _escape(name: str) -> str:
-    """A name as tract writes it where it has no identifiers in quotes.
+    """Write a name as tract does where it has no identifiers in quotes.
 
     Letters and digits of any alphabet stay, all else becomes an underscore, and another one goes in
     front of what does not begin with a letter or an underscore: `/rnn/X.0` is `__rnn_X_0`.

@@ -29,7 +29,7 @@ _COMPARISONS = {
 def has_open_inputs(
     document: Document, given: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
 ) -> bool:
-    """Whether an extent of an input is left open: what depends on it is not known then.
+    """Return whether an extent of an input is left open: what depends on it is not known then.
 
     `given` are shapes for some of the inputs, `values` those of symbols.
     """
@@ -46,7 +46,7 @@ def has_open_inputs(
 def solve(
     document: Document, shapes: Mapping[str, Sequence[int | None]], meter: Meter
 ) -> dict[str, int]:
-    """The values of the symbols that follow from known shapes of inputs, UNKNOWN for all others.
+    """Find the values of symbols that follow from known shapes of inputs, UNKNOWN for all others.
 
     Raises InputError where shapes ask for different values of a symbol or for none that there is,
     or an assertion fails.
@@ -101,11 +101,11 @@ class _Equation:
         return list(dict.fromkeys(found))
 
     def free(self, values: Mapping[str, int]) -> list[str]:
-        """The symbols in it that have no value yet."""
+        """Return the symbols in it that have no value yet."""
         return [name for name in self.names if name not in values]
 
     def solution(self, values: Mapping[str, int]) -> int | None:
-        """The value of its only free symbol, None where there is none or it has more of them."""
+        """Find the value of its only free symbol, None where it has none or more of them."""
         free = self.free(values)
         if len(free) != 1:
             return None
@@ -128,7 +128,7 @@ class _Equation:
         return None if is_symbolic(self.extent) else self._by_doubling(at)
 
     def _by_doubling(self, at: Callable[[int], Any]) -> int | None:
-        """The smallest value for which an expression that grows is the extent."""
+        """Find the smallest value for which an expression that grows is the extent."""
         high = 1
         while not at(high) >= self.extent:
             high *= 2
@@ -159,7 +159,7 @@ class _Equation:
 
 
 def evaluate(expression: s.Expression, values: Mapping[str, int]) -> Any:
-    """The value of an expression of symbols and integers, UNKNOWN where a symbol has none."""
+    """Compute an expression of symbols and integers: UNKNOWN where a symbol has no value."""
     match expression:
         case s.Literal(value=int() as value) if not isinstance(value, bool):
             return value
@@ -209,7 +209,7 @@ def _names(expression: s.Expression) -> Iterator[str]:
 
 
 def _leaves(expression: s.Expression) -> Iterator[s.Literal | s.Identifier]:
-    """The symbols and numbers of an expression, in order."""
+    """Yield the symbols and numbers of an expression, in order."""
     pending = [expression]
     while pending:
         match pending.pop():

@@ -62,7 +62,7 @@ class StoredTensor:
         return TensorFile(self.array, 8 * dtype.itemsize, dtype.kind == "i", True)
 
     def shaped(self, shape: Shape, label: str) -> NDArray[Any]:
-        """The array in the shape that the variable of a label declares.
+        """Return the array in the shape that the variable of a label declares.
 
         That may differ from the stored one in trailing 1s, and for block-quantised data, which are
         stored as a matrix, in all but the number of items. Raises DataError where it does not fit.
@@ -94,7 +94,7 @@ def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:
 
 
 def datum_of(dtype: np.dtype[Any]) -> str:
-    """tract's name of a dtype of real numbers, integers or truth values."""
+    """Return tract's name of a dtype of real numbers, integers or truth values."""
     return "bool" if dtype.kind == "b" else f"{dtype.kind}{8 * dtype.itemsize}"
 
 
@@ -118,7 +118,7 @@ def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Mete
 
 
 def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> memoryview:
-    """The data, once header and file agree on their size."""
+    """Return the data, once header and file agree on their size."""
     found = len(data) - HEADER_SIZE
     if header.length != size or found != size:
         raise DataError(

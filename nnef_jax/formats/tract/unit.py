@@ -30,7 +30,7 @@ class Unit:
     _within: dict[str, Unit] = field(default_factory=dict[str, "Unit"], compare=False)
 
     def within(self, label: str, meter: Meter) -> Unit:
-        """The network in this one's archive that has a label, read once.
+        """Return the network in this one's archive that has a label, read once.
 
         Raises ArchiveError where there is none, and what reading it raises.
         """

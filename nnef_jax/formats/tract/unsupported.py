@@ -74,7 +74,7 @@ def refuse_readers_of_padding(graph: Graph) -> None:
 
 
 def _in_bodies(graph: Graph) -> Iterator[Operation]:
-    """The operations in the bodies of scans."""
+    """Yield the operations in the bodies of scans."""
     for operation in graph.operations:
         for _, attribute in operation.attributes:
             if isinstance(attribute, Graph):
@@ -83,7 +83,7 @@ def _in_bodies(graph: Graph) -> Iterator[Operation]:
 
 
 def _reached(document: Document, rules: Registry) -> Iterator[s.Invocation]:
-    """The invocations in the graph's body and in the fragments that it leads to."""
+    """Yield the invocations in the graph's body and in the fragments that it leads to."""
     seen: set[str] = set()
     pending = [[assignment.value for assignment in document.graph.body]]
     while pending:
@@ -128,6 +128,6 @@ def _refusal(name: str, spans: list[Span], meter: Meter) -> UnsupportedError:
 
 
 def _similar(name: str, prefix: str, meter: Meter) -> str:
-    """The operation of a registry that may be meant, as a question; '' where there is none."""
+    """Ask for the operation of a registry that may be meant; '' where there is none."""
     known = [other for other in declarations.declarations() if other.startswith(prefix)]
     return did_you_mean(name, known, meter=meter, most=1, cutoff=0.85)
