@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from lowering.registry import Registry
 from nnef_jax import NnefError
 from tests.tract_files import tar
 from tests.tract_text import graph
@@ -116,14 +117,27 @@ def test_graph_quant_of_a_network_within(quantization: Any) -> None:
     np.testing.assert_array_equal(nnef_jax.load(whole)(X), X)
 
 
+ENTRY = b'"b": zero_point_linear_quantize(zero_point = 3, scale = 4.0, bits = 8, signed = true);'
+
+
 def test_codes_given_to_a_network_within_are_codes_there() -> None:
     inner = members(graph("y = tract_core_cast(x, to = 'i8');"))
     data = {f"part/{name}": content for name, content in inner.items()}
     outer = graph("b = x * 1.0; y = tract_core_submodel([b], 'part');")
-    entry = (
-        b'"b": zero_point_linear_quantize(zero_point = 3, scale = 4.0, bits = 8, signed = true);'
-    )
-    found = nnef_jax.load(tar(data | {"graph.nnef": outer.encode(), "graph.quant": entry}))(X)
+    found = nnef_jax.load(tar(data | {"graph.nnef": outer.encode(), "graph.quant": ENTRY}))(X)
+    np.testing.assert_array_equal(found, (np.rint(X / 4) + 3).astype("i1"))
+
+
+def test_a_rule_of_ones_own_for_an_operation_on_codes_is_given_codes() -> None:
+    rules = Registry()
+
+    @rules.rule("tract_core_qmatmul", lambda A, **_: A)
+    def first(A: Any, **_: Any) -> Any:
+        return A
+
+    text = graph("b = x * 1.0; y = tract_core_qmatmul(b, x);")
+    archive = tar({"graph.nnef": text.encode(), "graph.quant": ENTRY})
+    found = nnef_jax.load(archive, rules=rules)(X)
     np.testing.assert_array_equal(found, (np.rint(X / 4) + 3).astype("i1"))
 
 

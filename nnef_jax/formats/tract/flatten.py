@@ -184,10 +184,10 @@ class _Flattener:
                 return found if isinstance(node, s.Array) else tuple(found)
             case s.Unary(operand=operand):
                 operands = {"x": self.evaluate(operand, frame)}
-                return self._applied("neg", operands, node, frame, names)
+                return self._operator("neg", operands, node, frame, names)
             case s.Binary(operator=operator, left=left, right=right):
                 operands = {"x": self.evaluate(left, frame), "y": self.evaluate(right, frame)}
-                return self._applied(OPERATORS[operator], operands, node, frame, names)
+                return self._operator(OPERATORS[operator], operands, node, frame, names)
             case s.Subscript(sequence=sequence, index=index):
                 values, position = self.evaluate(sequence, frame), self.evaluate(index, frame)
                 return self._item(values, position, node, frame)
@@ -243,8 +243,8 @@ class _Flattener:
         fragment = own or declarations().get(node.operation)
         if fragment is None:
             raise self.graph.error(f"there is no operation '{node.operation}'", node, frame)
-        is_ruled = node.operation in self.graph.options.rules
-        if own is not None and not is_ruled:
+        rule = self.graph.options.rules.get(node.operation)
+        if own is not None and rule is None:
             self.refuse_recursion(own, node, frame)
         try:
             if own is not None:
@@ -263,34 +263,33 @@ class _Flattener:
                     inner = Frame(fragment, fragment.source, {}, "", calls)
                 arguments[parameter.name] = self.evaluate(parameter.default, inner)
         self.graph.spend(_INVOCATION + 2 * weight(list(arguments.values())), node, frame)
-        if is_ruled:
-            return self._applied(node.operation, arguments, node, frame, names, fragment)
-        if own is not None:
-            return self._call(own, arguments, node, frame, names)
-        handler = INTRINSICS.get(fragment.name)
-        if handler is not None:
-            self._meter.steps += _INTRINSIC
-            site = CallSite(self, arguments, node, frame, names)
-            return self.graph.located(lambda: handler(site), node, frame)
-        if fragment.body is not None and fragment.name not in meanings():
-            return self._call(fragment, arguments, node, frame, names)
+        if rule is None:
+            if own is not None:
+                return self._call(own, arguments, node, frame, names)
+            handler = INTRINSICS.get(fragment.name)
+            if handler is not None:
+                self._meter.steps += _INTRINSIC
+                site = CallSite(self, arguments, node, frame, names)
+                return self.graph.located(lambda: handler(site), node, frame)
+            if fragment.body is not None and fragment.name not in meanings():
+                return self._call(fragment, arguments, node, frame, names)
         given: Mapping[str, Any] = arguments
         if self.graph.entries:
             given = with_codes(CallSite(self, arguments, node, frame, names), fragment.name)
-        return self.graph.apply(fragment.name, given, node, frame, names)
+        if rule is None:
+            return self.graph.apply(fragment.name, given, node, frame, names)
+        return self.graph.apply(node.operation, given, node, frame, names, rule, fragment)
 
-    def _applied(
+    def _operator(
         self,
-        name: str,
-        arguments: Mapping[str, Any],
+        kind: str,
+        operands: Mapping[str, Any],
         node: s.Node,
         frame: Frame,
         names: Sequence[str],
-        fragment: s.Fragment | None = None,
     ) -> Any:
-        """Apply an operation that the document names; a user's rule for it goes first."""
-        rule = self.graph.options.rules.get(name)
-        return self.graph.apply(name, arguments, node, frame, names, rule, fragment)
+        rule = self.graph.options.rules.get(kind)
+        return self.graph.apply(kind, operands, node, frame, names, rule)
 
     def _call(
         self,
