@@ -16,7 +16,16 @@ from benchmarks.engines import Engine, NnefJax, example, write_nnef
 from benchmarks.inference import Result
 from benchmarks.networks import NETWORKS
 
-TRAINED = ("resnet18", "mobilenet_v2")
+TRAINED = (
+    "resnet18",
+    "mobilenet_v2",
+    "efficientnet_b0",
+    "resnext50",
+    "densenet121",
+    "convnext_t",
+    "swin_t",
+    "gru",
+)
 BATCH = 8
 
 # Of gradients, in the norm of each. Activations that differ by rounding fall on either side of a
@@ -49,7 +58,7 @@ def _measure(engines: Sequence[Engine], network: str, rounds: int, folder: Path)
         if isinstance(engine, NnefJax)
     }
     calls["torch"] = torch_step
-    differences = _check({name: call() for name, call in calls.items()}, network)
+    differences = check({name: call() for name, call in calls.items()}, network)
     return Result(f"{network}, step", BATCH, timing.measure(calls, rounds), differences)
 
 
@@ -65,6 +74,16 @@ def _jax_step(
 def jax_step(model: Any, inputs: Mapping[str, Array], trained: set[str]) -> Callable[[], Step]:
     """A call of the jitted step of a model, in the parameters of these labels."""
     import jax
+
+    step, arguments = jitted_step(model, inputs, trained)
+    return lambda: jax.block_until_ready(step(*arguments))
+
+
+def jitted_step(
+    model: Any, inputs: Mapping[str, Array], trained: set[str]
+) -> tuple[Any, tuple[Any, ...]]:
+    """The step, to be called or lowered, and what it takes."""
+    import jax
     import jax.numpy as jnp
 
     parameters = {k: v for k, v in model.params.items() if k in trained}
@@ -75,7 +94,7 @@ def jax_step(model: Any, inputs: Mapping[str, Array], trained: set[str]) -> Call
         return jnp.mean(jnp.square(model.apply({**parameters, **statistics}, *arrays)))
 
     step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
-    return lambda: jax.block_until_ready(step(parameters, statistics, arrays))
+    return step, (parameters, statistics, arrays)
 
 
 def _torch_step(network: str, inputs: Mapping[str, Array]) -> tuple[Callable[[], Step], set[str]]:
@@ -96,7 +115,7 @@ def _torch_step(network: str, inputs: Mapping[str, Array]) -> tuple[Callable[[],
     return step, set(parameters)
 
 
-def _check(steps: Mapping[str, Step], network: str) -> dict[str, float]:
+def check(steps: Mapping[str, Step], network: str) -> dict[str, float]:
     """The largest relative difference from the first step's in a norm, of loss and gradients."""
     (first, step), *others = steps.items()
     found: dict[str, float] = {}

@@ -64,12 +64,24 @@ class Builder(ABC, Generic[T]):
         """x / 2 * (1 + erf(x / sqrt(2)))."""
 
     @abstractmethod
+    def sigmoid(self, x: T) -> T:
+        """1 / (1 + exp(-x))."""
+
+    def silu(self, x: T) -> T:
+        """x * sigmoid(x)."""
+        return self.multiply(x, self.sigmoid(x))
+
+    @abstractmethod
     def softmax(self, x: T) -> T:
         """Softmax over the last axis."""
 
     @abstractmethod
     def max_pool(self, x: T, *, size: int, stride: int, padding: int) -> T:
         """Largest value of each window; padding never wins."""
+
+    @abstractmethod
+    def average_pool(self, x: T, *, size: int) -> T:
+        """Mean of each window; windows lie side by side."""
 
     @abstractmethod
     def global_average(self, x: T) -> T:
@@ -88,8 +100,8 @@ class Builder(ABC, Generic[T]):
         """Product with a number."""
 
     @abstractmethod
-    def attention(self, q: T, k: T, v: T, size: int, *, whole: bool) -> T:
-        """softmax(q k' / sqrt(size)) v of (batch, heads, tokens, size).
+    def attention(self, q: T, k: T, v: T, size: int, *, whole: bool, bias: T | None = None) -> T:
+        """softmax(q k' / sqrt(size) + bias) v of (batch, heads, tokens, size).
 
         Exporters to NNEF either keep it whole or spell it out; the other builders take the form
         that is best for their engines.
@@ -98,6 +110,10 @@ class Builder(ABC, Generic[T]):
     @abstractmethod
     def add(self, a: T, b: T) -> T:
         """Sum of tensors of one rank, extents of 1 broadcast."""
+
+    @abstractmethod
+    def multiply(self, a: T, b: T) -> T:
+        """Product of tensors of one rank, extents of 1 broadcast."""
 
     @abstractmethod
     def concat(self, values: Sequence[T], axis: int) -> T:
@@ -126,6 +142,14 @@ class Builder(ABC, Generic[T]):
         The weights of inputs (4 hidden, inputs) and of states (4 hidden, hidden), and the bias
         (4 hidden), hold the gates in the order input, forget, cell, output. `start` is (1, batch,
         hidden).
+        """
+
+    @abstractmethod
+    def gru(self, x: T, name: str, w: Array, r: Array, b: Array, n: Array, start: Array) -> T:
+        """All hidden states of a GRU, whose reset gate acts on the product with the state.
+
+        As for an LSTM; the gates are reset, update, new. `n` is the bias of the new state's product
+        with the state before.
         """
 
     # Layers
@@ -196,21 +220,30 @@ class Builder(ABC, Generic[T]):
         offset = self.parameter(f"{name}.offset", self.normal(features, deviation=0.1))
         return self.layer_norm(x, scale, offset, 1e-5)
 
-    def spelled_attention(self, q: T, k: T, v: T, size: int) -> T:
+    def spelled_attention(self, q: T, k: T, v: T, size: int, bias: T | None) -> T:
         """`attention` by its definition."""
         scores = self.scale(self.matmul(q, self.transpose(k, (0, 1, 3, 2))), 1 / math.sqrt(size))
+        scores = scores if bias is None else self.add(scores, bias)
         return self.matmul(self.softmax(scores), v)
 
     def lstm_layer(self, name: str, x: T, batch: int, inputs: int, hidden: int) -> T:
         """An LSTM with torch's initialisation, which starts with zeros."""
-        bound = 1 / math.sqrt(hidden)
+        weights = self._recurrent(4 * hidden, inputs, hidden)
+        return self.lstm(x, name, *weights, np.zeros((1, batch, hidden), np.float32))
 
-        def draw(*shape: int) -> Array:
-            return self.uniform(*shape, low=-bound, high=bound)
-
-        gates = 4 * hidden
+    def gru_layer(self, name: str, x: T, batch: int, inputs: int, hidden: int) -> T:
+        """A GRU with torch's initialisation, which starts with zeros."""
+        w, r, b = self._recurrent(3 * hidden, inputs, hidden)
         start = np.zeros((1, batch, hidden), np.float32)
-        return self.lstm(x, name, draw(gates, inputs), draw(gates, hidden), draw(gates), start)
+        return self.gru(x, name, w, r, b, self._recurrent(hidden, inputs, hidden)[2], start)
+
+    def _recurrent(self, gates: int, inputs: int, hidden: int) -> tuple[Array, Array, Array]:
+        bound = 1 / math.sqrt(hidden)
+        w, r, b = (
+            self.uniform(*shape, low=-bound, high=bound)
+            for shape in ((gates, inputs), (gates, hidden), (gates,))
+        )
+        return w, r, b
 
     def _bias(self, name: str, size: int) -> T:
         return self.parameter(f"{name}.bias", self.normal(size, deviation=0.1))

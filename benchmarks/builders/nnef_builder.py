@@ -48,6 +48,19 @@ fragment lstm_scan_loop(
     h_t = o_t * tanh(c_t);
 }
 """,
+    "gru_scan_loop": """
+fragment gru_scan_loop(
+    h_t_prev: tensor<scalar>,
+    xt_Wr_t: tensor<scalar>, xt_Wz_t: tensor<scalar>, xt_Wn_t: tensor<scalar>,
+    W_hr: tensor<scalar>, W_hz: tensor<scalar>, W_hn: tensor<scalar>, b_hn: tensor<scalar>
+) -> ( h_t: tensor<scalar> )
+{
+    r_t = sigmoid(xt_Wr_t + matmul(h_t_prev, W_hr, transposeB = true));
+    z_t = sigmoid(xt_Wz_t + matmul(h_t_prev, W_hz, transposeB = true));
+    n_t = tanh(xt_Wn_t + r_t * (matmul(h_t_prev, W_hn, transposeB = true) + b_hn));
+    h_t = (1.0 - z_t) * n_t + z_t * h_t_prev;
+}
+""",
 }
 
 
@@ -136,6 +149,9 @@ class NnefBuilder(Builder[str]):
         self._need("tract_core", "tract_gelu")
         return self._same(x, f"tract_gelu({x})")
 
+    def sigmoid(self, x: str) -> str:
+        return self._same(x, f"sigmoid({x})")
+
     def softmax(self, x: str) -> str:
         return self._same(x, f"softmax({x}, axes = [{self._ranks[x] - 1}])")
 
@@ -144,6 +160,13 @@ class NnefBuilder(Builder[str]):
             f"max_pool({x}, size = {[1, 1, size, size]}, border = 'ignore', "
             f"padding = {[(0, 0)] * 2 + [(padding, padding)] * 2}, "
             f"stride = {[1, 1, stride, stride]}, dilation = [1, 1, 1, 1])",
+            4,
+        )
+
+    def average_pool(self, x: str, *, size: int) -> str:
+        return self._add(
+            f"avg_pool({x}, size = {[1, 1, size, size]}, border = 'ignore', "
+            f"padding = {[(0, 0)] * 4}, stride = {[1, 1, size, size]}, dilation = [1, 1, 1, 1])",
             4,
         )
 
@@ -162,9 +185,11 @@ class NnefBuilder(Builder[str]):
     def scale(self, x: str, factor: float) -> str:
         return self._same(x, f"{x} * {factor}")
 
-    def attention(self, q: str, k: str, v: str, size: int, *, whole: bool) -> str:
+    def attention(
+        self, q: str, k: str, v: str, size: int, *, whole: bool, bias: str | None = None
+    ) -> str:
         if not whole:
-            return self.spelled_attention(q, k, v, size)
+            return self.spelled_attention(q, k, v, size, bias)
         self._need("tract_core")
         self._need("tract_transformers")
         return self._same(
@@ -175,6 +200,9 @@ class NnefBuilder(Builder[str]):
 
     def add(self, a: str, b: str) -> str:
         return self._same(a, f"add({a}, {b})")
+
+    def multiply(self, a: str, b: str) -> str:
+        return self._same(a, f"mul({a}, {b})")
 
     def concat(self, values: Sequence[str], axis: int) -> str:
         return self._same(values[0], f"concat([{', '.join(values)}], axis = {axis})")
@@ -192,12 +220,25 @@ class NnefBuilder(Builder[str]):
         return self._same(x, f"tile({x}, repeats = {[count] + [1] * (self._ranks[x] - 1)})")
 
     def lstm(self, x: str, name: str, w: Array, r: Array, b: Array, start: Array) -> str:
-        self._need("tract_core", "lstm_scan_loop")
-        hidden = r.shape[1]
         h, c = (self.parameter(f"{name}.{state}", start) for state in ("h0", "c0"))
+        scanned, full = self._gates("ifgo", x, name, w, r, b)
+        states = f"('c_t_prev', {c}, 'c_t'), ('h_t_prev', {h}, 'h_t')"
+        return self._scan("lstm_scan_loop", scanned, full, states)
+
+    def gru(self, x: str, name: str, w: Array, r: Array, b: Array, n: Array, start: Array) -> str:
+        h = self.parameter(f"{name}.h0", start)
+        scanned, full = self._gates("rzn", x, name, w, r, b)
+        full.append(f"('b_hn', {self.parameter(f'{name}.b_hn', n[None, None])})")
+        return self._scan("gru_scan_loop", scanned, full, f"('h_t_prev', {h}, 'h_t')")
+
+    def _gates(
+        self, gates: str, x: str, name: str, w: Array, r: Array, b: Array
+    ) -> tuple[list[str], list[str]]:
+        """What a loop's body reads item by item, and what it reads as a whole."""
+        hidden = r.shape[1]
         scanned: list[str] = []
         full: list[str] = []
-        for index, gate in enumerate("ifgo"):
+        for index, gate in enumerate(gates):
             rows = np.s_[None, index * hidden : (index + 1) * hidden]
             weight = self.parameter(f"{name}.w_i{gate}", w[rows])
             bias = self.parameter(f"{name}.b_{gate}", b[rows][None])
@@ -205,10 +246,13 @@ class NnefBuilder(Builder[str]):
             product = self._same(x, f"matmul({x}, {weight}, transposeB = true)")
             scanned.append(f"('xt_W{gate}_t', {self.add(product, bias)}, 0, 1)")
             full.append(f"('W_h{gate}', {of_states})")
+        return scanned, full
+
+    def _scan(self, body: str, scanned: list[str], full: list[str], states: str) -> str:
+        self._need("tract_core", body)
         return self._add(
-            f"tract_core_scan(body = 'lstm_scan_loop', scan = [{', '.join(scanned)}], "
-            f"full = [{', '.join(full)}], "
-            f"state = [('c_t_prev', {c}, 'c_t'), ('h_t_prev', {h}, 'h_t')], "
+            f"tract_core_scan(body = '{body}', scan = [{', '.join(scanned)}], "
+            f"full = [{', '.join(full)}], state = [{states}], "
             "output = [('h_t', 'full', 0, 1)], skip = 0)",
             3,
         )

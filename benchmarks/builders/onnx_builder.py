@@ -78,6 +78,9 @@ class OnnxBuilder(Builder[str]):
     def gelu(self, x: str) -> str:
         return self._add("Gelu", [x])
 
+    def sigmoid(self, x: str) -> str:
+        return self._add("Sigmoid", [x])
+
     def softmax(self, x: str) -> str:
         return self._add("Softmax", [x], axis=-1)
 
@@ -85,6 +88,9 @@ class OnnxBuilder(Builder[str]):
         return self._add(
             "MaxPool", [x], kernel_shape=[size] * 2, strides=[stride] * 2, pads=[padding] * 4
         )
+
+    def average_pool(self, x: str, *, size: int) -> str:
+        return self._add("AveragePool", [x], kernel_shape=[size] * 2, strides=[size] * 2)
 
     def global_average(self, x: str) -> str:
         return self._add("Flatten", [self._add("GlobalAveragePool", [x])], axis=1, rank=2)
@@ -101,11 +107,16 @@ class OnnxBuilder(Builder[str]):
     def scale(self, x: str, factor: float) -> str:
         return self._add("Mul", [x, self._scalar(factor)])
 
-    def attention(self, q: str, k: str, v: str, size: int, *, whole: bool) -> str:
-        return self.spelled_attention(q, k, v, size)
+    def attention(
+        self, q: str, k: str, v: str, size: int, *, whole: bool, bias: str | None = None
+    ) -> str:
+        return self.spelled_attention(q, k, v, size, bias)
 
     def add(self, a: str, b: str) -> str:
         return self._add("Add", [a, b])
+
+    def multiply(self, a: str, b: str) -> str:
+        return self._add("Mul", [a, b])
 
     def concat(self, values: Sequence[str], axis: int) -> str:
         return self._add("Concat", values, axis=axis)
@@ -123,18 +134,31 @@ class OnnxBuilder(Builder[str]):
         return self._add("Tile", [x, self._list(count, *[1] * (self._ranks[x] - 1))])
 
     def lstm(self, x: str, name: str, w: Array, r: Array, b: Array, start: Array) -> str:
-        def ordered(values: Array) -> Array:
-            i, f, g, o = np.split(values, 4)
-            return np.concatenate([i, o, f, g])[None]
-
-        biases = np.concatenate([ordered(b), np.zeros((1, b.size), np.float32)], axis=1)
-        stored = [
-            self.parameter(f"{name}.{kind}", value)
-            for kind, value in (("w", ordered(w)), ("r", ordered(r)), ("b", biases), ("h0", start))
-        ]
-        weights, state = stored[:3], stored[3]
-        states = self._add("LSTM", [x, *weights, "", state, state], hidden_size=r.shape[1], rank=4)
+        weights = self._gates(name, (0, 3, 1, 2), w, r, b, np.zeros_like(b))
+        h = self.parameter(f"{name}.h0", start)
+        states = self._add("LSTM", [x, *weights, "", h, h], hidden_size=r.shape[1], rank=4)
         return self._add("Squeeze", [states, self._list(1)], rank=3)
+
+    def gru(self, x: str, name: str, w: Array, r: Array, b: Array, n: Array, start: Array) -> str:
+        of_states = np.concatenate([np.zeros(2 * n.size, np.float32), n])
+        weights = self._gates(name, (1, 0, 2), w, r, b, of_states)
+        h = self.parameter(f"{name}.h0", start)
+        settings = {"hidden_size": r.shape[1], "linear_before_reset": 1}
+        states = self._add("GRU", [x, *weights, "", h], rank=4, **settings)
+        return self._add("Squeeze", [states, self._list(1)], rank=3)
+
+    def _gates(
+        self, name: str, order: Sequence[int], w: Array, r: Array, b: Array, of_states: Array
+    ) -> list[str]:
+        """The parameters of a recurrent node, with the gates in another order."""
+
+        def ordered(values: Array) -> Array:
+            parts = np.split(values, len(order))
+            return np.concatenate([parts[index] for index in order])[None]
+
+        biases = np.concatenate([ordered(b), ordered(of_states)], axis=1)
+        values = {"w": ordered(w), "r": ordered(r), "b": biases}
+        return [self.parameter(f"{name}.{kind}", value) for kind, value in values.items()]
 
     def _add(
         self, kind: str, inputs: Sequence[str], *, rank: int | None = None, **attributes: Any

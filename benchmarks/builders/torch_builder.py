@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.fx import Graph, GraphModule, Node
@@ -58,11 +59,20 @@ class TorchBuilder(Builder[Node]):
     def gelu(self, x: Node) -> Node:
         return self._call(F.gelu, x)
 
+    def sigmoid(self, x: Node) -> Node:
+        return self._call(torch.sigmoid, x)
+
+    def silu(self, x: Node) -> Node:
+        return self._call(F.silu, x)
+
     def softmax(self, x: Node) -> Node:
         return self._call(F.softmax, x, -1)
 
     def max_pool(self, x: Node, *, size: int, stride: int, padding: int) -> Node:
         return self._call(F.max_pool2d, x, size, stride, padding)
+
+    def average_pool(self, x: Node, *, size: int) -> Node:
+        return self._call(F.avg_pool2d, x, size)
 
     def global_average(self, x: Node) -> Node:
         return self._call(torch.mean, x, (2, 3))
@@ -76,11 +86,16 @@ class TorchBuilder(Builder[Node]):
     def scale(self, x: Node, factor: float) -> Node:
         return self._call(torch.mul, x, factor)
 
-    def attention(self, q: Node, k: Node, v: Node, size: int, *, whole: bool) -> Node:
-        return self._call(F.scaled_dot_product_attention, q, k, v)
+    def attention(
+        self, q: Node, k: Node, v: Node, size: int, *, whole: bool, bias: Node | None = None
+    ) -> Node:
+        return self._call(F.scaled_dot_product_attention, q, k, v, bias)
 
     def add(self, a: Node, b: Node) -> Node:
         return self._call(torch.add, a, b)
+
+    def multiply(self, a: Node, b: Node) -> Node:
+        return self._call(torch.mul, a, b)
 
     def concat(self, values: Sequence[Node], axis: int) -> Node:
         return self._call(torch.cat, list(values), axis)
@@ -102,6 +117,12 @@ class TorchBuilder(Builder[Node]):
         weights = [self.parameter(f"{name}.{kind}", value) for kind, value in values.items()]
         return self._call(_lstm, x, *weights)
 
+    def gru(self, x: Node, name: str, w: Array, r: Array, b: Array, n: Array, start: Array) -> Node:
+        of_states = np.concatenate([np.zeros(2 * n.size, np.float32), n])
+        values = {"w": w, "r": r, "b": b, "b_h": of_states, "h0": start}
+        weights = [self.parameter(f"{name}.{kind}", value) for kind, value in values.items()]
+        return self._call(_gru, x, *weights)
+
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         return self._graph.call_function(function, args, kwargs)
 
@@ -117,3 +138,7 @@ def _repeat(x: Any, count: int) -> Any:
 def _lstm(x: Any, w: Any, r: Any, b: Any, start: Any) -> Any:
     parameters = [w, r, b, torch.zeros_like(b)]
     return torch.lstm(x, (start, start), parameters, True, 1, 0.0, False, False, False)[0]
+
+
+def _gru(x: Any, w: Any, r: Any, b: Any, b_h: Any, start: Any) -> Any:
+    return torch.gru(x, start, [w, r, b, b_h], True, 1, 0.0, False, False, False)[0]

@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 import nnef_jax
-from benchmarks import against, change, figures, networks, parsing, timing, worker
+from benchmarks import against, change, figures, networks, parsing, timing, training, worker
 from benchmarks.__main__ import main
 from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.change import THAT, THIS, TWIN, Change
@@ -271,7 +271,11 @@ def test_figures_have_names_of_their_own() -> None:
     parts = ["table", "training", "startup", "parse"]
     tasks = figures.tasks(parts, list(networks.NETWORKS), [1, 8])
     titles = [title for task in tasks for title in task.titles.values()]
-    assert len(set(titles)) == len(titles) == 2 * len(networks.NETWORKS) + 2 + 7 + 4
+    assert (
+        len(set(titles))
+        == len(titles)
+        == 2 * len(networks.NETWORKS) + len(training.TRAINED) + 7 + 4
+    )
     assert {task.kind for task in tasks} == worker._KINDS.keys()
 
 

@@ -41,6 +41,51 @@ SMALL: dict[str, tuple[Callable[..., str], tuple[int, ...]]] = {
         partial(networks.resnet, blocks=(1, 2), bottleneck=True, extent=32, width=8, classes=5),
         (2, 5),
     ),
+    "resnext50": (
+        partial(
+            networks.resnet,
+            blocks=(1, 2),
+            bottleneck=True,
+            extent=32,
+            width=8,
+            groups=4,
+            widening=2,
+            classes=5,
+        ),
+        (2, 5),
+    ),
+    "efficientnet_b0": (
+        partial(
+            networks.efficientnet_b0,
+            extent=32,
+            stages=((1, 8, 1, 1, 3), (6, 12, 2, 2, 5)),
+            last=16,
+            classes=5,
+        ),
+        (2, 5),
+    ),
+    "densenet121": (
+        partial(networks.densenet121, extent=32, blocks=(2, 2), growth=4, classes=5),
+        (2, 5),
+    ),
+    "convnext_t": (
+        partial(networks.convnext_t, extent=32, width=8, blocks=(1, 2), classes=5),
+        (2, 5),
+    ),
+    "swin_t": (
+        partial(
+            networks.swin_t,
+            extent=32,
+            patch=2,
+            window=4,
+            width=8,
+            blocks=(2, 2),
+            heads=2,
+            classes=5,
+        ),
+        (2, 5),
+    ),
+    "gru": (partial(networks.gru, steps=7, inputs=4, hidden=5), (7, 2, 5)),
     "unet": (partial(networks.unet, extent=16, width=4, depth=2), (2, 2, 16, 16)),
     "vit_s": (
         partial(networks.vit_s, extent=32, patch=8, width=24, layers=2, heads=3, classes=5),

@@ -1,0 +1,48 @@
+"""The networks, each described once for all engines; sizes can be reduced for tests."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from benchmarks.builders.base import Builder
+from benchmarks.networks.convolutional import (
+    convnext_t,
+    densenet121,
+    efficientnet_b0,
+    mobilenet_v2,
+    resnet,
+    resnet18,
+    resnet50,
+    resnext50,
+    unet,
+)
+from benchmarks.networks.small import gru, lstm, mlp
+from benchmarks.networks.transformers import bert, swin_t, vit_s
+
+__all__ = ["NETWORKS", "Describe", "resnet"]
+
+T = TypeVar("T")
+
+
+class Describe(Protocol):
+    """Describes a network to a builder, for a number of items in a batch; returns its output."""
+
+    def __call__(self, b: Builder[T], batch: int, /) -> T: ...
+
+
+NETWORKS: dict[str, Describe] = {
+    "mobilenet_v2": mobilenet_v2,
+    "efficientnet_b0": efficientnet_b0,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "resnext50": resnext50,
+    "densenet121": densenet121,
+    "convnext_t": convnext_t,
+    "unet": unet,
+    "vit_s": vit_s,
+    "swin_t": swin_t,
+    "bert": bert,
+    "lstm": lstm,
+    "gru": gru,
+    "mlp": mlp,
+}
