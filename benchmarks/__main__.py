@@ -19,6 +19,7 @@ from benchmarks import (
     inference,
     machine,
     parsing,
+    passes,
     report,
     startup,
     training,
@@ -36,13 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.against is not None and (options.engines or options.plot):
-        parser.error("--against has no engines beside nnef_jax, and no plot")
+    if options.against is not None and (options.engines or options.plot or options.passes):
+        parser.error("--against has no engines beside nnef_jax, no passes, and no plot")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where the other engines run
     console = Console(width=None if sys.stdout.isatty() else 140)
     document: dict[str, Any] = {"machine": machine.description()}
     report.print_machine(console, document["machine"])
-    extras = [name for name in _EXTRAS if getattr(options, name) or options.all]
+    extras = [n for n in _EXTRAS if getattr(options, n) or (options.all and n != "passes")]
     if options.against is not None:
         return _compare(options, extras, console, document)
     engines = _installed(options.engines or _USUAL, console)
@@ -113,10 +114,23 @@ def _parse(options: Any, engines: list[Engine], console: Console, document: dict
     )
 
 
+def _passes(
+    options: Any, engines: list[Engine], console: Console, document: dict[str, Any]
+) -> None:
+    results: list[passes.Earned] = []
+    for result in passes.run(options.networks, options.batch, options.rounds):
+        results.append(result)
+        ratios = (f"{name} {ratio:.2f}" for name, ratio in result.ratios.items())
+        console.print(f"{result.title}: {', '.join(ratios)}")
+    passes.print_earned(console, results)
+    document["passes"] = [result.as_dict() for result in results]
+
+
 _EXTRAS: dict[str, Callable[[Any, list[Engine], Console, dict[str, Any]], None]] = {
     "training": _training,
     "startup": _startup,
     "parse": _parse,
+    "passes": _passes,
 }
 
 
@@ -148,7 +162,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--training", action="store_true", help="value and gradient, instead of the table")
     add("--startup", action="store_true", help="first result, memory, dispatch, instead of it")
     add("--parse", action="store_true", help="reading large texts, instead of it")
-    add("--all", action="store_true", help="the table and the three others")
+    add("--passes", action="store_true", help="what each pass for CPUs earns, instead of it")
+    add("--all", action="store_true", help="the table and these, but for passes")
     return parser
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from benchmarks import networks, parsing, report, timing
+from benchmarks import networks, parsing, passes, report, timing
 from benchmarks.__main__ import main
 from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.inference import Result
@@ -113,6 +113,16 @@ def test_network_loads_and_tells_inputs_apart(name: str, tmp_path: Path) -> None
     assert 0.05 < output.std() < 50
     changed = np.asarray(model(**{k: v + np.float32(0.5) for k, v in inputs.items()}))
     assert timing.relative_difference(output, changed) > 1e-3
+
+
+def test_passes_are_timed_where_they_change_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(networks.NETWORKS, "mlp", partial(networks.mlp, layers=12))
+    (found,) = passes.run(["mlp"], [2], rounds=1, only=["repeats", "winograd"])
+    assert found.title == "mlp, 2"
+    assert found.ratios.keys() == {"repeats"}
+    monkeypatch.setattr(timing, "TOLERANCE", -1.0)
+    with pytest.raises(timing.DisagreementError, match="repeats"):
+        list(passes.run(["mlp"], [2], rounds=1, only=["repeats"]))
 
 
 def test_builders_of_one_seed_draw_the_same_weights() -> None:

@@ -1,0 +1,145 @@
+"""What the passes for CPUs earn: calls and training steps with each left out in turn."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import timing, training
+from benchmarks.engines import example, write_nnef
+from benchmarks.timing import QUIET
+
+ALL = "all passes"
+
+# What is compiled, as text, and what compiles it.
+Lowered = tuple[str, Callable[[], Callable[[], Any]]]
+
+
+@dataclass
+class Earned:
+    """One call or step. Passes that leave the compiled text as it is are not timed."""
+
+    title: str
+    timed: timing.Measurement  # without each pass, and with all of them
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """The time without a pass, divided by that with all."""
+        times = self.timed.medians
+        return {name: time / times[ALL] for name, time in times.items() if name != ALL}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        found = {"title": self.title, "ratios": self.ratios, "samples": self.timed.samples}
+        return {**found, "cores_used_elsewhere": self.timed.elsewhere}
+
+
+def run(
+    networks: Sequence[str], batches: Sequence[int], rounds: int, only: Sequence[str] = ()
+) -> Iterator[Earned]:
+    """Measure a call of each network at each batch size, and its training step where it has one.
+
+    Raises DisagreementError where results without a pass are others.
+    """
+    for network in networks:
+        with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+            for batch in batches:
+                lower = partial(_call, network, batch, Path(folder))
+                yield _measure(f"{network}, {batch}", lower, timing.check_agreement, rounds, only)
+            if network in training.TRAINED:
+                lower = partial(_step, network, Path(folder))
+                check = partial(training.check, network=network)
+                yield _measure(f"{network}, step", lower, check, rounds, only)
+
+
+def _measure(
+    title: str,
+    lower: Callable[[], Lowered],
+    check: Callable[[dict[str, Any]], Any],
+    rounds: int,
+    only: Sequence[str],
+) -> Earned:
+    from lowering.cpu.pipeline import PASSES, without
+
+    text, compiled = lower()
+    calls = {ALL: compiled()}
+    for name in only or PASSES:
+        with without(name):
+            other, compiled = lower()
+            if other != text:
+                calls[name] = compiled()
+    check({name: call() for name, call in calls.items()})
+    return Earned(title, timing.measure(calls, rounds))
+
+
+def _call(network: str, batch: int, folder: Path) -> Lowered:
+    """`model(x)`, lowered as it is there."""
+    import jax
+    import jax.numpy as jnp
+
+    import nnef_jax
+    from lowering.cpu import looped, optimised
+    from lowering.cpu.options import compiler_options
+    from lowering.prepare import split, with_constants
+
+    model = nnef_jax.load(write_nnef(network, batch, folder), optimize=False)
+    arrays = [jnp.asarray(value) for value in example(network, batch).values()]
+    params = list(model.params.values())
+
+    def apply(params: Any, inputs: Any) -> Any:
+        return model.apply(dict(zip(model.params, params, strict=True)), *inputs)
+
+    options = compiler_options(sum(x.nbytes for x in params))
+    function = optimised(apply, in_chunks=True)
+    halves = split(function, params, arrays, rewrite=looped, options=options)
+    prepared = jax.eval_shape(halves.prepare, params)
+    texts = [jax.jit(halves.compute).lower(params), halves.run.lower(prepared, arrays)]
+
+    def compiled() -> Callable[[], Any]:
+        run, kept = with_constants(halves.run, halves.prepare_now(params), 0, options)
+        run(kept, arrays)
+        return lambda: jax.block_until_ready(run(kept, arrays))
+
+    return "\n".join((str(options), *(text.as_text() for text in texts))), compiled
+
+
+def _step(network: str, folder: Path) -> Lowered:
+    """Value and gradient in all parameters."""
+    import jax
+
+    import nnef_jax
+
+    model = nnef_jax.load(write_nnef(network, training.BATCH, folder))
+    inputs = example(network, training.BATCH)
+    step, arguments = training.jitted_step(model, inputs, set(model.params))
+    lowered = step.lower(*arguments)
+
+    def compiled() -> Callable[[], Any]:
+        run = lowered.compile()
+        return lambda: jax.block_until_ready(run(*arguments))
+
+    return f"{model.compiler_options}\n{lowered.as_text()}", compiled
+
+
+def print_earned(console: Console, results: Sequence[Earned]) -> None:
+    """For each pass the most that it earns, and where; what it changes besides."""
+    from lowering.cpu.pipeline import PASSES
+
+    table = Table(title="time without a pass, divided by that with all")
+    for title in ("pass", "best", "worst", "all that it changes"):
+        table.add_column(title)
+    for name in PASSES:
+        found = {r.title: r.ratios[name] for r in results if name in r.ratios}
+        ordered = sorted(found, key=found.__getitem__, reverse=True)
+        cells = [f"{title} {found[title]:.2f}" for title in ordered]
+        table.add_row(name, *(cells[:1] + cells[-1:] if cells else ["-", "-"]), "; ".join(cells))
+    console.print(table)
+    if busy := [r.title for r in results if r.timed.elsewhere > QUIET]:
+        console.print(f"other processes were running: {', '.join(busy)}", style="red")
