@@ -31,7 +31,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "matmul", "linear",
     ),
     "normalize": (
-        "l1_normalization", "l2_normalization", "local_variance_normalization",
+        "l1_normalization", "l2_normalization", "local_response_normalization",
+        "local_variance_normalization",
         "batch_normalization",
     ),
     "quantize": (
@@ -59,19 +60,47 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "box", "debox", "max_pool", "avg_pool", "rms_pool", "argmax_pool",
         "max_pool_with_index", "sample", "desample",
     ),
+    "attention": (
+        "attention", "masked_softmax", "rotary_embedding",
+    ),
+    "detection": (
+        "non_max_suppression", "non_zero",
+    ),
+    "experts": (
+        "mixture_of_experts",
+    ),
+    "indexing": (
+        "gather_elements", "gather_nd", "scatter_elements", "scatter_nd", "topk", "one_hot",
+    ),
+    "lookup": (
+        "direct_lookup", "reverse_lookup", "tract.tree_ensemble",
+    ),
+    "pulse": (
+        "tract.pulse_mask",
+    ),
+    "quantized": (
+        "quantized_einsum", "quantized_conv",
+    ),
+    "recurrent": (
+        "lstm_pointwise", "gru_pointwise", "gru_sequence", "causal_conv1d_update",
+        "gated_delta_rule",
+    ),
+    "resize": (
+        "resize", "grid_sample",
+    ),
+    "scan": (
+        "scan",
+    ),
+    "signal": (
+        "fft", "stft", "pairs_to_complex", "complex_to_pairs", "tract.exp_unit_norm",
+        "tract.exp_mean_norm",
+    ),
     "tract.activation": (
         "tract_core_silu", "tract_core_erf", "tract_core_hard_swish",
         "tract_core_gelu_approx", "tract_core_clamped_swiglu",
     ),
-    "tract.attention": (
-        "tract_transformers_sdpa", "tract_transformers_scaled_masked_softmax",
-        "tract_transformers_apply_rope",
-    ),
     "tract.conv": (
         "tract.conv", "tract.deconv",
-    ),
-    "tract.detection": (
-        "tract_onnx_non_max_suppression", "tract_onnx_non_zero",
     ),
     "tract.elementwise": (
         "tract.neg", "tract.sqr", "tract.square", "tract.abs", "tract.sign", "tract.relu",
@@ -83,33 +112,11 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "tract_shl", "tract_shr", "tract_core_is_nan", "tract_core_is_inf",
         "tract_core_cast",
     ),
-    "tract.experts": (
-        "tract_moe_ffn",
-    ),
-    "tract.indexing": (
-        "tract_core_gather", "tract_core_gather_elements", "tract_core_gather_nd",
-        "tract_core_scatter_elements", "tract_core_scatter_nd", "tract_core_topk",
-        "tract_core_one_hot",
-    ),
     "tract.linear": (
         "tract.matmul", "tract.linear", "tract_core_einsum", "tract_core_matmul",
     ),
-    "tract.onnx": (
-        "tract_onnx_lrn", "tract_onnx_ml_direct_lookup", "tract_onnx_ml_reverse_lookup",
-        "tract_onnx_ml_tree_ensemble_classifier",
-    ),
-    "tract.pulse": (
-        "pulse_mask",
-    ),
     "tract.quantize": (
         "tract.min_max_linear_quantize", "tract.zero_point_linear_quantize",
-    ),
-    "tract.quantized": (
-        "tract_core_einsum_q", "tract_core_qmatmul", "tract_core_qconv",
-    ),
-    "tract.recurrent": (
-        "tract_core_lstm_epilogue", "tract_core_gru_epilogue", "tract_core_gru_seq",
-        "tract_transformers_causal_conv1d_update", "tract_transformers_gdn_recurrent",
     ),
     "tract.reduce": (
         "tract.sum_reduce", "tract_core_product_reduce", "tract.max_reduce",
@@ -118,21 +125,10 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "tract_core_softmax", "tract_core_log_softmax", "tract_core_rms_norm",
         "tract_core_scaled_rms_norm",
     ),
-    "tract.resize": (
-        "tract_core_resize", "tract_onnx_resize", "tract_core_grid_sample",
-    ),
-    "tract.scan": (
-        "scan",
-    ),
     "tract.shape": (
         "tract.transpose", "tract.squeeze", "tract.unsqueeze", "tract.slice",
         "tract_core_downsample", "tract_core_dyn_slice", "tract_core_trilu", "tract.tile",
         "tract.pad", "tract_core_broadcast", "tract_core_range",
-    ),
-    "tract.signal": (
-        "tract_core_inner_dim_to_complex", "tract_core_complex_to_inner_dim",
-        "tract_core_fft", "tract_core_stft", "tract_extra_exp_unit_norm",
-        "tract_extra_exp_mean_norm",
     ),
     "tract.tensors": (
         "range", "values",

@@ -73,12 +73,34 @@ def l2_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: fl
     return _over(x, norm, bias / unit, epsilon / unit).astype(input.dtype)
 
 
-def _local_type(
-    input: TensorType, size: tuple[int, ...], bias: float, epsilon: float
-) -> TensorType:
+def _require_windows(input: TensorType, size: tuple[int, ...]) -> None:
+    """Refuse a size that is not one of windows around each item."""
     rules["box"].infer(
         input, size, border="constant", padding=(), stride=(), dilation=(), normalize=True
     )
+
+
+def _response_type(
+    input: TensorType, size: tuple[int, ...], alpha: float, beta: float, bias: float
+) -> TensorType:
+    _require_windows(input, size)
+    return input
+
+
+@rules.rule("local_response_normalization", _response_type)
+def local_response_normalization(
+    input: Any, size: tuple[int, ...], alpha: float, beta: float, bias: float
+) -> Array:
+    """input / (bias + alpha * the mean of the squares around each item) ** beta."""
+    x = widened(jnp.asarray(input))
+    squares = box(jnp.square(x), size, "constant", (), (), (), True)
+    return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
+
+
+def _local_type(
+    input: TensorType, size: tuple[int, ...], bias: float, epsilon: float
+) -> TensorType:
+    _require_windows(input, size)
     _require_not_negative(epsilon)
     return input
 

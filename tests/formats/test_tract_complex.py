@@ -12,8 +12,8 @@ from lowering.extents import UNKNOWN
 from lowering.graph import TensorType
 from lowering.ops import rules
 
-TO_PAIRS = rules["tract_core_complex_to_inner_dim"]
-TO_COMPLEX = rules["tract_core_inner_dim_to_complex"]
+TO_PAIRS = rules["complex_to_pairs"]
+TO_COMPLEX = rules["pairs_to_complex"]
 
 
 def test_types():

@@ -83,7 +83,7 @@ def test_padding_is_not_for_other_operations() -> None:
     found = errors(graph("n = tract_onnx_non_zero(x); y = §neg(n) + §concat([n], axis = 1);"))
     for one in found:
         assert "reads 'n', whose extent depends on the data" in one.message
-        assert "pads it with -1" in one.message and one.hint == "end the network there, " + (
+        assert "padded with -1" in one.message and one.hint == "end the network there, " + (
             "and go on outside of it"
         )
     boxes = (
@@ -93,7 +93,7 @@ def test_padding_is_not_for_other_operations() -> None:
     inputs = {"b": "[1,4,4] f32", "s": "[1,1,4] f32"}
     assert model(graph(boxes + "y = n;", **inputs)).outputs[0].shape[1] == 3
     found = errors(graph(boxes + "y = §slice(n, axes = [1], begin = [0], end = [1]);", **inputs))
-    assert "'tract_onnx_non_max_suppression' pads it" in found[0].message
+    assert found[0].message.startswith("'y' reads 'n', whose extent depends on the data")
 
 
 def test_padding_within_a_scan() -> None:

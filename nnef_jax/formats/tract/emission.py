@@ -176,7 +176,7 @@ class TractEmitter(Emitter):
         except InvalidOperation as error:
             raise self.invalid(error, kind, operands, node, frame) from None
         arguments = draft.operands, draft.attributes
-        return self.emit(meaning.kind, *arguments, node, frame, names, shown=kind)
+        return self.emit(draft.kind, *arguments, node, frame, names, shown=kind)
 
     def _bias(self, operands: Mapping[str, Any], node: s.Node, frame: Frame) -> Any:
         """The bias in real numbers, also where it is stored in steps that no entry gives."""

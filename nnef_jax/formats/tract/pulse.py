@@ -93,7 +93,7 @@ def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 
     )
     attributes = {"axis": axis, "begin": begin, "end": end, "value": value}
     operands = {"input": input, "position": position}
-    return site.named(site.name).emit("pulse_mask", operands, attributes)[0]
+    return site.named(site.name).emit("tract.pulse_mask", operands, attributes)[0]
 
 
 def _stream(site: CallSite) -> tuple[Value, int]:

@@ -32,7 +32,7 @@ def refuse_unsupported(document: Document, rules: Registry, meter: Meter) -> Non
 
 
 # Operations whose number of results depends on the data: they are padded to the most there can be.
-_PADDED = ("tract_onnx_non_zero", "tract_onnx_non_max_suppression")
+_PADDED = ("non_zero", "non_max_suppression")
 
 
 def refuse_readers_of_padding(graph: Graph) -> None:
@@ -41,7 +41,7 @@ def refuse_readers_of_padding(graph: Graph) -> None:
     In the body of a scan it is the scan that would: it stacks the results of all turns.
     """
     padded = {
-        value: operation
+        value
         for operation in graph.operations
         if operation.kind in _PADDED
         for value in operation.writes()
@@ -49,8 +49,8 @@ def refuse_readers_of_padding(graph: Graph) -> None:
     raise_all(
         [
             UnsupportedError(
-                f"'{operation.kind}' reads '{value.name}', whose extent depends on the data: "
-                f"'{padded[value].kind}' pads it with -1 up to the most there can be",
+                f"'{operation.name}' reads '{value.name}', whose extent depends on the data: "
+                "it is padded with -1 up to the most there can be",
                 span=operation.span,
                 calls=operation.calls,
                 hint="end the network there, and go on outside of it",
@@ -61,8 +61,7 @@ def refuse_readers_of_padding(graph: Graph) -> None:
         ]
         + [
             UnsupportedError(
-                f"'{operation.kind}' in the body of a scan has results whose extent depends on "
-                "the data",
+                f"'{operation.name}' in the body of a scan has an extent that depends on the data",
                 span=operation.span,
                 calls=operation.calls,
                 hint="end the network there, and go on outside of it",

@@ -1,4 +1,4 @@
-"""Interpolation between items (registries tract_core and tract_onnx): resize, grid_sample.
+"""Interpolation between items: resize, grid_sample.
 
 A resize takes one axis after another. `scales` or `sizes` has an item for each axis, batch and
 channel included. The extents of the result are `sizes`, or floor(extent * scale) with scales as
@@ -40,16 +40,36 @@ from lowering.kernels.resampling import (
 )
 from lowering.ops import rules
 from lowering.ops.shape import cast
-from lowering.ops.tract.typing import require_one_of, require_ordered
+from lowering.ops.tract.typing import ABSENT, require_one_of, require_ordered
 from lowering.ops.typing import require_real
 
 
 def _resize_type(
-    input: TensorType, scales: tuple[float, ...], sizes: Shape, method: Method
+    input: TensorType,
+    roi: TensorType,
+    scales: tuple[float, ...],
+    sizes: Shape,
+    mode: str,
+    coordinate_transformation_mode: str,
+    nearest_mode: str,
+    cubic_coeff_a: float,
+    exclude_outside: bool,
+    antialias: bool,
+    extrapolation_value: float,
 ) -> TensorType:
     require_ordered(input=input)
-    require_one_of("interpolator", method.interpolator, INTERPOLATORS)
-    require_one_of("nearest_mode", method.nearest_mode, ROUNDINGS)
+    require_one_of("mode", mode, INTERPOLATORS)
+    require_one_of("nearest_mode", nearest_mode, ROUNDINGS)
+    require_one_of("coordinate_transformation_mode", coordinate_transformation_mode, COORDINATES)
+    count = 2 * len(input.shape)
+    if coordinate_transformation_mode == CROP and (
+        roi == ABSENT or len(roi.shape) != 1 or differ(roi.shape[0], count)
+    ):
+        found = "there is none" if roi == ABSENT else f"it is {roi}"
+        raise InvalidShape(
+            f"'{CROP}' needs a 'roi' of shape [{count}], {found}",
+            hint="it has the starts of all axes of 'input', then the ends, as parts of the extents",
+        )
     if bool(scales) == bool(sizes):
         found = "both are" if scales else "none is"
         raise InvalidOperation(f"one of 'scales' and 'sizes' must be given, {found}")
@@ -80,135 +100,26 @@ def _lengths(shape: Shape, scales: tuple[float, ...], sizes: Shape) -> tuple[flo
     return tuple(map(length, shape, scales)) if scales else sizes
 
 
-def _resize(
-    input: Any,
-    lengths: tuple[float, ...],
-    method: Method,
-    roi: Any = None,
-    extrapolation_value: float = 0.0,
-) -> Array:
-    x = jnp.asarray(input)
-    dtype = x.dtype
-    if method.interpolator != "nearest":
-        x = widened(x)
-    for axis, wanted in enumerate(lengths):
-        extent = x.shape[axis]
-        if extent == 0:
-            continue
-        region = None if roi is None else (roi[axis], roi[axis + x.ndim])
-        where = places(extent, wanted, method.coordinates, region)
-        x = resample(x, axis, where, wanted / extent, method)
-        if region is not None:
-            outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
-            x = jnp.where(outside, jnp.asarray(extrapolation_value, x.dtype), x)
-    return x if x.dtype == dtype else cast(x, dtype.name)
-
-
-def _core_method(coord_transformer: str, interpolator: str, nearest_mode: str) -> Method:
-    # torch writes 'pytorch_half_pixel', and makes no exception of a result with a single item.
-    torch = coord_transformer == "pytorch_half_pixel"
-    return Method("half_pixel" if torch else coord_transformer, interpolator, nearest_mode)
-
-
-def _core_resize_type(
-    input: TensorType,
-    scales: tuple[float, ...],
-    sizes: Shape,
-    coord_transformer: str,
-    interpolator: str,
-    nearest_mode: str,
-) -> TensorType:
-    plain = tuple(name for name in COORDINATES if name != CROP)
-    require_one_of("coord_transformer", coord_transformer, plain)
-    method = _core_method(coord_transformer, interpolator, nearest_mode)
-    return _resize_type(input, scales, sizes, method)
-
-
-def _core_resize_work(
-    input: TensorType,
-    scales: tuple[float, ...],
-    sizes: Shape,
-    coord_transformer: str,
-    interpolator: str,
-    nearest_mode: str,
+def _resize_work(
+    input: TensorType, scales: tuple[float, ...], sizes: Shape, mode: str, antialias: bool
 ) -> int:
-    method = _core_method(coord_transformer, interpolator, nearest_mode)
+    method = Method("half_pixel", mode, "floor", antialias=antialias)
     return multiply_adds(input.shape, _lengths(input.shape, scales, sizes), method)
 
 
-@rules.rule("tract_core_resize", _core_resize_type, work=_core_resize_work)
-def core_resize(
+@rules.rule("resize", _resize_type, work=_resize_work)
+def resize(
     input: Any,
-    scales: tuple[float, ...],
-    sizes: Shape,
-    coord_transformer: str,
-    interpolator: str,
-    nearest_mode: str,
-) -> Array:
-    """The input resized as torch's `interpolate` does it; the cubic kernel has a = -0.75.
-
-    'pytorch_half_pixel' is 'half_pixel', of a single item too. 'align_corners' aligns the last item
-    of the result where the scale leaves a part of one over.
-    """
-    method = _core_method(coord_transformer, interpolator, nearest_mode)
-    lengths = _lengths(input.shape, scales, sizes)
-    if coord_transformer == "align_corners":
-        lengths = tuple(map(int, lengths))
-    return _resize(input, lengths, method)
-
-
-def _onnx_resize_type(
-    input: TensorType,
-    scales: tuple[float, ...],
-    roi: TensorType,
-    coord_transformer: str,
-    interpolator: str,
-    nearest_mode: str,
-    cubic_coeff_a: float,
-    exclude_outside: bool,
-    antialias: bool,
-    extrapolation_value: float,
-    sizes: Shape,
-) -> TensorType:
-    require_one_of("coord_transformer", coord_transformer, COORDINATES)
-    count = 2 * len(input.shape)
-    if coord_transformer == CROP and (
-        roi.dtype == "bool" or len(roi.shape) != 1 or differ(roi.shape[0], count)
-    ):
-        found = "there is none" if roi.dtype == "bool" else f"it is {roi}"
-        raise InvalidShape(
-            f"'{CROP}' needs a 'roi' of shape [{count}], {found}",
-            hint="it has the starts of all axes of 'input', then the ends, as parts of the extents",
-        )
-    return _resize_type(input, scales, sizes, Method(coord_transformer, interpolator, nearest_mode))
-
-
-def _onnx_resize_work(
-    input: TensorType,
-    scales: tuple[float, ...],
-    sizes: Shape,
-    coord_transformer: str,
-    interpolator: str,
-    nearest_mode: str,
-    antialias: bool,
-) -> int:
-    method = Method(coord_transformer, interpolator, nearest_mode, antialias=antialias)
-    return multiply_adds(input.shape, _lengths(input.shape, scales, sizes), method)
-
-
-@rules.rule("tract_onnx_resize", _onnx_resize_type, work=_onnx_resize_work)
-def onnx_resize(
-    input: Any,
-    scales: tuple[float, ...],
     roi: Any,
-    coord_transformer: str,
-    interpolator: str,
+    scales: tuple[float, ...],
+    sizes: Shape,
+    mode: str,
+    coordinate_transformation_mode: str,
     nearest_mode: str,
     cubic_coeff_a: float,
     exclude_outside: bool,
     antialias: bool,
     extrapolation_value: float,
-    sizes: Shape,
 ) -> Array:
     """The input resized as ONNX Resize does it.
 
@@ -216,14 +127,26 @@ def onnx_resize(
     input. `exclude_outside` gives items beyond the ends no weight. `antialias` widens the kernel
     where the result is smaller than the input.
     """
-    method = Method(
-        coord_transformer, interpolator, nearest_mode, cubic_coeff_a, exclude_outside, antialias
-    )
+    coordinates = coordinate_transformation_mode
+    method = Method(coordinates, mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)
+    x = jnp.asarray(input)
     region = None
-    if coord_transformer == CROP:
+    if coordinates == CROP:
         region = roi.astype(np.float64) if isinstance(roi, np.ndarray) else widened(roi)
-    lengths = _lengths(input.shape, scales, sizes)
-    return _resize(input, lengths, method, region, extrapolation_value)
+    dtype = x.dtype
+    if mode != "nearest":
+        x = widened(x)
+    for axis, wanted in enumerate(_lengths(x.shape, scales, sizes)):
+        extent = x.shape[axis]
+        if extent == 0:
+            continue
+        ends = None if region is None else (region[axis], region[axis + x.ndim])
+        where = places(extent, wanted, coordinates, ends)
+        x = resample(x, axis, where, wanted / extent, method)
+        if region is not None:
+            outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
+            x = jnp.where(outside, jnp.asarray(extrapolation_value, x.dtype), x)
+    return x if x.dtype == dtype else cast(x, dtype.name)
 
 
 # Sampling at the points of a grid
@@ -304,7 +227,7 @@ def _grid_work(result: TensorType, input: TensorType, mode: str) -> int:
     return volume(result.shape) * taps ** (len(input.shape) - 2)
 
 
-@rules.rule("tract_core_grid_sample", _grid_type, work=_grid_work)
+@rules.rule("grid_sample", _grid_type, work=_grid_work)
 def grid_sample(input: Any, grid: Any, mode: str, padding_mode: str, align_corners: bool) -> Array:
     """The input (N,C,...,H,W) at the points of a grid (N,...,h,w,k): (N,C,...,h,w); torch.
 

@@ -1,4 +1,4 @@
-"""What is left of ONNX (registry tract_onnx): normalisation, lookups, ensembles of trees."""
+"""Lookups in tables, and ensembles of trees."""
 
 from __future__ import annotations
 
@@ -12,35 +12,9 @@ from jax.ops import segment_max, segment_min, segment_sum
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, differ, show
 from lowering.graph import TensorType
-from lowering.kernels.pool import window_sum
-from lowering.kernels.precision import widened
-from lowering.kernels.windows import basic
 from lowering.ops import rules
 from lowering.ops.tract.typing import require_one, require_one_of, require_ordered
-from lowering.ops.typing import require_integer, require_real, require_same_dtype
-
-
-def _lrn_type(input: TensorType, alpha: float, beta: float, bias: float, size: int) -> TensorType:
-    require_real(input=input)
-    if len(input.shape) < 2:
-        raise InvalidShape(f"'input' {show(input.shape)} must have channels along its second axis")
-    if size < 1:
-        raise InvalidOperation(f"'size' must be positive, it is {size}")
-    return input
-
-
-@rules.rule("tract_onnx_lrn", _lrn_type)
-def lrn(input: Any, alpha: float, beta: float, bias: float, size: int) -> Array:
-    """input / (bias + alpha / size * sum of squares over `size` channels) ** beta; ONNX LRN.
-
-    The channels lie around each one, of an even number one more after it than before it. Channels
-    that do not exist add nothing to the sum, but count in `size`.
-    """
-    x = widened(jnp.asarray(input))
-    around = ((0, 0), ((size - 1) // 2, size // 2))
-    windows = basic(x.shape, (1, size), around, (), ())
-    squares = window_sum(jnp.square(x), windows, "constant", normalize=True)
-    return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
+from lowering.ops.typing import require_integer, require_same_dtype
 
 
 def _lookup_type(input: TensorType, values: TensorType, fallback: TensorType) -> TensorType:
@@ -58,7 +32,7 @@ def _require_list(name: str, operand: TensorType) -> None:
         )
 
 
-@rules.rule("tract_onnx_ml_direct_lookup", _lookup_type)
+@rules.rule("direct_lookup", _lookup_type)
 def direct_lookup(input: Any, values: Any, fallback: Any) -> Array:
     """The value at each index, the fallback where there is none: below 0 and beyond the last."""
     index, values = jnp.asarray(input), jnp.asarray(values)
@@ -74,9 +48,7 @@ def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorT
     return TensorType(input.shape, "int32")
 
 
-@rules.rule(
-    "tract_onnx_ml_reverse_lookup", _reverse_type, not_differentiable="its results are indices"
-)
+@rules.rule("reverse_lookup", _reverse_type, not_differentiable="its results are indices")
 def reverse_lookup(input: Any, keys: Any, fallback: int) -> Array:
     """The index of each item among the keys, the fallback where it is none of them.
 
@@ -110,20 +82,14 @@ def _ensemble_type(
     trees: TensorType,
     nodes: TensorType,
     leaves: TensorType,
-    max_used_feature: int,
-    n_classes: int,
-    aggregate_fn: str,
+    classes: int,
+    aggregate: str,
 ) -> TensorType:
     require_ordered(input=input)
     if len(input.shape) not in (1, 2):
         raise InvalidShape(
             f"'input' must have the shape [features] or [batch,features], it has "
             f"{show(input.shape)}"
-        )
-    if input.shape[-1] <= max_used_feature:
-        raise InvalidShape(
-            f"the trees read feature {max_used_feature}, 'input' {show(input.shape)} has only "
-            f"{input.shape[-1]} features"
         )
     tables = {"trees": (trees, ()), "nodes": (nodes, (_COLUMNS,)), "leaves": (leaves, (2,))}
     for name, (table, columns) in tables.items():
@@ -134,25 +100,24 @@ def _ensemble_type(
                 f"'{name}' must have the shape {show((UNKNOWN, *columns))}, it has "
                 f"{show(table.shape)}"
             )
-    if n_classes < 1:
-        raise InvalidOperation(f"'n_classes' must be positive, it is {n_classes}")
-    require_one_of("aggregate_fn", aggregate_fn, _AGGREGATES)
-    return TensorType((*input.shape[:-1], n_classes), "float32")
+    if classes < 1:
+        raise InvalidOperation(f"'classes' must be positive, it is {classes}")
+    require_one_of("aggregate", aggregate, _AGGREGATES)
+    return TensorType((*input.shape[:-1], classes), "float32")
 
 
 @rules.rule(
-    "tract_onnx_ml_tree_ensemble_classifier",
+    "tract.tree_ensemble",
     _ensemble_type,
     not_differentiable="its result does not change but in steps",
 )
-def tree_ensemble_classifier(
+def tree_ensemble(
     input: Any,
     trees: Any,
     nodes: Any,
     leaves: Any,
-    max_used_feature: int,
-    n_classes: int,
-    aggregate_fn: str,
+    classes: int,
+    aggregate: str,
 ) -> Array:
     """The score of each class: the weights that the trees give it, joined; float32.
 
@@ -184,29 +149,29 @@ def tree_ensemble_classifier(
 
     roots = jnp.broadcast_to(_integers(trees), (*x.shape[:-1], len(trees)))
     reached = nodes[lax.while_loop(inside, descend, (jnp.int32(0), roots))[1]]
-    return _votes(reached[..., 0], reached[..., 1], leaves, n_classes, aggregate_fn)
+    return _votes(reached[..., 0], reached[..., 1], leaves, classes, aggregate)
 
 
 def _integers(table: Any) -> Array:
     return lax.bitcast_convert_type(jnp.asarray(table), jnp.int32)
 
 
-def _votes(first: Array, end: Array, leaves: Array, n_classes: int, aggregate_fn: str) -> Array:
+def _votes(first: Array, end: Array, leaves: Array, classes: int, aggregate: str) -> Array:
     """The scores (...,classes) of the rows of `leaves` from `first` to before `end` (...,trees)."""
     batch = tuple(lax.broadcasted_iota(jnp.int32, first.shape, a) for a in range(first.ndim - 1))
     edges = jnp.zeros((*first.shape[:-1], len(leaves) + 1), jnp.int32)
     edges = edges.at[(*batch, first)].add(1).at[(*batch, end)].add(-1)
     times = jnp.moveaxis(jnp.cumsum(edges, -1)[..., :-1], -1, 0)  # how often each row is reached
-    classes, weights = leaves[:, 0], lax.bitcast_convert_type(leaves[:, 1], jnp.float32)
+    voted, weights = leaves[:, 0], lax.bitcast_convert_type(leaves[:, 1], jnp.float32)
     weights = weights.reshape(-1, *[1] * (times.ndim - 1))
-    number = segment_sum(times, classes, n_classes)
-    match aggregate_fn:
+    number = segment_sum(times, voted, classes)
+    match aggregate:
         case "MAX":
-            scores = segment_max(jnp.where(times > 0, weights, -jnp.inf), classes, n_classes)
+            scores = segment_max(jnp.where(times > 0, weights, -jnp.inf), voted, classes)
         case "MIN":
-            scores = segment_min(jnp.where(times > 0, weights, jnp.inf), classes, n_classes)
+            scores = segment_min(jnp.where(times > 0, weights, jnp.inf), voted, classes)
         case _:
-            scores = segment_sum(times.astype(jnp.float32) * weights, classes, n_classes)
-            if aggregate_fn == "AVERAGE":
+            scores = segment_sum(times.astype(jnp.float32) * weights, voted, classes)
+            if aggregate == "AVERAGE":
                 scores = scores / jnp.maximum(number, 1).astype(jnp.float32)
     return jnp.moveaxis(jnp.where(number > 0, scores, 0.0), 0, -1)

@@ -1,7 +1,6 @@
-"""The repetition of a graph along an axis: the rule `scan`, which `tract_core_scan` becomes.
+"""The repetition of a graph along an axis.
 
-No document names it: a reader makes it out of the fragment that `tract_core_scan` repeats. Its
-operands are three arrays of tensors:
+The operands of `scan` are three arrays of tensors:
 
     scanned   cut into chunks along an axis, one chunk for each iteration; at least one tensor
     full      seen whole by every iteration, the variables of the fragment among them
@@ -27,8 +26,6 @@ There are as many iterations as the first scanned tensor has chunks; the other o
 chunk that the axis does not fill is filled by zeros, at its end, or at its start where chunks are
 taken from the end. The values of such a chunk are results like all others. Where there is no
 iteration, the last value of a state is the initial one, and any other one is zeros.
-
-Source: `tract_core_scan` in registry tract_core.
 """
 
 from __future__ import annotations
@@ -101,7 +98,7 @@ def _require_constant_state(name: str, before: TensorType, after: TensorType) ->
     if before.dtype != after.dtype:
         raise InvalidOperation(
             f"state '{name}' holds {before.dtype} at first and {after.dtype} after an iteration",
-            hint="make them one type, by `tract_core_cast` of the initial tensor or of the result",
+            hint="make them one type, by a cast of the initial tensor or of the result",
         )
     if shapes_differ(before.shape, after.shape):
         raise InvalidShape(

@@ -1,8 +1,6 @@
-"""Recurrent cells and sequences: LSTM and GRU (registry tract_core), gated delta rule and causal
-convolution with a state (registry tract_transformers).
+"""Recurrent cells and sequences: LSTM, GRU, gated delta rule, causal convolution with a state.
 
-A state that tract keeps from one call to the next is an operand here, and the next one a result:
-every call starts from the operand.
+A state is an operand, and the next one a result.
 """
 
 from __future__ import annotations
@@ -14,11 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering.errors import InvalidOperation, InvalidShape
+from lowering.errors import InvalidShape
 from lowering.extents import Shape, differ, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import wide_dtype
 from lowering.ops import rules
+from lowering.ops.tract.typing import ABSENT
 from lowering.ops.typing import require_real, require_same_dtype
 from lowering.trace import Context
 
@@ -39,150 +38,142 @@ def _require_rank(rank: int, layout: str, **operands: TensorType) -> None:
 # Cells: what follows on the matrix products
 
 
-def _cell_type(
-    blocks: int, hidden: int, state: tuple[str, TensorType], **products: TensorType
-) -> TensorType:
+def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:
     name, before = state
     require_real(**products, **{name: before})
     require_same_dtype(**products, **{name: before})
     for product, found in products.items():
-        if not found.shape or differ(found.shape[-1], blocks * hidden):
-            raise InvalidShape(
-                f"'{product}' {show(found.shape)} must end in {blocks} blocks of 'hidden' "
-                f"{hidden} items"
-            )
-        why = f"it is '{product}' {show(found.shape)} with 'hidden' {hidden} items at the end"
+        if not found.shape or differ(found.shape[-1] % blocks, 0):
+            raise InvalidShape(f"'{product}' {show(found.shape)} must end in {blocks} blocks")
+        hidden = found.shape[-1] // blocks
+        why = f"it is one of the {blocks} blocks at the end of '{product}' {show(found.shape)}"
         _require_shape(name, before, (*found.shape[:-1], hidden), why)
     return before
 
 
-def _lstm_type(
-    preact: TensorType, c_prev: TensorType, hidden: int
-) -> tuple[TensorType, TensorType]:
-    cell = _cell_type(4, hidden, ("c_prev", c_prev), preact=preact)
+def _lstm_type(gates: TensorType, cell: TensorType) -> tuple[TensorType, TensorType]:
+    cell = _cell_type(4, ("cell", cell), gates=gates)
     return cell, cell
 
 
-@rules.rule("tract_core_lstm_epilogue", _lstm_type)
-def lstm_epilogue(preact: Any, c_prev: Any, hidden: int) -> tuple[Array, Array]:
-    """The output and the cell of an LSTM from the sum of its products and biases.
+@rules.rule("lstm_pointwise", _lstm_type)
+def lstm_pointwise(gates: Any, cell: Any) -> tuple[Array, Array]:
+    """The output and the next cell of an LSTM from the sum of its products and biases.
 
-    The last axis of `preact` holds the gates in the order of ONNX: input, output, forget, cell.
+    The last axis of `gates` holds them in the order of ONNX: input, output, forget, cell.
     """
-    i, o, f, g = jnp.split(jnp.asarray(preact), 4, axis=-1)
-    cell = jax.nn.sigmoid(f) * c_prev + jax.nn.sigmoid(i) * jnp.tanh(g)
+    i, o, f, g = jnp.split(jnp.asarray(gates), 4, axis=-1)
+    cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
 
 
-def _gru_type(xh: TensorType, rh: TensorType, h_prev: TensorType, hidden: int) -> TensorType:
-    return _cell_type(3, hidden, ("h_prev", h_prev), xh=xh, rh=rh)
+def _gru_type(input_gates: TensorType, state_gates: TensorType, state: TensorType) -> TensorType:
+    gates = {"input_gates": input_gates, "state_gates": state_gates}
+    return _cell_type(3, ("state", state), **gates)
 
 
-@rules.rule("tract_core_gru_epilogue", _gru_type)
-def gru_epilogue(xh: Any, rh: Any, h_prev: Any, hidden: int) -> Array:
-    """The state of a GRU from the products of the input and of the state, biases added.
+@rules.rule("gru_pointwise", _gru_type)
+def gru_pointwise(input_gates: Any, state_gates: Any, state: Any) -> Array:
+    """The next state of a GRU from the products of the input and of the state, biases added.
 
     The last axis holds the gates in the order of ONNX: update, reset, new. This is the form in
     which the reset gate applies after the product (`linear_before_reset`).
     """
-    xz, xr, xn = jnp.split(jnp.asarray(xh), 3, axis=-1)
-    rz, rr, rn = jnp.split(jnp.asarray(rh), 3, axis=-1)
+    xz, xr, xn = jnp.split(jnp.asarray(input_gates), 3, axis=-1)
+    rz, rr, rn = jnp.split(jnp.asarray(state_gates), 3, axis=-1)
     new = jnp.tanh(xn + jax.nn.sigmoid(xr + rr) * rn)
-    return new + jax.nn.sigmoid(xz + rz) * (h_prev - new)
+    return new + jax.nn.sigmoid(xz + rz) * (state - new)
 
 
 # Sequences
 
 
-def _gru_seq_type(
-    x: TensorType,
-    w: TensorType,
-    r: TensorType,
-    b: TensorType,
-    initial_h: TensorType,
-    hidden: int,
-    chunk: int,
-    has_bias: bool,
-    reset_every_turn: bool,
-    emit_y: bool,
-    projected: bool,
+def _sequence_type(
+    input: TensorType,
+    weight: TensorType,
+    recurrent_weight: TensorType,
+    bias: TensorType,
+    initial_state: TensorType,
+    reverse: bool,
+    emit_states: bool,
 ) -> tuple[TensorType, TensorType]:
-    biases = {"b": b} if has_bias else {}
-    require_real(x=x, w=w, r=r, initial_h=initial_h, **biases)
-    require_same_dtype(x=x, w=w, r=r, initial_h=initial_h, **biases)
-    if chunk not in (1, -1):
-        raise InvalidOperation(
-            f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
-        )
-    _require_rank(3, "[batch,time,items]", x=x)
-    batch, time, items = x.shape
-    if projected:
-        why = "its items are those of the product with 'w' already"
-        _require_shape("x", x, (batch, time, 3 * hidden), why)
+    operands = {"weight": weight, "bias": bias}
+    operands = {name: found for name, found in operands.items() if found != ABSENT}
+    operands |= {"recurrent_weight": recurrent_weight, "initial_state": initial_state}
+    require_real(input=input, **operands)
+    require_same_dtype(input=input, **operands)
+    _require_rank(3, "[batch,time,items]", input=input)
+    _require_rank(2, "[3*hidden,hidden]", recurrent_weight=recurrent_weight)
+    batch, time, items = input.shape
+    hidden = recurrent_weight.shape[1]
+    why = "it has a row for each gate and unit"
+    if weight == ABSENT:
+        gates = "without 'weight' its items are the products of all gates and units"
+        _require_shape("input", input, (batch, time, 3 * hidden), gates)
     else:
-        _require_shape("w", w, (3 * hidden, items), "it has a row for each gate and unit")
-    _require_shape("r", r, (3 * hidden, hidden), "it has a row for each gate and unit")
-    if has_bias and differ(volume(b.shape), 6 * hidden):
+        _require_shape("weight", weight, (3 * hidden, items), why)
+    _require_shape("recurrent_weight", recurrent_weight, (3 * hidden, hidden), why)
+    if bias != ABSENT and differ(volume(bias.shape), 6 * hidden):
         raise InvalidShape(
-            f"'b' must have 6 times 'hidden' {hidden} items, its shape is {show(b.shape)}",
-            hint="they are the biases of the products with 'w', then of those with 'r'",
+            f"'bias' must have 6 times {hidden} items, its shape is {show(bias.shape)}",
+            hint="they are the biases of the products with 'weight', then with 'recurrent_weight'",
         )
-    if differ(volume(initial_h.shape), batch * hidden):
+    if differ(volume(initial_state.shape), batch * hidden):
         raise InvalidShape(
-            f"'initial_h' must have 'hidden' {hidden} items for each of {batch} sequences, "
-            f"its shape is {show(initial_h.shape)}"
+            f"'initial_state' must have {hidden} items for each of {batch} sequences, "
+            f"its shape is {show(initial_state.shape)}"
         )
-    sequence = TensorType((batch, time if emit_y else 0, hidden), x.dtype)
-    return sequence, TensorType((batch, 1, hidden), x.dtype)
+    states = TensorType((batch, time if emit_states else 0, hidden), input.dtype)
+    return states, TensorType((batch, 1, hidden), input.dtype)
 
 
-def _gru_seq_work(x: TensorType, w: TensorType, r: TensorType, projected: bool) -> int:
-    return volume(x.shape[:2]) * (volume(r.shape) + (0 if projected else volume(w.shape)))
+def _sequence_work(input: TensorType, weight: TensorType, recurrent_weight: TensorType) -> int:
+    rows = volume(recurrent_weight.shape) + (0 if weight == ABSENT else volume(weight.shape))
+    return volume(input.shape[:2]) * rows
 
 
-@rules.rule("tract_core_gru_seq", _gru_seq_type, work=_gru_seq_work)
-def gru_seq(
+@rules.rule("gru_sequence", _sequence_type, work=_sequence_work)
+def gru_sequence(
     ctx: Context,
-    x: Any,
-    w: Any,
-    r: Any,
-    b: Any,
-    initial_h: Any,
-    hidden: int,
-    chunk: int,
-    has_bias: bool,
-    reset_every_turn: bool,
-    emit_y: bool,
-    projected: bool,
+    input: Any,
+    weight: Any,
+    recurrent_weight: Any,
+    bias: Any,
+    initial_state: Any,
+    reverse: bool,
+    emit_states: bool,
 ) -> tuple[Array, Array]:
     """A GRU over sequences [batch,time,items]: all states [batch,time,hidden], and the last one.
 
-    `w` [3*hidden,items], `r` [3*hidden,hidden] and `b` (6*hidden items, those of `w` first) are as
-    in ONNX, gates in the order of `gru_epilogue`. With `projected`, x is the product with w and its
-    bias already. Chunk -1 goes through the sequences from their end. Without `emit_y` all states
-    are a tensor without items. Each call starts from initial_h [batch,1,hidden], whatever
-    `reset_every_turn` says.
+    `weight` [3*hidden,items], `recurrent_weight` [3*hidden,hidden] and `bias` (6*hidden items,
+    those of `weight` first) are as in ONNX, gates in the order of `gru_pointwise`. Without `weight`
+    the input is its product with the sequence, bias added, and of the bias only the second half
+    counts. `reverse` goes through the sequences from their end. Without `emit_states` all states
+    are a tensor without items. The initial state is [batch,1,hidden], and so is the last one.
     """
-    x, r = jnp.asarray(x), jnp.asarray(r)
-    biases = jnp.asarray(b).reshape(2, 1, 3 * hidden) if has_bias else jnp.zeros((2, 1, 1), x.dtype)
-    if not projected:
-        x = jnp.einsum("bti,gi->btg", x, jnp.asarray(w), precision=ctx.precision) + biases[:1]
+    x, recurrent = jnp.asarray(input), jnp.asarray(recurrent_weight)
+    hidden = recurrent.shape[1]
+    given = bias is not False
+    biases = jnp.asarray(bias).reshape(2, 1, 3 * hidden) if given else jnp.zeros((2, 1, 1), x.dtype)
+    if weight is not False:
+        weight = jnp.asarray(weight)
+        x = jnp.einsum("bti,gi->btg", x, weight, precision=ctx.precision) + biases[:1]
 
-    def step(h: Array, xh: Array) -> tuple[Array, Array]:
-        rh = jnp.einsum("bh,gh->bg", h, r, precision=ctx.precision) + biases[1]
-        h = gru_epilogue(xh, rh, h, hidden)
-        return h, h
+    def step(state: Array, x: Array) -> tuple[Array, Array]:
+        product = jnp.einsum("bh,gh->bg", state, recurrent, precision=ctx.precision)
+        state = gru_pointwise(x, product + biases[1], state)
+        return state, state
 
-    first = jnp.asarray(initial_h).reshape(x.shape[0], hidden)
-    last, states = lax.scan(step, first, jnp.moveaxis(x, 1, 0), reverse=chunk < 0)
-    sequence = jnp.moveaxis(states, 0, 1)
-    return sequence if emit_y else sequence[:, :0], last[:, None]
+    first = jnp.asarray(initial_state).reshape(x.shape[0], hidden)
+    last, states = lax.scan(step, first, jnp.moveaxis(x, 1, 0), reverse=reverse)
+    states = jnp.moveaxis(states, 0, 1)
+    return states if emit_states else states[:, :0], last[:, None]
 
 
 _TAPS = 4
 
 
-def _conv_type(
+def _update_type(
     input: TensorType, weight: TensorType, initial_state: TensorType
 ) -> tuple[TensorType, TensorType]:
     require_real(input=input, weight=weight, initial_state=initial_state)
@@ -200,11 +191,11 @@ def _conv_type(
     return input, initial_state
 
 
-def _conv_work(input: TensorType) -> int:
+def _update_work(input: TensorType) -> int:
     return volume(input.shape) * _TAPS
 
 
-@rules.rule("tract_transformers_causal_conv1d_update", _conv_type, work=_conv_work)
+@rules.rule("causal_conv1d_update", _update_type, work=_update_work)
 def causal_conv1d_update(input: Any, weight: Any, initial_state: Any) -> tuple[Array, Array]:
     """silu of the convolution of each channel with its own filter, and the last inputs.
 
@@ -212,7 +203,7 @@ def causal_conv1d_update(input: Any, weight: Any, initial_state: Any) -> tuple[A
     have four items for each channel, in the order of the channels: the taps, the last of which is
     for the input itself, and the last four inputs, the first of which is not seen any more.
     Computed in float32 at least; shapes and dtypes of the results are those of input and state.
-    tract has the operation in float16 alone. It is of the linear attention of Qwen3.5.
+    It is of the linear attention of Qwen3.5.
     """
     x, state = jnp.asarray(input), jnp.asarray(initial_state)
     dtype = wide_dtype(x, weight, state)
@@ -257,14 +248,14 @@ def _delta_work(value: TensorType) -> int:
     return volume(value.shape) * value.shape[-1] * 3
 
 
-@rules.rule("tract_transformers_gdn_recurrent", _delta_type, work=_delta_work)
-def gdn_recurrent(
+@rules.rule("gated_delta_rule", _delta_type, work=_delta_work)
+def gated_delta_rule(
     ctx: Context, query: Any, key: Any, value: Any, log_decay: Any, beta: Any, initial_state: Any
 ) -> tuple[Array, Array]:
     """The gated delta rule along the time: outputs [batch,time,heads,width] and the last state.
 
     The state S [width,width] of a head goes from key to value. In each step it decays by
-    exp(log_decay), learns the value in the place of what it has for the key, beta of the
+    exp(log_decay), learns the value instead of what it has for the key, beta of the
     difference, and is read by the query:
 
         S <- exp(log_decay) S;  S <- S + k (beta (v - k S))^T;  output = q S

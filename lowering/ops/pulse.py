@@ -19,7 +19,7 @@ def _pulse_mask_type(
     return input
 
 
-@rules.rule("pulse_mask", _pulse_mask_type)
+@rules.rule("tract.pulse_mask", _pulse_mask_type)
 def pulse_mask(input: Any, position: Any, axis: int, begin: int, end: int, value: float) -> Array:
     """The input with a value before one place, and from another one on, of the stream.
 

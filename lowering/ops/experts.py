@@ -1,4 +1,4 @@
-"""Mixtures of experts (registry tract_transformers)."""
+"""Mixtures of experts."""
 
 from __future__ import annotations
 
@@ -26,108 +26,102 @@ _ACTIVATIONS = {
     "relu": jax.nn.relu,
 }
 GATES = ("softmax_topk", "softmax_all", "sigmoid", "raw")
-LAYOUTS = ("canonical", "linear")
 
 
-def _moe_type(
-    x: TensorType,
-    wg: TensorType,
+def _experts_type(
+    input: TensorType,
+    router: TensorType,
     w1: TensorType,
     w2: TensorType,
     w3: TensorType,
-    wg_bias: TensorType,
+    router_bias: TensorType,
     w1_bias: TensorType,
     w3_bias: TensorType,
     w2_bias: TensorType,
     k: int,
     activation: str,
     gate: str,
-    act_alpha: float,
-    act_limit: float,
-    expert_layout: str,
+    alpha: float,
+    limit: float,
 ) -> TensorType:
     require_one_of("activation", activation, tuple(_ACTIVATIONS))
     require_one_of("gate", gate, GATES)
-    require_one_of("expert_layout", expert_layout, LAYOUTS)
-    if len(x.shape) not in (2, 3) or len(wg.shape) not in (2, 3) or len(w1.shape) != 3:
+    if not input.shape or len(router.shape) != 2 or len(w1.shape) != 3:
         raise InvalidShape(
-            f"'x' {show(x.shape)} must be [tokens,items] or [batch,tokens,items], 'wg' "
-            f"{show(wg.shape)} [experts,items], and 'w1' {show(w1.shape)} have an expert's matrix "
-            "for each expert"
+            f"'input' {show(input.shape)} must be [tokens...,items], 'router' "
+            f"{show(router.shape)} [experts,items], and 'w1' {show(w1.shape)} have an expert's "
+            "matrix for each expert"
         )
-    linear = expert_layout == "linear"
-    experts, items, hidden = wg.shape[-2], x.shape[-1], w1.shape[1 if linear else 2]
-    up = (experts, hidden, items) if linear else (experts, items, hidden)
+    experts, items, hidden = router.shape[0], input.shape[-1], w1.shape[2]
+    up = (experts, items, hidden)
     shapes: dict[str, tuple[TensorType, Shape]] = {
-        "wg": (wg, (*wg.shape[:-2], experts, items)),
+        "router": (router, (experts, items)),
         "w1": (w1, up),
-        "w2": (w2, (experts, up[2], up[1])),
+        "w2": (w2, (experts, hidden, items)),
         "w3": (w3, up),
-        "wg_bias": (wg_bias, (experts,)),
+        "router_bias": (router_bias, (experts,)),
         "w1_bias": (w1_bias, (experts, hidden)),
         "w3_bias": (w3_bias, (experts, hidden)),
         "w2_bias": (w2_bias, (experts, items)),
     }
     given = {name: (t, s) for name, (t, s) in shapes.items() if t != ABSENT}
-    require_real(x=x, **{name: found for name, (found, _) in given.items()})
+    require_real(input=input, **{name: found for name, (found, _) in given.items()})
     for name, (found, wanted) in given.items():
         if shapes_differ(found.shape, wanted):
             raise InvalidShape(
                 f"'{name}' must have shape {show(wanted)}, it has {show(found.shape)}",
-                hint=f"there are {experts} experts that take {items} items to {hidden} and back, "
-                f"with weights in the layout '{expert_layout}'",
+                hint=f"there are {experts} experts that take {items} items to {hidden} and back",
             )
-    if w3 == ABSENT and (activation == "swiglu" or act_limit or w3_bias != ABSENT):
-        raise InvalidOperation("'swiglu', 'act_limit' and 'w3_bias' need the weights 'w3'")
+    if w3 == ABSENT and (activation == "swiglu" or limit or w3_bias != ABSENT):
+        raise InvalidOperation("'swiglu', 'limit' and 'w3_bias' need the weights 'w3'")
     if k < 1 or k > experts:
         raise InvalidOperation(f"'k' must lie in [1,{experts}], the number of experts, it is {k}")
-    if act_limit < 0:
-        raise InvalidOperation(f"'act_limit' must be positive, or 0 for none, it is {act_limit}")
-    return x
+    if limit < 0:
+        raise InvalidOperation(f"'limit' must be positive, or 0 for none, it is {limit}")
+    return input
 
 
-def _moe_work(x: TensorType, w1: TensorType, w3: TensorType, w2_bias: TensorType) -> int:
+def _experts_work(input: TensorType, w1: TensorType, w3: TensorType, w2_bias: TensorType) -> int:
     # All experts see all tokens: the logits, two or three products, and the sum of the biases.
-    experts, items = w1.shape[0], x.shape[-1]
+    experts, items = w1.shape[0], input.shape[-1]
     products = volume(w1.shape) * (2 if w3 == ABSENT else 3)
     rows = experts * items * (1 if w2_bias == ABSENT else 2)
-    return volume(x.shape[:-1]) * (products + rows)
+    return volume(input.shape[:-1]) * (products + rows)
 
 
-@rules.rule("tract_moe_ffn", _moe_type, work=_moe_work)
-def moe_ffn(
+@rules.rule("mixture_of_experts", _experts_type, work=_experts_work)
+def mixture_of_experts(
     ctx: Context,
-    x: Any,
-    wg: Any,
+    input: Any,
+    router: Any,
     w1: Any,
     w2: Any,
     w3: Any,
-    wg_bias: Any,
+    router_bias: Any,
     w1_bias: Any,
     w3_bias: Any,
     w2_bias: Any,
     k: int,
     activation: str,
     gate: str,
-    act_alpha: float,
-    act_limit: float,
-    expert_layout: str,
+    alpha: float,
+    limit: float,
 ) -> Array:
-    """Each token through the `k` experts with the largest logits x wg, their outputs weighted.
+    """Each token x through the `k` experts with the largest logits, their outputs weighted.
 
-    An expert is (f(x w1) * (x w3)) w2, or f(x w1) w2 without w3, each product with its bias; the
-    activation f is silu (which "swiglu" names too, with w3), relu, or `gelu_approx`. A positive
-    `act_limit` has `clamped_swiglu` of the products with w1 and w3 instead. `gate` says what the
+    The logits are the products with the rows of `router` [experts,items]. An expert is
+    (f(x w1) * (x w3)) w2, or f(x w1) w2 without w3, each product with its bias; the activation f is
+    silu (which "swiglu" names too, with w3), relu, or `gelu_approx`. A positive `limit` has
+    `clamped_swiglu` of the products with w1 and w3 instead, with `alpha`. `gate` says what the
     weights are: softmax of the logits of the k experts, their part in the softmax of all, their
     sigmoid, or they themselves.
 
-    x is [tokens,items], or has a batch before; wg [experts,items]. Layout "canonical" has w1 and w3
-    [experts,items,hidden] and w2 [experts,hidden,items], "linear" has both transposed. Computed in
-    float32 at least, with all experts for all tokens; the result has the dtype of x. Equal logits
-    go to the first expert.
+    The input is [tokens...,items], w1 and w3 are [experts,items,hidden], w2 [experts,hidden,items].
+    Computed in float32 at least, with all experts for all tokens; the result has the dtype of the
+    input. Equal logits go to the first expert.
     """
-    x = jnp.asarray(x)
-    operands = (wg, w1, w2, w3, wg_bias, w1_bias, w3_bias, w2_bias)
+    x = jnp.asarray(input)
+    operands = (router, w1, w2, w3, router_bias, w1_bias, w3_bias, w2_bias)
     dtype = wide_dtype(x, *(operand for operand in operands if operand is not False))
     tokens = x.astype(dtype).reshape(-1, x.shape[-1])
 
@@ -135,18 +129,16 @@ def moe_ffn(
         result = jnp.einsum(expr, a, jnp.asarray(weights, dtype), precision=ctx.precision)
         return result if bias is False else result + jnp.asarray(bias, dtype)[None]
 
-    wg = jnp.asarray(wg)
-    logits = product("td,ed->te", tokens, wg.reshape(wg.shape[-2:]), wg_bias)
+    logits = product("td,ed->te", tokens, router, router_bias)
     weights = _gates(logits, k, gate)
-    up, down = ("ehd", "edh") if expert_layout == "linear" else ("edh", "ehd")
-    inner = product(f"td,{up}->teh", tokens, w1, w1_bias)
-    factor = None if w3 is False else product(f"td,{up}->teh", tokens, w3, w3_bias)
-    if factor is not None and act_limit:
-        inner = clamped_swiglu(inner, factor, act_alpha, act_limit)
+    inner = product("td,edh->teh", tokens, w1, w1_bias)
+    factor = None if w3 is False else product("td,edh->teh", tokens, w3, w3_bias)
+    if factor is not None and limit:
+        inner = clamped_swiglu(inner, factor, alpha, limit)
     else:
         inner = _ACTIVATIONS[activation](inner)
         inner = inner if factor is None else inner * factor
-    result = product(f"teh,{down}->td", inner * weights[..., None], w2, False)
+    result = product("teh,ehd->td", inner * weights[..., None], w2, False)
     if w2_bias is not False:
         result += product("te,ed->td", weights, w2_bias, False)
     return result.reshape(x.shape).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Attention and what belongs to it (registry tract_transformers).
+"""Attention and what belongs to it.
 
 Masks, cosines and sines match the tensor they apply to from the right, as in torch: a shape that is
 too short is preceded by 1s.
@@ -68,73 +68,59 @@ def _softmax(scores: Array) -> Array:
     return (powers / jnp.where(total == 0, 1.0, total)).astype(scores.dtype)
 
 
-def _sdpa_type(
-    q: TensorType,
-    k: TensorType,
-    v: TensorType,
+def _attention_type(
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
     mask: TensorType,
     scale: float,
-    datum_type: str,
-    acc_datum_type: str,
     is_causal: bool,
 ) -> TensorType:
-    require_real(q=q, k=k, v=v)
-    require_same_dtype(q=q, k=k, v=v)
-    if acc_datum_type and not is_float(acc_datum_type):
-        raise InvalidOperation(
-            f"'acc_datum_type' must be a type of real numbers, it is {acc_datum_type}"
+    require_real(query=query, key=key, value=value)
+    require_same_dtype(query=query, key=key, value=value)
+    shapes = f"query {show(query.shape)}, key {show(key.shape)}, value {show(value.shape)}"
+    rank = len(query.shape)
+    if rank < 3 or len(key.shape) != rank or len(value.shape) != rank:
+        raise InvalidShape(
+            f"'query', 'key' and 'value' must be [batch...,heads,time,items], not {shapes}"
         )
-    shapes = f"q {show(q.shape)}, k {show(k.shape)}, v {show(v.shape)}"
-    rank = len(q.shape)
-    if rank < 3 or len(k.shape) != rank or len(v.shape) != rank:
-        raise InvalidShape(f"'q', 'k' and 'v' must be [batch...,heads,time,items], not {shapes}")
-    *batch, heads, queries, items = q.shape
-    if differ(k.shape[-1], items):
-        raise InvalidShape(f"'q' and 'k' must have as many items: {shapes}")
-    if differ(k.shape[-2], v.shape[-2]) or differ(k.shape[-3], v.shape[-3]):
-        raise InvalidShape(f"'k' and 'v' must have as many heads and times: {shapes}")
-    if differ(heads % k.shape[-3], 0):
-        raise InvalidShape(f"the heads of 'q' must be a multiple of those of 'k': {shapes}")
-    batch = broadcast_shapes(tuple(batch), k.shape[:-3], v.shape[:-3])
+    *batch, heads, queries, items = query.shape
+    if differ(key.shape[-1], items):
+        raise InvalidShape(f"'query' and 'key' must have as many items: {shapes}")
+    if differ(key.shape[-2], value.shape[-2]) or differ(key.shape[-3], value.shape[-3]):
+        raise InvalidShape(f"'key' and 'value' must have as many heads and times: {shapes}")
+    if differ(heads % key.shape[-3], 0):
+        raise InvalidShape(f"the heads of 'query' must be a multiple of those of 'key': {shapes}")
+    batch = broadcast_shapes(tuple(batch), key.shape[:-3], value.shape[:-3])
     if mask != ABSENT:
-        _require_mask(mask, (*batch, heads, queries, k.shape[-2]))
-    return TensorType((*batch, heads, queries, v.shape[-1]), q.dtype)
+        _require_mask(mask, (*batch, heads, queries, key.shape[-2]))
+    return TensorType((*batch, heads, queries, value.shape[-1]), query.dtype)
 
 
-def _sdpa_work(result: TensorType, k: TensorType, v: TensorType) -> int:
+def _attention_work(result: TensorType, key: TensorType, value: TensorType) -> int:
     # A query meets all keys and values, also those that a mask hides.
-    items = k.shape[-1] + v.shape[-1]
-    return volume(result.shape[:-1]) * max(k.shape[-2], v.shape[-2]) * items
+    items = key.shape[-1] + value.shape[-1]
+    return volume(result.shape[:-1]) * max(key.shape[-2], value.shape[-2]) * items
 
 
-@rules.rule("tract_transformers_sdpa", _sdpa_type, work=_sdpa_work)
-def sdpa(
-    ctx: Context,
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    scale: float,
-    datum_type: str,
-    acc_datum_type: str,
-    is_causal: bool,
+@rules.rule("attention", _attention_type, work=_attention_work)
+def attention(
+    ctx: Context, query: Any, key: Any, value: Any, mask: Any, scale: float, is_causal: bool
 ) -> Array:
-    """Scaled dot product attention of q [batch...,heads,time,items] to k and v, any axes of batch.
+    """Scaled dot product attention of queries [batch...,heads,time,items] to keys and values.
 
-    Where q has more heads than k and v, each of theirs serves as many consecutive ones of q. A
-    logical mask keeps scores where it is true, one of real numbers is added. With `is_causal` a
-    query sees the keys up to its own time where the last query and the last key have one time
-    (torch aligns the first ones, which differs where there are more keys than queries). A query
-    that sees no key yields zeros. `scale` 0 stands for one over the root of the items. Computed in
-    `acc_datum_type`; the result has the dtype of the operands, which `datum_type` repeats.
+    Where there are more heads of queries than of keys and values, each of theirs serves as many
+    consecutive ones. A logical mask keeps scores where it is true, one of real numbers is added.
+    With `is_causal` a query sees the keys up to its own time, where the last query and the last key
+    have one time (torch aligns the first ones, which differs where there are more keys than
+    queries). A query that sees no key yields zeros. `scale` 0 stands for one over the root of the
+    items.
     """
-    q = jnp.asarray(q)
-    dtype = acc_datum_type or q.dtype
-    scale = scale or 1 / math.sqrt(q.shape[-1])
-    keys, values = jnp.asarray(k, dtype), jnp.asarray(v, dtype)
-    *batch, heads, times, items = q.shape
+    query, keys, values = (jnp.asarray(x) for x in (query, key, value))
+    scale = scale or 1 / math.sqrt(query.shape[-1])
+    *batch, heads, times, items = query.shape
     groups = (keys.shape[-3], heads // keys.shape[-3])
-    queries = q.astype(dtype).reshape(*batch, *groups, times, items)
+    queries = query.reshape(*batch, *groups, times, items)
     scores = jnp.einsum("...hgtd,...hsd->...hgts", queries, keys, precision=ctx.precision) * scale
     grouped = scores.shape
     scores = scores.reshape(*grouped[:-4], heads, *grouped[-2:])
@@ -146,35 +132,29 @@ def sdpa(
     weights = _softmax(scores)
     weights = weights.reshape(*weights.shape[:-3], *groups, *grouped[-2:])
     result = jnp.einsum("...hgts,...hsd->...hgtd", weights, values, precision=ctx.precision)
-    return result.reshape(*result.shape[:-4], heads, *result.shape[-2:]).astype(q.dtype)
+    return result.reshape(*result.shape[:-4], heads, *result.shape[-2:])
 
 
-def _masked_softmax_type(
-    input: TensorType, mask: TensorType, scale: float, post_softmax_mask: bool
-) -> TensorType:
+def _masked_softmax_type(input: TensorType, mask: TensorType, scale: float) -> TensorType:
     require_real(input=input)
     if not input.shape:
         raise InvalidShape("'input' must have an axis to take the softmax over")
     _require_mask(mask, input.shape)
-    if post_softmax_mask and mask.dtype != "bool":
-        raise InvalidOperation(
-            f"'post_softmax_mask' takes a mask of logical values, this one holds {mask.dtype}"
-        )
     return input
 
 
-@rules.rule("tract_transformers_scaled_masked_softmax", _masked_softmax_type)
-def scaled_masked_softmax(input: Any, mask: Any, scale: float, post_softmax_mask: bool) -> Array:
+@rules.rule("masked_softmax", _masked_softmax_type)
+def masked_softmax(input: Any, mask: Any, scale: float) -> Array:
     """Softmax over the last axis of the input times `scale`, masked.
 
-    True in a logical mask keeps an item, others are 0, also where none is kept: what
-    `post_softmax_mask` asks for is always so. A mask of real numbers is added.
+    True in a logical mask keeps an item, others are 0, also where none is kept. A mask of real
+    numbers is added.
     """
     input = jnp.asarray(input)
     return _softmax(_masked(widened(input) * scale, mask)).astype(input.dtype)
 
 
-def _rope_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
+def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
     require_real(input=input, cos=cos, sin=sin)
     require_same_dtype(input=input, cos=cos, sin=sin)
     if not input.shape or differ(input.shape[-1] % 2, 0):
@@ -186,8 +166,8 @@ def _rope_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorTyp
     return input
 
 
-@rules.rule("tract_transformers_apply_rope", _rope_type)
-def apply_rope(input: Any, cos: Any, sin: Any) -> Array:
+@rules.rule("rotary_embedding", _rotary_type)
+def rotary_embedding(input: Any, cos: Any, sin: Any) -> Array:
     """Rotary position embedding: each item of the first half turns with its fellow of the second.
 
     Along the last axis (a, b) becomes (a, b) cos + (-b, a) sin (RoFormer, Su et al. 2021).

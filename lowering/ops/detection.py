@@ -1,4 +1,4 @@
-"""Operations that choose items by their values (registry tract_onnx).
+"""Operations that choose items by their values.
 
 How many they choose depends on the data, and the shape of a result cannot: it has room for the most
 that there can be. What was chosen comes first, -1 fills the rest. Indices are int32.
@@ -30,7 +30,7 @@ def _suppression_type(
     max_output_boxes_per_class: int,
     iou_threshold: float,
     score_threshold: TensorType,
-    center_point_box: int,
+    center_point_box: bool,
 ) -> TensorType:
     require_real(boxes=boxes, scores=scores)
     if len(boxes.shape) != 3 or differ(boxes.shape[2], 4):
@@ -54,8 +54,6 @@ def _suppression_type(
         raise InvalidOperation(
             f"'max_output_boxes_per_class' must not be negative, it is {max_output_boxes_per_class}"
         )
-    if center_point_box not in (0, 1):
-        raise InvalidOperation(f"'center_point_box' must be 0 or 1, it is {center_point_box}")
     most = _most(scores.shape[2], max_output_boxes_per_class)
     return TensorType((scores.shape[0] * scores.shape[1] * most, 3), "int32")
 
@@ -65,14 +63,14 @@ def _most(boxes: int, limit: int) -> int:
     return boxes if boxes is UNKNOWN or limit == 0 else min(boxes, limit)
 
 
-@rules.rule("tract_onnx_non_max_suppression", _suppression_type, not_differentiable=_INDICES)
+@rules.rule("non_max_suppression", _suppression_type, not_differentiable=_INDICES)
 def non_max_suppression(
     boxes: Any,
     scores: Any,
     max_output_boxes_per_class: int,
     iou_threshold: float,
     score_threshold: Any,
-    center_point_box: int,
+    center_point_box: bool,
 ) -> Array:
     """The boxes that are left when each takes away those with a lower score that it overlaps.
 
@@ -118,7 +116,7 @@ def non_max_suppression(
     return jnp.where(filled[:, None], rows, -1)[first]
 
 
-def _corners(boxes: Array, center_point_box: int) -> Array:
+def _corners(boxes: Array, center_point_box: bool) -> Array:
     """The lower and the upper corner of each box, four numbers along the last axis."""
     a, b = boxes[..., :2], boxes[..., 2:]
     if center_point_box:
@@ -139,16 +137,16 @@ def _area(boxes: Array) -> Array:
     return jnp.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
 
 
-def _non_zero_type(input: TensorType, count_symbol: str) -> TensorType:
+def _non_zero_type(input: TensorType) -> TensorType:
     return TensorType((len(input.shape), volume(input.shape)), "int32")
 
 
-@rules.rule("tract_onnx_non_zero", _non_zero_type, not_differentiable=_INDICES)
-def non_zero(input: Any, count_symbol: str) -> Array:
+@rules.rule("non_zero", _non_zero_type, not_differentiable=_INDICES)
+def non_zero(input: Any) -> Array:
     """The places of the items that are not 0 or false, in row-major order.
 
     A column for each, an item of it for each axis of the input; as many columns as the input has
-    items, filled with -1. `count_symbol`, a name for their number, says nothing.
+    items, filled with -1.
     """
     x = jnp.asarray(input)
     place = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)[0]

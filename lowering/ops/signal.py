@@ -1,4 +1,4 @@
-"""Signals: Fourier transforms (registry tract_core), exponential averages (registry tract_extra).
+"""Signals: Fourier transforms, and averages as tract has them.
 
 The transforms take complex numbers as pairs [re,im] along the last axis, which axes count too, and
 are computed in float32 at least.
@@ -46,9 +46,9 @@ def _to_complex_type(input: TensorType) -> TensorType:
     return TensorType(input.shape[:-1], "complex128" if input.dtype == "float64" else "complex64")
 
 
-@rules.rule("tract_core_inner_dim_to_complex", _to_complex_type)
-def inner_dim_to_complex(input: Any) -> Array:
-    """Complex numbers in the place of the pairs [re,im] of the last axis, complex64 at least."""
+@rules.rule("pairs_to_complex", _to_complex_type)
+def pairs_to_complex(input: Any) -> Array:
+    """Complex numbers instead of the pairs [re,im] of the last axis, complex64 at least."""
     return _complex(jnp.asarray(input))
 
 
@@ -59,8 +59,8 @@ def _to_pairs_type(input: TensorType) -> TensorType:
     return TensorType((*input.shape, 2), dtype)
 
 
-@rules.rule("tract_core_complex_to_inner_dim", _to_pairs_type)
-def complex_to_inner_dim(input: Any) -> Array:
+@rules.rule("complex_to_pairs", _to_pairs_type)
+def complex_to_pairs(input: Any) -> Array:
     """Complex numbers as pairs [re,im] along a new last axis."""
     x = jnp.asarray(input)
     return _pairs(x, jnp.real(x).dtype)
@@ -85,7 +85,7 @@ def _fft_type(input: TensorType, axis: int, inverse: bool) -> TensorType:
     return input
 
 
-@rules.rule("tract_core_fft", _fft_type)
+@rules.rule("fft", _fft_type)
 def fft(input: Any, axis: int, inverse: bool) -> Array:
     """The discrete Fourier transform along the axis. The inverse one is not divided by its length.
 
@@ -100,43 +100,47 @@ def fft(input: Any, axis: int, inverse: bool) -> Array:
 
 
 def _stft_type(
-    input: TensorType, axis: int, frame: int, stride: int, window: TensorType
+    input: TensorType, window: TensorType, axis: int, frame_length: int, frame_step: int
 ) -> TensorType:
     axis = _signal_axis(input, axis)
-    if frame < 1 or stride < 1:
-        raise InvalidOperation(f"'frame' and 'stride' must be positive: {frame}, {stride}")
+    if frame_length < 1 or frame_step < 1:
+        raise InvalidOperation(
+            f"'frame_length' and 'frame_step' must be positive: {frame_length}, {frame_step}"
+        )
     if window != ABSENT:
         require_real(window=window)
         require_same_dtype(input=input, window=window)
-        if volume(window.shape) > frame:
-            raise InvalidShape(f"'window' {show(window.shape)} must fit into 'frame' {frame}")
+        if volume(window.shape) > frame_length:
+            raise InvalidShape(
+                f"'window' {show(window.shape)} must fit into 'frame_length' {frame_length}"
+            )
     extent = input.shape[axis]
-    if extent < frame:
+    if extent < frame_length:
         raise InvalidShape(
-            f"axis {axis} of 'input' {show(input.shape)} must be as long as one 'frame', {frame}",
+            f"axis {axis} of 'input' {show(input.shape)} must be as long as one frame, "
+            f"{frame_length}",
             hint="a signal is not padded: `pad` it",
         )
-    frames = (extent - frame) // stride + 1
-    shape = (*input.shape[:axis], frames, frame, *input.shape[axis + 1 :])
+    frames = (extent - frame_length) // frame_step + 1
+    shape = (*input.shape[:axis], frames, frame_length, *input.shape[axis + 1 :])
     return TensorType(shape, input.dtype)
 
 
-@rules.rule("tract_core_stft", _stft_type)
-def stft(input: Any, axis: int, frame: int, stride: int, window: Any) -> Array:
+@rules.rule("stft", _stft_type)
+def stft(input: Any, window: Any, axis: int, frame_length: int, frame_step: int) -> Array:
     """The Fourier transforms of overlapping frames: axes of frames and frequencies for the axis.
 
-    A frame begins at each multiple of the stride from which it fits; all frequencies are given. It
-    is multiplied by the window, which zeros on both sides (one more on the right) extend to the
-    frame.
+    A frame begins at each multiple of the step from which it fits; all frequencies are given. It is
+    multiplied by the window, which zeros on both sides (one more on the right) extend to the frame.
     """
     x = widened(jnp.asarray(input))
     axis %= x.ndim
-    starts = np.arange(0, x.shape[axis] - frame + 1, stride)
-    frames = jnp.take(x, starts[:, None] + np.arange(frame), axis=axis, mode="clip")
+    starts = np.arange(0, x.shape[axis] - frame_length + 1, frame_step)
+    frames = jnp.take(x, starts[:, None] + np.arange(frame_length), axis=axis, mode="clip")
     if window is not False:
         weights = jnp.ravel(jnp.asarray(window, x.dtype))
-        left = (frame - weights.size) // 2
-        weights = jnp.pad(weights, (left, frame - weights.size - left))
+        left = (frame_length - weights.size) // 2
+        weights = jnp.pad(weights, (left, frame_length - weights.size - left))
         frames *= jnp.expand_dims(weights, [i for i in range(frames.ndim) if i != axis + 1])
     return _pairs(jnp.fft.fft(_complex(frames), axis=axis + 1), input.dtype)
 
@@ -188,21 +192,19 @@ def _unit_type(
     axis: int,
     alpha: float,
     skip: int,
-    stateless: bool,
     complex: bool,
     epsilon: float,
 ) -> TensorType:
     return _average_type(input, state, axis, skip, complex)
 
 
-@rules.rule("tract_extra_exp_unit_norm", _unit_type)
+@rules.rule("tract.exp_unit_norm", _unit_type)
 def exp_unit_norm(
     input: Any,
     state: Any,
     axis: int,
     alpha: float,
     skip: int,
-    stateless: bool,
     complex: bool,
     epsilon: float,
 ) -> Array:
@@ -210,7 +212,7 @@ def exp_unit_norm(
 
     s <- (1 - alpha) max(|x|, epsilon) + alpha s; y = x / sqrt(s), s being the state at first. With
     `complex` the last axis holds pairs [re,im] and |x| is the magnitude of a pair. The first `skip`
-    items leave s as it is. Each call starts from the state, whatever `stateless` says.
+    items leave s as it is.
     """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     if complex:
@@ -231,26 +233,24 @@ def _mean_type(
     axis: int,
     alpha: float,
     skip: int,
-    stateless: bool,
     scaling_factor: float,
 ) -> TensorType:
     return _average_type(input, state, axis, skip, False)
 
 
-@rules.rule("tract_extra_exp_mean_norm", _mean_type)
+@rules.rule("tract.exp_mean_norm", _mean_type)
 def exp_mean_norm(
     input: Any,
     state: Any,
     axis: int,
     alpha: float,
     skip: int,
-    stateless: bool,
     scaling_factor: float,
 ) -> Array:
     """The input less its exponential average along the axis, over the scaling factor.
 
-    s <- (1 - alpha) x + alpha s; y = (x - s) / scaling_factor. State, `skip` and `stateless` are
-    those of `exp_unit_norm`.
+    s <- (1 - alpha) x + alpha s; y = (x - s) / scaling_factor. State and `skip` are those of
+    `exp_unit_norm`.
     """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     result = (x - _averages(x, state, alpha, skip)) / scaling_factor

@@ -1,9 +1,9 @@
-"""Items by their indices (registry tract_core): gather, scatter, top-k, one-hot.
+"""Items by their indices: gather, scatter, top-k, one-hot.
 
-A negative index counts from the end of its axis. An index beyond it has no item: where a document
-reads one the result is NaN (of signed integers the least value, of unsigned ones the greatest, of
-logical values true), and where it writes one the update is left out. Indices that the operations
-make are int32.
+A negative index counts from the end of its axis. An index beyond it has no item: where one is
+read the result is NaN (of signed integers the least value, of unsigned ones the greatest, of
+logical values true), and where one is written the update is left out. Indices that the
+operations make are int32.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import TensorType
 from lowering.ops import rules
-from lowering.ops.shape import cast
-from lowering.ops.shape import gather as take
 from lowering.ops.tract.typing import normal_axis, require_number, require_one_of, require_ordered
-from lowering.ops.typing import is_float, require_integer, require_same_dtype
+from lowering.ops.typing import require_integer, require_same_dtype
 
 _REDUCTIONS = ("none", "add", "mul", "min", "max")
 
@@ -33,23 +31,6 @@ def _index(indices: Any) -> Array:
 
 
 # Reading
-
-
-def _gather_type(input: TensorType, indices: TensorType, axis: int, datum_type: str) -> TensorType:
-    require_integer(indices=indices)
-    axis = normal_axis(axis, len(input.shape))
-    shape = input.shape[:axis] + indices.shape + input.shape[axis + 1 :]
-    return TensorType(shape, datum_type or input.dtype)
-
-
-@rules.rule("tract_core_gather", _gather_type)
-def gather(input: Any, indices: Any, axis: int, datum_type: str) -> Array:
-    """The sub-tensors at the indices along the axis, whose place the axes of the indices take.
-
-    `datum_type` is the type of the result, '' the input's own.
-    """
-    found = take(input, _index(indices), axis % input.ndim)
-    return found if datum_type in ("", found.dtype.name) else cast(found, datum_type)
 
 
 def _gather_elements_type(input: TensorType, indices: TensorType, axis: int) -> TensorType:
@@ -76,7 +57,7 @@ def _require_same_rank(name: str, shape: Shape, other: str, whole: Shape) -> Non
         )
 
 
-@rules.rule("tract_core_gather_elements", _gather_elements_type)
+@rules.rule("gather_elements", _gather_elements_type)
 def gather_elements(input: Any, indices: Any, axis: int) -> Array:
     """Item by item, what the index names along the axis; ONNX GatherElements.
 
@@ -133,7 +114,7 @@ def _places(indices: Any) -> tuple[Array, ...]:
     return tuple(places[..., k] for k in range(places.shape[-1]))
 
 
-@rules.rule("tract_core_gather_nd", _gather_nd_type)
+@rules.rule("gather_nd", _gather_nd_type)
 def gather_nd(input: Any, indices: Any, batch_dims: int) -> Array:
     """The sub-tensors at the coordinates in the last axis of the indices; ONNX GatherND."""
 
@@ -173,7 +154,7 @@ def _scatter_elements_type(
     return input
 
 
-@rules.rule("tract_core_scatter_elements", _scatter_elements_type)
+@rules.rule("scatter_elements", _scatter_elements_type)
 def scatter_elements(input: Any, indices: Any, updates: Any, axis: int, reduction: str) -> Array:
     """The input with each update at the place that its index names along the axis.
 
@@ -211,11 +192,11 @@ def _scatter_nd_type(
     return input
 
 
-@rules.rule("tract_core_scatter_nd", _scatter_nd_type)
+@rules.rule("scatter_nd", _scatter_nd_type)
 def scatter_nd(input: Any, indices: Any, updates: Any, reduction: str) -> Array:
     """The input with each update at the coordinates in the last axis of the indices.
 
-    ONNX ScatterND; updates at one place are joined as in `tract_core_scatter_elements`.
+    ONNX ScatterND; updates at one place are joined as in `scatter_elements`.
     """
     return _scatter(jnp.asarray(input), _places(indices), jnp.asarray(updates), reduction)
 
@@ -277,7 +258,7 @@ def _topk_type(
     return TensorType(shape, input.dtype), TensorType(shape, "int32")
 
 
-@rules.rule("tract_core_topk", _topk_type)
+@rules.rule("topk", _topk_type)
 def topk(input: Any, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
     """The k largest or smallest items along the axis in their order, and their indices.
 
@@ -299,25 +280,24 @@ def topk(input: Any, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
 
 
 def _one_hot_type(
-    input: TensorType, axis: int, dim: int, value_off: float, value_on: float
+    indices: TensorType, axis: int, depth: int, off_value: float, on_value: float
 ) -> TensorType:
-    require_ordered(input=input)
-    axis = normal_axis(axis, len(input.shape) + 1)
-    if dim < 1:
-        raise InvalidOperation(f"'dim' must be positive, it is {dim}")
-    return TensorType((*input.shape[:axis], dim, *input.shape[axis:]), "float32")
+    require_integer(indices=indices)
+    axis = normal_axis(axis, len(indices.shape) + 1)
+    if depth < 1:
+        raise InvalidOperation(f"'depth' must be positive, it is {depth}")
+    return TensorType((*indices.shape[:axis], depth, *indices.shape[axis:]), "float32")
 
 
-@rules.rule("tract_core_one_hot", _one_hot_type, not_differentiable="its operand holds indices")
-def one_hot(input: Any, axis: int, dim: int, value_off: float, value_on: float) -> Array:
-    """`value_on` at each index along a new axis of `dim` items, `value_off` elsewhere, as float32.
+@rules.rule("one_hot", _one_hot_type, not_differentiable="its operand holds indices")
+def one_hot(indices: Any, axis: int, depth: int, off_value: float, on_value: float) -> Array:
+    """`on_value` at each index along a new axis of `depth` items, `off_value` elsewhere; float32.
 
-    `axis` counts in the result. An index beyond the axis is nowhere on. Real indices are cut off
-    towards 0.
+    `axis` counts in the result. An index beyond the axis is nowhere on.
     """
-    index = _index(cast(input, "int32") if is_float(input.dtype.name) else input)
+    index = _index(indices)
     axis = axis % (index.ndim + 1)
-    index = jnp.expand_dims(jnp.where(index < 0, index + dim, index), axis)
-    shape = (*index.shape[:axis], dim, *index.shape[axis + 1 :])
+    index = jnp.expand_dims(jnp.where(index < 0, index + depth, index), axis)
+    shape = (*index.shape[:axis], depth, *index.shape[axis + 1 :])
     hit = index == lax.broadcasted_iota(index.dtype, shape, axis)
-    return jnp.where(hit, jnp.float32(value_on), jnp.float32(value_off))
+    return jnp.where(hit, jnp.float32(on_value), jnp.float32(off_value))

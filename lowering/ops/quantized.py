@@ -1,0 +1,244 @@
+"""Products of quantised tensors, with zero points and scales as operands.
+
+An integer q stands for the real number (q - zero point) * scale. Products are summed in int32,
+exactly, with a bias in steps of the product of the scales of both. The sum times the product of the
+scales over `output_scale` is rounded, half to even, and with `output_zero_point` added saturated to
+the type of the result. That factor is applied in float32: a result of 8 or 16 bits is the exact
+one, or its neighbour where the exact number is within 2**-21 of itself from the middle between the
+two. A factor of 1 leaves int32 as it is.
+
+Zero points and scales have one item, or one for each channel where the operation says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, differ, show
+from lowering.graph import TensorType
+from lowering.kernels import contraction
+from lowering.kernels.windows import Padding
+from lowering.ops import rules
+from lowering.ops.conv import conv_work
+from lowering.ops.tract.conv import conv_shape, convolve
+from lowering.ops.tract.typing import require_one
+from lowering.ops.typing import is_integer, require_integer, require_real
+
+_INTEGERS = "its operands are integers"
+
+
+def _einsum_type(
+    a: TensorType,
+    b: TensorType,
+    bias: TensorType,
+    a_zero_point: TensorType,
+    a_scale: TensorType,
+    b_zero_point: TensorType,
+    b_scale: TensorType,
+    output_zero_point: TensorType,
+    output_scale: TensorType,
+    expr: str,
+    dtype: str,
+) -> TensorType:
+    (left, right, *letters), result = contraction.parse(expr, [len(a.shape), len(b.shape)])
+    if len(letters) not in (0, 7):
+        raise InvalidOperation(
+            f"'expr' names the axes of {len(letters) + 2} tensors",
+            hint="there must be two, or also those of bias, a_zero_point, a_scale, b_zero_point, "
+            "b_scale, output_zero_point and output_scale",
+        )
+    integers = {"a_zero_point": a_zero_point, "b_zero_point": b_zero_point}
+    integers["output_zero_point"] = output_zero_point
+    require_integer(a=a, b=b, bias=bias, **integers)
+    require_real(a_scale=a_scale, b_scale=b_scale, output_scale=output_scale)
+    shape = contraction.contracted_shape([a.shape, b.shape], [left, right], result)
+    places = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
+    parameters = {
+        "bias": bias,
+        "a_zero_point": a_zero_point,
+        "a_scale": a_scale,
+        "b_zero_point": b_zero_point,
+        "b_scale": b_scale,
+        "output_zero_point": output_zero_point,
+        "output_scale": output_scale,
+    }
+    for (name, type), letter in zip(parameters.items(), letters or [""] * 7, strict=True):
+        _require_channels(name, type.shape, letter, *places.get(name, (result, shape)))
+    return _result_type(shape, dtype)
+
+
+def _einsum_work(a: TensorType, b: TensorType, expr: str) -> int:
+    terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
+    return contraction.multiply_adds((a.shape, b.shape), terms[:2], result)
+
+
+@rules.rule("quantized_einsum", _einsum_type, work=_einsum_work, not_differentiable=_INTEGERS)
+def quantized_einsum(
+    a: Any,
+    b: Any,
+    bias: Any,
+    a_zero_point: Any,
+    a_scale: Any,
+    b_zero_point: Any,
+    b_scale: Any,
+    output_zero_point: Any,
+    output_scale: Any,
+    expr: str,
+    dtype: str,
+) -> Array:
+    """`einsum` of two quantised tensors, to the type `dtype`.
+
+    `expr` may name the axes of bias, zero points and scales too, in their order, as in
+    `mk,kn,m,,m,,,,->mn`: one letter where there is an item for each channel. Scales, bias and
+    `output_zero_point` are then along an axis of the result, the other zero points along one of
+    their own tensor.
+    """
+    terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
+    of_bias, of_a0, of_a, of_b0, of_b, of_c0, of_c = terms[2:] or [""] * 7
+    total = contraction.contract(
+        (
+            _wide(a) - _along(_wide(a_zero_point), of_a0, terms[0]),
+            _wide(b) - _along(_wide(b_zero_point), of_b0, terms[1]),
+        ),
+        terms[:2],
+        result,
+        jnp.int32,
+        None,
+    )
+    return _requantised(
+        total + _along(_wide(bias), of_bias, result),
+        _along(a_scale, of_a, result),
+        _along(b_scale, of_b, result),
+        _along(output_scale, of_c, result),
+        _along(_wide(output_zero_point), of_c0, result),
+        dtype,
+    )
+
+
+def _conv_type(
+    input: TensorType,
+    filter: TensorType,
+    bias: TensorType,
+    input_zero_point: TensorType,
+    input_scale: TensorType,
+    filter_zero_point: TensorType,
+    filter_scale: TensorType,
+    output_zero_point: TensorType,
+    output_scale: TensorType,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    groups: int,
+    dtype: str,
+) -> TensorType:
+    of_input = {"input_zero_point": input_zero_point, "input_scale": input_scale}
+    of_filter = {"filter_zero_point": filter_zero_point, "filter_scale": filter_scale}
+    of_output = {"output_zero_point": output_zero_point, "output_scale": output_scale}
+    given = of_input | of_filter | of_output
+    require_integer(
+        input=input,
+        filter=filter,
+        bias=bias,
+        **{name: type for name, type in given.items() if name.endswith("point")},
+    )
+    require_real(**{name: type for name, type in given.items() if name.endswith("scale")})
+    shape = conv_shape(
+        input.shape, filter.shape, bias.shape, border, padding, stride, dilation, groups
+    )
+    require_one(**of_input, **of_output)
+    for name, type in of_filter.items():
+        _require_channels(name, type.shape, "c", "c", shape[1:2])
+    return _result_type(shape, dtype)
+
+
+@rules.rule("quantized_conv", _conv_type, work=conv_work, not_differentiable=_INTEGERS)
+def quantized_conv(
+    input: Any,
+    filter: Any,
+    bias: Any,
+    input_zero_point: Any,
+    input_scale: Any,
+    filter_zero_point: Any,
+    filter_scale: Any,
+    output_zero_point: Any,
+    output_scale: Any,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    groups: int,
+    dtype: str,
+) -> Array:
+    """`conv` of quantised tensors, to the type `dtype`. Padding is the real number 0.
+
+    What is the filter's may have an item for each output channel.
+    """
+    rank = input.ndim
+    total = convolve(
+        _wide(input) - _along(_wide(input_zero_point), "", ""),
+        _wide(filter) - _along(_wide(filter_zero_point), "c", "c" + "x" * (rank - 1)),
+        _wide(bias),
+        padding,
+        stride,
+        dilation,
+        groups,
+        None,
+    )
+    return _requantised(
+        total,
+        _along(filter_scale, "c", "bc" + "x" * (rank - 2)),
+        _along(input_scale, "", ""),
+        _along(output_scale, "", ""),
+        _along(_wide(output_zero_point), "", ""),
+        dtype,
+    )
+
+
+def _require_channels(name: str, found: Shape, letter: str, term: str, shape: Shape) -> None:
+    """Refuse a parameter of several items that are not along the one axis of that letter."""
+    several = [extent for extent in found if differ(extent, 1)]
+    if not several:
+        return
+    extent = shape[term.index(letter)] if len(letter) == 1 and term.count(letter) == 1 else 1
+    if len(several) > 1 or differ(several[0], extent):
+        raise InvalidShape(
+            f"'{name}' {show(found)} must have one item"
+            + (f", or {extent} for as many channels" if extent != 1 else ""),
+        )
+
+
+def _result_type(shape: Shape, dtype: str) -> TensorType:
+    if not is_integer(dtype):
+        raise InvalidOperation(
+            f"the result must be of integers, it is of {dtype}",
+            hint="`cast` makes real numbers of a result of type int32",
+        )
+    return TensorType(shape, dtype)
+
+
+def _wide(x: Any) -> Array:
+    return jnp.asarray(x).astype(jnp.int32)
+
+
+def _along(x: Any, letter: str, term: str) -> Array:
+    """A parameter's items along the axis of that letter; a single one for all."""
+    x = jnp.asarray(x)
+    return x.reshape(() if x.size == 1 else [-1 if name == letter else 1 for name in term])
+
+
+def _requantised(
+    total: Array, a: Array, b: Array, output: Array, zero_point: Array, dtype: str
+) -> Array:
+    a, b, output = (scale.astype(jnp.float32) for scale in (a, b, output))
+    factor = a * b / output
+    scaled = jnp.round(total.astype(jnp.float32) * factor).astype(jnp.int32)
+    scaled = jnp.where(factor == 1, total, scaled)
+    limits = jnp.iinfo(dtype)
+    if limits.bits < 32:
+        scaled = jnp.clip(scaled, limits.min - zero_point, limits.max - zero_point)
+    return (scaled + zero_point).astype(dtype)
