@@ -16,7 +16,7 @@ from lowering.graph import Parameter, StateVariable, TensorType, Value
 from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, shown
-from nnef_jax.storage.arrays import aligned
+from nnef_jax.storage.alignment import aligned
 
 
 def bind_inputs(

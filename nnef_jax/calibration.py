@@ -86,9 +86,9 @@ def calibrate(
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
     activations, weights = _chosen(model, names)
     ranges = _ranges_of_runs(model, samples, activations, percentile)
-    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    own = model._execution.own  # pyright: ignore[reportPrivateUsage]
     for name, label in weights.items():
-        array = np.asarray(execution.arrays([label])[label], np.float32)
+        array = np.asarray(own.select([label])[label], np.float32)
         axes = tuple(range(int(per_channel), array.ndim))
         ranges[name] = array.min(axes), array.max(axes)
     describe = _zero_point if algorithm == "zero_point_linear_quantize" else _min_max

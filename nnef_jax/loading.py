@@ -14,12 +14,12 @@ from typing import BinaryIO, Literal, get_args
 import jax
 from jax.typing import DTypeLike
 
-from lowering import ops
 from lowering.location import Source as TextSource
 from lowering.registry import Registry
 from lowering.trace import Context
 from nnef_jax.errors import UnsupportedError
-from nnef_jax.execution import Compilation, Execution
+from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.options import RunOptions
 from nnef_jax.formats.base import Expand, Options, Progress
 from nnef_jax.formats.nnef.frontend import StandardFrontend
 from nnef_jax.formats.nnef.variables import read_variables
@@ -125,9 +125,9 @@ def load(
     if cache_dir is not None:
         if rules is not None:
             raise ValueError("cache_dir does not go with rules: nothing tells when they change")
-        from nnef_jax.compilation import CompilationCache
+        from nnef_jax.execution.disk_cache import DiskCache
 
-        cache = CompilationCache(cache_dir)
+        cache = DiskCache(cache_dir)
     network = read(
         source,
         input_shapes=input_shapes,
@@ -140,8 +140,8 @@ def load(
         limits=limits,
         progress=progress,
     )
-    compilation = Compilation(optimize, cache, autotune, donate_state, unused)
-    return Model(Execution(network, ops.rules, Context(precision), compilation))
+    run = RunOptions(optimize, autotune, donate_state, unused, cache)
+    return Model(Execution(network, Context(precision), run))
 
 
 def _require_precision(precision: jax.lax.PrecisionLike) -> None:

@@ -16,7 +16,8 @@ from lowering.extents import UNKNOWN
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from nnef_jax.arguments import bind_inputs, bind_variables
 from nnef_jax.errors import InputError
-from nnef_jax.execution import Execution
+from nnef_jax.execution.entry_point import EntryPoint
+from nnef_jax.execution.execution import Execution
 from nnef_jax.limits import Meter
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 
@@ -76,7 +77,7 @@ class Model:
         Those that neither outputs nor states depend on are left out, unless the network was loaded
         with `unused=True`.
         """
-        return dict(self._execution.parameters)
+        return dict(self._execution.own.parameters())
 
     def summary(self) -> str:
         """A table: name, operation, shape, dtype, parameters and multiply-adds of each line."""
@@ -96,8 +97,9 @@ class Model:
         Raises InputError where the inputs do not fit, ShapeError where an operation does not take
         shapes that follow from them.
         """
-        known = None if kwargs else self._execution.known(args)
-        return known(list(args)) if known else self._execution.call(self._bind(args, kwargs))
+        outputs = self._execution.outputs
+        known = None if kwargs else outputs.known(args)
+        return known(list(args)) if known else outputs(self._bind(args, kwargs))
 
     def apply(self, params: Parameters, *args: Any, **kwargs: Any) -> Any:
         """The network as a pure function of its parameters and inputs, for `jax.grad` and the like.
@@ -115,7 +117,8 @@ class Model:
         Example:
             >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
         """
-        return self._execution.outputs(self._check_params(params), self._bind(args, kwargs))
+        params = self._check_params(params)
+        return self._execution.outputs.pure(params, {}, self._bind(args, kwargs))
 
     @property
     def compiler_options(self) -> dict[str, str]:
@@ -127,7 +130,7 @@ class Model:
         Example:
             >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
         """
-        return self._execution.compiler_options
+        return self._execution.compiler.options
 
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
@@ -142,7 +145,7 @@ class Model:
         """
         wanted = None if names is None else names_of("names", names, "names of tensors")
         inputs = self._bind(args, kwargs)
-        graph = self._execution.graph_for(inputs)
+        graph = self._network.specialise([tuple(x.shape) for x in inputs])
         wanted = tuple(graph.values) if wanted is None else wanted
         unknown = [name for name in wanted if name not in graph.values]
         if unknown:
@@ -150,13 +153,13 @@ class Model:
                 f"the graph has no tensor {', '.join(repr(n) for n in unknown)}",
                 hint="model.summary() lists the names",
             )
+        own = self._execution.own
         if (graph, wanted) not in self._captures:
 
             def capture(params: Parameters, inputs: list[jax.Array]) -> dict[str, jax.Array]:
-                state = self._execution.initial_state
                 captured = {name: graph.values[name] for name in wanted}
-                values = self._execution.values(
-                    graph, params, state, inputs, wanted=captured.values()
+                values = self._execution.functions.values(
+                    graph, params, own.initial_state(), inputs, wanted=captured.values()
                 )
                 return {name: jnp.asarray(values[value]) for name, value in captured.items()}
 
@@ -164,7 +167,7 @@ class Model:
             labels = [p.label for p in graph.parameters if p.value in needed]
             self._captures[graph, wanted] = jax.jit(capture), labels
         function, labels = self._captures[graph, wanted]
-        return function(self._execution.arrays(labels), inputs)
+        return function(own.select(labels), inputs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """`apply` lowered by JAX, parameters being arguments: `.as_text()`, `.compile()`.
@@ -176,13 +179,13 @@ class Model:
                 jax.ShapeDtypeStruct(_known_shape(s), jnp.dtype(s.dtype)) for s in self.inputs
             )
         inputs = bind_inputs(self._network, args, kwargs, abstract=True)
-        return jax.jit(self.apply).lower(self._execution.parameters, *inputs)
+        return jax.jit(self.apply).lower(self._execution.own.parameters(), *inputs)
 
     # Recurrent networks (spec 4.7)
 
     def init_state(self) -> dict[str, jax.Array]:
         """The state before a first cycle: stored values of the updated variables by label."""
-        return self._execution.first_state()
+        return self._execution.own.first_state()
 
     def step(
         self, state: State, *args: Any, params: Parameters | None = None, **kwargs: Any
@@ -197,7 +200,7 @@ class Model:
         A network loaded with `donate_state` takes the memory of the state for the new one: its
         arrays cannot be read afterwards.
         """
-        return self._recur("cycle", state, self._bind(args, kwargs), params)
+        return self._recur(self._execution.step, state, self._bind(args, kwargs), params)
 
     def scan(
         self,
@@ -224,14 +227,16 @@ class Model:
             raise InputError(
                 "a network without inputs has no time axis", hint="call step in a loop"
             )
-        return self._recur("scan", self.init_state() if state is None else state, inputs, params)
+        state = self.init_state() if state is None else state
+        return self._recur(self._execution.scan, state, inputs, params)
 
-    def _recur(self, kind: str, state: State, inputs: list[Any], params: Parameters | None) -> Any:
+    def _recur(
+        self, entry: EntryPoint, state: State, inputs: list[Any], params: Parameters | None
+    ) -> Any:
         state = self._check_state(state)
         if params is None:
-            return self._execution.recur(kind, state, inputs)
-        function = self._execution.cycle if kind == "cycle" else self._execution.scan
-        return function(self._check_params(params), state, inputs)
+            return entry([*state.values(), *inputs])
+        return entry.pure(self._check_params(params), state, inputs)
 
     # Storing it
 
@@ -258,16 +263,14 @@ class Model:
 
         require_path("path", path)
         require_flags(overwrite=overwrite)
-        execution = self._execution
+        own = self._execution.own
         given = {
-            "state": self._check_state(execution.initial_state if state is None else state),
-            "params": self._check_params(
-                execution.parameters if params is None else params, all=True
-            ),
+            "state": self._check_state(own.initial_state() if state is None else state),
+            "params": self._check_params(own.parameters() if params is None else params, all=True),
         }
         for what, arrays in given.items():
             _require_untraced(what, arrays)
-        arrays = {**execution.arrays(self._network.unused), **given["state"], **given["params"]}
+        arrays = {**own.select(self._network.unused), **given["state"], **given["params"]}
         kept = self._network.quantization
         text = kept.text if kept is not None else None
         if quantize is not None:

@@ -90,9 +90,9 @@ class _Batch:
             for variable, view in zip(stage.reads, views, strict=True)
         ]
         part = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), parts)
-        halves = split(run, known, part, compiled=False)
-        prepared = halves.prepare(known)
-        results = jax.lax.map(lambda part: halves.run(prepared, jax.tree.leaves(part)), parts)
+        body = split(run, known, part)
+        prepared = body.prepare(known)
+        results = jax.lax.map(lambda part: body.run(prepared, jax.tree.leaves(part)), parts)
         return [
             _joined(view, self.axes[variable], self.size)
             for variable, view in zip(stage.results, results, strict=True)

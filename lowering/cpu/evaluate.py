@@ -147,11 +147,11 @@ def _scan(equation: Any, views: Sequence[View]) -> list[View]:
     free = [tensor(view) for view in constants if not view.known]
     start, stacks = [tensor(view) for view in first], [tensor(view) for view in scanned]
     items = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacks]
-    halves = split(body, parameters, (free, start, items), compiled=False, differentiable=True)
-    prepared = halves.prepare(parameters)
+    parts = split(body, parameters, (free, start, items), differentiable=True)
+    prepared = parts.prepare(parameters)
 
     def turn(carry: list[Any], items: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = halves.run(prepared, [*free, *carry, *items])
+        results = parts.run(prepared, [*free, *carry, *items])
         return results[:carried], results[carried:]
 
     last, collected = jax.lax.scan(

@@ -16,11 +16,11 @@ def shapes(arrays: Any) -> list[tuple[int, ...]]:
 
 
 def check(function: Any, params: list[Any], inputs: list[Any]) -> tuple[Any, ...]:
-    """Run the halves, compare with the whole, give what was prepared."""
-    halves = split(function, params, inputs)
-    prepared = halves.prepare(params)
-    whole, parts = function(params, inputs), halves.run(prepared, inputs)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, parts)
+    """Run the parts, compare with the whole, give what was prepared."""
+    parts = split(function, params, inputs)
+    prepared = parts.prepare(params)
+    whole, found = function(params, inputs), parts.run(prepared, inputs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, found)
     return prepared
 
 
@@ -32,8 +32,8 @@ def test_work_on_parameters_is_done_once() -> None:
     prepared = check(function, params, [np.ones((2, 4), np.float32)])
     (flipped,) = [p for p in prepared if p.ndim == 2]
     np.testing.assert_array_equal(flipped, params[0][::-1].T)
-    halves = split(function, params, [np.ones((2, 4), np.float32)])
-    text = jax.jit(halves.run).lower(prepared, [np.ones((2, 4), np.float32)]).as_text()
+    parts = split(function, params, [np.ones((2, 4), np.float32)])
+    text = jax.jit(parts.run).lower(prepared, [np.ones((2, 4), np.float32)]).as_text()
     assert "reverse" not in text and "exponential" not in text
 
 
@@ -66,8 +66,8 @@ def test_constants_become_arguments() -> None:
     def function(params: Any, inputs: Any) -> Any:
         return inputs[0] @ jnp.asarray(table)
 
-    halves = split(function, [], [np.ones((1, 300), np.float32)])
-    prepared = halves.prepare([])
+    parts = split(function, [], [np.ones((1, 300), np.float32)])
+    prepared = parts.prepare([])
     assert shapes(prepared) == [(300, 300)]
-    text = jax.jit(halves.run).lower(prepared, [np.ones((1, 300), np.float32)]).as_text()
+    text = jax.jit(parts.run).lower(prepared, [np.ones((1, 300), np.float32)]).as_text()
     assert len(text) < 3_000

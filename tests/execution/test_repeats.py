@@ -25,13 +25,12 @@ def layers(count: int, width: int = 8) -> list[Any]:
 
 def check(function: Any, params: list[Any], inputs: list[Any]) -> tuple[list[int], tuple[Any, ...]]:
     """Compare with the function itself; give the steps of loops, and what was prepared."""
-    halves = split(function, params, inputs, rewrite=looped)
-    prepared = halves.prepare(params)
-    whole, parts = function(params, inputs), halves.run(prepared, inputs)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole, parts)
-    jaxpr: Any = jax.make_jaxpr(halves.run)(prepared, inputs).jaxpr
-    (call,) = jaxpr.eqns
-    scans = [e for e in call.params["jaxpr"].eqns if e.primitive.name == "scan"]
+    parts = split(function, params, inputs, rewrite=looped)
+    prepared = parts.prepare(params)
+    whole, found = function(params, inputs), parts.run(prepared, inputs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole, found)
+    jaxpr: Any = jax.make_jaxpr(parts.run)(prepared, inputs).jaxpr
+    scans = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
     return [e.params["length"] for e in scans], prepared
 
 

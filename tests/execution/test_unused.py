@@ -132,8 +132,9 @@ def test_they_are_marked(tmp_path: Path) -> None:
 def test_they_stay_on_the_host() -> None:
     model = network()
     model(X)
-    data = model._network.data  # pyright: ignore[reportPrivateUsage]
-    assert {label for label, array in data.items() if isinstance(array, np.ndarray)} == _UNUSED
+    select = model._execution.own.select  # pyright: ignore[reportPrivateUsage]
+    stored = select([*model.params, *_UNUSED])
+    assert {label for label, array in stored.items() if isinstance(array, np.ndarray)} == _UNUSED
 
 
 def test_a_cache_tells_both_kinds_apart(tmp_path: Path) -> None:

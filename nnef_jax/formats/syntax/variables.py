@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from lowering.extents import Shape, show
 from nnef_jax.errors import ArchiveError, DataError
 from nnef_jax.limits import Meter
+from nnef_jax.storage.alignment import aligned
 from nnef_jax.storage.archive import Archive
-from nnef_jax.storage.arrays import aligned
 
 _KINDS = {
     "f": "scalars",

@@ -1,6 +1,6 @@
-"""Arrays that a device can take as they are, in memory and in a mapped file of some of them.
+"""Files of arrays, which a device takes from the mapped file as they are.
 
-The content of the file, which is a checked one:
+The content of one, which is a checked file:
 
 length of the index in 8 bytes (little endian), the index as JSON: dtype, shape and offset of each
 array from where the data start; data, each array at a multiple of 64
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,21 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax.storage.checked import read_checked, write_checked
-
-_ALIGNMENT = 64
-
-
-def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A new array at an address from which a CPU device takes it without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    buffer = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -buffer.__array_interface__["data"][0] % _ALIGNMENT
-    return buffer[start : start + size].view(dtype).reshape(shape)
+from nnef_jax.execution.checked_file import read_checked, write_checked
+from nnef_jax.storage.alignment import ALIGNMENT
 
 
 def digest_of(arrays: Sequence[NDArray[Any]]) -> str:
-    """The sha256 of what arrays hold (102 MB in 0.05 s on two cores)."""
+    """Return the sha256 of what arrays hold (102 MB in 0.05 s on two cores)."""
 
     def digest(array: NDArray[Any]) -> bytes:
         return hashlib.sha256(_bytes(array)).digest()
@@ -48,7 +38,7 @@ def write_arrays(path: str, arrays: Sequence[NDArray[Any]]) -> None:
     offset = 0
     for array in arrays:
         index.append((array.dtype.name, array.shape, offset))
-        data += [_bytes(array), bytes(-array.nbytes % _ALIGNMENT)]
+        data += [_bytes(array), bytes(-array.nbytes % ALIGNMENT)]
         offset = _aligned(offset + array.nbytes)
     head = json.dumps(index).encode()
     start = len(head).to_bytes(8, "little") + head
@@ -74,7 +64,7 @@ def read_arrays(path: str) -> list[NDArray[Any]] | None:
 
 
 def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:

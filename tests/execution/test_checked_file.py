@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nnef_jax.storage import checked
-from nnef_jax.storage.checked import HEADER, read_checked, write_checked
+from nnef_jax.execution import checked_file
+from nnef_jax.execution.checked_file import HEADER, read_checked, write_checked
 
 CONTENT = bytes(range(40))
 _CHUNK = 16  # bytes that have a checksum of their own
@@ -26,7 +26,7 @@ def read(path: Path, mapped: bool = False) -> bytes | None:
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of a few chunks."""
-    monkeypatch.setattr(checked, "_CHUNK", _CHUNK)
+    monkeypatch.setattr(checked_file, "_CHUNK", _CHUNK)
     path = tmp_path / "name"
     write_checked(str(path), [CONTENT])
     assert read(path) == CONTENT
@@ -87,7 +87,7 @@ def test_every_name_counts(path: Path) -> None:
 def test_parts_of_any_size(tmp_path: Path, mapped: bool) -> None:
     path = tmp_path / "name"
     chance = random.Random(0)
-    mib = checked._CHUNK
+    mib = checked_file._CHUNK
     for sizes in ((), (0,), (1, 0, 2), (mib,), (mib - 1, 2), (5, 2 * mib + 3, mib, 7)):
         parts = [chance.randbytes(size) for size in sizes]
         write_checked(str(path), [memoryview(part) for part in parts])
@@ -106,7 +106,7 @@ def test_parts_of_any_size(tmp_path: Path, mapped: bool) -> None:
 def _hole(path: Path) -> None:
     """More than any memory holds, of which the disk holds the header alone."""
     with open(path, "wb") as file:
-        file.write(checked._start(1 << 40) + bytes(32))
+        file.write(checked_file._start(1 << 40) + bytes(32))
         file.truncate(1 << 43)
 
 

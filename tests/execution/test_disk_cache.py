@@ -19,13 +19,12 @@ import numpy as np
 import pytest
 
 import nnef_jax
-import nnef_jax.execution
 from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.registry import Registry
-from nnef_jax import compilation
+from nnef_jax.execution import cache_key, functions
+from nnef_jax.execution.array_file import digest_of, read_arrays, write_arrays
+from nnef_jax.execution.checked_file import read_checked, write_checked
 from nnef_jax.storage import files
-from nnef_jax.storage.arrays import digest_of, read_arrays, write_arrays
-from nnef_jax.storage.checked import read_checked, write_checked
 from nnef_jax.storage.tensorfile import encode_tensor
 from tests import flip_cache
 from tests.helpers import archive, model_of
@@ -86,13 +85,13 @@ class Traces:
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
-    traces, trace = Traces(), nnef_jax.execution.trace
+    traces, trace = Traces(), functions.trace
 
     def spy(*args: Any) -> Any:
         traces.count += 1
         return trace(*args)
 
-    monkeypatch.setattr(nnef_jax.execution, "trace", spy)
+    monkeypatch.setattr(functions, "trace", spy)
     return traces
 
 
@@ -117,7 +116,7 @@ def test_another_process_finds_it(tmp_path: Path) -> None:
 import sys, numpy as np, nnef_jax
 model = nnef_jax.load({str(source)!r}, cache_dir={str(tmp_path / "cache")!r})
 print(model(np.float32([[1, 2, 3, 4]])).hidden.tolist())
-print("lowering.prepare" in sys.modules, "lark" in sys.modules, "rich" in sys.modules)
+print("lowering.jaxprs" in sys.modules, "lark" in sys.modules, "rich" in sys.modules)
 """
     runs = [
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
@@ -192,11 +191,11 @@ def test_configuration_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.Mo
     keys: list[str] = []
 
     def add(key: str = "") -> None:
-        keys.append(key or compilation.key_of(graph, device))
+        keys.append(key or cache_key.key_of(graph, device))
 
     add()
-    add(compilation.key_of(graph, jax.devices()[1]))
-    add(compilation.key_of(graph, device, "scan"))
+    add(cache_key.key_of(graph, jax.devices()[1]))
+    add(cache_key.key_of(graph, device, "scan"))
     with jax.default_matmul_precision("bfloat16"):
         add()
     with jax.numpy_dtype_promotion("standard"):
@@ -216,9 +215,9 @@ def test_configuration_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--a=1")
     add()
     assert len(set(keys)) == len(keys) == 12
-    before = compilation.key_of(graph, device)
+    before = cache_key.key_of(graph, device)
     with jax.log_compiles(True):
-        assert compilation.key_of(graph, device) == before
+        assert cache_key.key_of(graph, device) == before
 
 
 def test_the_dtype_of_a_literal_is_part_of_the_key() -> None:
@@ -227,7 +226,7 @@ def test_the_dtype_of_a_literal_is_part_of_the_key() -> None:
     def key(name: str, literal: Any) -> str:
         x, y = (Value(n, TensorType((2,), "float32")) for n in (name, "y"))
         operation = Operation("mul", (("x", x), ("y", literal)), (), (y,))
-        return compilation.key_of(Graph("net", (x,), (y,), ("y",), (operation,)), device)
+        return cache_key.key_of(Graph("net", (x,), (y,), ("y",), (operation,)), device)
 
     literals = (1.5, jnp.bfloat16(1.5).item(), ml_dtypes.bfloat16(1.5), np.float16(1.5), "1.5")
     names = ("x", "x%0:float32[2],'x", "x'")
@@ -236,10 +235,10 @@ def test_the_dtype_of_a_literal_is_part_of_the_key() -> None:
 
 
 def test_a_change_of_the_sources_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = compilation._program.__wrapped__()
+    parts = cache_key._program.__wrapped__()
     assert any(part.split(" ")[0].endswith("lowering/ops/conv.py") for part in parts)
     monkeypatch.setattr(nnef_jax, "__version__", "another")
-    assert compilation._program.__wrapped__() != parts
+    assert cache_key._program.__wrapped__() != parts
 
 
 @pytest.mark.parametrize("damage", ["foreign", "no entry", "run", "compute"])

@@ -1,0 +1,57 @@
+"""Where jax computes: the place of given arrays, or the device where nothing else is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+Device = Any  # a jax.Device, which is no type to a type checker
+
+
+class Place(NamedTuple):
+    """Where a computation runs.
+
+    Parameters are put on the device, or on each device of the sharding. Results are committed where
+    an argument is: what reads them then runs in the same place.
+    """
+
+    where: Device | Sharding
+    is_committed: bool
+
+
+def default_device() -> Device:
+    """Return the device for arrays that are not committed to one."""
+    chosen: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if chosen is None or isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return chosen
+
+
+def on_cpu() -> bool:
+    """Tell whether the default device is a CPU: layouts and kernels for CPUs go by it alone.
+
+    What is compiled for another place is traced within `computing_at` it.
+    """
+    return default_device().platform == "cpu"
+
+
+def place_of(arrays: Sequence[Any]) -> Place:
+    """Return where jax computes with these arrays, none of them traced."""
+    for array in arrays:
+        if isinstance(array, jax.Array) and array.committed:
+            where = array.device
+            if isinstance(where, NamedSharding):
+                where = NamedSharding(where.mesh, PartitionSpec())
+            return Place(where, True)
+    return Place(default_device(), False)
+
+
+def computing_at(where: Device | Sharding) -> AbstractContextManager[Any]:
+    """Make a device, or one of a sharding, the default device."""
+    if isinstance(where, Sharding):
+        where = min(where.addressable_devices, key=lambda device: device.id)
+    return nullcontext() if where == default_device() else jax.default_device(where)

@@ -1,0 +1,127 @@
+"""What tells one compiled function from another: all that it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jaxlib.version import __version__ as jaxlib_version
+
+import lowering
+import nnef_jax
+from lowering.devices import Device
+from lowering.graph import Graph, Operation, Value
+
+# Words in the names of jax's settings for what it reports, where it keeps things, and which devices
+# it finds or takes by default. All other settings are part of the key, new ones too.
+_IRRELEVANT = (
+    "cache",
+    "cross_host",
+    "default_device",
+    "dump",
+    "_log",
+    "platform",
+    "traceback",
+    "visible_devices",
+)
+
+
+def key_of(graph: Graph, device: Device, *others: object) -> str:
+    """Return the key of what is compiled of a graph for a device; `others` tell by their repr what.
+
+    The graph tells more than the document: what of the data its structure depends on, say.
+    """
+    digest = hashlib.sha256()
+    for part in (*_environment(), *_of_device(device), *map(repr, others), *_described(graph, {})):
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
+    """All of a graph that its results depend on, and the names, which profiles show."""
+
+    def shown(item: Any) -> str:
+        match item:
+            case Value():
+                return f"{item.name!r}%{numbers.setdefault(item, len(numbers))}:{item.type}"
+            case np.generic():  # the repr of a bfloat16 is that of a float
+                return f"{item.dtype}:{item!r}"
+            case Graph():
+                return "".join(_described(item, numbers))
+            case tuple():
+                return f"({','.join(map(shown, item))})"  # pyright: ignore[reportUnknownArgumentType]
+            case _:
+                return repr(item)
+
+    def line(operation: Operation) -> str:
+        return shown((operation.kind, operation.operands, operation.attributes, operation.results))
+
+    yield shown(graph.inputs)
+    yield shown(tuple((p.label, p.value) for p in graph.parameters))
+    yield from map(line, graph.operations)
+    yield shown(tuple((s.label, s.value, s.update) for s in graph.states))
+    yield shown(tuple(zip(graph.output_names, graph.outputs, strict=True)))
+
+
+def _of_device(device: Device) -> tuple[str, ...]:
+    version = device.client.platform_version
+    return device.platform, device.device_kind, str(device.id), version
+
+
+def _environment() -> Iterator[str]:
+    yield from compiler()
+    yield from _program()
+    for name, value in sorted(jax.config.values.items()):
+        if not any(word in name for word in _IRRELEVANT):
+            # The attribute is what holds in this thread; some settings have none.
+            yield f"{name}={getattr(jax.config, name, value)!r}"
+
+
+def compiler() -> tuple[str, ...]:
+    """Return what compiles: the versions of jax and XLA, and their flags."""
+    return jax.__version__, jaxlib_version, _flags("XLA_FLAGS"), _flags("LIBTPU_INIT_ARGS")
+
+
+def _flags(variable: str) -> str:
+    """The compiler's flags in an environment variable, or in the file that XLA_FLAGS names."""
+    flags = os.environ.get(variable, "")
+    if flags and not flags.startswith("-"):
+        with suppress(OSError), open(flags, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    return flags
+
+
+@cache
+def _program() -> tuple[str, ...]:
+    """What traces and pickles, and the processor, which machine code is made for."""
+    versions = (nnef_jax.__version__, sys.version, np.__version__, ml_dtypes.__version__)
+    return *versions, *_sources(), *_processor()
+
+
+def _sources() -> Iterator[str]:
+    """Which state the sources are in, since they may be edited between two versions."""
+    for package in (nnef_jax, lowering):
+        for folder, _, names in os.walk(os.path.dirname(package.__file__ or "")):
+            for name in sorted(names):
+                if name.endswith((".py", ".nnef", ".lark")):
+                    status = os.stat(os.path.join(folder, name))
+                    yield f"{folder}/{name} {status.st_size} {status.st_mtime_ns}"
+
+
+def _processor() -> list[str]:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            block = file.read().split("\n\n")[0].splitlines()
+    except OSError:
+        return [platform.machine(), platform.processor()]
+    return [line for line in block if line.startswith(("model name", "flags", "Features"))]

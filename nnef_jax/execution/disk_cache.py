@@ -1,0 +1,193 @@
+"""Compiled networks kept in a folder, so that other processes need neither trace nor compile them.
+
+KEY.xla holds the executables of both parts of a split, as jax's `serialize_executable` makes them.
+KEY.bin holds what the first part computed of parameters of the same digest. Both are checked files:
+damaged ones, and those under another's name, are made again. Nothing is ever removed, but anything
+may be, at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import serialize_executable
+
+from lowering.devices import Device, on_cpu
+from lowering.prepare import Split, assemble
+from nnef_jax.errors import InputError
+from nnef_jax.execution.array_file import digest_of, read_arrays, write_arrays
+from nnef_jax.execution.cache_key import compiler
+from nnef_jax.execution.checked_file import read_checked, write_checked
+
+
+class DiskCache:
+    """A folder of compiled functions by key.
+
+    Its files hold pickled objects and machine code: whoever can write to the folder can run code in
+    the processes that read it. It is made for its owner alone (mode 0700). Checksums are against
+    accidents, not against attacks.
+
+    Many processes may use it at once, since files appear whole or not at all. Where nothing can be
+    written (a read-only folder, a full disk) it serves with what it has: one warning tells that
+    something else was compiled and not kept.
+
+    Raises InputError where the folder cannot be made or read.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        try:
+            self.directory = _folder(directory)
+        except (OSError, TypeError, ValueError) as error:
+            raise InputError(
+                f"cache_dir '{directory}' cannot be used: {_reason(error)}",
+                hint="give a folder of your own, or leave cache_dir out",
+            ) from None
+        self._has_warned = False
+
+    def get(
+        self,
+        key: str,
+        device: Device,
+        make: Callable[[], tuple[Split, Any]],
+        parameters: Sequence[jax.Array],
+        inputs: Sequence[Sequence[Any]],
+        result: Any,
+    ) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
+        """Return the compiled `run` of a split, and what is prepared for it.
+
+        They come from the folder if it has them. Otherwise they are put there: an entry that cannot
+        be used is made again.
+
+        Args:
+            device: what they are for, which is the default device now.
+            make: gives the split and its `run` jitted.
+            inputs: what `run` takes beside what is prepared.
+            result: the tree structure of what `run` returns. Its types may be of this process
+                alone, so that an entry does not hold it.
+        """
+        path = self._path(key, "xla")
+        found = _read(path, device, result)
+        if found is not None:
+            entry, load = found
+            with suppress(Exception):  # jaxlib raises anything for what it cannot load
+                # Beside the digest of the parameters; each takes ResNet-50 0.1 s.
+                with ThreadPoolExecutor(1) as pool:
+                    loading = pool.submit(load)
+                    prepared = self._prepared(entry, parameters)
+                return loading.result(), prepared
+        parts, jitted = make()
+        compute = parts.lowered(parameters)
+        program = hashlib.sha256("\n".join((*compiler(), compute.as_text())).encode()).hexdigest()
+        entry = _Entry(parts.sources, parts.reads, program, cache(compute.compile))
+        prepared = self._prepared(entry, parameters)
+        run = jitted.lower(prepared, *inputs).compile()
+        self._keep(lambda: _write(path, entry, run))
+        return run, prepared
+
+    def _prepared(self, entry: _Entry, parameters: Sequence[jax.Array]) -> tuple[Any, ...]:
+        """Return what is prepared of parameters; on a CPU it comes from a file if they have one.
+
+        To compute it takes longer there (ResNet-50, 0.2 s) than to tell by a digest of the
+        parameters that it is known (0.05 s), and to check the file (0.025 s). Executables for
+        several shapes share the file if they prepare alike.
+        """
+        if None not in entry.sources or not on_cpu():
+            return assemble(entry.sources, parameters, entry.compute()(parameters))
+        digest = digest_of([np.asarray(parameters[index]) for index in entry.reads])
+        path = self._path(hashlib.sha256(f"{entry.program} {digest}".encode()).hexdigest(), "bin")
+        known = read_arrays(path)
+        if known is None or len(known) != entry.sources.count(None):
+            computed = entry.compute()(parameters)
+            self._keep(lambda: write_arrays(path, [np.asarray(array) for array in computed]))
+        else:
+            with jax.ensure_compile_time_eval():  # also where a function is traced
+                computed = jax.device_put(known)
+        return assemble(entry.sources, parameters, computed)
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Write a file; a full disk, say, or executables that cannot be stored, are a warning."""
+        try:
+            write()
+        except Exception as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"what was compiled is not kept in cache_dir '{self.directory}': "
+                    f"{_reason(error)}",
+                    stacklevel=2,
+                )
+
+    def _path(self, key: str, suffix: str) -> str:
+        return os.path.join(self.directory, f"{key}.{suffix}")
+
+
+def _reason(error: Exception) -> object:
+    """What the system says of an error without the path, which may be a temporary one."""
+    return getattr(error, "strerror", None) or error
+
+
+def _folder(directory: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a folder that can be read; make it where there is none."""
+    name = os.fsdecode(directory)
+    if not name:
+        raise ValueError("it is empty")
+    path = os.path.abspath(name)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise NotADirectoryError("it is not a folder")
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise PermissionError("no permission to read it")
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """The first part of a split, compiled when it is asked for.
+
+    `program` tells what it computes.
+    """
+
+    sources: Sequence[int | None]
+    reads: Sequence[int]
+    program: str
+    compute: Callable[[], jax.stages.Compiled]
+
+
+def _write(path: str, entry: _Entry, run: jax.stages.Compiled) -> None:
+    # Of each part the executable and the tree of its arguments; these are tuples and lists.
+    parts = [serialize_executable.serialize(part)[:2] for part in (entry.compute(), run)]
+    write_checked(path, [pickle.dumps((entry.sources, entry.reads, entry.program, *parts))])
+
+
+def _read(
+    path: str, device: Device, result: Any
+) -> tuple[_Entry, Callable[[], jax.stages.Compiled]] | None:
+    """Return the first part, and what loads the second."""
+    # Not mapped: machine code that changed after the check would take the process along.
+    content = read_checked(path, mapped=False)
+    if content is None:
+        return None
+    try:
+        sources, reads, program, compute, run = pickle.loads(content)
+        computed = jax.tree.structure((0,) * sources.count(None))
+    except Exception:  # pickle raises anything for what is not its own
+        return None
+    load = cache(partial(_loaded, compute, computed, device))
+    return _Entry(sources, reads, program, load), partial(_loaded, run, result, device)
+
+
+def _loaded(part: tuple[bytes, Any], result: Any, device: Device) -> jax.stages.Compiled:
+    return serialize_executable.deserialize_and_load(
+        *part, result, backend=device.client, execution_devices=[device]
+    )

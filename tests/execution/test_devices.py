@@ -1,0 +1,169 @@
+"""A network computes where its inputs are, whatever it was compiled for before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import nnef_jax
+from lowering.devices import default_device, on_cpu, place_of
+from nnef_jax.execution import options as run_options
+from tests.helpers import model_of
+
+NET = """version 1.0;
+graph net( x ) -> ( y )
+{
+    x = external(shape = [2,64]);
+    filter = variable(shape = [64,64], label = 'filter');
+    bias = variable(shape = [1,64], label = 'bias');
+    y = linear(x, filter, bias);
+}
+"""
+SUM = """version 1.0;
+graph sum( x ) -> ( y )
+{
+    x = external(shape = [2]);
+    total = variable(shape = [2], label = 'total');
+    factor = variable(shape = [2], label = 'factor');
+    scaled = mul(x, factor);
+    y = add(total, scaled);
+    next = update(total, y);
+}
+"""
+RANDOM = np.random.default_rng(0)
+DATA = {
+    "filter": RANDOM.standard_normal((64, 64)).astype(np.float32),
+    "bias": RANDOM.standard_normal((1, 64)).astype(np.float32),
+}
+X = RANDOM.standard_normal((2, 64)).astype(np.float32)
+Y = X @ DATA["filter"].T + DATA["bias"]
+OPTIONS = ({}, {"autotune": True}, {"donate_state": True}, {"optimize": False})
+FIRST, SECOND = jax.devices()[:2]
+
+
+def net(**options: Any) -> nnef_jax.Model:
+    return model_of(NET, data=DATA, **options)
+
+
+def running_sum(**options: Any) -> nnef_jax.Model:
+    arrays = {"total": np.zeros(2, np.float32), "factor": np.float32([2, 3])}
+    return model_of(SUM, data=arrays, **options)
+
+
+def cached(options: dict[str, Any], folder: Path, keep: bool) -> dict[str, Any]:
+    return {**options, "cache_dir": folder} if keep else options
+
+
+@pytest.mark.parametrize("keep", (False, True), ids=("jitted", "kept"))
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_call_follows_its_inputs(options: dict[str, Any], keep: bool, tmp_path: Path) -> None:
+    for _ in range(2):  # the second time from the folder
+        model = net(**cached(options, tmp_path, keep))
+        for device in (SECOND, None, FIRST, SECOND, None):
+            x = X if device is None else jax.device_put(X, device)
+            for _ in range(2):
+                y = model(x)
+                np.testing.assert_allclose(y, Y, rtol=1e-4, atol=1e-4)
+                assert y.devices() == {device or FIRST}
+                assert y.committed == (device is not None)
+    assert len(list(tmp_path.glob("*.xla"))) == (3 if keep else 0)
+
+
+@pytest.mark.parametrize("keep", (False, True), ids=("jitted", "kept"))
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_step_and_scan_follow_their_inputs(
+    options: dict[str, Any], keep: bool, tmp_path: Path
+) -> None:
+    x = np.ones(2, np.float32)
+    for _ in range(2):
+        model = running_sum(**cached(options, tmp_path, keep))
+        for device in (None, SECOND, FIRST, SECOND):
+            put = jnp.asarray if device is None else (lambda x, d=device: jax.device_put(x, d))
+            y, state = model.step(model.init_state(), put(x))
+            y, state = model.step(state, x)  # the state tells the device
+            np.testing.assert_array_equal(y, [4, 6])
+            ys, last = model.scan(np.stack([x, x]), state=state)
+            np.testing.assert_array_equal(ys, [[6, 9], [8, 12]])
+            for array in (y, ys, last["total"]):
+                assert array.devices() == {device or FIRST}
+                assert array.committed == (device is not None)
+        np.testing.assert_array_equal(model.init_state()["total"], [0, 0])
+
+
+def test_parameters_are_put_on_a_device_once() -> None:
+    """A call would copy what is not there, each time."""
+    model = net()
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(AxisType.Auto,))
+    for place in (None, SECOND, FIRST, NamedSharding(mesh, PartitionSpec("batch"))):
+        x = jnp.asarray(X) if place is None else jax.device_put(X, place)
+        model(x)
+        executable = model._execution.outputs.known((x,))
+        assert executable is not None and executable.prepared
+        for array in executable.prepared:
+            assert array.devices() == x.devices()
+            assert array.is_fully_replicated
+
+
+def test_the_default_device_may_change() -> None:
+    model = net()
+    for device in (SECOND, FIRST):
+        with jax.default_device(device):
+            for x in (X, jnp.asarray(X)):
+                y = model(x)
+                np.testing.assert_allclose(y, Y, rtol=1e-4, atol=1e-4)
+                assert y.devices() == {device} and not y.committed
+
+
+def test_inputs_may_be_sharded(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(AxisType.Auto,))
+    sharded = jax.device_put(X, NamedSharding(mesh, PartitionSpec("batch")))
+    for cache in (None, tmp_path):
+        model = net(cache_dir=cache)
+        for x in (sharded, X, sharded):
+            y = model(x)
+            np.testing.assert_allclose(y, Y, rtol=1e-4, atol=1e-4)
+            assert len(y.devices()) == (1 if x is X else 2)
+
+
+def test_arrays_on_several_devices_are_refused(tmp_path: Path) -> None:
+    state = {"total": jax.device_put(np.zeros(2, np.float32), FIRST)}
+    for cache in (None, tmp_path):
+        for _ in range(2):
+            model = running_sum(cache_dir=cache)
+            with pytest.raises(ValueError, match="devices"):
+                model.step(state, jax.device_put(np.ones(2, np.float32), SECOND))
+
+
+def test_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the second device were none of a CPU."""
+    monkeypatch.setattr(run_options, "on_cpu", lambda: default_device() == FIRST)
+    traced: list[bool] = []
+    model = net()
+    functions = model._execution.functions
+    values = functions.values
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        traced.append(kwargs["optimized"])
+        return values(*args, **kwargs)
+
+    monkeypatch.setattr(functions, "values", spy)
+    for device in (FIRST, SECOND):
+        np.testing.assert_allclose(model(jax.device_put(X, device)), Y, rtol=1e-4, atol=1e-4)
+        assert set(traced) == {device == FIRST}
+        traced.clear()
+
+
+def test_where_arrays_are() -> None:
+    here, there = np.ones(1), jax.device_put(np.ones(1), SECOND)
+    assert place_of([]) == place_of([here, jnp.ones(1)]) == (FIRST, False)
+    assert place_of([here, jnp.ones(1), there]) == (SECOND, True)
+    with jax.default_device(SECOND):
+        assert place_of([here, jnp.ones(1)]) == (SECOND, False) and on_cpu()
+    with jax.default_device("cpu"):
+        assert default_device() == FIRST
