@@ -68,8 +68,8 @@ What torch_to_nnef and tract write beside the operations of NNEF 1.0
 another way (`tract_nnef`). Written by `python docs/generate.py` from the declarations in
 `nnef_jax/formats/tract` and from `tests/tract_cases` ({cases} rows, each a use of an operation).
 
-- **lowered**: by a rule, as part of the graph's structure (inputs, variables, types, shapes,
-  state), or refused, with the reason.
+- **kind**: what it is in the graph (`nnef_jax/formats/tract/operations.py`), a part of the graph's
+  structure (inputs, variables, types, shapes, state), or refused, with the reason.
 - **cases**: rows of the table.
 - **value**: equal to a slow interpreter in 64 bits, written from the description of the operation.
 - **jit**, **vmap**: compiled equal to operation by operation; a batch equal to a loop.
@@ -77,7 +77,7 @@ another way (`tract_nnef`). Written by `python docs/generate.py` from the declar
   there is none to compare.
 - **float16**: within 1 % of the exact result.
 
-What is structure is tested by the documents of `tests/test_tract_*.py`.
+What is structure is tested by the documents of `tests/formats/test_tract_*.py`.
 """
 
 _ERRORS = """\
@@ -106,7 +106,7 @@ def tract_operations() -> str:
     """The text of docs/tract_operations.md."""
     parts = [_TRACT.format(cases=len(tract_cases.ALL_CASES))]
     for name in declarations.REGISTRIES:
-        header = ("operation", "lowered", "cases", *_TRACT_TESTS, "gradient", "float16")
+        header = ("operation", "kind", "cases", *_TRACT_TESTS, "gradient", "float16")
         rows = [_tract_row(operation) for operation in declarations.registry(name)]
         rows += [_refused(o, why) for o, why in declarations.REFUSED.items() if _is_in(o, name)]
         parts.append(f"## {name}\n\n{_table([header, *rows])}")
@@ -201,21 +201,22 @@ _FLOAT16 = _counted(test_tract_operations.test_float16)
 
 def _tract_row(name: str) -> tuple[str, ...]:
     if not _TRACT_ALL[name]:
-        structure = name in INTRINSICS
-        return (f"`{name}`", "structure" if structure else "rule", *["-"] * 6)
-    meaning = meanings().get(name)
-    rule = rules[meaning.kind] if meaning else None
-    reason = rule.not_differentiable if rule else ""
+        return (f"`{name}`", "structure" if name in INTRINSICS else _kind(name), *["-"] * 6)
+    reason = rules[meanings()[name].kind].not_differentiable if name in meanings() else ""
     reasons = {c.not_differentiable for c in tract_cases.ALL_CASES if c.operation == name} - {""}
     why_not = f"no: {reason or ', '.join(sorted(reasons))}"
     return (
         f"`{name}`",
-        "rule",
+        _kind(name),
         str(_TRACT_ALL[name]),
         *("yes" if counter[name] else "-" for counter in _TRACT_TESTS.values()),
         "yes" if _TRACT_GRADIENT[name] else why_not,
         "yes" if _FLOAT16[name] else "-",
     )
+
+
+def _kind(name: str) -> str:
+    return f"`{meanings()[name].kind}`" if name in meanings() else "definition"
 
 
 def _refused(name: str, why: str) -> tuple[str, ...]:

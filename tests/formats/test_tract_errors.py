@@ -76,6 +76,15 @@ def test_a_body_that_is_only_known_when_it_is_called() -> None:
     assert error(graph(body, fragment)).message == "there is no operation 'nothing'"
 
 
+def test_arguments_have_the_names_of_the_document() -> None:
+    inputs = {"a": "[2,3,4] f32", "b": "[2,3,5] f32"}
+    found = error(graph("y = §tract_transformers_sdpa(a, b, b);", **inputs))
+    assert "'q' and 'k' must have as many items" in found.message
+    assert "(q float32[2,3,4], k float32[2,3,5], v float32[2,3,5]" in found.message
+    found = error(graph("y = §tract_core_one_hot(x, axis = 0, dim = 0);", x="[2] i32"))
+    assert found.message == "'tract_core_one_hot': 'dim' must be positive, it is 0 (input int32[2])"
+
+
 # Results of which nobody knows the extent
 
 

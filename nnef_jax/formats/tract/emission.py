@@ -99,6 +99,21 @@ class TractEmitter(Emitter):
                 hint="export it for known shapes",
             ) from None
 
+    def invalid(
+        self,
+        error: InvalidOperation,
+        kind: str,
+        operands: Mapping[str, Any],
+        node: s.Node,
+        frame: Frame,
+    ) -> NnefError:
+        """The located error, which speaks the document's names of arguments."""
+        if meaning := meanings().get(kind):
+            said = meaning.in_document
+            error = type(error)(said(error.message), said(error.hint))
+            operands = {said(f"'{name}'")[1:-1]: x for name, x in operands.items()}
+        return super().invalid(error, kind, operands, node, frame)
+
     def apply(
         self,
         kind: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -73,6 +74,11 @@ class Meaning:
         if self.rewrite is not None:
             self.rewrite(draft)
         return draft
+
+    def in_document(self, text: str) -> str:
+        """A text with quoted names of the kind's arguments as the names of the document."""
+        names = {kind: document for document, kind in self.renamed.items()}
+        return re.sub(r"'(\w+)'", lambda name: f"'{names.get(name[1], name[1])}'", text)
 
     def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         renamed = self.renamed
