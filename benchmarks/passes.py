@@ -87,7 +87,8 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
     import nnef_jax
     from lowering.cpu import looped, optimised
     from lowering.cpu.options import compiler_options
-    from lowering.prepare import split, with_constants
+    from lowering.prepare import split
+    from nnef_jax.execution.compiler import with_constants
 
     model = nnef_jax.load(write_nnef(network, batch, folder), optimize=False)
     arrays = [jnp.asarray(value) for value in example(network, batch).values()]
@@ -98,12 +99,14 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
 
     options = compiler_options(sum(x.nbytes for x in params))
     function = optimised(apply, in_chunks=True)
-    halves = split(function, params, arrays, rewrite=looped, options=options)
-    prepared = jax.eval_shape(halves.prepare, params)
-    texts = [jax.jit(halves.compute).lower(params), halves.run.lower(prepared, arrays)]
+    jit = partial(jax.jit, compiler_options=options)
+    parts = split(function, params, arrays, rewrite=looped)
+    prepared = jax.eval_shape(parts.prepare, params)
+    texts = [jax.jit(parts.compute).lower(params), jit(parts.run).lower(prepared, arrays)]
 
     def compiled() -> Callable[[], Any]:
-        run, kept = with_constants(halves.run, halves.prepare_now(params), 0, options)
+        rest, kept = with_constants(parts.run, parts.prepare_now(params))
+        run = jit(rest)
         run(kept, arrays)
         return lambda: jax.block_until_ready(run(kept, arrays))
 

@@ -81,9 +81,9 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
 def traced(name: str) -> str:
     function, *shapes = CASES[name]
     params, inputs = ([jax.ShapeDtypeStruct(s, jnp.float32) for s in group] for group in shapes)
-    halves = split(optimised(function, in_chunks=True), params, inputs, rewrite=looped)
+    parts = split(optimised(function, in_chunks=True), params, inputs, rewrite=looped)
     return str(jax.make_jaxpr(optimised(function, in_chunks=True))(params, inputs)) + str(
-        jax.make_jaxpr(halves.run)(jax.eval_shape(halves.prepare, params), inputs)
+        jax.make_jaxpr(parts.run)(jax.eval_shape(parts.prepare, params), inputs)
     )
 
 
