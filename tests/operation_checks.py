@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,16 @@ import nnef_jax
 from tests.op_cases.case import OpCase
 
 Case = TypeVar("Case", bound=OpCase)
+Row = TypeVar("Row", bound=Hashable)
 Evaluate = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
 _ROWS = 24  # compiled together: in 0.4 of the time that they take one by one
+# Rows are small: what LLVM would gain when they run, it takes tenfold when they are compiled.
+_UNOPTIMISED = {"xla_backend_optimization_level": "0"}
 
 
-class Together:
+class Together(Generic[Row]):
     """What functions make of rows of a table, those of many rows compiled as one.
 
     `prepare` gives the function for a row, to be traced, and its arguments. A row that cannot be
@@ -29,35 +32,35 @@ class Together:
 
     def __init__(
         self,
-        cases: Sequence[OpCase],
-        prepare: Callable[[OpCase], tuple[Callable[..., Any], Sequence[Any]]],
+        rows: Sequence[Row],
+        prepare: Callable[[Row], tuple[Callable[..., Any], Sequence[Any]]],
     ) -> None:
         self._prepare = prepare
         self._batches = {
-            case: cases[start : start + _ROWS]
-            for start in range(0, len(cases), _ROWS)
-            for case in cases[start : start + _ROWS]
+            row: rows[start : start + _ROWS]
+            for start in range(0, len(rows), _ROWS)
+            for row in rows[start : start + _ROWS]
         }
-        self._found: dict[OpCase, Any] = {}
+        self._found: dict[Row, Any] = {}
 
-    def __call__(self, case: OpCase) -> Any:
+    def __call__(self, row: Row) -> Any:
         """The results of a row."""
-        if case not in self._found:
-            batch = self._batches[case]
+        if row not in self._found:
+            batch = self._batches[row]
             try:
                 functions, arguments = zip(*map(self._prepare, batch), strict=True)
                 self._found.update(zip(batch, _all(functions, arguments), strict=True))
             except Exception:
-                function, own = self._prepare(case)
-                self._found[case] = jax.jit(function)(*own)
-        return self._found.pop(case)
+                function, own = self._prepare(row)
+                self._found[row] = jax.jit(function)(*own)
+        return self._found.pop(row)
 
 
 def _all(functions: Sequence[Callable[..., Any]], arguments: Sequence[Sequence[Any]]) -> list[Any]:
     def call(arguments: Sequence[Sequence[Any]]) -> list[Any]:
         return [f(*own) for f, own in zip(functions, arguments, strict=True)]
 
-    return jax.jit(call)(arguments)
+    return jax.jit(call, compiler_options=_UNOPTIMISED)(arguments)
 
 
 def results(outputs: Any) -> list[np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +20,7 @@ from lowering.cpu.convolution import Window, convolution, direct
 from lowering.cpu.options import fastest
 from tests import torch_networks
 from tests.helpers import model_of
+from tests.operation_checks import Together
 
 Function = Callable[[Any, list[Any]], Any]
 
@@ -31,20 +31,31 @@ def random(*shape: int, seed: int = 0) -> jax.Array:
 
 def assert_equal(function: Function, parameters: Any, inputs: list[Any]) -> None:
     """Value, and gradient in parameters and inputs, with and without optimisation."""
-    optimal = optimised(function)
-    wanted, got = (jax.jit(f)(parameters, inputs) for f in (function, optimal))
-    assert jax.tree.structure(wanted) == jax.tree.structure(got)
-    jax.tree.map(assert_close, wanted, got)
+    assert_same(*jax.jit(both_ways(function))(parameters, inputs))
 
-    def loss(f: Function) -> Any:
+
+def both_ways(function: Function) -> Callable[[Any, list[Any]], Any]:
+    """Value, and gradient of what is real, as written and optimised, to be compiled as one."""
+
+    def loss(f: Function) -> Function:
         def total(parameters: Any, inputs: list[Any]) -> Any:
             leaves = [y for y in jax.tree.leaves(f(parameters, inputs)) if y.dtype == jnp.float32]
-            return sum(jnp.sum(jnp.sin(y)) for y in leaves)
+            return sum((jnp.sum(jnp.sin(y)) for y in leaves), jnp.float32(0))
 
-        return jax.jit(jax.grad(total, argnums=(0, 1)))
+        return total
 
-    if any(y.dtype == jnp.float32 for y in jax.tree.leaves(wanted)):
-        jax.tree.map(assert_close, *(loss(f)(parameters, inputs) for f in (function, optimal)))
+    def results(parameters: Any, inputs: list[Any]) -> Any:
+        return [
+            (f(parameters, inputs), jax.grad(loss(f), argnums=(0, 1))(parameters, inputs))
+            for f in (function, optimised(function))
+        ]
+
+    return results
+
+
+def assert_same(wanted: Any, got: Any) -> None:
+    assert jax.tree.structure(wanted) == jax.tree.structure(got)
+    jax.tree.map(assert_close, wanted, got)
 
 
 def assert_close(wanted: Any, got: Any) -> None:
@@ -142,39 +153,51 @@ def test_kernels_take_an_empty_batch(name: str) -> None:
     np.testing.assert_array_equal(change_of_filter, jnp.zeros_like(filter))
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_equal_the_general_convolution(name: str) -> None:
+def results_of(kernel: Any, window: Window, x: Any, filter: Any) -> Any:
+    """Value and derivatives of a kernel, in the ways that networks ask for them."""
+
+    def function(x: Any, filter: Any) -> Any:
+        return jnp.sin(kernel(x, filter, window))
+
+    def total(x: Any, filter: Any) -> Any:
+        return jnp.sum(function(x, filter))
+
+    def slope(x: Any, filter: Any) -> Any:
+        return jax.jvp(total, (x, filter), changes)[1]
+
+    changes = random(*x.shape, seed=2), random(*filter.shape, seed=3)
+    filters = jnp.stack([filter, 2 * filter])
+    return {
+        "value": kernel(x, filter, window),
+        "tangent": jax.jvp(function, (x, filter), changes)[1],
+        "gradient": jax.grad(total, argnums=(0, 1))(x, filter),
+        "second derivative": jax.grad(slope, argnums=(0, 1))(x, filter),
+        "gradient of each filter": jax.vmap(jax.grad(total, 1), (None, 0))(x, filters),
+        "gradient of each item": jax.vmap(jax.grad(total, 1), (0, None))(x[:, None], filter),
+    }
+
+
+def kernel_and_general_one(name: str) -> tuple[Any, Any]:
     size, window, depth, count = KERNELS[name]
     x = random(2, *(9, 10, 8)[: len(size)], depth)
     filter = random(*size, depth // window.groups, count, seed=1)
     filter /= np.sqrt(filter.size / count)  # results around 1: sin magnifies no errors
 
-    made = jax.make_jaxpr(lambda x, f: convolution(x, f, window))(x, filter)
+    def function(x: Any, filter: Any) -> Any:
+        return [results_of(kernel, window, x, filter) for kernel in (direct, convolution)]
+
+    return function, (x, filter)
+
+
+kernels = Together(list(KERNELS), kernel_and_general_one)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_equal_the_general_convolution(name: str) -> None:
+    window, arguments = KERNELS[name][1], kernel_and_general_one(name)[1]
+    made = jax.make_jaxpr(lambda x, f: convolution(x, f, window))(*arguments)
     assert "conv_general_dilated" not in {e.primitive.name for e in _equations(made.jaxpr)}
-
-    def results(kernel: Any, x: Any, filter: Any) -> Any:
-        def function(x: Any, filter: Any) -> Any:
-            return jnp.sin(kernel(x, filter, window))
-
-        def total(x: Any, filter: Any) -> Any:
-            return jnp.sum(function(x, filter))
-
-        def slope(x: Any, filter: Any) -> Any:
-            return jax.jvp(total, (x, filter), changes)[1]
-
-        changes = random(*x.shape, seed=2), random(*filter.shape, seed=3)
-        filters = jnp.stack([filter, 2 * filter])
-        return {
-            "value": kernel(x, filter, window),
-            "tangent": jax.jvp(function, (x, filter), changes)[1],
-            "gradient": jax.grad(total, argnums=(0, 1))(x, filter),
-            "second derivative": jax.grad(slope, argnums=(0, 1))(x, filter),
-            "gradient of each filter": jax.vmap(jax.grad(total, 1), (None, 0))(x, filters),
-            "gradient of each item": jax.vmap(jax.grad(total, 1), (0, None))(x[:, None], filter),
-        }
-
-    wanted, got = (jax.jit(partial(results, kernel))(x, filter) for kernel in (direct, convolution))
-    jax.tree.map(assert_close, wanted, got)
+    assert_same(*kernels(name))
 
 
 def test_sums_of_16_bits_are_taken_in_32() -> None:
@@ -257,13 +280,21 @@ AFTER: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", AFTER)
-def test_what_follows_a_convolution(name: str) -> None:
+def after(name: str) -> tuple[Any, Any]:
     def function(parameters: list[Any], inputs: list[Any]) -> Any:
         return AFTER[name](conv(inputs[0], parameters[0]))
 
     # Results of the convolution around 1: the sine of larger ones magnifies errors.
-    assert_equal(function, [random(6, 3, 3, 3) / np.sqrt(27)], [random(2, 3, 7, 8, seed=2)])
+    arguments = [random(6, 3, 3, 3) / np.sqrt(27)], [random(2, 3, 7, 8, seed=2)]
+    return both_ways(function), arguments
+
+
+followed = Together(list(AFTER), after)
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_what_follows_a_convolution(name: str) -> None:
+    assert_same(*followed(name))
 
 
 def test_a_stretch_of_convolutions_is_transposed_at_its_borders_alone() -> None:
