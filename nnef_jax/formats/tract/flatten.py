@@ -178,6 +178,8 @@ class _Flattener:
                 return value
             case s.Identifier():
                 return self.lookup(node, frame)
+            case s.Invocation():
+                return self._invoke(node, frame, names)
             case s.Array(items=items) | s.Tuple(items=items):
                 found = [self.evaluate(item, frame) for item in items]
                 self.graph.spend(_nested(found, self._most), node, frame)
@@ -191,8 +193,6 @@ class _Flattener:
             case s.Subscript(sequence=sequence, index=index):
                 values, position = self.evaluate(sequence, frame), self.evaluate(index, frame)
                 return self._item(values, position, node, frame)
-            case s.Invocation():
-                return self._invoke(node, frame, names)
             case _:
                 raise self.graph.error("this cannot be computed in the dialect", node, frame)
 
