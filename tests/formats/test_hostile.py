@@ -19,6 +19,7 @@ from lowering.location import Source
 from nnef_jax import LimitError, Limits, NnefError
 from nnef_jax.formats.nnef import dialects, flatten, parser
 from nnef_jax.formats.nnef.parser import parse_flat
+from nnef_jax.formats.syntax.tokens import count_tokens
 from nnef_jax.formats.tract import parser as tract_parser
 from nnef_jax.formats.tract import recognition
 from nnef_jax.formats.tract.fast_parser import flat_statements
@@ -75,7 +76,7 @@ UNBOUNDED = Limits.unbounded()
 READERS: dict[str, Callable[[str], None]] = {
     "is_tract": _swallowing(recognition.is_tract),
     "is_provisional": _swallowing(dialects.is_provisional),
-    "count_tokens": _swallowing(dialects.count_tokens),
+    "count_tokens": _swallowing(count_tokens),
     "spaced provisional": _swallowing(
         lambda t: dialects.end_statements(dialects.space_statements(t))
     ),
