@@ -1,4 +1,4 @@
-"""Which axis of each variable holds the items of a batch, and equations for fewer of them."""
+"""Finds the axis of each variable that holds the items of a batch, and changes their number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NotSeparableError(Exception):
 
 
 def batch_axes(jaxpr: Any, known: Mapping[Any, int]) -> dict[Any, int]:
-    """The axis of the batch's items of each variable that depends on them.
+    """Return the axis of the batch's items for each variable that depends on them.
 
     Raises NotSeparableError unless each item of a result depends on one item of the inputs.
     """
@@ -50,7 +50,7 @@ def batch_axes(jaxpr: Any, known: Mapping[Any, int]) -> dict[Any, int]:
 
 
 def _new_axes(equation: Any) -> set[int]:
-    """The axes along which a broadcast repeats its operand."""
+    """Return the axes along which a broadcast repeats its operand."""
     operand, *_ = equation.invars
     extents = dict(zip(equation.params["broadcast_dimensions"], operand.aval.shape, strict=True))
     shape = equation.params["shape"]
@@ -107,7 +107,7 @@ def _reshape(equation: Any, given: list[int | None]) -> int | None:
 
 
 def _beside(name: str) -> Rule:
-    """Of a primitive that works along one other axis, a parameter of it."""
+    """Make the rule of a primitive that works along one other axis, a parameter of it."""
 
     def rule(equation: Any, given: list[int | None]) -> int | None:
         found = set(given)
@@ -119,7 +119,7 @@ def _beside(name: str) -> Rule:
 
 
 def _untouched(*trivial: tuple[str, Any]) -> Rule:
-    """Of a primitive with parameters for each axis, which are trivial along that of the batch."""
+    """Make the rule of a primitive whose parameters are trivial along the axis of the batch."""
 
     def rule(equation: Any, given: list[int | None]) -> int | None:
         axis = given[0]
@@ -191,7 +191,7 @@ _RULES: dict[str, Rule] = {
 
 
 def resized(axes: Axes, size: int) -> Callable[[Any], Any]:
-    """What turns an equation for the whole batch into that for `size` items."""
+    """Turn equations for the whole batch into those for `size` items."""
 
     def change(equation: Any) -> Any:
         variable = equation.outvars[0]
@@ -203,7 +203,7 @@ def resized(axes: Axes, size: int) -> Callable[[Any], Any]:
 
 
 def _resized(equation: Any, axis: int, size: int) -> dict[str, Any]:
-    """The parameters of an equation for another number of items."""
+    """Return the parameters of an equation for another number of items."""
     name = {
         "broadcast_in_dim": "shape",
         "reshape": "new_sizes",

@@ -1,4 +1,4 @@
-"""Functions of two arrays whose derivatives are not those of the steps that compute them."""
+"""Gives functions other derivatives than those of the steps that compute them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def with_tangents(
     *,
     store: bool = False,
 ) -> Callable[[Array, Array], Array]:
-    """The function of two arrays that has these tangents, each linear in its last operand.
+    """Give a function of two arrays these tangents, each linear in its last operand.
 
     Backward passes run the transposition of the tangents, so these decide how fast they are. With
     `store`, loops read the second operand, the result and its change from memory: see `stored`.
@@ -55,11 +55,11 @@ def with_tangents(
 
 
 def stored(x: Array, result: Array) -> Array:
-    """The array, which XLA then computes once for all loops that read it.
+    """Return the array so that XLA computes it once for all loops that read it.
 
-    XLA computes again in each loop what it reads of another loop's results, unless there is a
-    division among it: nine times for the nine cells of a window. This is one by 1, which only the
-    code generator finds out.
+    XLA computes in each loop anew what it reads of another loop's results, unless a division is
+    among it: nine times for the nine cells of a window. This one is by 1, which only the code
+    generator finds out.
     """
     if not runs("stored"):
         return x
@@ -68,7 +68,7 @@ def stored(x: Array, result: Array) -> Array:
 
 
 def transposition(function: Callable[[Array], Array], operand: Any) -> Callable[[Array], Array]:
-    """The transposition of a linear function of an array of the operand's shape and dtype.
+    """Transpose a linear function of an array of the operand's shape and dtype.
 
     As a tangent it has the function as its backward pass.
     """
@@ -77,11 +77,10 @@ def transposition(function: Callable[[Array], Array], operand: Any) -> Callable[
 
 
 def sums_of_channels(x: Array) -> Array:
-    """The sums over all axes but the last.
+    """Sum over all axes but the last, by a product with ones.
 
-    As a product with ones: XLA's own reduction takes two to five times as long unless YNNPACK does
-    it. The ones are two columns: with one, XLA makes the product and all that computes its operand
-    a loop for each channel.
+    XLA's own reduction takes two to five times as long unless YNNPACK does it. With one column of
+    ones, not two, XLA makes the product and all that computes its operand a loop for each channel.
     """
     rows = x.reshape(-1, x.shape[-1])
     ones = jnp.ones((rows.shape[0], 2), x.dtype)

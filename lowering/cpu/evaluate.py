@@ -1,4 +1,4 @@
-"""Evaluates a traced function in the layouts and with the kernels that suit the platform."""
+"""Evaluates a traced function in the layouts and with the kernels that suit a CPU."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _evaluate(
 
 
 def _same(jaxpr: Any) -> dict[Any, Any]:
-    """For a variable that is computed as another one is, the first of these."""
+    """Return for a variable that is computed as another one is the first of these."""
     first: dict[Any, Any] = {}
     same: dict[Any, Any] = {}
     for equation in jaxpr.eqns:
@@ -122,11 +122,11 @@ def _apply(equation: Any, operands: list[Operand], in_loop: bool) -> Sequence[Op
 
 
 def _scan(equation: Any, views: Sequence[View]) -> list[View]:
-    """The body optimised; what it computes of parameters alone is computed before the scan.
+    """Lay out the body; what it computes of parameters alone is computed before the scan.
 
-    Its products are not left transposed, since the state would be transposed for them: an LSTM's
-    step of 8 rows (256 wide) has two kernels of 13 us beside its product then, in place of nine of
-    25, which read the items scanned across rows. The whole call takes 6 to 12 % less, side by side.
+    Products in it are not left transposed, since the state would be transposed for them: an LSTM's
+    step of 8 rows (256 wide) has two kernels of 13 us beside its product then, instead of nine of
+    25, which read the items scanned across rows.
     """
     params = equation.params
     closed, count, carried = params["jaxpr"], params["num_consts"], params["num_carry"]
@@ -167,6 +167,6 @@ def _scan(equation: Any, views: Sequence[View]) -> list[View]:
 
 
 def _bind(equation: Any, views: Sequence[View]) -> list[View]:
-    """The equation as it stands, on tensors in their own layout."""
+    """Evaluate the equation as it stands, on tensors in their own layout."""
     known = all(view.known for view in views)
     return [plain(result, known) for result in jaxprs.bind(equation, list(map(tensor, views)))]

@@ -1,4 +1,4 @@
-"""Convolutions that wait for the scale and offset which follow them, to be computed as one."""
+"""Lets convolutions wait for the scale and offset that follow, to be computed as one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lowering.jaxprs import primitive
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """The convolution of an input (N,X...,C) with a filter (f...,C/G,O), and a bias (O).
+    """Holds a convolution of an input (N,X...,C) with a filter (f...,C/G,O), and a bias (O).
 
     The result has the axes in `order`, its shape is that of the tensor. `known` tells that filter
     and bias depend on parameters alone, so that scaling them costs nothing in a call.
@@ -40,7 +40,7 @@ class Product:
     input_known: bool
 
     def view(self) -> View:
-        """The result, computed."""
+        """Compute the result."""
         order, rank = self.order, len(self.order)
         if self._is_turned and runs("pointwise") and is_pointwise(self.filter, self.window):
             array = pointwise(self.input, self.filter, self.window, turned=True)
@@ -59,7 +59,7 @@ class Product:
         return is_turned(math.prod(self.shape) // max(channels, 1), channels)
 
     def _along_channels(self, operand: View) -> Any:
-        """The operand as (O) or a scalar; None where it is not one factor for each channel."""
+        """Return the operand as (O) or a scalar; None where it is no factor for each channel."""
         if not operand.known:
             return None
         channel = self.order[-1]
@@ -71,7 +71,7 @@ class Product:
         return jnp.ravel(operand.array) if items else jnp.reshape(operand.array, ())
 
     def scaled(self, operand: View) -> Product | None:
-        """The product times the operand."""
+        """Multiply by the operand; None where that has to wait for the result."""
         factor = self._along_channels(operand)
         if factor is None or not self.known:
             return None
@@ -80,7 +80,7 @@ class Product:
         return replace(self, filter=filter, bias=bias)
 
     def shifted(self, operand: View) -> Product | None:
-        """The product plus the operand."""
+        """Add the operand; None where that has to wait for the result."""
         summand = self._along_channels(operand)
         if summand is None or not self.known:
             return None
@@ -89,7 +89,7 @@ class Product:
 
 
 def product(equation: Any, input: View, filter: View) -> Product | None:
-    """The product that an equation of `conv_general_dilated` describes; None for rare kinds."""
+    """Return the product that an equation of a convolution describes; None for rare kinds."""
     params = equation.params
     if params["batch_group_count"] != 1:
         return None
@@ -119,7 +119,7 @@ def product(equation: Any, input: View, filter: View) -> Product | None:
 
 
 def merged(equation: Any, operands: list[View | Product]) -> Product | None:
-    """The product with the equation's scale or offset taken in; None where it is none of these."""
+    """Return the product with the equation's scale or offset in it; None where there is none."""
     left, right = operands
     if isinstance(right, Product):
         if isinstance(left, Product) or primitive(equation) not in ("add", "mul"):
@@ -141,5 +141,5 @@ def merged(equation: Any, operands: list[View | Product]) -> Product | None:
 
 
 def _along(items: Any, rank: int, axis: int) -> Any:
-    """One item for each channel, or a scalar, along an axis of an array of a rank."""
+    """Reshape one item for each channel, or a scalar, to lie along an axis of a rank."""
     return items.reshape(*(1,) * axis, -1, *(1,) * (rank - 1 - axis)) if items.ndim else items

@@ -1,7 +1,7 @@
-"""How each primitive acts on arrays whose transposition is pending.
+"""Applies each primitive to arrays whose transposition is pending.
 
-A rule takes the views of the operands and the parameters of the equation, and yields a view or
-several. A primitive without one takes tensors in their own layout.
+A rule takes an equation and the views of its operands, and yields a view or several. A primitive
+without one takes tensors in their own layout.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def _elementwise(equation: Any, views: Sequence[View]) -> View:
 
 
 def _extremum(equation: Any, views: Sequence[View]) -> View:
-    """A maximum or minimum; by a constant, its derivative is a selection.
+    """Take a maximum or minimum, by a constant with a selection as its derivative.
 
-    It is jax's: 1, 0, or half where both are equal. Written out by divisions, as jax has it, it
-    would not be fused with what follows, but stored.
+    That is jax's: 1, 0, or half where both are equal. By divisions, as jax writes it, it would not
+    be fused with what follows, but stored.
     """
     constants = [isinstance(view.array, np.ndarray) and view.shape == () for view in views]
     if sum(constants) != 1 or not runs("extrema"):
@@ -101,7 +101,7 @@ def _squeeze(equation: Any, views: Sequence[View]) -> View:
 
 
 def _ranks(axes: Sequence[int]) -> Order:
-    """The axes numbered anew, in the same relative order."""
+    """Number the axes anew, in the same relative order."""
     ranked = sorted(axes)
     return tuple(ranked.index(axis) for axis in axes)
 
@@ -118,7 +118,7 @@ def _reduction(equation: Any, views: Sequence[View]) -> View | None:
 
 
 def _along(name: str) -> Rule:
-    """The rule of a primitive with one axis as a parameter."""
+    """Make the rule of a primitive with one axis as a parameter."""
 
     def rule(equation: Any, views: Sequence[View]) -> View | list[View]:
         order = common_order(views)
@@ -134,7 +134,7 @@ def _along(name: str) -> Rule:
 
 
 def _by_axis(*names: str) -> Rule:
-    """The rule of a primitive whose named parameters have an item for each axis of the tensor.
+    """Make the rule of a primitive whose named parameters have an item for each axis.
 
     Other operands than the first are scalars.
     """
@@ -202,7 +202,7 @@ def _reshape(equation: Any, views: Sequence[View]) -> View | None:
 def reshaped_runs(
     old: tuple[int, ...], new: tuple[int, ...]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Runs of axes with the runs that a reshape turns them into; None for an empty tensor."""
+    """Pair runs of axes with those that a reshape makes of them; None for an empty tensor."""
     if math.prod(old) == 0:
         return None
     groups: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -221,7 +221,7 @@ def reshaped_runs(
 
 
 def _stay_together(order: Order, runs: Sequence[tuple[int, ...]]) -> bool:
-    """Whether the axes of each run are neighbours in the order, and in sequence."""
+    """Tell whether the axes of each run are neighbours in the order, and in sequence."""
     return all(order[order.index(run[0]) :][: len(run)] == run for run in runs if run)
 
 

@@ -1,4 +1,4 @@
-"""The compiler's options for what is optimised."""
+"""Chooses the compiler's options for what is optimised."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ import jax
 
 from lowering.cpu.pipeline import runs
 
-# XLA's other library for products and convolutions, YNNPACK, runs many of them on one thread. On
-# two cores networks take, in its place, Eigen's time times 1.3 (MobileNetV2, ResNet-50, U-Net), 1.5
-# (ResNet-18), 1.05 (transformers, LSTM).
+# Eigen, without XLA's other library for products and convolutions, YNNPACK.
 _CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
-
 
 # YNNPACK starts faster: of 100 products of 8x8 items it computes 8 rows in 0.20 ms, Eigen in 0.30.
 _TINY = 256 << 10  # bytes of parameters
-
 
 # Of a choice by trial: seconds for all candidates together, and runs of each at most.
 _TIME = 1.0
@@ -28,12 +24,12 @@ _RUNS = 20
 
 
 def candidates() -> list[dict[str, str]]:
-    """All options that may be the best for a network."""
+    """Return all options that may be the best for a network."""
     return [_CPU, {}] if _is_known() else [{}]
 
 
 def fastest(runs: Sequence[Callable[[], Any]]) -> int:
-    """The index of the function that takes the least time, in turns after one run of each."""
+    """Return the index of the function that takes the least time, called in turns."""
     for run in runs:
         jax.block_until_ready(run())
     best = [math.inf] * len(runs)
@@ -49,7 +45,7 @@ def fastest(runs: Sequence[Callable[[], Any]]) -> int:
 
 
 def compiler_options(parameters: int) -> dict[str, str]:
-    """Options for CPUs as `jax.jit` takes them, for a network with so many bytes of parameters.
+    """Return options as `jax.jit` takes them, for a network with so many bytes of parameters.
 
     There are none where this jaxlib does not know them.
     """

@@ -1,8 +1,8 @@
-"""Windows that move by more than one item, taken apart into phases: items that are a stride apart.
+"""Takes what windows move over apart into phases: items that are a stride apart.
 
 Cells of windows that lie in one phase cover items side by side there. What a backward pass takes
-from strided slices or spreads over the input, it would write to memory once for each cell; of
-phases there are fewer, and each is as small as the windows' positions are few.
+from strided slices or spreads over the input, it would write to memory once for each cell. Phases
+are fewer, and as small as the windows' positions are few.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Cell = tuple[int, ...]
 
 
 def covered(x: Array, windows: Windows) -> Iterator[Array]:
-    """For each cell, in row-major order, the items that it covers at all positions.
+    """Yield for each cell, in row-major order, the items that it covers at all positions.
 
-    Slices of phases that are in memory: for loops that read many of them.
+    They are slices of phases in memory, for loops that read many of them.
     """
     x = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
@@ -41,7 +41,7 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
 def spread(
     arrays: Sequence[tuple[Array, float]], windows: Windows, term: Callable[..., Array]
 ) -> Array:
-    """The sum over all cells of what each adds to the items that it covers.
+    """Sum over all cells what each adds to the items that it covers.
 
     `arrays` have an item for each position, and what fills the space around them. `term(cell,
     *parts)` is what a cell adds, given slices of the arrays; of the fills it makes zeros.
@@ -80,7 +80,7 @@ def spread(
 
 
 def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
-    """The array that has every phase, given in row-major order, at its items a stride apart."""
+    """Put phases together, given in row-major order, each at items a stride apart."""
     for axis in reversed(range(len(stride))):
         step = stride[axis]
         if step == 1:

@@ -1,4 +1,4 @@
-"""Matrix products of rows of items with matrices of parameters."""
+"""Multiplies rows of items by matrices of parameters."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ from jax import Array, lax
 from lowering.cpu.pipeline import runs
 from lowering.kernels.precision import left_operand
 
-# Eigen, which XLA calls on CPUs, shares out the rows of the result: of few rows and many columns it
-# makes better use if it computes the transposed product. GFLOP/s of rows x depth x columns, as
-# written and transposed: 49x320x1280 90 and 130, 128x384x1536 100 and 150, 128x1536x384 117 and
-# 114; 196x576x96 144 and 89, 197x384x384 117 and 95.
+# Eigen shares out the rows of the result: few rows and many columns are better transposed. GFLOP/s
+# of rows x depth x columns, as written and transposed: 49x320x1280 90 and 130, 128x384x1536 100 and
+# 150, 128x1536x384 117 and 114; 196x576x96 144 and 89, 197x384x384 117 and 95.
 _FEW = 160
 
-# A product of one row runs on one thread, one of a batch on several: an LSTM of 256, 128 steps,
-# takes 2.5 ms by products with 256x1024 items and 2.0 ms by pairs of half the columns.
+# A product of one row runs on one thread, one of a batch on several.
 _PARTS = 2
 _LARGE = 128 << 10  # items of a matrix that is worth it
 
 
 def is_turned(rows: int, columns: int) -> bool:
-    """Whether the transposed product is the faster one."""
+    """Tell whether the transposed product is the faster one."""
     return runs("turned") and 1 < rows <= _FEW and columns >= 2 * rows
 
 
 def product(x: Array, matrix: Array, axis: int, params: dict[str, Any], turned: bool) -> Array:
-    """The sum over an axis of the input and the first of the matrix (K,N).
+    """Sum over an axis of the input and the first of the matrix (K,N).
 
     The result has the other axes of the input and then the columns; or first the columns, turned.
     """
@@ -50,10 +48,10 @@ def product(x: Array, matrix: Array, axis: int, params: dict[str, Any], turned: 
 
 
 def small_product(x: Array, y: Array, sums: Sequence[Sequence[int]]) -> Array:
-    """The sum of products over axes of both, for a few thousand of them.
+    """Sum products over axes of both, a few thousand of them.
 
     Within a loop of small steps it is compiled as a part of that, where `lax.dot_general` calls a
-    library: 40 layers of 16x16 items take 63 us for 8 rows in place of 163.
+    library: 40 layers of 16x16 items take 63 us for 8 rows instead of 163.
     """
     left = [axis for axis in range(x.ndim) if axis not in sums[0]]
     right = [axis for axis in range(y.ndim) if axis not in sums[1]]

@@ -1,8 +1,6 @@
-"""Equal steps of a function as a loop: layers that differ in nothing but their parameters.
+"""Makes equal steps of a function a loop: layers that differ in nothing but their parameters.
 
-On a CPU each kernel costs XLA's runtime 0.6 us, and a loop over small steps is one kernel: a call
-of 100 dense layers of 8x8 items takes 0.08 ms for one row in place of 0.20, 0.18 for 8 rows in
-place of 0.22.
+Each kernel costs XLA's runtime 0.6 us, and a loop over small steps is one kernel.
 """
 
 from __future__ import annotations
@@ -98,7 +96,7 @@ def looped(closed: Any, count: int) -> Any:
 
 
 def _find(equations: Sequence[Any], outputs: Sequence[Any], known: Container[Any]) -> Loop | None:
-    """The longest loop; `known` holds the variables that depend on parameters alone."""
+    """Find the longest loop; `known` holds the variables that depend on parameters alone."""
     defined = {
         variable: (index, result)
         for index, equation in enumerate(equations)
@@ -113,7 +111,7 @@ def _find(equations: Sequence[Any], outputs: Sequence[Any], known: Container[Any
 
 
 def _kinds(equations: Sequence[Any]) -> np.ndarray:
-    """A number for each equation, the same for those that are equal but for their variables."""
+    """Number the equations, equally if they are equal but for their variables."""
     numbers: dict[Any, int] = {}
     unique = count(-1, -1)
     return np.array([_number(equation, numbers, unique) for equation in equations], np.int64)
@@ -132,7 +130,7 @@ def _number(equation: Any, numbers: dict[Any, int], unique: Iterator[int]) -> in
 
 
 def _traffic(equation: Any) -> int:
-    """Bytes that it reads and writes."""
+    """Count the bytes that it reads and writes."""
     return sum(
         math.prod(v.aval.shape) * v.aval.dtype.itemsize
         for v in (*equation.invars, *equation.outvars)
@@ -140,7 +138,7 @@ def _traffic(equation: Any) -> int:
 
 
 def _candidates(kinds: np.ndarray) -> list[tuple[int, int, int]]:
-    """Where equations of equal kinds repeat: start, length of a step, steps; the longest first."""
+    """Find where kinds repeat: start, length of a step, and steps; the longest first."""
     found: list[tuple[int, int, int]] = []
     for length in range(1, min(_LONGEST, len(kinds) // _FEWEST) + 1):
         index = 0
@@ -196,7 +194,7 @@ def _loop(
     _require(bool(stacked) and all(origin(v) < start for v in carried.values()))
 
     def same(variable: Any, steps: int) -> Any:
-        """What a later step computes as the first one does the variable."""
+        """Return what a later step computes where the first one computes the variable."""
         index, result = defined[variable]
         return equations[index + steps * length].outvars[result]
 

@@ -1,4 +1,4 @@
-"""Matrix products with parameters: those of one input become one product, laid out once."""
+"""Makes one product of those of one input with several matrices of parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lowering.jaxprs import PRODUCT, is_literal, primitive
 def siblings(
     equations: Iterable[Any], is_known: Callable[[Any], bool], same: Mapping[Any, Any]
 ) -> dict[int, list[Any]]:
-    """Products of one input with matrices of parameters, by the identity of each equation.
+    """Group products of one input with parameters; the key is the identity of each equation.
 
     `same` names one variable for those that hold the same input.
     """
@@ -48,7 +48,7 @@ def _is_layer(equation: Any, is_known: Callable[[Any], bool]) -> bool:
 
 
 def products(group: Sequence[Any], input: View, matrices: Sequence[View]) -> list[View]:
-    """The results of all equations of a group."""
+    """Return the results of all equations of a group."""
     ((left_sums, _), _) = group[0].params["dimension_numbers"]
     columns = [
         whole(matrix, (sums, 1 - sums))

@@ -37,9 +37,10 @@ class Stage:
 
 
 def stages(jaxpr: Any, inputs: Sequence[Any], axes: Axes, batch: int) -> list[Stage]:
-    """The equations in stages of more and more items, each of as many as it and all later ones
-    allow: the last layers of a network have little memory and large matrices, which are read once
-    for each part of the batch. `inputs` are the variables that hold the batch.
+    """Divide the equations into stages of as many items as each and all later ones allow.
+
+    The last layers of a network have little memory and large matrices, which are read once for each
+    part of the batch. `inputs` are the variables that hold the batch.
     """
     dependent = set(inputs)
     makers: dict[Any, Any] = {}  # of what is the same for all items
@@ -65,7 +66,7 @@ def stages(jaxpr: Any, inputs: Sequence[Any], axes: Axes, batch: int) -> list[St
 
 
 def united(stages: Sequence[Stage], outputs: Sequence[Any]) -> Stage:
-    """Stages, from the first one, as a single one of as many items as the last of them takes."""
+    """Unite stages, from the first one, to one of as many items as the last of them takes."""
     equations = {id(e): e for stage in stages for e in stage.equations}.values()
     made = {v for e in equations for v in e.outvars}
     reads = [v for v in _unique(v for stage in stages for v in stage.reads) if v not in made]
@@ -76,7 +77,7 @@ def united(stages: Sequence[Stage], outputs: Sequence[Any]) -> Stage:
 
 
 def _groups(equations: Sequence[Any], axes: Axes, batch: int) -> list[tuple[int, Sequence[Any]]]:
-    """Neighbouring equations with the number of items that they are computed for at a time."""
+    """Group neighbours by the number of items that they are computed for at a time."""
     sizes = [n for n in range(1, batch + 1) if batch % n == 0]
     traffic = [_traffic(equation, axes) for equation in equations]
 
@@ -104,7 +105,7 @@ def _groups(equations: Sequence[Any], axes: Axes, batch: int) -> list[tuple[int,
 
 
 def _narrowest(equations: Sequence[Any], start: int) -> int:
-    """The index, not far from the start, before which results of the fewest bytes are handed on."""
+    """Return the index, near the start, before which the fewest bytes are handed on."""
     last = {v: index for index, e in enumerate(equations) for v in _unique(e.invars)}
     made = {v: index for index, e in enumerate(equations) for v in e.outvars}
 
@@ -119,7 +120,7 @@ def _unique(operands: Iterable[Any]) -> list[Any]:
 
 
 def _makers_of(read: Iterable[Any], makers: Mapping[Any, Any], jaxpr: Any) -> list[Any]:
-    """The equations that compute variables which are the same for all items."""
+    """Return the equations that compute variables which are the same for all items."""
     pending = list(read)
     needed: set[int] = set()
     while pending:

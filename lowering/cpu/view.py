@@ -1,4 +1,4 @@
-"""Arrays with a pending transposition and broadcast, done where a consumer needs them."""
+"""Holds arrays with a transposition and broadcast pending until a consumer needs them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Order = tuple[int, ...]
 )
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """A tensor of some shape, held as an array of another layout.
+    """A tensor of some shape, held as an array of another layout. It is a pytree.
 
     Axis j of the array is axis `order[j]` of the tensor. Where the array has the extent 1 and the
     tensor another, all items along the axis are equal. `known` tells that the tensor depends on
-    parameters alone. Functions of jax take it as a pytree of the array.
+    parameters alone.
     """
 
     array: Any
@@ -35,29 +35,29 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the array is in the tensor's own layout."""
+        """Tell whether the array is in the tensor's own layout."""
         return self.order == tuple(range(len(self.order)))
 
     def position(self, axis: int) -> int:
-        """The axis of the array that is an axis of the tensor."""
+        """Return the axis of the array that is an axis of the tensor."""
         return self.order.index(axis)
 
 
 def plain(array: Any, known: bool) -> View:
-    """The view of an array as it is."""
+    """Return the view of an array as it is."""
     shape = jnp.shape(array)
     return View(array, tuple(range(len(shape))), shape, known)
 
 
 def arranged(view: View, order: Order) -> Any:
-    """The array in another order of axes, where it is broadcast it keeps the extent 1."""
+    """Transpose the array; where it is broadcast it keeps the extent 1."""
     if view.order == order:
         return view.array
     return lax.transpose(view.array, tuple(view.order.index(axis) for axis in order))
 
 
 def whole(view: View, order: Order | None = None) -> Any:
-    """The array in an order of axes (its own by default), with all items."""
+    """Return the array in an order of axes (its own by default), with all items."""
     order = view.order if order is None else order
     array = arranged(view, order)
     shape = tuple(view.shape[axis] for axis in order)
@@ -65,12 +65,12 @@ def whole(view: View, order: Order | None = None) -> Any:
 
 
 def tensor(view: View) -> Array:
-    """The tensor itself, in its own layout."""
+    """Return the tensor itself, in its own layout."""
     return whole(view, tuple(range(len(view.order))))
 
 
 def common_order(views: Sequence[View]) -> Order:
-    """The order in which an operation on several tensors of one rank moves the fewest items."""
+    """Return the order in which an operation on several tensors moves the fewest items."""
     rank = max(len(view.order) for view in views)
     full = [view for view in views if len(view.order) == rank]
     largest = max(full, key=lambda view: (jnp.size(view.array), not view.is_plain))

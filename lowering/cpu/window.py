@@ -1,4 +1,4 @@
-"""How the filter of a convolution moves over an input (N,X...,C), and what it covers there."""
+"""Moves the filter of a convolution over an input (N,X...,C)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Window:
 
     @property
     def is_spread(self) -> bool:
-        """Whether the input is dilated, as in a transposed convolution."""
+        """Tell whether the input is dilated, as in a transposed convolution."""
         return any(d != 1 for d in self.input_dilation)
 
 
 def padded(x: Array, window: Window) -> Array:
-    """The input with the zeros around it that the window covers."""
+    """Return the input with the zeros around it that the window covers."""
     return extend(x, ((0, 0), *window.padding, (0, 0)), "constant")
 
 
 def cells(x: Array, size: Sequence[int], window: Window) -> Iterator[tuple[tuple[int, ...], Array]]:
-    """For each cell of the window the items that it covers at all positions: (N,x...,C)."""
+    """Yield for each cell of the window the items that it covers at all positions: (N,x...,C)."""
     x = padded(x, window)
     batch, *extents, channels = x.shape
     spans = [(k - 1) * d + 1 for k, d in zip(size, window.dilation, strict=True)]

@@ -1,4 +1,4 @@
-"""In which dtype sums are taken."""
+"""Tells in which dtype sums are taken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def accumulator(dtype: Any) -> Any:
-    """The dtype for sums of a dtype's items: at least 32 bits, signed for integers.
+    """Return the dtype for sums of a dtype's items: at least 32 bits, signed for integers.
 
     A sum of half precision is then rounded once; one of unsigned integers is the same modulo 2**32.
     """

@@ -1,4 +1,4 @@
-"""Broadcasting from the left: a shape that is too short is continued by 1s (spec 4.2.2)."""
+"""Broadcasts from the left: a shape that is too short is continued by 1s (spec 4.2.2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowering.extents import UNKNOWN, Shape, show
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The common shape of some shapes; InvalidShape where two extents differ and neither is 1."""
+    """Return the common shape; InvalidShape where two extents differ and neither is 1."""
     if shapes and shapes.count(shapes[0]) == len(shapes):
         return shapes[0]
     rank = max([len(shape) for shape in shapes], default=0)
@@ -38,7 +38,7 @@ def _common(shapes: tuple[Shape, ...], axis: int) -> int:
 
 
 def align(*arrays: Any) -> tuple[Any, ...]:
-    """The arrays with trailing 1s added up to the largest rank, so that numpy's rules apply.
+    """Return the arrays with trailing 1s added up to the largest rank, so that numpy's rules apply.
 
     Python numbers stay what they are: they fit every shape and take the other operand's dtype.
     """
@@ -47,7 +47,7 @@ def align(*arrays: Any) -> tuple[Any, ...]:
 
 
 def expand(x: Any, rank: int) -> Any:
-    """The array with trailing 1s added up to this rank."""
+    """Return the array with trailing 1s added up to this rank."""
     if isinstance(x, (bool, int, float)) or x.ndim == rank:
         return x
     return x.reshape(x.shape + (1,) * (rank - x.ndim))

@@ -22,7 +22,7 @@ from lowering.kernels.precision import left_operand_anywhere
 
 
 def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The letters of each operand, and those of the result.
+    """Return the letters of each operand, and those of the result.
 
     In place of `...`, the axes of an operand without letters, there are letters of their own; they
     are matched from the last one.
@@ -50,7 +50,7 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def contracted_shape(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> Shape:
-    """The shape of the result; InvalidOperation or InvalidShape where there is none."""
+    """Return the shape of the result; InvalidOperation or InvalidShape where there is none."""
     if len(shapes) != len(terms):
         raise InvalidOperation(
             f"'expr' names the axes of {len(terms)} input(s), there are {len(shapes)}"
@@ -84,7 +84,7 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
 
 
 def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> int:
-    """The products that `contract` takes, two operands at a time in its order.
+    """Return the products that `contract` takes, two operands at a time in its order.
 
     What one operand alone is summed over is summed first, as in `contract`.
     """
@@ -107,7 +107,7 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
 
 
 def _order(terms: Sequence[set[str]], output: str, extents: dict[str, int]) -> list[Any]:
-    """The places of the operands that `jnp.einsum` takes together; each result goes to the end."""
+    """Return the places of operands that `jnp.einsum` takes together; results go to the end."""
     if len(terms) <= 2:
         return [tuple(range(len(terms)))]
     names = dict(zip(extents, string.ascii_letters, strict=False))
@@ -127,7 +127,7 @@ def contract(
     precision: Any,
     optimized: bool = False,
 ) -> Array:
-    """The result of operands of one dtype, in that of the accumulator.
+    """Return the result of operands of one dtype, in that of the accumulator.
 
     `optimized` is that of the context.
     """
@@ -155,7 +155,7 @@ def contract(
 def _product(
     arrays: Sequence[Array], terms: Sequence[str], output: str, accumulator: Any, precision: Any
 ) -> Array:
-    """A matrix product as written: `jnp.einsum` would choose which operand is the left one."""
+    """Multiply as written: `jnp.einsum` would choose which operand is the left one."""
     (left, right), (x, y) = terms, arrays
     batch = [letter for letter in left if letter in right and letter in output]
     sums = [letter for letter in left if letter in right and letter not in output]
@@ -172,7 +172,7 @@ def _product(
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:
-    """Whether all sums are those of one matrix product: others are not taken in the accumulator."""
+    """Tell whether all sums are those of one matrix product, which the accumulator takes."""
     if len(terms) != 2 or any(len(set(term)) != len(term) for term in terms):
         return False
     a, b = map(set, terms)

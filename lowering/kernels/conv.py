@@ -1,4 +1,4 @@
-"""How convolutions are computed, on arrays (B,C,X...); `windows` covers the spatial dimensions."""
+"""Computes convolutions of arrays (B,C,X...); `windows` covers the spatial dimensions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def conv(
     precision: Any,
     accumulator: Any = None,
 ) -> Array:
-    """Correlation of (B,C,X...) with a filter (c,C/G,f...): (B,c,x...).
+    """Correlate (B,C,X...) with a filter (c,C/G,f...): (B,c,x...).
 
     The result has the dtype of the accumulator where that is given.
     """
@@ -41,7 +41,7 @@ def conv(
 
 
 def integer_conv(x: Array, filter: Array, windows: Windows, groups: int, accumulator: Any) -> Array:
-    """`conv` of integers with border 'constant', a matrix product for each cell of the window.
+    """Compute `conv` of integers with border 'constant' by a product for each cell of the window.
 
     XLA's own does not run on every GPU. On CPUs, with 3x3 windows of int32, it takes from 1.5 times
     (3 to 16 channels) to 50 times as long (32 planes, each by itself).
@@ -69,7 +69,7 @@ def integer_conv(x: Array, filter: Array, windows: Windows, groups: int, accumul
 
 
 def transposed_filter(filter: Array, groups: int) -> Array:
-    """The filter (c,C/G,f...) of a deconvolution turned into one that correlates: (C,c/G,f...).
+    """Turn the filter (c,C/G,f...) of a deconvolution into one that correlates: (C,c/G,f...).
 
     It depends on the filter alone, so that it can be computed once for many calls.
     """
@@ -88,7 +88,7 @@ def deconv(
     precision: Any,
     accumulator: Any = None,
 ) -> Array:
-    """The reverse of `conv`: (B,c,x...) with a transposed filter (C,c/G,f...) gives (B,C,X...)."""
+    """Reverse `conv`: (B,c,x...) with a transposed filter (C,c/G,f...) gives (B,C,X...)."""
     x, padding = spread(x, windows, border, 2)
     return lax.conv_general_dilated(
         x,
@@ -104,7 +104,7 @@ def deconv(
 
 
 def spread(x: Array, windows: Windows, border: str, first_axis: int = 0) -> tuple[Array, Padding]:
-    """The input of a reverse operation as far as its windows reach, and the padding that it needs.
+    """Return the input of a reverse operation as far as windows reach, and the padding it needs.
 
     The padding goes around the input once its items are spread `stride` apart; it is negative where
     the output is cut. A window of stride 1 then has as many positions as the output has items.

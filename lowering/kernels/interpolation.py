@@ -10,14 +10,14 @@ from lowering.kernels.windows import extend
 
 
 def repeat(x: Array, axis: int, factor: int) -> Array:
-    """Each item `factor` times in a row."""
+    """Return each item `factor` times in a row."""
     shape = (*x.shape[: axis + 1], factor, *x.shape[axis + 1 :])
     repeated = jnp.broadcast_to(jnp.expand_dims(x, axis + 1), shape)
     return _merge(repeated, axis)
 
 
 def mean_of_blocks(x: Array, axis: int, factor: int) -> Array:
-    """The mean of each run of `factor` items; the extent must be a multiple of it."""
+    """Return the mean of each run of `factor` items; the extent must be a multiple of it."""
     blocks = x.reshape((*x.shape[:axis], x.shape[axis] // factor, factor, *x.shape[axis + 1 :]))
     return jnp.mean(blocks, axis + 1)
 
@@ -59,7 +59,7 @@ def upsample_aligned(x: Array, axis: int, factor: int) -> Array:
 
 
 def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
-    """The values of (B,C,H,W) on N grids of points, each in an item of the batch: (N,C,h,w).
+    """Return the values of (B,C,H,W) on N grids of points, each in an item of the batch: (N,C,h,w).
 
     `row` is (N,h), `column` (N,w), `batch` (N). A point outside takes the nearest value inside.
     """
@@ -77,7 +77,7 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
 
 
 def _neighbours(place: Array, extent: int, dtype: np.dtype) -> tuple[Array, Array, Array]:
-    """The items on both sides of each place and the weight of the second."""
+    """Return the items on both sides of each place and the weight of the second."""
     place = jnp.clip(place, 0, extent - 1)
     first = jnp.floor(place)
     index = first.astype(jnp.int32)
@@ -89,6 +89,6 @@ def _between(a: Array, b: Array, weight: float) -> Array:
 
 
 def _merge(x: Array, axis: int) -> Array:
-    """One axis of this and the next."""
+    """Return one axis of this and the next."""
     shape = (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
     return x.reshape(shape)

@@ -1,4 +1,4 @@
-"""How sums, maxima and samples of windows are computed; `windows` covers every dimension."""
+"""Computes sums, maxima and samples of windows; `windows` covers every dimension."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowering.kernels.windows import Windows, extend, lowest, valid_counts
 
 
 def window_sum(x: Array, windows: Windows, border: str, normalize: bool) -> Array:
-    """The sum of each window, or its mean: with border 'ignore' over the valid cells only."""
+    """Sum each window, or take its mean: with border 'ignore' over the valid cells only."""
     padding = windows.padding
     if border not in ("constant", "ignore"):
         x = extend(x, padding, border)
@@ -38,7 +38,7 @@ def window_sum(x: Array, windows: Windows, border: str, normalize: bool) -> Arra
 
 
 def reverse_window_sum(x: Array, windows: Windows, border: str) -> Array:
-    """Each item added to all the cells of its window in the up-scaled space."""
+    """Add each item to all the cells of its window in the up-scaled space."""
     x, padding = spread(x, windows, border)
     steps = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
     spread_out = lax.pad(x, np.array(0, x.dtype), steps)
@@ -54,7 +54,7 @@ def reverse_window_sum(x: Array, windows: Windows, border: str) -> Array:
 
 
 def window_max(x: Array, windows: Windows, border: str) -> Array:
-    """The maximum of each window; its gradient goes to the first of equal maxima."""
+    """Return the maximum of each window; its gradient goes to the first of equal maxima."""
     if any(d > 1 for d in windows.dilation):  # reduce_window has no reverse derivative then
         return window_max_and_index(x, windows, border)[0]
     padding = windows.padding
@@ -65,7 +65,7 @@ def window_max(x: Array, windows: Windows, border: str) -> Array:
 
 
 def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
-    """The maximum of each window and the row-major index in the window where it is first found.
+    """Return the maximum of each window and the row-major index where it is first found.
 
     Dimension by dimension, the last one first: each keeps the first of the rows that have the
     greatest maximum, and that row has kept its own first. NaN counts as the greatest value.
@@ -86,7 +86,7 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
 
 
 def window_max_and_place(x: Array, windows: Windows, first_axis: int) -> tuple[Array, Array]:
-    """The maximum of each window and its row-major place on the input's axes from the first one on.
+    """Return the maximum of each window and its row-major place on axes from the first one on.
 
     The border is 'ignore': the place is on the input wherever the window is.
     """
@@ -103,13 +103,13 @@ def window_max_and_place(x: Array, windows: Windows, first_axis: int) -> tuple[A
 
 
 def sample(x: Array, index: Array, windows: Windows, border: str) -> Array:
-    """The cell of each window that the index names, border included."""
+    """Return the cell of each window that the index names, border included."""
     x = extend(x, windows.padding, border)
     return jnp.asarray(x).at[_positions(index, windows)].get(mode="clip")
 
 
 def desample(x: Array, index: Array, windows: Windows) -> Array:
-    """Each item added to the cell that the index names in its window; padding is cut off."""
+    """Add each item to the cell that the index names in its window; padding is cut off."""
     spans = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
     covered: Shape = tuple((extent - 1) * s + span for extent, s, span in spans)
     named = (index >= 0) & (index < windows.volume)
@@ -124,7 +124,7 @@ def desample(x: Array, index: Array, windows: Windows) -> Array:
 
 
 def _positions(index: Array, windows: Windows) -> tuple[Array, ...]:
-    """The place in the padded up-scaled space that each index names, one array for each axis."""
+    """Return the place that each index names in the padded up-scaled space, axis by axis."""
     rest = jnp.clip(index, 0, windows.volume - 1)
     positions: list[Array] = []
     for axis in reversed(range(index.ndim)):

@@ -1,4 +1,4 @@
-"""Where fewer than 32 bits do not do."""
+"""Widens what fewer than 32 bits do not do for."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from jax import Array, lax
 
 
 def wide_dtype(*arrays: Any) -> np.dtype[Any]:
-    """The dtype of real (or complex) numbers of 32 bits at least that all these numbers become."""
+    """Return the real (or complex) dtype of 32 bits at least that all these become."""
     dtypes = (np.dtype(x.dtype) for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))
     return functools.reduce(np.promote_types, dtypes, np.dtype(np.float32))
 
 
 def widened(x: Array) -> Array:
-    """Real numbers of 16 bits as float32, for computations in which they lose or overflow."""
+    """Widen real numbers of 16 bits, for computations in which they lose or overflow."""
     return x.astype(wide_dtype(x))
 
 

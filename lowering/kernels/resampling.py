@@ -79,7 +79,7 @@ def length(extent: int, scale: float) -> float:
 
 
 def places(extent: int, length: float, coordinates: str, region: Any) -> Any:
-    """Where the items lie in an axis; `region` is the start and the end for a crop."""
+    """Return where the items lie in an axis; `region` is the start and the end for a crop."""
     count, scale = int(length), length / extent
     x = np.arange(count, dtype=np.float64)
     match coordinates:
@@ -108,7 +108,7 @@ def _corners(x: Any, extent: int, length: float) -> Any:
 
 
 def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> Array:
-    """What lies at places along an axis of an array of floats; of any numbers if nearest."""
+    """Return what lies at places along an axis of an array of floats; of any numbers if nearest."""
     extent = x.shape[axis]
     if isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent)):
         return x
@@ -126,7 +126,7 @@ def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> A
 
 
 def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int:
-    """The products with weights in resizing one axis after another, those that change."""
+    """Return the products with weights in resizing one axis after another, those that change."""
     total, result = 0, list(shape)
     for axis, (extent, wanted) in enumerate(zip(shape, lengths, strict=True)):
         result[axis] = int(wanted)
@@ -150,7 +150,7 @@ def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
 
 
 def _weights(where: Any, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
-    """The items that each place is made of and their weights, both (count, taps)."""
+    """Return the items that each place is made of and their weights, both (count, taps)."""
     xp = where.__array_namespace__()
     shrink = _shrink(scale, method)
     taps = np.array(_taps(scale, method))[None, :]
@@ -168,20 +168,19 @@ def _weights(where: Any, extent: int, scale: float, method: Method) -> tuple[Any
 
 
 def _shrink(scale: float, method: Method) -> float:
-    """How far apart items are in the kernel: the one of antialiasing is as wide as those of the
-    result are apart in the input."""
+    """Return how far apart items are in the kernel; with antialiasing as in the result."""
     return min(scale, 1.0) if method.antialias else 1.0
 
 
 def _taps(scale: float, method: Method) -> range:
-    """The items under the kernel, counted from the one before a place."""
+    """Return the items under the kernel, counted from the one before a place."""
     reach = (1 if method.interpolator == "linear" else 2) / _shrink(scale, method)
     first = math.floor(-reach) + 1
     return range(first, 2 - first)
 
 
 def cubic_kernel(distance: Any, a: float) -> Any:
-    """The weight of an item at a distance, not negative, in Keys' cubic convolution."""
+    """Return the weight of an item at a distance, not negative, in Keys' cubic convolution."""
     xp, t = distance.__array_namespace__(), distance
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
@@ -189,7 +188,7 @@ def cubic_kernel(distance: Any, a: float) -> Any:
 
 
 def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
-    """The sums of items along an axis with their weights."""
+    """Return the sums of items along an axis with their weights."""
     extent, taps = x.shape[axis], items.shape[1]
     if extent <= _PRODUCTS * taps:
         xp = weights.__array_namespace__()
@@ -206,5 +205,5 @@ def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
 
 
 def along(axis: int, rank: int) -> list[int]:
-    """The shape in which a vector lies along an axis."""
+    """Return the shape in which a vector lies along an axis."""
     return [-1 if a == axis else 1 for a in range(rank)]

@@ -1,4 +1,4 @@
-"""Window arithmetic that the sliding-window operations share (spec 4.3).
+"""Does the window arithmetic that sliding-window operations share (spec 4.3).
 
 A basic operation (conv, box, max_pool) reads the up-scaled shape and yields the down-scaled one, a
 reverse operation (deconv, debox, desample) goes the other way. Padding, stride and dilation always
@@ -43,23 +43,23 @@ class Windows:
 
     @property
     def dilated(self) -> Shape:
-        """The extents that a window spans, gaps included."""
+        """Return the extents that a window spans, gaps included."""
         return _dilated(self.size, self.dilation)
 
     @property
     def volume(self) -> int:
-        """The number of cells of a window."""
+        """Return the number of cells of a window."""
         return volume(self.size)
 
     def cell(self, x: Array, axis: int, index: int) -> Array:
-        """The cell of an index in each window along one axis, of an extended array."""
+        """Return the cell of an index in each window along one axis, of an extended array."""
         start, stride = index * self.dilation[axis], self.stride[axis]
         stop = start + (self.downscaled[axis] - 1) * stride + 1
         return lax.slice_in_dim(x, start, stop, stride, axis)
 
 
 def basic(shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape) -> Windows:
-    """The windows of an operation that maps `shape` down; padding not given is automatic."""
+    """Return the windows of an operation that maps `shape` down; padding not given is automatic."""
     size, stride, dilation = [_complete(values, len(shape)) for values in (size, stride, dilation)]
     spans = _dilated(size, dilation)
     automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
@@ -77,7 +77,7 @@ def reverse(
     dilation: Shape,
     output_shape: Shape = (),
 ) -> Windows:
-    """The windows of an operation that maps `shape` up, to `output_shape` where that is given."""
+    """Return the windows of an operation that maps `shape` up, to `output_shape` if given."""
     size, stride, dilation = (_complete(values, len(shape)) for values in (size, stride, dilation))
     spans = _dilated(size, dilation)
     if output_shape:
@@ -94,7 +94,7 @@ def reverse(
 
 
 def reach(windows: Windows) -> Padding:
-    """How far the windows of a reverse operation read beyond each edge of its input."""
+    """Return how far the windows of a reverse operation read beyond each edge of its input."""
     reached: list[tuple[int, int]] = []
     for up, down, span, s, (p, _) in zip(
         windows.upscaled,
@@ -109,7 +109,7 @@ def reach(windows: Windows) -> Padding:
 
 
 def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
-    """The array with its border around it, which is `fill` in the modes 'constant' and 'ignore'.
+    """Put its border around the array, which is `fill` in the modes 'constant' and 'ignore'.
 
     A reflection that is longer than the array goes back and forth.
     """
@@ -121,7 +121,7 @@ def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
 
 
 def valid_counts(windows: Windows) -> Any:
-    """How many cells of each window lie on the input, in a numpy array that fits `downscaled`."""
+    """Count the cells of each window on the input, in a numpy array that fits `downscaled`."""
     rank = len(windows.size)
     counts = np.ones((1,) * rank)
     for axis, (f, d, s, (p, q)) in enumerate(
@@ -138,7 +138,7 @@ def valid_counts(windows: Windows) -> Any:
 
 
 def lowest(dtype: Any) -> Any:
-    """The identity of the maximum, as a numpy scalar.
+    """Return the identity of the maximum, as a numpy scalar.
 
     `lax.reduce_window` has a gradient only where it knows its initial value to be the identity:
     a jax array will not do.
