@@ -60,16 +60,12 @@ def _given(arrays: Sequence[Any], donated: int) -> tuple[list[Any], ...]:
 
 
 class Compiler:
-    """Compiles for a place, or finds what is compiled in a folder.
+    """Compiles for a place, or finds what is compiled in a folder."""
 
-    `dialect` tells what the kinds of a graph mean.
-    """
-
-    def __init__(self, options: RunOptions, context: Context, own: OwnArrays, dialect: str) -> None:
+    def __init__(self, options: RunOptions, context: Context, own: OwnArrays) -> None:
         self._options = options
         self._context = context
         self._own = own
-        self._dialect = dialect
 
     @property
     def keeps(self) -> bool:
@@ -83,7 +79,7 @@ class Compiler:
             return {}
         from lowering.cpu.options import compiler_options
 
-        return compiler_options(sum(x.nbytes for x in self._own.parameters().values()))
+        return compiler_options(self._own.nbytes)
 
     def compile(self, program: Program, place: Place) -> Executable:
         """Compile for a place and for shapes.
@@ -138,27 +134,16 @@ class Compiler:
 
     def _key(self, program: Program, place: Place) -> str:
         """Return the name of an executable in the folder."""
-        context = [
-            (field.name, getattr(self._context, field.name))
-            for field in fields(self._context)
-            if field.name not in ("registry", "fold")
-        ]
-        options = [
-            (field.name, getattr(self._options, field.name))
-            for field in fields(self._options)
-            if field.name != "cache"
-        ]
         types = [str(jax.typeof(x)) for x in (*program.own, *program.arrays)]
-        return key_of(
-            program.graph,
-            place.where,
-            place.is_committed,
-            program.name,
-            types,
-            self._dialect,
-            context,
-            options,
-        )
+        context = _fields(self._context, without=("registry", "fold"))
+        options = _fields(self._options, without=("cache",))
+        where, is_committed = place
+        return key_of(program.graph, where, is_committed, program.name, types, context, options)
+
+
+def _fields(record: Any, without: Sequence[str]) -> list[tuple[str, Any]]:
+    names = [field.name for field in fields(record) if field.name not in without]
+    return [(name, getattr(record, name)) for name in names]
 
 
 def with_constants(

@@ -21,7 +21,7 @@ class Execution:
         self.network = network
         self.own = OwnArrays(network, options)
         self.functions = Functions(network, context, options)
-        self.compiler = Compiler(options, context, self.own, network.frontend.dialect)
+        self.compiler = Compiler(options, context, self.own)
         parts = self.functions, self.own, self.compiler
         cycle, scan = self.functions.cycle, self.functions.scan
         self.outputs = EntryPoint("outputs", cycle, *parts, takes_state=False)

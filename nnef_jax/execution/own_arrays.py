@@ -37,6 +37,11 @@ class OwnArrays:
         labels = (parameter.label for parameter in self._network.graph.parameters)
         return tuple(label for label in labels if label not in left_out)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the parameters."""
+        return sum(self._stored[label].nbytes for label in self._labels)
+
     def parameters(self, where: _Where | None = None) -> dict[str, jax.Array]:
         """Return the parameters on the device, which is the default one if none is given."""
         return self._at(where, self._labels)

@@ -96,6 +96,16 @@ def test_step_and_scan_follow_their_inputs(
         np.testing.assert_array_equal(model.init_state()["total"], [0, 0])
 
 
+def test_other_functions_follow_their_arguments() -> None:
+    model = net()
+    x = jax.device_put(X, SECOND)
+    params = jax.device_put(model.params, SECOND)
+    gradient = jax.grad(lambda params: model.apply(params, X).sum())(params)
+    for y in (model.apply(params, X), model.apply(model.params, x), model.intermediates(x)["y"]):
+        np.testing.assert_allclose(y, Y, rtol=1e-4, atol=1e-4)
+        assert y.devices() == gradient["filter"].devices() == {SECOND}
+
+
 def test_parameters_are_put_on_a_device_once() -> None:
     """A call would copy what is not there, each time."""
     model = net()
