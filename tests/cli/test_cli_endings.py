@@ -58,6 +58,7 @@ def test_the_installed_command_is_that_process():
 # Signals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what, left", [("audit", 3000), ("gc", 100)])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_signals_end_a_command_at_once(tmp_path, command, what, left):
@@ -120,6 +121,7 @@ def nobody_reads():
         os.close(written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [*COMMANDS, "--version"])
 def test_output_that_cannot_be_written(tmp_path, command):
     args = commands(tmp_path).get(command, [command])
@@ -139,12 +141,14 @@ def test_output_without_room(tmp_path, command):
     assert shell(">/dev/full", *args) == (1, "", wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_stderr_that_is_closed(tmp_path, command):
     code, out, err = shell("2>&-", *commands(tmp_path)[command])
     assert (code, err) == (0, "") and out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_the_status_tells_where_messages_cannot(tmp_path, redirected):
     assert shell(redirected, "check", tmp_path / "none") == (1, "", "")

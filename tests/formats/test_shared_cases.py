@@ -75,6 +75,7 @@ def test_invalid_document(case: Any) -> None:
         nnef_jax.load(SHARED_CASES / "invalid" / case["path"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", names("tract/manifest.json"), ids=lambda case: case["name"])
 def test_exported_network(case: Any) -> None:
     """What torch_to_nnef and tract wrote, against what PyTorch or ONNX computed."""

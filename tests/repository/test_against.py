@@ -290,6 +290,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [1, 4])  # while it prepares, in a turn
 @pytest.mark.parametrize("kind", BAD)
 def test_a_checkout_that_fails(kind: str, call: int, repository: Path, tmp_path: Path) -> None:
@@ -381,6 +382,7 @@ def test_tasks_of_networks(here: Path, tmp_path: Path) -> None:
         worker.prepare("process", output, task="nnef_jax load", path="nowhere")()
 
 
+@pytest.mark.slow
 def test_against_the_last_commit(here: Path, tmp_path: Path) -> None:
     """The whole path with the smallest network."""
     command = [sys.executable, "-m", "benchmarks", "--against", "HEAD", "--networks", "mlp"]
@@ -392,6 +394,7 @@ def test_against_the_last_commit(here: Path, tmp_path: Path) -> None:
     assert found["left_out"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_when_interrupted(number: int, here: Path, tmp_path: Path) -> None:
     # A shell ignores SIGINT for what it runs in the background, and so would the tests in it.
