@@ -1,7 +1,8 @@
 """What is a CPU's: layouts and kernels for traced functions. `pipeline` lists the passes.
 
-These functions are what execution asks of a platform. Another one has a folder beside this one,
-which offers the same. They import their parts when they are called, within `fallback`.
+Execution asks a platform for these two functions, and for the compiler's `options`. Another
+platform has a folder beside this one, which offers the same. The functions import their parts when
+they are called, so that `fallback` is there where jax lacks something.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 
 class Pass(NamedTuple):
-    """A pass: what it does, and what is known to earn by it.
+    """A pass: what it does, and what it was seen to earn, if that was measured.
 
-    Numbers are milliseconds without and with it on two cores, where nothing else is said.
+    Pairs of numbers are milliseconds without and with it, on two cores.
     """
 
     does: str
@@ -34,10 +34,13 @@ PASSES = {
     # Layouts, and what they let become one
     "layouts": Pass("leaves transpositions pending until a consumer needs them done", ""),
     "folding": Pass("makes scales and offsets after a convolution part of its filter and bias", ""),
-    "siblings": Pass("makes one product of those of one input with several matrices", ""),
+    "siblings": Pass(
+        "makes one product of those of one input with several matrices",
+        "LSTM and GRU, batch 8: about 2 times as fast",
+    ),
     "scan": Pass(
         "lays out the body of a loop, and computes before it what depends on parameters alone",
-        "LSTM, batch 8: 6 to 12 % less",
+        "LSTM and GRU: about 8 times as fast for batch 1, 1.8 for 8",
     ),
     # Kernels
     "turned": Pass(
