@@ -1,4 +1,4 @@
-"""Activation functions (spec 4.8.1): finite value and gradient for every finite input."""
+"""Activation functions (spec 4.8.1 and later ones): finite value and gradient for finite inputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
-from lowering.kernels.broadcast import align
-from lowering.kernels.precision import widened
+from lowering.kernels.broadcast import align, broadcast_shapes
+from lowering.kernels.precision import wide_dtype, widened
 from lowering.ops import rules
-from lowering.ops.typing import require_axes, require_fits, require_real, require_same_dtype
+from lowering.ops.elementwise import clamp
+from lowering.ops.typing import (
+    require_axes,
+    require_fits,
+    require_one_of,
+    require_ordered,
+    require_real,
+    require_same_dtype,
+)
 
 
 def _unary_type(x: TensorType) -> TensorType:
@@ -34,25 +42,56 @@ def _softplus(x: Array) -> Array:
     return jnp.logaddexp(x, 0.0)
 
 
-def _relu(x: Array) -> Array:
-    # Derivative 0 at 0, where jnp.maximum has 0.5; NaN stays NaN.
-    return jnp.where(x <= 0, 0, x)
-
-
-def _gelu(x: Array) -> Array:
-    # The standard's own approximation, not the one by the error function.
-    return x * lax.logistic(1.702 * x)
-
-
 def _silu(x: Array) -> Array:
     return x * lax.logistic(x)
 
 
+def _hard_swish(x: Array) -> Array:
+    # The derivative at -3 and 3 is the inner one, as in PyTorch.
+    return x * jnp.where(x < -3, 0.0, jnp.where(x > 3, 1.0, (x + 3) / 6))
+
+
 _unary("sigmoid", lax.logistic)
-_unary("relu", _relu)
 _unary("softplus", _softplus)
-_unary("gelu", _gelu)
 _unary("silu", _silu)
+_unary("erf", lax.erf)
+_unary("hard_swish", _hard_swish)
+
+
+def _relu_type(x: TensorType) -> TensorType:
+    require_ordered(x=x)
+    return x
+
+
+@rules.rule("relu", _relu_type)
+def relu(x: Any) -> Array:
+    """x where it is positive, else 0; derivative 0 at 0, where jnp.maximum has 0.5."""
+    x = jnp.asarray(x)
+    return jnp.where(x <= 0, 0, x)  # NaN stays NaN
+
+
+_GELU = ("sigmoid", "tanh", "tanh_square")
+
+
+def _gelu_type(x: TensorType, approximation: str = "sigmoid") -> TensorType:
+    require_one_of("approximation", approximation, _GELU)
+    return _unary_type(x)
+
+
+@rules.rule("gelu", _gelu_type)
+def gelu(x: Any, approximation: str = "sigmoid") -> Array:
+    """x times an approximation of the normal distribution (Hendrycks and Gimpel 2016).
+
+    "sigmoid" is the standard's, sigmoid(1.702 x); "tanh" is (1 + tanh(sqrt(2/pi) * (x + 0.044715
+    * x^3))) / 2, and "tanh_square" has x^2 there instead of x^3, which is another function.
+    """
+    x = jnp.asarray(x)
+    if approximation == "sigmoid":
+        return x * lax.logistic(1.702 * x)
+    wide = widened(x)
+    inner = wide + 0.044715 * lax.integer_pow(wide, 3 if approximation == "tanh" else 2)
+    # (1 + tanh(u)) / 2 is the logistic function of 2u, which keeps its digits where it is small.
+    return (wide * lax.logistic(math.sqrt(8 / math.pi) * inner)).astype(x.dtype)
 
 
 def _softabs_type(x: TensorType, epsilon: float) -> TensorType:
@@ -85,6 +124,12 @@ def softmax(x: Any, axes: tuple[int, ...]) -> Array:
     """exp(x), normalised to a sum of 1 over all the axes together; computed in 32 bits at least."""
     x = jnp.asarray(x)
     return jax.nn.softmax(widened(x), axis=axes).astype(x.dtype)
+
+
+@rules.rule("log_softmax", _softmax_type)
+def log_softmax(x: Any, axes: tuple[int, ...]) -> Array:
+    """The logarithm of `softmax` over all the axes together, finite where that underflows."""
+    return jax.nn.log_softmax(jnp.asarray(x), axis=axes)
 
 
 def _exponential(x: Array, alpha: float) -> Array:
@@ -135,3 +180,23 @@ def _leaky_relu_type(x: TensorType, alpha: float) -> TensorType:
 def leaky_relu(x: Any, alpha: float) -> Array:
     """`prelu` with one alpha for all."""
     return prelu(jnp.asarray(x), alpha)
+
+
+def _swiglu_type(gate: TensorType, up: TensorType, alpha: float, limit: float) -> TensorType:
+    require_real(gate=gate, up=up)
+    require_same_dtype(gate=gate, up=up)
+    if limit <= 0:
+        raise InvalidOperation(f"'limit' must be positive, it is {limit}")
+    return TensorType(broadcast_shapes(gate.shape, up.shape), wide_dtype(gate, up).name)
+
+
+@rules.rule("clamped_swiglu", _swiglu_type)
+def clamped_swiglu(gate: Any, up: Any, alpha: float, limit: float) -> Array:
+    """gate * sigmoid(alpha * gate) * (up + 1), as gpt-oss has it, with at least 32 bits.
+
+    The gate is at most `limit` before that, and `up` between -limit and limit.
+    """
+    gate, up = (widened(jnp.asarray(x)) for x in align(gate, up))
+    gate = clamp(gate, -jnp.inf, limit, inclusive=True)
+    up = clamp(up, -limit, limit, inclusive=True)
+    return gate * lax.logistic(alpha * gate) * (up + 1)

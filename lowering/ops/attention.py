@@ -18,8 +18,7 @@ from lowering.graph import TensorType
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.precision import widened
 from lowering.ops import rules
-from lowering.ops.tract.typing import ABSENT
-from lowering.ops.typing import is_float, require_real, require_same_dtype
+from lowering.ops.typing import ABSENT, is_float, require_real, require_same_dtype
 from lowering.trace import Context
 
 

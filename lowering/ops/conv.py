@@ -4,18 +4,23 @@
 `deconv` takes (B,c,x...), a filter of the same layout and a bias (1,C) to (B,C,X...). Padding,
 stride and dilation have an item for each spatial dimension. `groups = 0` is plane-wise: a group for
 each plane. The separable forms have no rule, they are expanded.
+
+Sums of float16 and bfloat16 are taken in float32 and rounded once, sums of integers in int32, which
+is then the type of the result.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels import conv as kernels
+from lowering.kernels.accumulation import accumulator
 from lowering.kernels.broadcast import expand
 from lowering.kernels.windows import (
     BORDERS,
@@ -29,7 +34,8 @@ from lowering.kernels.windows import (
     reverse,
 )
 from lowering.ops import rules
-from lowering.ops.typing import require_real, require_same_dtype
+from lowering.ops.typing import is_integer, require_ordered, require_real, require_same_dtype
+from lowering.static import is_zero
 from lowering.trace import Context
 
 
@@ -43,19 +49,41 @@ def _conv_type(
     dilation: Shape,
     groups: int,
 ) -> TensorType:
-    _require_operands(input, filter, bias, border, padding, stride, dilation, groups)
-    groups = groups or input.shape[1]
-    if differ(filter.shape[1] * groups, input.shape[1]):
+    require_ordered(input=input, filter=filter, bias=bias)
+    require_same_dtype(input=input, filter=filter, bias=bias)
+    shapes = input.shape, filter.shape, bias.shape
+    shape = conv_shape(*shapes, border, padding, stride, dilation, groups)
+    return TensorType(shape, _sum_dtype(input.dtype))
+
+
+def conv_shape(
+    input: Shape,
+    filter: Shape,
+    bias: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    groups: int,
+) -> Shape:
+    """The shape of a convolution, after checks of the operands' shapes and the attributes."""
+    _require_operands(input, filter, border, padding, stride, dilation, groups)
+    groups = groups or input[1]
+    if differ(filter[1] * groups, input[1]):
         raise InvalidShape(
-            f"'filter' {show(filter.shape)} takes {filter.shape[1] * groups} channels "
-            f"in {groups} group(s), 'input' {show(input.shape)} has {input.shape[1]}",
+            f"'filter' {show(filter)} takes {filter[1] * groups} channels "
+            f"in {groups} group(s), 'input' {show(input)} has {input[1]}",
             hint="the filter has the shape [output channels, input channels / groups, ...]",
         )
     _require_divisor(groups, filter)
-    _require_bias(bias, filter.shape[0], len(input.shape))
-    windows = basic(input.shape[2:], filter.shape[2:], padding, stride, dilation)
+    _require_bias(bias, filter[0], len(input))
+    windows = basic(input[2:], filter[2:], padding, stride, dilation)
     require_basic(windows, border, first_axis=2)
-    return TensorType((input.shape[0], filter.shape[0], *windows.downscaled), input.dtype)
+    return (input[0], filter[0], *windows.downscaled)
+
+
+def _sum_dtype(dtype: str) -> str:
+    return str(accumulator(dtype)) if is_integer(dtype) else dtype
 
 
 def conv_work(result: TensorType, filter: TensorType) -> int:
@@ -76,9 +104,29 @@ def conv(
     groups: int,
 ) -> Array:
     """Correlation of the input with a filter, plus a bias."""
+    window = (border, padding, stride, dilation, groups)
+    output = convolve(input, filter, bias, *window, ctx.precision)
+    return output.astype(_sum_dtype(str(input.dtype)))
+
+
+def convolve(
+    input: Any,
+    filter: Any,
+    bias: Any,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    groups: int,
+    precision: Any,
+) -> Array:
+    """`conv` in the type of its sums."""
     windows = basic(input.shape[2:], filter.shape[2:], padding, stride, dilation)
-    groups = groups or input.shape[1]
-    output = kernels.conv(input, filter, windows, border, groups, ctx.precision)
+    groups, wide = groups or input.shape[1], accumulator(input.dtype)
+    if is_integer(str(wide)):
+        output = kernels.integer_conv(input, filter, windows, border, groups, wide)
+    else:
+        output = kernels.conv(input, filter, windows, border, groups, precision, wide)
     return _add_bias(output, bias)
 
 
@@ -93,7 +141,9 @@ def _deconv_type(
     output_shape: Shape,
     groups: int,
 ) -> TensorType:
-    _require_operands(input, filter, bias, border, padding, stride, dilation, groups)
+    require_real(input=input, filter=filter, bias=bias)
+    require_same_dtype(input=input, filter=filter, bias=bias)
+    _require_operands(input.shape, filter.shape, border, padding, stride, dilation, groups)
     if differ(filter.shape[0], input.shape[1]):
         raise InvalidShape(
             f"'filter' {show(filter.shape)} takes {filter.shape[0]} channels, "
@@ -113,8 +163,8 @@ def _deconv_type(
             f"'output_shape' {list(output_shape)} has {output_shape[1]} channels, "
             f"'filter' {show(filter.shape)} gives {channels} in {groups} group(s)"
         )
-    _require_divisor(groups, filter)
-    _require_bias(bias, channels, len(input.shape))
+    _require_divisor(groups, filter.shape)
+    _require_bias(bias.shape, channels, len(input.shape))
     windows = reverse(
         input.shape[2:], filter.shape[2:], padding, stride, dilation, output_shape[2:]
     )
@@ -145,8 +195,9 @@ def deconv(
     )
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
     flipped = kernels.transposed_filter(filter, groups)
-    output = kernels.deconv(input, flipped, windows, border, groups, ctx.precision)
-    return _add_bias(output, bias)
+    wide = accumulator(input.dtype)
+    output = kernels.deconv(input, flipped, windows, border, groups, ctx.precision, wide)
+    return _add_bias(output, bias).astype(input.dtype)
 
 
 def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int) -> int:
@@ -158,27 +209,24 @@ def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int
 
 
 def _add_bias(output: Array, bias: Any) -> Array:
-    if isinstance(bias, float) and bias == 0.0:
+    if is_zero(bias):
         return output
-    return output + expand(bias, output.ndim)
+    return output + expand(jnp.asarray(bias).astype(output.dtype), output.ndim)
 
 
 def _require_operands(
-    input: TensorType,
-    filter: TensorType,
-    bias: TensorType,
+    input: Shape,
+    filter: Shape,
     border: str,
     padding: Padding,
     stride: Shape,
     dilation: Shape,
     groups: int,
 ) -> None:
-    require_real(input=input, filter=filter, bias=bias)
-    require_same_dtype(input=input, filter=filter, bias=bias)
-    rank = len(input.shape)
-    if rank < 2 or len(filter.shape) != rank:
+    rank = len(input)
+    if rank < 2 or len(filter) != rank:
         raise InvalidShape(
-            f"'input' {show(input.shape)} and 'filter' {show(filter.shape)} must have one rank, "
+            f"'input' {show(input)} and 'filter' {show(filter)} must have one rank, "
             "two and the number of spatial dimensions"
         )
     require_border(border, BORDERS)
@@ -187,21 +235,21 @@ def _require_operands(
         raise InvalidOperation(f"'groups' must be positive, or 0 for plane-wise, it is {groups}")
 
 
-def _require_divisor(groups: int, filter: TensorType) -> None:
-    if differ(filter.shape[0] % groups, 0):
+def _require_divisor(groups: int, filter: Shape) -> None:
+    if differ(filter[0] % groups, 0):
         raise InvalidShape(
-            f"'groups' {groups} does not divide the first extent of 'filter' {show(filter.shape)}"
+            f"'groups' {groups} does not divide the first extent of 'filter' {show(filter)}"
         )
 
 
-def _require_bias(bias: TensorType, channels: int, rank: int) -> None:
+def _require_bias(bias: Shape, channels: int, rank: int) -> None:
     allowed = (1, channels)
-    fits = len(bias.shape) <= rank and all(
+    fits = len(bias) <= rank and all(
         not differ(extent, 1) or (axis == 1 and not differ(extent, allowed[1]))
-        for axis, extent in enumerate(bias.shape)
+        for axis, extent in enumerate(bias)
     )
     if not fits:
         raise InvalidShape(
-            f"'bias' {show(bias.shape)} does not fit {channels} output channels",
+            f"'bias' {show(bias)} does not fit {channels} output channels",
             hint=f"it must be a scalar or have the shape {show(allowed)}",
         )

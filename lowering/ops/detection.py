@@ -18,8 +18,7 @@ from lowering.extents import UNKNOWN, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import rules
-from lowering.ops.tract.typing import require_one
-from lowering.ops.typing import require_real, require_same_dtype
+from lowering.ops.typing import require_one, require_real, require_same_dtype
 
 _INDICES = "its results are indices"
 

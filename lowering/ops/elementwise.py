@@ -1,4 +1,8 @@
-"""Element-wise operations (spec 4.2): unary, binary, comparison, logic, selection."""
+"""Element-wise operations (spec 4.2): unary, binary, comparison, logic, bits, selection.
+
+Operands are of any type that makes sense. Integers wrap around, are cut off towards 0 where they
+are divided, and are left alone by rounding. Activation functions are in `activation`.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +10,66 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
-from lowering.kernels.rounding import round_half_up
+from lowering.kernels.rounding import TIES, rounded
 from lowering.ops import rules
-from lowering.ops.typing import require_logical, require_real, require_same_dtype
+from lowering.ops.typing import (
+    require_bits,
+    require_integer,
+    require_logical,
+    require_number,
+    require_one_of,
+    require_ordered,
+    require_real,
+    require_same_dtype,
+)
+from lowering.static import is_static
+
+_LOGICAL = "its results are logical values"
+_BITS = "its results are integers or logical values"
 
 
-def _unary_type(x: TensorType) -> TensorType:
+def _is_real(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+# One operand
+
+
+def _real_type(x: TensorType) -> TensorType:
     require_real(x=x)
     return x
 
 
-def _unary(kind: str, function: Callable[[Any], Array]) -> None:
+def _number_type(x: TensorType) -> TensorType:
+    require_number(x=x)
+    return x
+
+
+def _ordered_type(x: TensorType) -> TensorType:
+    require_ordered(x=x)
+    return x
+
+
+def _unary(
+    kind: str, function: Callable[[Any], Array], infer: Callable[..., TensorType] = _real_type
+) -> None:
     def lower(x: Any) -> Array:
         return function(jnp.asarray(x))
 
-    rules.rule(kind, _unary_type)(lower)
+    rules.rule(kind, infer)(lower)
 
 
-def _binary_type(x: TensorType, y: TensorType) -> TensorType:
-    require_real(x=x, y=y)
-    require_same_dtype(x=x, y=y)
-    return TensorType(broadcast_shapes(x.shape, y.shape), x.dtype)
+def _whole(kind: str, function: Callable[[Any], Array]) -> None:
+    _unary(kind, lambda x: function(x) if _is_real(x) else x, _ordered_type)
 
 
-def _comparison_type(x: TensorType, y: TensorType) -> TensorType:
-    require_same_dtype(x=x, y=y)
-    return TensorType(broadcast_shapes(x.shape, y.shape), "bool")
-
-
-def _logic_type(x: TensorType, y: TensorType) -> TensorType:
-    require_logical(x=x, y=y)
-    return TensorType(broadcast_shapes(x.shape, y.shape), "bool")
-
-
-def _binary(
-    kind: str,
-    infer: Callable[..., TensorType],
-    function: Callable[[Any, Any], Array],
-    why_not: str = "",
-) -> None:
-    def lower(x: Any, y: Any) -> Array:
-        return function(*align(x, y))
-
-    rules.rule(kind, infer, not_differentiable=why_not)(lower)
-
-
-def _reciprocal(x: Array) -> Array:
-    return 1 / x
-
-
-_unary("neg", jnp.negative)
-_unary("rcp", _reciprocal)
+_unary("neg", jnp.negative, _number_type)
+_unary("rcp", lambda x: 1 / x)
 _unary("exp", jnp.exp)
 _unary("log", jnp.log)
 _unary("sin", jnp.sin)
@@ -75,25 +84,90 @@ _unary("atan", jnp.arctan)
 _unary("asinh", jnp.arcsinh)
 _unary("acosh", jnp.arccosh)
 _unary("atanh", jnp.arctanh)
-_unary("abs", jnp.abs)
-_unary("sign", jnp.sign)
-_unary("floor", jnp.floor)
-_unary("ceil", jnp.ceil)
-_unary("round", round_half_up)
-_unary("sqr", jnp.square)
+_unary("abs", jnp.abs, _ordered_type)
+_unary("sign", jnp.sign, _ordered_type)
+_unary("sqr", jnp.square, _number_type)
 _unary("sqrt", jnp.sqrt)
 _unary("rsqr", lambda x: 1 / jnp.square(x))
 _unary("rsqrt", lax.rsqrt)
 _unary("log2", jnp.log2)
+_whole("floor", jnp.floor)
+_whole("ceil", jnp.ceil)
 
-_binary("add", _binary_type, jnp.add)
-_binary("sub", _binary_type, jnp.subtract)
-_binary("mul", _binary_type, jnp.multiply)
-_binary("div", _binary_type, jnp.divide)
-_binary("min", _binary_type, jnp.minimum)
-_binary("max", _binary_type, jnp.maximum)
 
-_LOGICAL = "its results are logical values"
+def _copy_type(x: TensorType) -> TensorType:
+    return x
+
+
+_unary("copy", jnp.asarray, _copy_type)
+
+
+def _round_type(x: TensorType, ties: str = "up") -> TensorType:
+    require_one_of("ties", ties, TIES)
+    return _ordered_type(x)
+
+
+@rules.rule("round", _round_type)
+def round_(x: Any, ties: str = "up") -> Array:
+    """The nearest whole number; of two equally near ones that which `ties` says.
+
+    It is the greater one ("up"), the one further from zero ("away"), or the even one ("even").
+    """
+    x = jnp.asarray(x)
+    return rounded(x, ties) if _is_real(x) else x
+
+
+# Arithmetic
+
+
+def _same_type(x: TensorType, y: TensorType) -> TensorType:
+    require_same_dtype(x=x, y=y)
+    return TensorType(broadcast_shapes(x.shape, y.shape), x.dtype)
+
+
+def _numbers_type(x: TensorType, y: TensorType) -> TensorType:
+    require_number(x=x, y=y)
+    return _same_type(x, y)
+
+
+def _extremum_type(x: TensorType, y: TensorType) -> TensorType:
+    if x.dtype != "bool":
+        require_ordered(x=x, y=y)
+    return _same_type(x, y)
+
+
+def _comparison_type(x: TensorType, y: TensorType) -> TensorType:
+    return TensorType(_same_type(x, y).shape, "bool")
+
+
+def _logic_type(x: TensorType, y: TensorType) -> TensorType:
+    require_logical(x=x, y=y)
+    return _same_type(x, y)
+
+
+def _bits_type(x: TensorType, y: TensorType) -> TensorType:
+    require_bits(x=x, y=y)
+    return _same_type(x, y)
+
+
+def _binary(
+    kind: str,
+    infer: Callable[..., TensorType],
+    function: Callable[[Any, Any], Array],
+    why_not: str = "",
+) -> None:
+    def lower(x: Any, y: Any) -> Array:
+        return function(*align(x, y))
+
+    rules.rule(kind, infer, not_differentiable=why_not)(lower)
+
+
+_binary("add", _same_type, jnp.add)  # of logical values: `or`, as in numpy
+_binary("sub", _numbers_type, jnp.subtract)
+_binary("mul", _same_type, jnp.multiply)  # and `and`
+_binary("min", _extremum_type, jnp.minimum)
+_binary("max", _extremum_type, jnp.maximum)
+
 _binary("lt", _comparison_type, jnp.less, _LOGICAL)
 _binary("gt", _comparison_type, jnp.greater, _LOGICAL)
 _binary("le", _comparison_type, jnp.less_equal, _LOGICAL)
@@ -103,23 +177,46 @@ _binary("ne", _comparison_type, jnp.not_equal, _LOGICAL)
 _binary("and", _logic_type, jnp.logical_and, _LOGICAL)
 _binary("or", _logic_type, jnp.logical_or, _LOGICAL)
 
+_binary("bitwise_and", _bits_type, jnp.bitwise_and, _BITS)
+_binary("bitwise_or", _bits_type, jnp.bitwise_or, _BITS)
+_binary("bitwise_xor", _bits_type, jnp.bitwise_xor, _BITS)
 
-@rules.rule("pow", _binary_type)
+
+@rules.rule("div", _numbers_type)
+def divide(x: Any, y: Any) -> Array:
+    """x / y; for integers cut off towards 0, and 0 where y is 0."""
+    x, y = align(x, y)
+    if _is_real(jnp.asarray(x)) or _is_real(jnp.asarray(y)):
+        return jnp.divide(x, y)
+    x, y = jnp.broadcast_arrays(x, y)
+    zero = y == 0
+    return jnp.where(zero, 0, lax.div(x, jnp.where(zero, 1, y)))
+
+
+@rules.rule("pow", _numbers_type)
 def power(x: Any, y: Any) -> Array:
-    """x to the power y. A literal whole exponent has a finite derivative at negative x."""
-    if isinstance(y, float) and y.is_integer() and abs(y) <= 16:
-        return lax.integer_pow(jnp.asarray(x), int(y))
+    """x to the power y; for integers below 0 cut off towards 0, so 0 unless x is 1 or -1.
+
+    A whole exponent that is known has a finite derivative at negative x.
+    """
+    x = jnp.asarray(x)
+    if not _is_real(x):
+        return _integer_power(*jnp.broadcast_arrays(*align(x, y)))
+    known = is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim
+    if known and not np.iscomplexobj(y):
+        exponent = float(np.asarray(y).item())
+        if exponent.is_integer() and abs(exponent) <= 16:
+            return lax.integer_pow(x, int(exponent))
     return jnp.power(*align(x, y))
 
 
-def _copy_type(x: TensorType) -> TensorType:
-    return x
+def _integer_power(x: Array, y: Array) -> Array:
+    whole = jnp.power(x, jnp.maximum(y, 0))
+    sign = jnp.where(y % 2 == 0, x * x, x)  # what is left of a negative power of 1 and -1
+    return jnp.where(y >= 0, whole, jnp.where(jnp.abs(x) == 1, sign, 0))
 
 
-@rules.rule("copy", _copy_type)
-def copy(x: Any) -> Array:
-    """The same values under another name."""
-    return jnp.asarray(x)
+# Bits and logic
 
 
 def _not_type(x: TensorType) -> TensorType:
@@ -131,6 +228,73 @@ def _not_type(x: TensorType) -> TensorType:
 def logical_not(x: Any) -> Array:
     """True where x is false."""
     return jnp.logical_not(x)
+
+
+def _bitwise_not_type(x: TensorType) -> TensorType:
+    require_bits(x=x)
+    return x
+
+
+@rules.rule("bitwise_not", _bitwise_not_type, not_differentiable=_BITS)
+def bitwise_not(x: Any) -> Array:
+    """x with all its bits turned over; `not` of logical values."""
+    return jnp.bitwise_not(jnp.asarray(x))
+
+
+def _shift_type(x: TensorType, y: TensorType) -> TensorType:
+    require_integer(x=x, y=y)
+    return _same_type(x, y)
+
+
+def _shift_bounds(x: Any, y: Any) -> tuple[Array, Array, Array, int]:
+    # Hardware differs in what it makes of a shift by less than 0 or by all the bits and more.
+    x, y = jnp.broadcast_arrays(*align(x, y))
+    width = jnp.iinfo(x.dtype).bits
+    return x, y, (y >= 0) & (y < width), width
+
+
+@rules.rule("shift_left", _shift_type, not_differentiable=_BITS)
+def shift_left(x: Any, y: Any) -> Array:
+    """x with its bits moved up by y; 0 for a y below 0 or not below the number of bits."""
+    x, y, inside, _ = _shift_bounds(x, y)
+    return jnp.where(inside, jnp.left_shift(x, jnp.where(inside, y, 0)), 0)
+
+
+@rules.rule("shift_right", _shift_type, not_differentiable=_BITS)
+def shift_right(x: Any, y: Any) -> Array:
+    """x with its bits moved down by y, which keeps the sign.
+
+    For a y below 0 or not below the number of bits it is -1 for negative x, otherwise 0.
+    """
+    x, y, inside, width = _shift_bounds(x, y)
+    # All the bits in two steps: unsigned numbers keep none.
+    most = jnp.right_shift(x, jnp.where(inside, y, width - 1))
+    return jnp.where(inside, most, jnp.right_shift(most, jnp.ones_like(y)))
+
+
+def _is_nan_type(x: TensorType) -> TensorType:
+    require_real(x=x)
+    return TensorType(x.shape, "bool")
+
+
+@rules.rule("is_nan", _is_nan_type, not_differentiable=_LOGICAL)
+def is_nan(x: Any) -> Array:
+    """Where x is not a number."""
+    return jnp.isnan(jnp.asarray(x))
+
+
+def _is_inf_type(x: TensorType, positive: bool, negative: bool) -> TensorType:
+    return _is_nan_type(x)
+
+
+@rules.rule("is_inf", _is_inf_type, not_differentiable=_LOGICAL)
+def is_inf(x: Any, positive: bool, negative: bool) -> Array:
+    """Where x is infinite, in the directions that are asked for."""
+    x = jnp.asarray(x)
+    return ((x == jnp.inf) & positive) | ((x == -jnp.inf) & negative)
+
+
+# Selection
 
 
 def _select_type(
@@ -148,14 +312,20 @@ def select(condition: Any, true_value: Any, false_value: Any) -> Array:
     return jnp.where(*align(condition, true_value, false_value))
 
 
-def _clamp_type(x: TensorType, a: TensorType, b: TensorType) -> TensorType:
-    require_real(x=x, a=a, b=b)
+def _clamp_type(x: TensorType, a: TensorType, b: TensorType, inclusive: bool = False) -> TensorType:
+    require_ordered(x=x, a=a, b=b)
     require_same_dtype(x=x, a=a, b=b)
     return TensorType(broadcast_shapes(x.shape, a.shape, b.shape), x.dtype)
 
 
 @rules.rule("clamp", _clamp_type)
-def clamp(x: Any, a: Any, b: Any) -> Array:
-    """x kept between a and b; a wins where it is above b."""
+def clamp(x: Any, a: Any, b: Any, inclusive: bool = False) -> Array:
+    """x kept between a and b; a wins where it is above b.
+
+    Where x is at a bound its derivative is 1/2, or 1 where the bounds are `inclusive`.
+    """
     x, a, b = align(x, a, b)
-    return jnp.maximum(jnp.minimum(x, b), a)
+    if not inclusive:
+        return jnp.maximum(jnp.minimum(x, b), a)
+    below = jnp.where(x > b, b, x)
+    return jnp.where(below < a, a, below)

@@ -14,15 +14,14 @@ from lowering.extents import Shape, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import wide_dtype
 from lowering.ops import rules
-from lowering.ops.tract.activation import clamped_swiglu, gelu_approx
-from lowering.ops.tract.typing import ABSENT, require_one_of
-from lowering.ops.typing import require_real
+from lowering.ops.activation import clamped_swiglu, gelu
+from lowering.ops.typing import ABSENT, require_one_of, require_real
 from lowering.trace import Context
 
 _ACTIVATIONS = {
     "silu": jax.nn.silu,
     "swiglu": jax.nn.silu,
-    "gelu": partial(gelu_approx, fast_impl=False),
+    "gelu": partial(gelu, approximation="tanh"),
     "relu": jax.nn.relu,
 }
 GATES = ("softmax_topk", "softmax_all", "sigmoid", "raw")
@@ -111,7 +110,7 @@ def mixture_of_experts(
 
     The logits are the products with the rows of `router` [experts,items]. An expert is
     (f(x w1) * (x w3)) w2, or f(x w1) w2 without w3, each product with its bias; the activation f is
-    silu (which "swiglu" names too, with w3), relu, or `gelu_approx`. A positive `limit` has
+    silu (which "swiglu" names too, with w3), relu, or `gelu` by tanh. A positive `limit` has
     `clamped_swiglu` of the products with w1 and w3 instead, with `alpha`. `gate` says what the
     weights are: softmax of the logits of the k experts, their part in the softmax of all, their
     sigmoid, or they themselves.

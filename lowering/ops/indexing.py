@@ -18,8 +18,14 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import TensorType
 from lowering.ops import rules
-from lowering.ops.tract.typing import normal_axis, require_number, require_one_of, require_ordered
-from lowering.ops.typing import require_integer, require_same_dtype
+from lowering.ops.typing import (
+    normal_axis,
+    require_integer,
+    require_number,
+    require_one_of,
+    require_ordered,
+    require_same_dtype,
+)
 
 _REDUCTIONS = ("none", "add", "mul", "min", "max")
 

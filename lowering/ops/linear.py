@@ -1,20 +1,34 @@
-"""Matrix products (spec 4.6, 4.8.2)."""
+"""Products of matrices (spec 4.6, 4.8.2) and of more tensors.
+
+Operands hold numbers of one type, integers too. Sums of float16 and bfloat16 are taken in float32
+and rounded once; integers keep their type, and what does not fit in it wraps around.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from lowering.errors import InvalidShape
+from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
-from lowering.kernels.accumulation import accumulator
+from lowering.kernels import contraction
+from lowering.kernels.accumulation import accumulator as sums_of
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.kernels.precision import left_operand_anywhere
 from lowering.ops import rules
-from lowering.ops.typing import padded, require_fits, require_real, require_same_dtype
+from lowering.ops.typing import (
+    is_complex,
+    is_float,
+    padded,
+    require_fits,
+    require_number,
+    require_same_dtype,
+)
 from lowering.static import is_zero
 from lowering.trace import Context
 
@@ -44,7 +58,7 @@ def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str
 
 
 def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: bool) -> TensorType:
-    require_real(A=A, B=B)
+    require_number(A=A, B=B)
     require_same_dtype(A=A, B=B)
     shape = product_shape(
         ("A", "B"),
@@ -77,13 +91,13 @@ def _product(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -
     left, right = (expand(x, max(x.ndim, 2)) for x in (jnp.asarray(A), jnp.asarray(B)))
     left = jnp.swapaxes(left, -1, -2) if transposeA else left
     right = jnp.swapaxes(right, -1, -2) if transposeB else right
-    wide = accumulator(jnp.result_type(A, B))
+    wide = sums_of(jnp.result_type(A, B))
     left = left if ctx.optimized else left_operand_anywhere(left, wide)
     return jnp.matmul(left, right, precision=ctx.precision, preferred_element_type=wide)
 
 
 def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> TensorType:
-    require_real(input=input, filter=filter, bias=bias)
+    require_number(input=input, filter=filter, bias=bias)
     require_same_dtype(input=input, filter=filter, bias=bias)
     shape = product_shape(
         ("input", "filter"),
@@ -109,3 +123,43 @@ def linear(ctx: Context, input: Any, filter: Any, bias: Any) -> Array:
         product, bias = align(product, bias)
         product = product + jnp.asarray(bias).astype(product.dtype)
     return product.astype(jnp.result_type(input, filter))
+
+
+def _einsum_type(inputs: list[TensorType], expr: str, accumulator: str, dtype: str) -> TensorType:
+    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
+    shape = contraction.contracted_shape([x.shape for x in inputs], terms, result)
+    operands = {f"inputs[{k}]": x for k, x in enumerate(inputs)}
+    require_number(**operands)
+    require_same_dtype(**operands)
+    if accumulator == "bool" or _generality(accumulator) < _generality(inputs[0].dtype):
+        raise InvalidOperation(
+            f"the accumulator {accumulator} cannot hold the products of {inputs[0].dtype}",
+            hint="`cast` the inputs first",
+        )
+    return TensorType(shape, dtype)
+
+
+def _generality(dtype: str) -> int:
+    return 2 if is_complex(dtype) else int(is_float(dtype))
+
+
+def _einsum_work(inputs: list[TensorType], expr: str) -> int:
+    """The products of the inputs in pairs, in the order in which they are computed."""
+    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
+    return contraction.multiply_adds([x.shape for x in inputs], terms, result)
+
+
+@rules.rule("einsum", _einsum_type, work=_einsum_work)
+def einsum(ctx: Context, inputs: Sequence[Any], expr: str, accumulator: str, dtype: str) -> Array:
+    """The products of all inputs, summed over the letters that the result does not have.
+
+    They are taken in the type of the accumulator, and no smaller one than the inputs' or float32;
+    the result is of the type `dtype`. Extents 1 broadcast.
+    """
+    terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
+    dtypes = (np.dtype(accumulator), np.dtype(inputs[0].dtype))
+    wide = sums_of(max(dtypes, key=lambda dtype: (_generality(str(dtype)), dtype.itemsize)))
+    if _generality(str(dtypes[1])) != _generality(accumulator):
+        inputs = [jnp.asarray(x).astype(wide) for x in inputs]
+    total = contraction.contract(inputs, terms, result, wide, ctx.precision, ctx.optimized)
+    return total.astype(dtype)

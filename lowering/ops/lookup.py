@@ -13,8 +13,13 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, differ, show
 from lowering.graph import TensorType
 from lowering.ops import rules
-from lowering.ops.tract.typing import require_one, require_one_of, require_ordered
-from lowering.ops.typing import require_integer, require_same_dtype
+from lowering.ops.typing import (
+    require_integer,
+    require_one,
+    require_one_of,
+    require_ordered,
+    require_same_dtype,
+)
 
 
 def _lookup_type(input: TensorType, values: TensorType, fallback: TensorType) -> TensorType:

@@ -8,15 +8,24 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from lowering.errors import InvalidOperation
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.kernels.precision import widened
 from lowering.ops import rules
-from lowering.ops.typing import require_axes, require_fits, require_real, require_same_dtype
+from lowering.ops.typing import (
+    require_axes,
+    require_fits,
+    require_one,
+    require_real,
+    require_same_dtype,
+)
 from lowering.ops.window import box
+from lowering.static import is_static
 
 
 def _axes_type(input: TensorType, axes: tuple[int, ...], bias: float, epsilon: float) -> TensorType:
@@ -147,3 +156,34 @@ def batch_normalization(
     mean, variance, offset, scale = (widened(jnp.asarray(y, x.dtype)) for y in rest)
     factor = scale * lax.rsqrt(variance + epsilon)
     return (widened(x) * factor + (offset - mean * factor)).astype(x.dtype)
+
+
+def _rms_norm_type(
+    input: TensorType, scale: TensorType, epsilon: TensorType, axis: int, dtype: str
+) -> TensorType:
+    require_real(input=input, scale=scale, epsilon=epsilon)
+    require_one(epsilon=epsilon)
+    require_axes((axis,), len(input.shape), "axis")
+    items = volume(scale.shape)
+    if items != 1 and differ(items, input.shape[axis]):
+        raise InvalidShape(
+            f"'scale' {show(scale.shape)} must have an item for each of the {input.shape[axis]} "
+            f"along axis {axis} of 'input' {show(input.shape)}"
+        )
+    return TensorType(input.shape, dtype or input.dtype)
+
+
+@rules.rule("rms_norm", _rms_norm_type)
+def rms_norm(input: Any, scale: Any, epsilon: Any, axis: int, dtype: str) -> Array:
+    """scale * input / sqrt(mean(input^2) + epsilon) along the axis (Zhang and Sennrich 2019).
+
+    It is computed with at least 32 bits and rounded once, to `dtype` or the type of the input.
+    """
+    x = widened(jnp.asarray(input))
+    squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)
+    y = x * lax.rsqrt(squares + jnp.asarray(epsilon).astype(x.dtype).reshape(()))
+    if not (is_static(scale) and np.all(np.asarray(scale) == 1)):
+        along = [1] * y.ndim
+        along[axis] = -1
+        y = y * jnp.asarray(scale).astype(y.dtype).reshape(along)
+    return y.astype(dtype or input.dtype)

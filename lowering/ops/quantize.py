@@ -1,13 +1,13 @@
 """Quantisation to evenly or logarithmically spaced levels, as real values (spec 4.8.5).
 
-By the letter of the standard: the derivative of rounding is 0. `linear_quantize` has no rule, its
+`ties` says which of two equally near levels is taken, by their codes: see `round`. By the letter of
+the standard the derivative of rounding is 0. `linear_quantize` has no rule, its
 body in the standard library calls `min_max_linear_quantize`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,9 +16,15 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
-from lowering.kernels.rounding import round_half_up
+from lowering.kernels.rounding import TIES, rounded
 from lowering.ops import rules
-from lowering.ops.typing import require_fits, require_integer, require_real, require_same_dtype
+from lowering.ops.typing import (
+    require_fits,
+    require_integer,
+    require_one_of,
+    require_real,
+    require_same_dtype,
+)
 
 
 def _require_bits(bits: int, least: int = 1) -> None:
@@ -33,8 +39,15 @@ def _wide(x: Any) -> Any:
 
 
 def _min_max_type(
-    x: TensorType, min: TensorType, max: TensorType, bits: int, signed: bool, symmetric: bool
+    x: TensorType,
+    min: TensorType,
+    max: TensorType,
+    bits: int,
+    signed: bool,
+    symmetric: bool,
+    ties: str = "up",
 ) -> TensorType:
+    require_one_of("ties", ties, TIES)
     require_real(x=x, min=min, max=max)
     require_same_dtype(x=x, min=min, max=max)
     require_fits("'x'", x, min=min, max=max)
@@ -44,26 +57,19 @@ def _min_max_type(
 
 @rules.rule("min_max_linear_quantize", _min_max_type)
 def min_max_linear_quantize(
-    x: Any, min: Any, max: Any, bits: int, signed: bool, symmetric: bool
+    x: Any, min: Any, max: Any, bits: int, signed: bool, symmetric: bool, ties: str = "up"
 ) -> Array:
     """The nearest of the levels that divide the range from min to max evenly.
 
     In an empty range all is min.
     """
-    return between(round_half_up, x, min, max, bits, signed and symmetric)
-
-
-def between(
-    rounding: Callable[[Array], Array], x: Any, min: Any, max: Any, bits: int, one_less: bool
-) -> Array:
-    """`min_max_linear_quantize` with a way of rounding, maybe with one level less."""
     x, low, high = align(jnp.asarray(x), min, max)
     dtype = x.dtype
     x, low, high = _wide(x), _wide(low), _wide(high)
-    steps = float(2**bits - 1 - one_less)
+    steps = float(2**bits - 1 - (signed and symmetric))
     span = high - low
     inside = jnp.maximum(jnp.minimum(x, high), low) - low
-    level = rounding(inside / jnp.where(span == 0, 1.0, span) * steps)
+    level = rounded(inside / jnp.where(span == 0, 1.0, span) * steps, ties)
     return (level / steps * span + low).astype(dtype)
 
 
@@ -74,7 +80,9 @@ def _zero_point_type(
     bits: int,
     signed: bool,
     symmetric: bool,
+    ties: str = "up",
 ) -> TensorType:
+    require_one_of("ties", ties, TIES)
     require_real(x=x, scale=scale)
     require_integer(zero_point=zero_point)
     require_same_dtype(x=x, scale=scale)
@@ -85,23 +93,16 @@ def _zero_point_type(
 
 @rules.rule("zero_point_linear_quantize", _zero_point_type)
 def zero_point_linear_quantize(
-    x: Any, zero_point: Any, scale: Any, bits: int, signed: bool, symmetric: bool
+    x: Any, zero_point: Any, scale: Any, bits: int, signed: bool, symmetric: bool, ties: str = "up"
 ) -> Array:
     """The nearest multiple of scale whose number, counted from the zero point, fits the bits."""
     top = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
     bottom = 0 if not signed else -top if symmetric else -top - 1
-    return around(round_half_up, x, zero_point, scale, bottom, top)
-
-
-def around(
-    rounding: Callable[[Array], Array], x: Any, zero_point: Any, scale: Any, bottom: int, top: int
-) -> Array:
-    """`zero_point_linear_quantize` with a way of rounding, to codes from bottom to top."""
     x, zero, scale = align(jnp.asarray(x), zero_point, scale)
     dtype = x.dtype
     x, scale = _wide(x), _wide(scale)
     zero = jnp.asarray(zero).astype(x.dtype)
-    level = jnp.maximum(jnp.minimum(rounding(x / scale) + zero, float(top)), float(bottom))
+    level = jnp.maximum(jnp.minimum(rounded(x / scale, ties) + zero, float(top)), float(bottom))
     return ((level - zero) * scale).astype(dtype)
 
 

@@ -23,10 +23,8 @@ from lowering.graph import TensorType
 from lowering.kernels import contraction
 from lowering.kernels.windows import Padding
 from lowering.ops import rules
-from lowering.ops.conv import conv_work
-from lowering.ops.tract.conv import conv_shape, convolve
-from lowering.ops.tract.typing import require_one
-from lowering.ops.typing import is_integer, require_integer, require_real
+from lowering.ops.conv import conv_shape, conv_work, convolve
+from lowering.ops.typing import is_integer, require_integer, require_one, require_real
 
 _INTEGERS = "its operands are integers"
 
@@ -183,6 +181,7 @@ def quantized_conv(
         _wide(input) - _along(_wide(input_zero_point), "", ""),
         _wide(filter) - _along(_wide(filter_zero_point), "c", "c" + "x" * (rank - 1)),
         _wide(bias),
+        border,
         padding,
         stride,
         dilation,

@@ -17,8 +17,7 @@ from lowering.extents import Shape, differ, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import wide_dtype
 from lowering.ops import rules
-from lowering.ops.tract.typing import ABSENT
-from lowering.ops.typing import require_real, require_same_dtype
+from lowering.ops.typing import ABSENT, require_real, require_same_dtype
 from lowering.trace import Context
 
 

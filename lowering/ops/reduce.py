@@ -1,7 +1,11 @@
-"""Reductions (spec 4.4): the reduced axes stay, with extent 1."""
+"""Reductions (spec 4.4): the reduced axes stay, with extent 1. Running sums along an axis.
+
+Results have the type of their input, integers included.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.errors import InvalidShape
+from lowering.extents import show
 from lowering.graph import TensorType
+from lowering.kernels.precision import widened
 from lowering.ops import rules
-from lowering.ops.typing import require_axes, require_logical, require_real
+from lowering.ops.elementwise import divide
+from lowering.ops.typing import (
+    require_axes,
+    require_logical,
+    require_number,
+    require_ordered,
+    require_real,
+)
+
+Ints = tuple[int, ...]
 
 
-def reduced_type(input: TensorType, axes: tuple[int, ...], dtype: str) -> TensorType:
+def _reduced(input: TensorType, axes: Ints, dtype: str) -> TensorType:
     """The type of what is left of the input along the axes: one item of a dtype."""
     require_axes(axes, len(input.shape))
     reduced = set(axes)
@@ -23,69 +39,104 @@ def reduced_type(input: TensorType, axes: tuple[int, ...], dtype: str) -> Tensor
     )
 
 
-def _real_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
+def _count(x: Array, axes: Ints, dtype: Any) -> Array:
+    return jnp.asarray(math.prod(x.shape[axis] for axis in axes)).astype(dtype)
+
+
+# Sums and products
+
+
+def _real_type(input: TensorType, axes: Ints) -> TensorType:
     require_real(input=input)
-    return reduced_type(input, axes, input.dtype)
+    return _reduced(input, axes, input.dtype)
 
 
-def _index_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
-    require_real(input=input)
-    return reduced_type(input, axes, "int32")
+def _number_type(input: TensorType, axes: Ints) -> TensorType:
+    require_number(input=input)
+    return _reduced(input, axes, input.dtype)
 
 
-def _logical_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
-    require_logical(input=input)
-    return reduced_type(input, axes, "bool")
-
-
-def _sum_type(input: TensorType, axes: tuple[int, ...], normalize: bool) -> TensorType:
-    return _real_type(input, axes)
+def _sum_type(input: TensorType, axes: Ints, normalize: bool) -> TensorType:
+    return _number_type(input, axes)
 
 
 @rules.rule("sum_reduce", _sum_type)
-def sum_reduce(input: Any, axes: tuple[int, ...], normalize: bool) -> Array:
-    """The sum over the axes, the mean where it is normalised."""
-    return (jnp.mean if normalize else jnp.sum)(jnp.asarray(input), axis=axes, keepdims=True)
+def sum_reduce(input: Any, axes: Ints, normalize: bool) -> Array:
+    """The sum over the axes, the mean where it is normalised; that of integers is cut off."""
+    x = jnp.asarray(input)
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return (jnp.mean if normalize else jnp.sum)(x, axis=axes, keepdims=True)
+    total = jnp.sum(x, axis=axes, keepdims=True)  # of small integers with 32 bits
+    if normalize:
+        total = divide(total, _count(x, axes, total.dtype))
+    return total.astype(x.dtype)
 
 
 @rules.rule("mean_reduce", _real_type)
-def mean_reduce(input: Any, axes: tuple[int, ...]) -> Array:
+def mean_reduce(input: Any, axes: Ints) -> Array:
     """The mean over the axes."""
     return jnp.mean(jnp.asarray(input), axis=axes, keepdims=True)
 
 
-@rules.rule("max_reduce", _real_type)
-def max_reduce(input: Any, axes: tuple[int, ...]) -> Array:
+@rules.rule("product_reduce", _number_type)
+def product_reduce(input: Any, axes: Ints) -> Array:
+    """The product over the axes; its derivative is right where items are 0."""
+    x = jnp.asarray(input)
+    return jnp.prod(x, axis=axes, keepdims=True, dtype=x.dtype)
+
+
+def _moments_type(input: TensorType, axes: Ints) -> tuple[TensorType, TensorType]:
+    reduced = _real_type(input, axes)
+    return reduced, reduced
+
+
+@rules.rule("moments", _moments_type)
+def moments(input: Any, axes: Ints) -> tuple[Array, Array]:
+    """The mean and the mean squared distance from it (spec 4.8.6)."""
+    x = jnp.asarray(input)
+    mean = jnp.mean(x, axis=axes, keepdims=True)
+    return mean, jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
+
+
+# Extrema
+
+
+def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
+    if input.dtype != "bool":
+        require_ordered(input=input)
+    reduced = _reduced(input, axes, input.dtype)
+    if any(input.shape[axis] == 0 for axis in axes):
+        raise InvalidShape(
+            f"'input' {show(input.shape)} has no greatest or least item along axes {list(axes)}: "
+            "it has none at all"
+        )
+    return reduced
+
+
+@rules.rule("max_reduce", _extremum_type)
+def max_reduce(input: Any, axes: Ints) -> Array:
     """The largest item along the axes; equal ones share its derivative."""
     return jnp.max(jnp.asarray(input), axis=axes, keepdims=True)
 
 
-@rules.rule("min_reduce", _real_type)
-def min_reduce(input: Any, axes: tuple[int, ...]) -> Array:
+@rules.rule("min_reduce", _extremum_type)
+def min_reduce(input: Any, axes: Ints) -> Array:
     """The smallest item along the axes; equal ones share its derivative."""
     return jnp.min(jnp.asarray(input), axis=axes, keepdims=True)
 
 
-_LOGICAL = "its results are logical values"
-
-
-@rules.rule("any_reduce", _logical_type, not_differentiable=_LOGICAL)
-def any_reduce(input: Any, axes: tuple[int, ...]) -> Array:
-    """Whether one of the items along the axes is true."""
-    return jnp.any(jnp.asarray(input), axis=axes, keepdims=True)
-
-
-@rules.rule("all_reduce", _logical_type, not_differentiable=_LOGICAL)
-def all_reduce(input: Any, axes: tuple[int, ...]) -> Array:
-    """Whether all the items along the axes are true."""
-    return jnp.all(jnp.asarray(input), axis=axes, keepdims=True)
+def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType:
+    return TensorType(_extremum_type(input, axes).shape, "int32")
 
 
 def _index_of(kind: str, function: Callable[..., Array]) -> None:
     # Over several axes: the row-major index within the sub-volume that they span, in the order of
-    # the tensor whatever the order in `axes`. The first of several extrema counts.
-    def lower(input: Any, axes: tuple[int, ...]) -> Array:
+    # the tensor whatever the order in `axes`. The first of several extrema counts, or the last,
+    # which is the first one from the other end.
+    def lower(input: Any, axes: Ints, last: bool = False) -> Array:
         x = jnp.asarray(input)
+        if last:
+            return _count(x, axes, np.int32) - 1 - lower(lax.rev(x, axes), axes)
         if len(axes) == 1:
             index = function(x, axes[0], np.int32)
         else:
@@ -103,14 +154,48 @@ _index_of("argmax_reduce", lax.argmax)
 _index_of("argmin_reduce", lax.argmin)
 
 
-def _moments_type(input: TensorType, axes: tuple[int, ...]) -> tuple[TensorType, TensorType]:
-    reduced = _real_type(input, axes)
-    return reduced, reduced
+# Logic
+
+_LOGICAL = "its results are logical values"
 
 
-@rules.rule("moments", _moments_type)
-def moments(input: Any, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """The mean and the mean squared distance from it (spec 4.8.6)."""
-    x = jnp.asarray(input)
-    mean = jnp.mean(x, axis=axes, keepdims=True)
-    return mean, jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
+def _logical_type(input: TensorType, axes: Ints) -> TensorType:
+    require_logical(input=input)
+    return _reduced(input, axes, "bool")
+
+
+@rules.rule("any_reduce", _logical_type, not_differentiable=_LOGICAL)
+def any_reduce(input: Any, axes: Ints) -> Array:
+    """Whether one of the items along the axes is true."""
+    return jnp.any(jnp.asarray(input), axis=axes, keepdims=True)
+
+
+@rules.rule("all_reduce", _logical_type, not_differentiable=_LOGICAL)
+def all_reduce(input: Any, axes: Ints) -> Array:
+    """Whether all the items along the axes are true."""
+    return jnp.all(jnp.asarray(input), axis=axes, keepdims=True)
+
+
+# Along an axis, which stays
+
+
+def _cumsum_type(x: TensorType, axis: int, exclusive: bool, reverse: bool) -> TensorType:
+    require_number(x=x)
+    require_axes((axis,), len(x.shape), "axis")
+    return x
+
+
+@rules.rule("cumsum", _cumsum_type)
+def cumsum(x: Any, axis: int, exclusive: bool, reverse: bool) -> Array:
+    """The sums of the items up to each one along the axis, without itself where `exclusive`.
+
+    `reverse` sums from the end.
+    """
+    x = jnp.asarray(x)
+    wide = widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+    sums = lax.cumsum(wide, axis, reverse=reverse).astype(x.dtype)
+    if not exclusive:
+        return sums
+    moved = [(0, 0, 0)] * x.ndim
+    moved[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
+    return lax.pad(sums, jnp.zeros((), x.dtype), moved)

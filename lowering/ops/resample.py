@@ -18,11 +18,17 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels import interpolation
+from lowering.kernels.precision import widened
 from lowering.kernels.windows import BORDERS, require_border, require_positive
 from lowering.ops import rules
-from lowering.ops.typing import require_real
+from lowering.ops.typing import require_one_of, require_real
 
 METHODS = ("symmetric", "asymmetric", "aligned")
+
+
+def _area_type(input: TensorType, factor: Shape) -> TensorType:
+    require_real(input=input)
+    return _down_type(input, factor)
 
 
 def _down_type(input: TensorType, factor: Shape) -> TensorType:
@@ -50,7 +56,7 @@ def nearest_downsample(input: Array, factor: Shape) -> Array:
     return lax.slice(input, (0,) * input.ndim, input.shape, _full(input.shape, factor))
 
 
-@rules.rule("area_downsample", _down_type)
+@rules.rule("area_downsample", _area_type)
 def area_downsample(input: Array, factor: Shape) -> Array:
     """The mean of each block of `factor` items."""
     for axis, f in enumerate(factor, 2):
@@ -69,7 +75,8 @@ def nearest_upsample(input: Array, factor: Shape) -> Array:
 
 
 def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str) -> TensorType:
-    require_method(method)
+    require_real(input=input)
+    require_one_of("method", method, METHODS)
     require_border(border, BORDERS)
     output = _up_type(input, factor)
     if border == "reflect" and method != "aligned":
@@ -93,27 +100,19 @@ def _multilinear_work(input: TensorType, factor: Shape) -> int:
 
 @rules.rule("multilinear_upsample", _multilinear_type, work=_multilinear_work)
 def multilinear_upsample(input: Array, factor: Shape, method: str, border: str) -> Array:
-    """Linear interpolation in each spatial dimension."""
+    """Linear interpolation in each spatial dimension, computed with at least 32 bits."""
+    x = widened(input)
     for axis, f in enumerate(factor, 2):
         if f == 1:
             continue
         if method == "aligned":
-            input = interpolation.upsample_aligned(input, axis, f)
+            x = interpolation.upsample_aligned(x, axis, f)
         else:
-            shift = method == "symmetric"
-            input = interpolation.upsample_linear(input, axis, f, shift, border)
-    return input
-
-
-def require_method(method: str, name: str = "method") -> None:
-    """Refuse an interpolation method that is not one of the standard's."""
-    if method not in METHODS:
-        names = ", ".join(f"'{known}'" for known in METHODS)
-        raise InvalidOperation(f"'{name}' must be one of {names}, it is '{method}'")
+            x = interpolation.upsample_linear(x, axis, f, method == "symmetric", border)
+    return x.astype(input.dtype)
 
 
 def _require_factor(input: TensorType, factor: Shape) -> None:
-    require_real(input=input)
     require_positive("factor", factor)
     if len(factor) > max(len(input.shape) - 2, 0):
         raise InvalidOperation(

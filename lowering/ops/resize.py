@@ -40,8 +40,7 @@ from lowering.kernels.resampling import (
 )
 from lowering.ops import rules
 from lowering.ops.shape import cast
-from lowering.ops.tract.typing import ABSENT, require_one_of, require_ordered
-from lowering.ops.typing import require_real
+from lowering.ops.typing import ABSENT, require_one_of, require_ordered, require_real
 
 
 def _resize_type(

@@ -37,8 +37,8 @@ from lowering.graph import TensorType
 from lowering.kernels.interpolation import bilinear
 from lowering.kernels.windows import lowest, require_positive
 from lowering.ops import rules
-from lowering.ops.resample import require_method
-from lowering.ops.typing import require_integer, require_real
+from lowering.ops.resample import METHODS
+from lowering.ops.typing import require_integer, require_one_of, require_real
 
 
 def _roi_type(
@@ -97,7 +97,7 @@ def _resample_type(
     output_size: Shape,
     method: str,
 ) -> TensorType:
-    require_method(method)
+    require_one_of("method", method, METHODS)
     return _roi_type(input, rois, batch_index, output_size)
 
 

@@ -42,7 +42,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, shapes_differ, show
 from lowering.graph import Graph, TensorType
 from lowering.ops import rules
-from lowering.ops.tract.typing import normal_axes, normal_axis
+from lowering.ops.typing import normal_axes, normal_axis
 from lowering.trace import Context, trace
 from lowering.work import total
 

@@ -1,4 +1,7 @@
-"""Operations on shapes (spec 4.5): what they yield are the items of their input, arranged anew."""
+"""Operations on shapes (spec 4.5): what they yield are the items of their input, arranged anew.
+
+The items are of any type.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, differ, shapes_differ, show, volume
+from lowering.extents import UNKNOWN, Shape, differ, is_symbolic, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.ops import rules
 from lowering.ops.typing import (
+    is_complex,
     require_axes,
     require_integer,
     require_length,
+    require_one_integer,
     require_rank,
     require_real,
     require_same_dtype,
@@ -279,14 +284,15 @@ def _slice_type(
     if 0 in stride:
         raise InvalidOperation(f"'stride' must not be 0, it is {list(stride)}")
     shape = list(input.shape)
-    for i, (axis, step) in enumerate(zip(axes, stride or (1,) * len(axes), strict=True)):
+    for axis, b, e, step in zip(axes, begin, end, stride or (1,) * len(axes), strict=True):
         extent = shape[axis]
-        if extent is UNKNOWN:
+        if UNKNOWN in (b, e, step, extent):
+            shape[axis] = UNKNOWN
             continue
-        first, last = _bounds(begin[i], end[i], step, extent)
+        first, last = _bounds(b, e, step, extent)
         if not (0 <= first <= last if step > 0 else last <= first < extent):
             raise InvalidShape(
-                f"'begin' {begin[i]}, 'end' {end[i]} and 'stride' {step} are no range in the "
+                f"'begin' {b}, 'end' {e} and 'stride' {step} are no range in the "
                 f"{extent} items of 'input' {show(input.shape)} along axis {axis}",
                 hint="bounds below 0 count from the end; a forward range with the end 0 goes to it",
             )
@@ -317,8 +323,12 @@ def slice_(
     forward range. A negative stride goes backwards; to include item 0 its `end` is -extent - 1.
     """
     x = jnp.asarray(input)
-    for i, (axis, step) in enumerate(zip(axes, stride or (1,) * len(axes), strict=True)):
-        first, last = _bounds(begin[i], end[i], step, x.shape[axis])
+    for axis, b, e, step in zip(axes, begin, end, stride or (1,) * len(axes), strict=True):
+        if any(map(is_symbolic, (b, e, x.shape[axis]))):  # which jax compares where it has to
+            bounds = slice(b, None if step > 0 and not is_symbolic(e) and e == 0 else e, step)
+            x = x[(slice(None),) * axis + (bounds,)]
+            continue
+        first, last = _bounds(b, e, step, x.shape[axis])
         if step < 0:
             x = lax.rev(x, (axis,))
             first, last = x.shape[axis] - 1 - first, x.shape[axis] - 1 - last
@@ -326,10 +336,53 @@ def slice_(
     return x
 
 
+def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis: int) -> TensorType:
+    require_one_integer(start=start)
+    _require_axis(axis, len(input.shape))
+    extent = input.shape[axis]
+    if length < 0 or length > extent:
+        raise InvalidShape(
+            f"the length must lie in [0,{extent}], the extent of 'input' {show(input.shape)} along "
+            f"axis {axis}, it is {length}"
+        )
+    return TensorType(_with_extent(input.shape, axis, length), input.dtype)
+
+
+@rules.rule("dynamic_slice", _dynamic_slice_type)
+def dynamic_slice(input: Any, start: Any, length: int, axis: int) -> Array:
+    """`length` items along the axis from item `start` on, which depends on the data.
+
+    A `start` below 0 counts from the end. Items past the end are NaN; the least number in signed
+    integers, the greatest in unsigned ones, true in logical values.
+    """
+    first = jnp.asarray(start).reshape(())
+    return jnp.take(jnp.asarray(input), first + jnp.arange(length, dtype=first.dtype), axis=axis)
+
+
+def _triangle_type(input: TensorType, k: TensorType, upper: bool) -> TensorType:
+    require_one_integer(k=k)
+    if len(input.shape) < 2:
+        raise InvalidShape(f"'input' must have two axes or more, its shape is {show(input.shape)}")
+    return input
+
+
+@rules.rule("triangle", _triangle_type)
+def triangle(input: Any, k: Any, upper: bool) -> Array:
+    """The items of the last two axes on diagonal k and above it, or below it; 0 elsewhere.
+
+    Item [row,column] is on diagonal column - row. k may depend on the data.
+    """
+    x = jnp.asarray(input)
+    limit = jnp.asarray(k).reshape(())
+    rows, columns = (lax.broadcasted_iota(limit.dtype, x.shape[-2:], axis) for axis in (0, 1))
+    kept = columns - rows >= limit if upper else columns - rows <= limit
+    return jnp.where(kept, x, jnp.zeros_like(x))
+
+
 def _tile_type(input: TensorType, repeats: tuple[int, ...]) -> TensorType:
     require_length("repeats", repeats, len(input.shape), "axes of 'input'")
-    if min(repeats, default=1) < 1:
-        raise InvalidOperation(f"'repeats' must be positive, it is {list(repeats)}")
+    if any(times < 0 for times in repeats):
+        raise InvalidOperation(f"'repeats' must not be negative, it is {list(repeats)}")
     return TensorType(tuple(e * r for e, r in zip(input.shape, repeats, strict=True)), input.dtype)
 
 
@@ -345,7 +398,6 @@ _PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmet
 def _pad_type(
     input: TensorType, padding: tuple[tuple[int, int], ...], border: str, value: float
 ) -> TensorType:
-    require_real(input=input)
     require_length("padding", padding, len(input.shape), "axes of 'input'")
     if border != "constant" and border not in _PAD_MODES:
         raise InvalidOperation(
@@ -357,6 +409,10 @@ def _pad_type(
             raise InvalidOperation(
                 f"'padding' must not be negative, along axis {axis} it is {(before, after)}",
                 hint="`slice` cuts items off",
+            )
+        if border != "constant" and extent == 0 and max(before, after) > 0:
+            raise InvalidShape(
+                f"there is nothing in {show(input.shape)} to pad with border '{border}'"
             )
         mirrored = {"reflect": extent - 1, "reflect-even": extent}.get(border)
         if mirrored is not None and max(before, after) > mirrored:
@@ -370,10 +426,14 @@ def _pad_type(
 
 @rules.rule("pad", _pad_type)
 def pad(input: Any, padding: tuple[tuple[int, int], ...], border: str, value: float) -> Array:
-    """The input with items before and after it along each axis (border modes: spec 4.3)."""
+    """The input with items before and after it along each axis (border modes: spec 4.3).
+
+    The value of border 'constant' is cast to the type of the items.
+    """
     x = jnp.asarray(input)
     if border == "constant":
-        return lax.pad(x, jnp.asarray(value, x.dtype), [(p, q, 0) for p, q in padding])
+        fill = cast(np.float32(value), x.dtype.name)
+        return lax.pad(x, fill, [(before, after, 0) for before, after in padding])
     return jnp.pad(x, padding, mode=_PAD_MODES[border])
 
 
@@ -393,18 +453,42 @@ def gather(input: Any, indices: Any, axis: int) -> Array:
     return jnp.take(jnp.asarray(input), jnp.asarray(indices), axis=axis)
 
 
+def _broadcast_type(input: TensorType, shape: tuple[int, ...]) -> TensorType:
+    if any(extent < 0 for extent in shape):
+        raise InvalidOperation(f"'shape' must not be negative, it is {list(shape)}")
+    return TensorType(_whole_shape(input.shape, shape), input.dtype)
+
+
+def _whole_shape(input: Shape, shape: Shape) -> Shape:
+    rank = max(len(input), len(shape))
+    return broadcast_shapes(*((1,) * (rank - len(s)) + tuple(s) for s in (input, shape)))
+
+
+@rules.rule("broadcast", _broadcast_type)
+def broadcast(input: Any, shape: tuple[int, ...]) -> Array:
+    """The input repeated along its axes of extent 1, and along new ones before them, to a shape.
+
+    The shapes are matched from the last axis. Where `shape` has 1 the extent of the input stays.
+    """
+    x = jnp.asarray(input)
+    return jnp.broadcast_to(x, _whole_shape(x.shape, shape))
+
+
 # Types and lists
 
 
 def _cast_type(input: TensorType, dtype: str) -> TensorType:
+    if is_complex(input.dtype) and not is_complex(dtype):
+        raise InvalidOperation(f"{input.dtype} cannot be cast to {dtype}")
     return TensorType(input.shape, dtype)
 
 
 @rules.rule("cast", _cast_type)
 def cast(input: Any, dtype: str) -> Array:
-    """The values as another type: non-zero is true; scalars are cut to the integer towards 0.
+    """The values as another type: non-zero is true; reals are cut off to the integer towards 0.
 
-    Scalars beyond the integers become the nearest one, NaN becomes 0.
+    Reals beyond the integers become the nearest one, NaN becomes 0; integers beyond another type
+    lose their upper bits.
     """
     x = jnp.asarray(input)
     if dtype == "bool":

@@ -17,8 +17,7 @@ from lowering.extents import Shape, differ, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import rules
-from lowering.ops.tract.typing import ABSENT, is_complex, normal_axis
-from lowering.ops.typing import require_real, require_same_dtype
+from lowering.ops.typing import ABSENT, is_complex, normal_axis, require_real, require_same_dtype
 
 # Complex numbers
 

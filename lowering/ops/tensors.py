@@ -1,23 +1,29 @@
-"""Constants (spec 4.1.2). They stay known on the host until a traced value needs them."""
+"""Tensors made of nothing: constants (spec 4.1.2) and ranges.
+
+They stay known on the host until a traced value needs them. Items and bounds may be extents that
+`jax.export` keeps symbolic.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, show, volume
+from lowering.extents import UNKNOWN, Shape, is_symbolic, show, volume
 from lowering.graph import Scalar, TensorType
 from lowering.ops import rules
 from lowering.ops.typing import require_rank
 
 
-def constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
-    """The type of a constant, whose extents must be positive."""
+def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
     require_rank(shape)
-    for extent in shape:
-        if extent < 1:
-            raise InvalidOperation(f"'shape' of a constant must be positive, it is {show(shape)}")
+    if any(extent < 0 for extent in shape):
+        raise InvalidOperation(f"'shape' of a constant must not be negative, it is {show(shape)}")
     if len(value) not in (1, volume(shape)):
         raise InvalidShape(
             f"a constant of shape {show(shape)} takes 1 or {volume(shape)} values, "
@@ -26,8 +32,33 @@ def constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tensor
     return TensorType(shape, dtype)
 
 
-@rules.rule("constant", constant_type)
-def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> NDArray[np.generic]:
+@rules.rule("constant", _constant_type)
+def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Array | NDArray[np.generic]:
     """A tensor filled with the values in row-major order; a single one fills it."""
+    if any(map(is_symbolic, value)):
+        items = jnp.stack([jnp.asarray(x).astype(dtype) for x in value])
+        return jnp.broadcast_to(items.reshape(shape if len(value) > 1 else ()), shape)
     items = np.array(value, np.dtype(dtype))
     return np.broadcast_to(items[0], shape) if items.size == 1 else items.reshape(shape)
+
+
+def _range_type(start: float, end: float, step: float, dtype: str) -> TensorType:
+    if step == 0:
+        raise InvalidOperation("'step' must not be 0")
+    if any(x is UNKNOWN for x in (start, end, step)):
+        return TensorType((UNKNOWN,), dtype)
+    return TensorType((max(0, _count(start, end, step)),), dtype)
+
+
+def _count(start: Any, end: Any, step: Any) -> Any:
+    count = -((start - end) // step)
+    return count if is_symbolic(count) else int(count)
+
+
+@rules.rule("range", _range_type)
+def range_(start: Any, end: Any, step: Any, dtype: str) -> Array | NDArray[np.generic]:
+    """The numbers from `start` to before `end` in steps."""
+    if any(map(is_symbolic, (start, end, step))):
+        places = lax.iota(dtype, _count(start, end, step))
+        return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * places
+    return (start + step * np.arange(max(0, _count(start, end, step)))).astype(dtype)

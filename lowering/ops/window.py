@@ -26,7 +26,7 @@ from lowering.kernels.windows import (
     reverse,
 )
 from lowering.ops import rules
-from lowering.ops.typing import require_integer, require_real
+from lowering.ops.typing import require_integer, require_ordered, require_real
 
 
 def _pool_type(
@@ -38,6 +38,18 @@ def _pool_type(
     dilation: Shape,
 ) -> TensorType:
     require_real(input=input)
+    return _window_type(input, size, border, padding, stride, dilation)
+
+
+def _window_type(
+    input: TensorType,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+) -> TensorType:
+    require_ordered(input=input)
     require_border(border, POOL_BORDERS)
     require_attributes(len(input.shape), padding, stride, dilation, size)
     windows = basic(input.shape, size, padding, stride, dilation)
@@ -139,13 +151,13 @@ def debox(
     return total / windows.volume if normalize else total
 
 
-@rules.rule("max_pool", _pool_type)
+@rules.rule("max_pool", _window_type)
 def max_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
     """The maximum of each window. The zeros of border 'constant' win over negative data."""
     windows = basic(input.shape, size, padding, stride, dilation)
-    return kernels.window_max(input, windows, border)
+    return kernels.window_max(jnp.asarray(input), windows, border)
 
 
 @rules.rule("avg_pool", _pool_type)
@@ -191,17 +203,31 @@ def _max_and_index_type(
     padding: Padding,
     stride: Shape,
     dilation: Shape,
+    first_axis: int = -1,
 ) -> tuple[TensorType, TensorType]:
-    output = _pool_type(input, size, border, padding, stride, dilation)
+    output = _window_type(input, size, border, padding, stride, dilation)
+    if first_axis >= 0 and border != "ignore":
+        raise InvalidOperation("an index on the input is of border 'ignore' alone")
     return output, TensorType(output.shape, "int32")
 
 
 @rules.rule("max_pool_with_index", _max_and_index_type)
 def max_pool_with_index(
-    input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
+    input: Array,
+    size: Shape,
+    border: str,
+    padding: Padding,
+    stride: Shape,
+    dilation: Shape,
+    first_axis: int = -1,
 ) -> tuple[Array, Array]:
-    """The maximum of each window, and the index in the window where it is first found."""
-    windows = basic(input.shape, size, padding, stride, dilation)
+    """The maximum of each window, and the index in the window where it is first found.
+
+    With a `first_axis` it is the row-major index on the axes of the input from that one on.
+    """
+    input, windows = jnp.asarray(input), basic(input.shape, size, padding, stride, dilation)
+    if first_axis >= 0:
+        return kernels.window_max_and_place(input, windows, first_axis)
     return kernels.window_max_and_index(input, windows, border)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import ModuleType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import nnef_jax
+from lowering.registry import Registry
 from tests import op_cases, tract_cases
 from tests.helpers import model_of
 
@@ -65,7 +67,18 @@ def test_a_network(optimize: bool) -> None:
 def test_what_has_no_items_to_compute_from() -> None:
     text = """version 1.0; graph net(x) -> (y) {
         x = external(shape = [0,3]); y = max_reduce(x, axes = [0]); }"""
-    with pytest.raises(nnef_jax.SemanticError) as caught:
+    with pytest.raises(nnef_jax.ShapeError, match="has none at all") as caught:
         model_of(text)(np.ones((0, 3), np.float32))
-    assert caught.value.message == "'max_reduce' cannot be computed: 'x' is empty, it is [0,3]"
+    assert caught.value.span is not None
+
+
+def test_a_rule_that_cannot_take_an_empty_tensor() -> None:
+    text = """version 1.0; extension KHR_enable_fragment_definitions;
+    fragment own( x: tensor<scalar> ) -> ( y: tensor<scalar> );
+    graph net(x) -> (y) { x = external(shape = [0,3]); y = own(x); }"""
+    rules = Registry()
+    rules.rule("own", lambda x: x)(lambda x: x + jnp.max(x))
+    with pytest.raises(nnef_jax.SemanticError) as caught:
+        model_of(text, rules=rules)(np.ones((0, 3), np.float32))
+    assert caught.value.message == "'own' cannot be computed: 'x' is empty, it is [0,3]"
     assert caught.value.span is not None

@@ -39,6 +39,7 @@ from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, RESULT, wit
 
 _ITEMS_PER_STEP = 16
 _LONGEST_PREFIX = 200
+_POSITIVE = {"constant": "shape", "tile": "repeats"}  # which kinds take with items 0 too
 
 
 def flatten(document: s.Document, scope: Scope, options: Options) -> Graph:
@@ -435,6 +436,10 @@ class _Flattener(Emitter):
         """Add an operation whose operands are all known to the graph; `rule` is a user's own."""
         self.spend(RESULT * result_count(kind, operands, attributes), node, frame)
         v.require_known(*operands.values(), meter=self.meter)
+        name = _POSITIVE.get(kind)
+        if name is not None and rule is None and any([item < 1 for item in attributes[name]]):
+            error = InvalidOperation(f"'{name}' must be positive, it is {list(attributes[name])}")
+            raise self.invalid(error, kind, operands, node, frame)
         return self.emit(kind, operands, attributes, node, frame, names, rule)
 
     # Operations that introduce tensors

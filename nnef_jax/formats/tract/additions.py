@@ -7,14 +7,13 @@ Where a state is kept from one call to the next in tract, each call starts from 
 from __future__ import annotations
 
 import math
-import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ, is_known, show
 from lowering.kernels.resampling import COORDINATES, CROP, CUBIC, length
-from lowering.ops.tract.typing import normal_axes, normal_axis, require_one_of
-from lowering.ops.typing import is_float, require_length
+from lowering.ops.typing import is_float, normal_axis, require_one_of
+from nnef_jax.formats.tract.conventions import convolution, legacy_terms
 from nnef_jax.formats.tract.meaning import Draft, Meaning
 
 # Transformers
@@ -156,36 +155,11 @@ def _quantized_matmul(draft: Draft) -> None:
     draft.attributes["expr"] = f"{a},{b},m,m,m,n,n,,->{c}"
 
 
-def legacy_terms(draft: Draft) -> tuple[str, str, str]:
-    """The letters of two operands and the result for the `axes` [a_m,a_k,b_k,b_n,c_m,c_n].
-
-    They are m, k and n, and capitals for the batch: the other axes of each, in their order. Without
-    axes the matrices are in the last two.
-    """
-    axes, ranks = draft.attributes.pop("axes"), {len(draft.shape(x)) for x in ("a", "b")}
-    if len(ranks) > 1 or min(ranks) < 2:
-        raise InvalidShape(
-            f"'A' {show(draft.shape('a'))} and 'B' {show(draft.shape('b'))} must have one rank, "
-            "of at least two",
-            hint="`unsqueeze` the one of lower rank",
-        )
-    (rank,) = ranks
-    if axes:
-        require_length("axes", axes, 6, "axes a_m, a_k, b_k, b_n, c_m and c_n")
-    a_m, a_k, b_k, b_n, c_m, c_n = axes or (rank - 2, rank - 1) * 3
-
-    def term(axes: Sequence[int], letters: str) -> str:
-        named = dict(zip(normal_axes(axes, rank), letters, strict=True))
-        batch = iter(string.ascii_uppercase)
-        return "".join(named.get(axis) or next(batch) for axis in range(rank))
-
-    return term((a_m, a_k), "mk"), term((b_k, b_n), "kn"), term((c_m, c_n), "mn")
-
-
 def _quantized_conv(draft: Draft) -> None:
     group = draft.attributes.pop("group")  # tract declares it, and writes `groups`
     if draft.attributes["groups"] == 1:
         draft.attributes["groups"] = group
+    convolution(draft)
     draft.attributes["dtype"] = draft.attributes["dtype"] or draft.dtype("input")
 
 

@@ -92,13 +92,8 @@ def is_element_wise(fragment: s.Fragment) -> bool:
 
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """The operands of a declared operation, and what each holds."""
-    return operands_of(declarations()[name])
-
-
-def operands_of(fragment: s.Fragment) -> Mapping[str, str | None]:
     """The operands of an operation, and what the tensors of each hold, as `item_of` says it."""
-    return {p.name: item_of(p) for p in fragment.parameters if is_operand(p)}
+    return {p.name: item_of(p) for p in declarations()[name].parameters if is_operand(p)}
 
 
 def is_operand(parameter: s.Parameter) -> bool:

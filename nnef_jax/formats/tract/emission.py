@@ -122,18 +122,16 @@ class TractEmitter(Emitter):
         frame: Frame,
         names: Sequence[str],
         rule: Rule | None = None,
-        fragment: s.Fragment | None = None,
     ) -> Any:
         """The result of a declared operation: on the host if all is known, else in the graph.
 
-        `rule` is a user's own for it, with its `fragment`, which may be the document's.
+        `rule` is a user's own for it.
         """
 
         def compute() -> Any:
             self.spend(_APPLICATION, node, frame)
-            declared = fragment or declarations.declarations()[kind]
-            is_own = declared is not declarations.declarations().get(kind)
-            items = declarations.operands_of(fragment) if fragment else declarations.operands(kind)
+            declared = declarations.declarations()[kind]
+            items = declarations.operands(kind)
             operands: dict[str, Any] = {}
             attributes: dict[str, Any] = {}
             for parameter in declared.parameters:
@@ -144,7 +142,7 @@ class TractEmitter(Emitter):
                     attributes[parameter.name] = self._attribute(value, parameter)
             try:
                 known = self._known_operands(operands)
-                if not is_own and all(map(_is_known, known.values())):
+                if all(map(_is_known, known.values())):
                     result = fold(kind, known, attributes)
                     self.spend(weight(result), node, frame)
                     return Results(result) if isinstance(result, list) else result
@@ -163,6 +161,24 @@ class TractEmitter(Emitter):
             return Results(results)
 
         return self.located(compute, node, frame)
+
+    def apply_own(
+        self,
+        rule: Rule,
+        kind: str,
+        arguments: Mapping[str, Any],
+        node: s.Node,
+        frame: Frame,
+        names: Sequence[str],
+    ) -> Any:
+        """The result of a fragment of the document, by a user's rule.
+
+        Nobody reads the types of its parameters: tensors are operands, what is known attributes.
+        """
+        operands = {n: x for n, x in arguments.items() if _holds_tensors([x])}
+        attributes = {n: _plain(x) for n, x in arguments.items() if n not in operands}
+        results = self.emit(kind, operands, attributes, node, frame, names, rule)
+        return results[0] if len(results) == 1 else Results(results)
 
     def _results(
         self,
@@ -351,7 +367,7 @@ class TractEmitter(Emitter):
         if x.type.dtype == dtype:
             return x
         wanted = names or [self.builder.unreserved(f"{x.name}_{dtype}")]
-        (result,) = self.emit("tract_core_cast", {"input": x}, {"to": dtype}, node, frame, wanted)
+        (result,) = self.emit("cast", {"input": x}, {"dtype": dtype}, node, frame, wanted)
         stored = self.constants.get(x)
         if stored is not None:  # still known when the document is flattened
             is_small = stored.size <= _LARGEST_ATTRIBUTE
@@ -377,8 +393,7 @@ class TractEmitter(Emitter):
         except InvalidOperation as error:
             raise self.invalid(error, "constant", {}, node, frame) from None
         attributes = {"shape": known.shape, "value": items, "dtype": dtype}
-        kind = "constant" if items and is_plain(items) else "values"
-        (result,) = self.emit(kind, {}, attributes, node, frame, names)
+        (result,) = self.emit("constant", {}, attributes, node, frame, names)
         return result
 
 
@@ -411,6 +426,13 @@ def _is_known(operand: Any) -> bool:
     if isinstance(operand, list):
         return all(map(_is_known, cast(list[Any], operand)))
     return isinstance(operand, np.ndarray)
+
+
+def _plain(value: Any) -> Any:
+    """A known value, or a list of these, as numbers."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, cast(list[Any], value)))
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _holds_tensors(value: Any) -> bool:

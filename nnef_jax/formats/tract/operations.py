@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from functools import cache
 
 from lowering.ops import rules
+from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.formats.tract.additions import ADDITIONS
-from nnef_jax.formats.tract.declarations import declarations
+from nnef_jax.formats.tract.conventions import CONVENTIONS
 from nnef_jax.formats.tract.meaning import Meaning
 
 
 @cache
 def meanings() -> Mapping[str, Meaning]:
     """The table: operations by the names that documents give them."""
-    same = {name: Meaning(name) for name in declarations() if name in rules}
-    own = {name: Meaning(f"tract.{name}") for name in declarations() if f"tract.{name}" in rules}
-    return {**same, **own, **ADDITIONS}
+    same = {name: Meaning(name) for name in standard() if name in rules}
+    return {**same, **CONVENTIONS, **ADDITIONS}

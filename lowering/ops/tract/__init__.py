@@ -1,1 +1,0 @@
-"""Rules of kinds that are still spelled as tract spells them."""

@@ -1,0 +1,188 @@
+"""Kinds: one registry, one meaning, and no way to one but a format's table."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lowering
+import nnef_jax
+from lowering.ops import FAMILIES, Families, rules
+from lowering.registry import Registry
+from nnef_jax.formats.syntax.standard import signatures, standard
+from nnef_jax.formats.tract.declarations import declarations
+from nnef_jax.formats.tract.operations import meanings
+from tests.helpers import model_of
+from tests.tract_text import graph
+
+X = np.array([[-2.0, 0.5, 3.0]], np.float32)
+NEW = [kind for kind in rules if "." not in kind and kind not in standard()]
+
+
+def ten_times(*kinds: str) -> Registry:
+    registry = Registry()
+    for kind in kinds:
+        registry.rule(kind, lambda x: x)(lambda x: 10 * x)
+    return registry
+
+
+def test_the_table_of_families_is_what_they_register() -> None:
+    for family, kinds in FAMILIES.items():
+        import_module(f"lowering.ops.{family}")
+        registered = [
+            kind
+            for kind, rule in rules._rules.items()
+            if rule.lower.__module__ == f"lowering.ops.{family}"
+        ]
+        assert sorted(registered) == sorted(kinds)
+    assert len(rules._rules) == len(rules) == sum(map(len, FAMILIES.values()))
+
+
+def test_a_family_is_imported_when_one_of_its_kinds_is_met() -> None:
+    families = Families({"roi": ("avg_roi_pool",)}, "lowering.ops")
+    assert "avg_roi_pool" in families and families.get("conv") is None
+    with pytest.raises(KeyError):
+        families["conv"]
+
+
+def test_a_kind_is_registered_once() -> None:
+    assert rules.get("relu")
+    with pytest.raises(ValueError, match=r"operation 'relu' already has a rule"):
+        rules.rule("relu", lambda x: x)(lambda x: x)
+
+
+def test_kinds_of_the_standard_have_its_parameters_first() -> None:
+    declared = signatures()
+    rules.check_signatures(declared)
+    assert rules["round"].parameters == (*declared["round"], "ties")
+    for wrong in (("y",), ("x", "up")):
+        with pytest.raises(TypeError, match="rule of 'round' takes"):
+            rules.check_signatures({"round": wrong})
+    with pytest.raises(TypeError, match="rule of 'add' takes"):
+        rules.check_signatures({"add": ("x",)})  # y has no default
+
+
+def test_defaults_are_those_of_both_facets() -> None:
+    with pytest.raises(TypeError, match="different defaults"):
+        Registry().rule("own", lambda x, n=1: x)(lambda x, n=2: x)
+
+
+def test_every_meaning_is_a_kind_with_these_parameters() -> None:
+    for name, meaning in meanings().items():
+        rule = rules[meaning.kind]
+        if meaning.rewrite is not None:
+            continue  # held by the rows of tests/tract_cases
+        declared = [
+            p.name for p in declarations()[name].parameters if p.name not in meaning.dropped
+        ]
+        given = {meaning.renamed.get(n, n) for n in declared} | meaning.added.keys()
+        if name in ("constant", "cast"):
+            given.add("dtype")
+        assert set(rule.parameters) - rule.defaults.keys() <= given <= set(rule.parameters), name
+
+
+def own_fragments(head: str, external: str, parameter: str) -> str:
+    lines = [
+        f"fragment {kind}( {parameter} ) -> ( y{parameter[1:]} ) {{ y = x + 1.0; }}" for kind in NEW
+    ]
+    calls = "".join(f"y{i} = {kind}(x); " for i, kind in enumerate(NEW))
+    results = ", ".join(f"y{i}" for i in range(len(NEW)))
+    body = f"graph g( x ) -> ( {results} ) {{ x = {external}; {calls} }}"
+    return "\n".join([head, *lines, body])
+
+
+@pytest.mark.parametrize(
+    ("head", "external", "parameter"),
+    [
+        (
+            "version 1.0; extension KHR_enable_fragment_definitions; "
+            "extension KHR_enable_operator_expressions;",
+            "external(shape = [1,3])",
+            "x: tensor<scalar>",
+        ),
+        (
+            "version 1.0; extension tract_registry tract_core;",
+            "tract_core_external(shape = [1,3], datum_type = 'f32')",
+            "x: tensor<scalar>",
+        ),
+    ],
+    ids=["standard", "tract"],
+)
+def test_a_fragment_of_the_document_with_the_name_of_a_kind_keeps_its_body(
+    head: str, external: str, parameter: str
+) -> None:
+    assert {"einsum", "range", "broadcast"} <= set(NEW)
+    model = model_of(own_fragments(head, external, parameter))
+    assert [operation.kind for operation in model.graph.operations] == ["add"] * len(NEW)
+    # A rule of the user's for the same name goes first.
+    ruled = model_of(own_fragments(head, external, parameter), rules=ten_times(*NEW))
+    assert [operation.kind for operation in ruled.graph.operations] == NEW
+    np.testing.assert_array_equal(ruled(X)[0], 10 * X)
+
+
+def test_a_fragment_of_a_provisional_document_with_a_name_of_1_0_final() -> None:
+    text = """version 1.0
+    fragment gelu( x: tensor ) -> ( y: tensor ) { y = x + 1.0 }
+    graph g( x ) -> ( y ) { x = external(shape = [1,3]) y = gelu(x) }"""
+    assert [operation.kind for operation in model_of(text).graph.operations] == ["add"]
+    np.testing.assert_array_equal(model_of(text, rules=ten_times("gelu"))(X), 10 * X)
+
+
+def test_a_rule_of_ones_own_is_for_the_name_in_the_document_alone() -> None:
+    """Neither for the kind that another operation is, nor for what a reader puts in."""
+    text = graph("a = tract_core_silu(x);\ny = silu(a);\nz = -y;", results="a, y, z", x="[1,3] f32")
+    a, y, z = model_of(text, rules=ten_times("silu", "neg"))(X)
+    np.testing.assert_allclose(a, X / (1 + np.exp(-X)), rtol=1e-6)
+    np.testing.assert_allclose(y, 10 * a)
+    np.testing.assert_allclose(z, 10 * y)
+    text = graph(
+        "y = deconv(x, w, 0.0);\nz = tract_core_cast(y, to = 'i32');",
+        results="y, z",
+        x="[1,2,4] f32",
+        w="[3,2,2] f32",
+    )
+    inputs = jnp.ones((1, 2, 4)), jnp.ones((3, 2, 2))
+    want = model_of(text)(*inputs)
+    got = model_of(text, rules=ten_times("transpose", "cast", "reshape"))(*inputs)
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_what_a_reader_puts_in_is_none_of_the_document() -> None:
+    text = graph(
+        'i"y.filter" = w + 1.0;\ny = deconv(x, i"y.filter", b, groups = 2);',
+        x="[1,4,5] f32",
+        w="[6,2,2] f32",
+        b="[6] f32",
+    )
+    model = model_of(text)
+    kinds = [operation.kind for operation in model.graph.operations]
+    assert kinds == ["add", "reshape", "reshape", "transpose", "reshape", "deconv"]
+    names = [value.name for operation in model.graph.operations for value in operation.writes()]
+    assert len(set(names)) == len(names)
+    arrays = [
+        np.random.default_rng(0).normal(size=s).astype("f4") for s in ((1, 4, 5), (6, 2, 2), (6,))
+    ]
+    seen: dict[str, Any] = model.intermediates(*arrays)
+    assert set(seen) == {"x", "w", "b", "y.filter", "y"}
+    np.testing.assert_array_equal(seen["y.filter"], arrays[1] + 1)
+
+
+def test_no_consumer_of_a_graph_asks_where_it_comes_from() -> None:
+    """Only `nnef-jax info` and `check` name the dialect; `formats` says it."""
+    root = Path(nnef_jax.__file__).parent
+    allowed = {root / "cli" / "info.py", root / "cli" / "commands.py", root / "recurrence.py"}
+    asking = {
+        path
+        for folder in (root, Path(lowering.__file__).parent)
+        for path in folder.rglob("*.py")
+        if "formats" not in path.parts
+        and re.search(r"\.dialect\b", path.read_text(encoding="utf-8"))
+    }
+    assert asking <= allowed and asking
