@@ -278,7 +278,7 @@ class _Flattener:
             given = with_codes(CallSite(self, arguments, node, frame, names), fragment.name)
         if rule is None:
             return self.graph.apply(fragment.name, given, node, frame, names)
-        if own is not None and rule is not None:
+        if own is not None:
             return self.graph.apply_own(rule, own.name, given, node, frame, names)
         return self.graph.apply(node.operation, given, node, frame, names, rule)
 
