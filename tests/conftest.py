@@ -20,11 +20,11 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-_EVERY = 3
+_EVERY = 4
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `quick` the first row of every third test of each file, but for slow ones."""
+    """Mark as `quick` the first row of every fourth test of each file, but for slow ones."""
     rows: dict[tuple[Path, str], pytest.Item] = {}
     for item in items:
         if item.get_closest_marker("slow") is None:

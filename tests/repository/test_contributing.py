@@ -1,0 +1,63 @@
+"""The recipes of CONTRIBUTING.md, done in a copy of the repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+RECIPES = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+
+
+def blocks(recipe: str) -> list[tuple[str, str, str]]:
+    """The language, the file and the text of each block."""
+    return re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```$", RECIPES[recipe], re.M | re.S)
+
+
+def write(path: Path, language: str, text: str) -> None:
+    """Put a block at the end of a file, or a difference into it at its only place."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    if language == "diff":
+        lines = text.splitlines(keepends=True)
+        before, after = ("".join(x[1:] for x in lines if x[0] in signs) for signs in (" -", " +"))
+        assert old.count(before) == 1, f"{path} has these lines {old.count(before)} times: {before}"
+        path.write_text(old.replace(before, after), encoding="utf-8")
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{old}\n\n{text}" if old else text, encoding="utf-8")
+
+
+def test_there_is_a_recipe_for_each() -> None:
+    wanted = ["An operation", "A kernel", "A pass", "A case"]
+    assert list(RECIPES) == wanted
+    assert all(any(language == "sh" for language, _, _ in blocks(recipe)) for recipe in RECIPES)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe(recipe: str, tmp_path: Path) -> None:
+    for name in ("nnef_jax", "lowering", "tests", "docs"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.npz")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    done = list(RECIPES).index(recipe) + 1
+    for earlier in list(RECIPES)[:done]:
+        for language, file, text in blocks(earlier):
+            if file:
+                write(tmp_path / file, language, text)
+    python = Path(sys.executable).parent
+    path = os.pathsep.join([str(python), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(tmp_path)}
+    for language, _, text in blocks(recipe):
+        if language == "sh":
+            command = ["bash", "-euo", "pipefail", "-c", text]
+            ended = subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+            )
+            assert ended.returncode == 0, ended.stdout + ended.stderr
