@@ -22,7 +22,7 @@ GRAPH_ONLY = {"external", "constant", "variable", "update"}
 
 def declarations() -> dict[str, dict[str, Any]]:
     """The parameters of the standard's declarations, with their defaults where they have one."""
-    text = (ROOT / "nnef_jax" / "text" / "stdlib.nnef").read_text()
+    text = (ROOT / "nnef_jax/formats/syntax/stdlib.nnef").read_text()
     found = {}
     for name, parameters in re.findall(
         r"^fragment (\w+)(?:<[^>]*>)?\((.*?)\)\s*->", text, re.DOTALL | re.MULTILINE
