@@ -66,8 +66,8 @@ def test_a_call_follows_its_inputs(options: dict[str, Any], keep: bool, tmp_path
     for _ in range(2):  # the second time from the folder
         model = net(**cached(options, tmp_path, keep))
         for device in (SECOND, None, FIRST, SECOND, None):
-            x = X if device is None else jax.device_put(X, device)
-            for _ in range(2):
+            put = jnp.asarray(X) if device is None else jax.device_put(X, device)
+            for x in (put, X if device is None else put):
                 y = model(x)
                 np.testing.assert_allclose(y, Y, rtol=1e-4, atol=1e-4)
                 assert y.devices() == {device or FIRST}
@@ -119,11 +119,12 @@ def test_parameters_are_put_on_a_device_once() -> None:
             assert array.is_fully_replicated
 
 
-def test_the_default_device_may_change() -> None:
-    model = net()
+@pytest.mark.parametrize("keep", (False, True), ids=("jitted", "kept"))
+def test_the_default_device_may_change(keep: bool, tmp_path: Path) -> None:
+    model, here = net(**cached({}, tmp_path, keep)), jnp.asarray(X)
     for device in (SECOND, FIRST):
         with jax.default_device(device):
-            for x in (X, jnp.asarray(X)):
+            for x in (X, here):
                 y = model(x)
                 np.testing.assert_allclose(y, Y, rtol=1e-4, atol=1e-4)
                 assert y.devices() == {device} and not y.committed
