@@ -1,4 +1,4 @@
-"""Which array of a call is which input or variable of the graph, and whether it fits."""
+"""Finds for each input or variable of the graph the array of a call, and checks that it fits."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ def bind_inputs(
     leading: int = 0,
     abstract: bool = False,
 ) -> list[Any]:
-    """The inputs in graph order as arrays of the declared dtypes: those of jax as they are, of
-    others a copy in numpy.
+    """Return the inputs in graph order, in the declared dtypes.
 
-    Arrays of another width of the same kind are converted (float64 to float32); another kind is an
-    error. So are integers that do not fit, and dtypes of traced integers that may not. `leading`
-    axes (of time) come before the declared shapes. `abstract` takes `jax.ShapeDtypeStruct`s too.
+    Arrays of jax are taken as they are, of others a copy in numpy. Another width of the same kind
+    is converted (float64 to float32).
 
-    Raises InputError for wrong numbers, names, shapes and dtypes, for all inputs at once.
+    Args:
+        leading: axes (of time) before the declared shapes.
+        abstract: whether to take `jax.ShapeDtypeStruct`s too.
+
+    Raises:
+        InputError: numbers, names, shapes or dtypes are wrong, integers do not fit, or the dtype of
+            traced ones may not. It tells of all inputs at once.
     """
     inputs = network.graph.inputs
     # Most calls give just what is declared; the checks below take as long as a small network.
@@ -82,12 +86,12 @@ def bind_variables(
     variables: Mapping[str, Parameter | StateVariable],
     needed: Sequence[str],
 ) -> dict[str, Any]:
-    """Arrays by label, of the declared dtypes, of those variables that are given.
+    """Return the variables that are given, by label, in the declared dtypes.
 
-    `what` is the name of the argument; the needed ones must be there. Dtypes are converted as those
-    of inputs are.
+    Dtypes are converted as those of inputs are. `what` is the name of the argument.
 
-    Raises InputError for wrong labels, shapes and dtypes, for all variables at once.
+    Raises InputError for wrong labels, shapes and dtypes, for all variables at once, and where a
+    `needed` one is missing.
     """
     source = "model.params" if what == "params" else "model.init_state()"
     if not isinstance(arrays, Mapping):
@@ -125,7 +129,7 @@ def bind_variables(
 
 @cache
 def _dtype(name: str) -> np.dtype[Any]:
-    """A dtype by name; to compare with the name would look it up in each call."""
+    """Return a dtype by name; to compare with the name would look it up in each call."""
     return jnp.dtype(name)
 
 
@@ -138,7 +142,7 @@ def _is_of(array: Any, value: Value) -> bool:
 
 
 def _as_array(what: str, array: Any, type: TensorType) -> Any:
-    """Anything that numpy takes for an array of numbers; whole ones may stand for scalars."""
+    """Take what numpy takes for an array of numbers; whole ones may stand for scalars."""
     if _is_array(array):
         return array
     try:
@@ -173,7 +177,7 @@ def _require_shape(what: str, array: Any, type: TensorType, leading: int = 0) ->
 
 
 def _converted(what: str, array: Any, type: TensorType, *, copy: bool = False) -> Any:
-    """The array in the declared dtype, of the same kind; numpy's is copied if that is asked for."""
+    """Convert to the declared dtype, of the same kind; copy an array of numpy if asked for."""
     dtype = _dtype(type.dtype)
     if array.dtype != dtype:
         kind = _kind(dtype)
@@ -198,7 +202,7 @@ _LARGE = 64 << 10
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Apart from the caller's array, which may change while it is read.
+    """Copy the caller's array, which may change while it is read.
 
     What is compiled takes it as it is: by `jnp.array` a call of a network that takes 25 us would
     take 100, and the first one 0.1 s more, in which that compiles the copy.
@@ -211,7 +215,7 @@ def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _kind(dtype: Any) -> str:
-    """ "f" for real numbers, "i" for integers, "b" for logical values, else numpy's letter."""
+    """Return "f" for real numbers, "i" for integers, else numpy's letter ("b" for logical)."""
     if jnp.issubdtype(dtype, jnp.floating):
         return "f"
     return "i" if jnp.issubdtype(dtype, jnp.integer) else getattr(dtype, "kind", "V")

@@ -130,7 +130,7 @@ class Model:
         Example:
             >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
         """
-        return self._execution.compiler.options
+        return self._execution.compiler.xla_options
 
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any

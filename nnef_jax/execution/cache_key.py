@@ -36,9 +36,10 @@ _IRRELEVANT = (
 
 
 def key_of(graph: Graph, device: Device, *others: object) -> str:
-    """Return the key of what is compiled of a graph for a device; `others` tell by their repr what.
+    """Return the key of what is compiled of a graph for a device.
 
-    The graph tells more than the document: what of the data its structure depends on, say.
+    The graph tells more than the document: what of the data its structure depends on, say. Others
+    tell by their repr what else there is to know.
     """
     digest = hashlib.sha256()
     for part in (*_environment(), *_of_device(device), *map(repr, others), *_described(graph, {})):
@@ -48,7 +49,7 @@ def key_of(graph: Graph, device: Device, *others: object) -> str:
 
 
 def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
-    """All of a graph that its results depend on, and the names, which profiles show."""
+    """Tell all of a graph that its results depend on, and the names, which profiles show."""
 
     def shown(item: Any) -> str:
         match item:
@@ -79,21 +80,21 @@ def _of_device(device: Device) -> tuple[str, ...]:
 
 
 def _environment() -> Iterator[str]:
-    yield from compiler()
-    yield from _program()
+    yield from compiler_versions()
+    yield from _installation()
     for name, value in sorted(jax.config.values.items()):
         if not any(word in name for word in _IRRELEVANT):
             # The attribute is what holds in this thread; some settings have none.
             yield f"{name}={getattr(jax.config, name, value)!r}"
 
 
-def compiler() -> tuple[str, ...]:
-    """Return what compiles: the versions of jax and XLA, and their flags."""
+def compiler_versions() -> tuple[str, ...]:
+    """Return the versions of what compiles, and its flags."""
     return jax.__version__, jaxlib_version, _flags("XLA_FLAGS"), _flags("LIBTPU_INIT_ARGS")
 
 
 def _flags(variable: str) -> str:
-    """The compiler's flags in an environment variable, or in the file that XLA_FLAGS names."""
+    """Return the flags in an environment variable, or in the file that XLA_FLAGS names."""
     flags = os.environ.get(variable, "")
     if flags and not flags.startswith("-"):
         with suppress(OSError), open(flags, encoding="utf-8", errors="replace") as file:
@@ -102,14 +103,14 @@ def _flags(variable: str) -> str:
 
 
 @cache
-def _program() -> tuple[str, ...]:
-    """What traces and pickles, and the processor, which machine code is made for."""
+def _installation() -> tuple[str, ...]:
+    """Return what traces and pickles, and the processor, which machine code is made for."""
     versions = (nnef_jax.__version__, sys.version, np.__version__, ml_dtypes.__version__)
     return *versions, *_sources(), *_processor()
 
 
 def _sources() -> Iterator[str]:
-    """Which state the sources are in, since they may be edited between two versions."""
+    """Tell the state of the sources, since they may be edited between two versions."""
     for package in (nnef_jax, lowering):
         for folder, _, names in os.walk(os.path.dirname(package.__file__ or "")):
             for name in sorted(names):

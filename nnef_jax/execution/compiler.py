@@ -62,20 +62,20 @@ def _given(arrays: Sequence[Any], donated: int) -> tuple[list[Any], ...]:
 class Compiler:
     """Compiles for a place, or finds what is compiled in a folder."""
 
-    def __init__(self, options: RunOptions, context: Context, own: OwnArrays) -> None:
-        self._options = options
+    def __init__(self, run_options: RunOptions, context: Context, own: OwnArrays) -> None:
+        self._run_options = run_options
         self._context = context
         self._own = own
 
     @property
     def keeps(self) -> bool:
         """Whether what is compiled for a single device is kept in a folder."""
-        return self._options.cache is not None
+        return self._run_options.cache is not None
 
     @property
-    def options(self) -> dict[str, str]:
+    def xla_options(self) -> dict[str, str]:
         """The options of XLA that suit the network on the default device."""
-        if not self._options.for_cpu:
+        if not self._run_options.for_cpu:
             return {}
         from lowering.cpu.options import compiler_options
 
@@ -88,7 +88,7 @@ class Compiler:
         all, since it is jitted.
         """
         with computing_at(place.where):
-            cache = self._options.cache
+            cache = self._run_options.cache
             if cache is None or isinstance(place.where, Sharding):
                 run, prepared = self._jitted(program)
             else:
@@ -113,13 +113,13 @@ class Compiler:
         return parts, self._jit_for(program, parts)(parts.run)
 
     def _in_parts(self, program: Program) -> Split:
-        rewrite = looped if self._options.for_cpu else None
+        rewrite = looped if self._run_options.for_cpu else None
         return split(program.function, program.own, list(program.arrays), rewrite=rewrite)
 
     def _jit_for(self, program: Program, parts: Split) -> Callable[[Callable[..., Any]], Any]:
         """Return `jax.jit` for a `run`, with the options of XLA that are tried to be the best."""
-        options = self.options
-        if self._options.autotune and self._options.for_cpu:
+        options = self.xla_options
+        if self._run_options.autotune and self._run_options.for_cpu:
             from lowering.cpu.options import candidates, fastest
 
             arguments = parts.prepare_now(program.own), list(program.arrays)
@@ -136,7 +136,7 @@ class Compiler:
         """Return the name of an executable in the folder."""
         types = [str(jax.typeof(x)) for x in (*program.own, *program.arrays)]
         context = _fields(self._context, without=("registry", "fold"))
-        options = _fields(self._options, without=("cache",))
+        options = _fields(self._run_options, without=("cache",))
         where, is_committed = place
         return key_of(program.graph, where, is_committed, program.name, types, context, options)
 

@@ -27,7 +27,7 @@ from lowering.devices import Device, on_cpu
 from lowering.prepare import Split, assemble
 from nnef_jax.errors import InputError
 from nnef_jax.execution.array_file import digest_of, read_arrays, write_arrays
-from nnef_jax.execution.cache_key import compiler
+from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.checked_file import read_checked, write_checked
 
 
@@ -79,41 +79,42 @@ class DiskCache:
         path = self._path(key, "xla")
         found = _read(path, device, result)
         if found is not None:
-            entry, load = found
+            first, load = found
             with suppress(Exception):  # jaxlib raises anything for what it cannot load
                 # Beside the digest of the parameters; each takes ResNet-50 0.1 s.
                 with ThreadPoolExecutor(1) as pool:
                     loading = pool.submit(load)
-                    prepared = self._prepared(entry, parameters)
+                    prepared = self._prepared(first, parameters)
                 return loading.result(), prepared
         parts, jitted = make()
         compute = parts.lowered(parameters)
-        program = hashlib.sha256("\n".join((*compiler(), compute.as_text())).encode()).hexdigest()
-        entry = _Entry(parts.sources, parts.reads, program, cache(compute.compile))
-        prepared = self._prepared(entry, parameters)
+        text = "\n".join((*compiler_versions(), compute.as_text()))
+        identity = hashlib.sha256(text.encode()).hexdigest()
+        first = _FirstPart(parts.sources, parts.reads, identity, cache(compute.compile))
+        prepared = self._prepared(first, parameters)
         run = jitted.lower(prepared, *inputs).compile()
-        self._keep(lambda: _write(path, entry, run))
+        self._keep(lambda: _write(path, first, run))
         return run, prepared
 
-    def _prepared(self, entry: _Entry, parameters: Sequence[jax.Array]) -> tuple[Any, ...]:
+    def _prepared(self, part: _FirstPart, parameters: Sequence[jax.Array]) -> tuple[Any, ...]:
         """Return what is prepared of parameters; on a CPU it comes from a file if they have one.
 
         To compute it takes longer there (ResNet-50, 0.2 s) than to tell by a digest of the
         parameters that it is known (0.05 s), and to check the file (0.025 s). Executables for
         several shapes share the file if they prepare alike.
         """
-        if None not in entry.sources or not on_cpu():
-            return assemble(entry.sources, parameters, entry.compute()(parameters))
-        digest = digest_of([np.asarray(parameters[index]) for index in entry.reads])
-        path = self._path(hashlib.sha256(f"{entry.program} {digest}".encode()).hexdigest(), "bin")
+        if None not in part.sources or not on_cpu():
+            return assemble(part.sources, parameters, part.compute()(parameters))
+        digest = digest_of([np.asarray(parameters[index]) for index in part.reads])
+        path = self._path(hashlib.sha256(f"{part.identity} {digest}".encode()).hexdigest(), "bin")
         known = read_arrays(path)
-        if known is None or len(known) != entry.sources.count(None):
-            computed = entry.compute()(parameters)
+        if known is None or len(known) != part.sources.count(None):
+            computed = part.compute()(parameters)
             self._keep(lambda: write_arrays(path, [np.asarray(array) for array in computed]))
         else:
             with jax.ensure_compile_time_eval():  # also where a function is traced
                 computed = jax.device_put(known)
-        return assemble(entry.sources, parameters, computed)
+        return assemble(part.sources, parameters, computed)
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Write a file; a full disk, say, or executables that cannot be stored, are a warning."""
@@ -133,7 +134,7 @@ class DiskCache:
 
 
 def _reason(error: Exception) -> object:
-    """What the system says of an error without the path, which may be a temporary one."""
+    """Return what the system says of an error without the path, which may be a temporary one."""
     return getattr(error, "strerror", None) or error
 
 
@@ -152,39 +153,36 @@ def _folder(directory: str | os.PathLike[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """The first part of a split, compiled when it is asked for.
-
-    `program` tells what it computes.
-    """
+class _FirstPart:
+    """The part of a split that prepares parameters, compiled when it is asked for."""
 
     sources: Sequence[int | None]
     reads: Sequence[int]
-    program: str
+    identity: str  # tells what it computes
     compute: Callable[[], jax.stages.Compiled]
 
 
-def _write(path: str, entry: _Entry, run: jax.stages.Compiled) -> None:
+def _write(path: str, first: _FirstPart, run: jax.stages.Compiled) -> None:
     # Of each part the executable and the tree of its arguments; these are tuples and lists.
-    parts = [serialize_executable.serialize(part)[:2] for part in (entry.compute(), run)]
-    write_checked(path, [pickle.dumps((entry.sources, entry.reads, entry.program, *parts))])
+    parts = [serialize_executable.serialize(part)[:2] for part in (first.compute(), run)]
+    write_checked(path, [pickle.dumps((first.sources, first.reads, first.identity, *parts))])
 
 
 def _read(
     path: str, device: Device, result: Any
-) -> tuple[_Entry, Callable[[], jax.stages.Compiled]] | None:
+) -> tuple[_FirstPart, Callable[[], jax.stages.Compiled]] | None:
     """Return the first part, and what loads the second."""
     # Not mapped: machine code that changed after the check would take the process along.
     content = read_checked(path, mapped=False)
     if content is None:
         return None
     try:
-        sources, reads, program, compute, run = pickle.loads(content)
+        sources, reads, identity, compute, run = pickle.loads(content)
         computed = jax.tree.structure((0,) * sources.count(None))
     except Exception:  # pickle raises anything for what is not its own
         return None
     load = cache(partial(_loaded, compute, computed, device))
-    return _Entry(sources, reads, program, load), partial(_loaded, run, result, device)
+    return _FirstPart(sources, reads, identity, load), partial(_loaded, run, result, device)
 
 
 def _loaded(part: tuple[bytes, Any], result: Any, device: Device) -> jax.stages.Compiled:

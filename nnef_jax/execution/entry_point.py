@@ -18,11 +18,10 @@ Arrays = Mapping[str, Any]
 
 
 class EntryPoint:
-    """One way into a network.
+    """Runs a network in one way.
 
-    Called, it runs on the network's own parameters. It takes states and inputs as one flat list,
-    which costs the least at each call, and follows them: arrays that are committed to a device are
-    computed with there.
+    A call runs it on its own parameters, on the device that states and inputs are committed to. It
+    takes these as one flat list, which costs the least.
 
     Args:
         name: its name in a cache of compiled functions, and in profiles.
@@ -92,9 +91,8 @@ class EntryPoint:
         primitive by itself: 236 for ResNet-18, in 15 s, where all of it takes 7. Within a function
         that the caller compiles it is a call, which XLA inlines.
         """
-        return self._jitted(
-            params, state if self._takes_state else self._own.initial_state(), inputs
-        )
+        state = state if self._takes_state else self._own.initial_state()
+        return self._jitted(params, state, inputs)
 
     @cached_property
     def _jitted(self) -> Any:
@@ -123,15 +121,8 @@ class EntryPoint:
         graph = self._functions.network.specialise([x.shape[self._time_axes :] for x in inputs])
         outputs = self._functions.packed([0] * len(graph.outputs))
         result = self._results((outputs, {state.label: 0 for state in graph.states}))
-        program = Program(
-            self._name,
-            graph,
-            function,
-            jax.tree.structure(result),
-            list(own.values()),
-            arrays,
-            self._donated,
-        )
+        tree, values = jax.tree.structure(result), list(own.values())
+        program = Program(self._name, graph, function, tree, values, arrays, self._donated)
         return self._compiler.compile(program, place)
 
     def _parted(self, arrays: Sequence[Any]) -> tuple[dict[str, Any], Sequence[Any]]:

@@ -235,10 +235,10 @@ def test_the_dtype_of_a_literal_is_part_of_the_key() -> None:
 
 
 def test_a_change_of_the_sources_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = cache_key._program.__wrapped__()
+    parts = cache_key._installation.__wrapped__()
     assert any(part.split(" ")[0].endswith("lowering/ops/conv.py") for part in parts)
     monkeypatch.setattr(nnef_jax, "__version__", "another")
-    assert cache_key._program.__wrapped__() != parts
+    assert cache_key._installation.__wrapped__() != parts
 
 
 @pytest.mark.parametrize("damage", ["foreign", "no entry", "run", "compute"])
