@@ -18,13 +18,15 @@ from lowering.graph import (
     Operation,
     Parameter,
     Result,
+    Rule,
     Scalar,
     StateVariable,
     TensorType,
+    Types,
     Value,
 )
 from lowering.location import Span
-from lowering.registry import Registry, Rule, Types, python_name
+from lowering.registry import Registry, python_name
 
 _LONGEST = 400  # letters of a name that others are made of
 

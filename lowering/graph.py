@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from lowering.extents import Shape, show
 from lowering.location import Span
 
 if TYPE_CHECKING:  # the public errors name this module, and importing them must stay light
     import numpy as np
-
-    from lowering.registry import Rule
 
 # A literal; numpy's scalars are literals of a dtype that the document gives.
 Scalar = Union[float, int, bool, "np.generic"]
@@ -30,6 +28,32 @@ class TensorType:
 
     def __str__(self) -> str:
         return f"{self.dtype}{show(self.shape)}"
+
+
+Types = TensorType | list[TensorType] | tuple[TensorType | list[TensorType], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one operation is checked and computed.
+
+    `infer(**types_and_attributes)` returns a `TensorType` for one result, a list for a result
+    array, a tuple of these for several results; `lower(**arrays_and_attributes)` returns arrays in
+    the same structure, and takes `ctx`, a `lowering.trace.Context`, where `wants_context`.
+
+    `work` takes what it names: types and attributes with 1 for unknown extents, and `result`, the
+    type of the first result. None stands for 0.
+    """
+
+    kind: str
+    infer: Callable[..., Types]
+    lower: Callable[..., Any]
+    parameters: tuple[str, ...]  # their names, as the standard writes them
+    wants_context: bool
+    not_differentiable: str = ""  # the reason, where it is not
+    work: Callable[..., int] | None = None
+    work_reads: tuple[str, ...] = ()  # the names of what it takes
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the last parameters
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,35 +10,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from lowering.graph import TensorType
-
-Types = TensorType | list[TensorType] | tuple[TensorType | list[TensorType], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How one operation is checked and computed.
-
-    `infer(**types_and_attributes)` returns a `TensorType` for one result, a list for a result
-    array, a tuple of these for several results; `lower(**arrays_and_attributes)` returns arrays in
-    the same structure, and takes `ctx`, a `lowering.trace.Context`, where `wants_context`.
-
-    `work` takes what it names: types and attributes with 1 for unknown extents, and `result`, the
-    type of the first result. None stands for 0.
-    """
-
-    kind: str
-    infer: Callable[..., Types]
-    lower: Callable[..., Any]
-    parameters: tuple[str, ...]  # their names, as the standard writes them
-    wants_context: bool
-    not_differentiable: str = ""  # the reason, where it is not
-    work: Callable[..., int] | None = None
-    work_reads: tuple[str, ...] = ()  # the names of what it takes
-    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the last parameters
+from lowering.graph import Rule, Types
 
 
 class Registry:

@@ -12,8 +12,8 @@ import numpy as np
 
 from lowering.errors import InvalidComputation
 from lowering.extents import UNKNOWN, differ, is_symbolic, show, volume
-from lowering.graph import Graph, Operand, Operation, Value
-from lowering.registry import Registry, Rule, python_name
+from lowering.graph import Graph, Operand, Operation, Rule, Value
+from lowering.registry import Registry, python_name
 from lowering.static import is_static, on_host
 
 Item = TypeVar("Item")

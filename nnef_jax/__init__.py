@@ -7,8 +7,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
 if TYPE_CHECKING:
-    from lowering.graph import Graph, TensorType
-    from lowering.registry import Registry, Rule
+    from lowering.graph import Graph, Rule, TensorType
+    from lowering.registry import Registry
     from nnef_jax.calibration import calibrate
     from nnef_jax.conversion import convert
     from nnef_jax.errors import (
@@ -39,7 +39,7 @@ _HOMES = {
     "NnefError": "nnef_jax.errors",
     "NnefSyntaxError": "nnef_jax.errors",
     "Registry": "lowering.registry",
-    "Rule": "lowering.registry",
+    "Rule": "lowering.graph",
     "SemanticError": "nnef_jax.errors",
     "ShapeError": "nnef_jax.errors",
     "TensorSpec": "nnef_jax.model",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 
-from lowering.registry import Registry, Rule
+from lowering.graph import Rule
+from lowering.registry import Registry
 
 # The kinds of each family.
 FAMILIES: Mapping[str, tuple[str, ...]] = {

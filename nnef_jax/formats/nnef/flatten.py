@@ -14,9 +14,8 @@ from typing import Any, cast
 from lowering import ops
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
-from lowering.graph import Call, Graph, Value
+from lowering.graph import Call, Graph, Rule, Value
 from lowering.location import Source, Span
-from lowering.registry import Rule
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.nnef.scope import Scope

@@ -9,9 +9,8 @@ from typing import Any
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
-from lowering.graph import Call, Value
+from lowering.graph import Call, Rule, Value
 from lowering.location import Source
-from lowering.registry import Rule
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import values as v

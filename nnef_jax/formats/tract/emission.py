@@ -14,8 +14,7 @@ from lowering import ops
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
-from lowering.graph import Value
-from lowering.registry import Rule
+from lowering.graph import Rule, Value
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax import tree as s
