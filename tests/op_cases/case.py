@@ -67,7 +67,8 @@ class OpCase:
 
     `operands` are in the order of the declaration; a number is a literal, a list is an array of
     tensors. `generic` is what stands in `cast<...>`. `not_differentiable` says why numerical
-    gradients do not apply. `tolerance`, relative and absolute, is what float32 needs.
+    gradients do not apply. `tolerance`, relative and absolute, is what float32 needs. `means` is
+    the row by kind, where this one spells it as a dialect does.
     """
 
     name: str
@@ -77,6 +78,7 @@ class OpCase:
     generic: str = ""
     not_differentiable: str = ""
     tolerance: float = 1e-5
+    means: OpCase | None = None
 
 
 def tensors(case: OpCase) -> dict[str, Tensor]:

@@ -9,13 +9,11 @@ from tests.op_cases.case import Given, Logical, OpCase, Operand, Real
 from .rows import case
 
 _SDPA = "tract_transformers_sdpa"
-_SOFTMAX = "tract_transformers_scaled_masked_softmax"
-_ROPE = "tract_transformers_apply_rope"
-_MOE = "tract_moe_ffn"
-_TYPES = {"datum_type": "f32", "acc_datum_type": "f32"}
+_SOFTMAX = "masked_softmax"
+_ROPE = "rotary_embedding"
 
 
-def _sdpa(
+def _attention(
     name: str,
     q: tuple[int, ...] = (2, 2, 3, 4),
     k: tuple[int, ...] = (2, 2, 5, 4),
@@ -24,48 +22,54 @@ def _sdpa(
     tolerance: float = 1e-5,
     **attributes: object,
 ) -> OpCase:
-    operands: dict[str, Operand] = {"q": Real(q), "k": Real(k), "v": Real(v or k)}
+    operands: dict[str, Operand] = {"query": Real(q), "key": Real(k), "value": Real(v or k)}
     if mask is not None:
         operands["mask"] = mask
-    return OpCase(f"sdpa_{name}", _SDPA, operands, _TYPES | attributes, tolerance=tolerance)
+    return OpCase(f"attention_{name}", "attention", operands, attributes, tolerance=tolerance)
+
+
+def _sdpa(name: str, tolerance: float = 1e-5, **types: str) -> OpCase:
+    operands: dict[str, Operand] = {"q": Real((2, 2, 3, 4))}
+    operands |= {"k": Real((2, 2, 5, 4)), "v": Real((2, 2, 5, 4))}
+    return OpCase(f"sdpa_{name}", _SDPA, operands, types, tolerance=tolerance)
 
 
 _SDPA_CASES = (
-    _sdpa("plain"),
-    _sdpa("rank_3", (2, 3, 4), (2, 5, 4)),
-    _sdpa("rank_5", (2, 1, 2, 3, 4), (2, 1, 1, 2, 4), mask=Real((3, 2))),
-    _sdpa("scale", scale=0.3),
-    _sdpa("value_width", v=(2, 2, 5, 3)),
-    _sdpa("groups", (2, 4, 3, 2), (2, 2, 4, 2)),
-    _sdpa("groups_rank_3", (6, 2, 2), (2, 3, 2)),
-    _sdpa("one_key_head", (1, 3, 2, 2), (1, 1, 4, 2)),
-    _sdpa("shared_batch", (2, 2, 3, 2), (1, 2, 4, 2)),
-    _sdpa("causal", (1, 2, 4, 3), (1, 2, 4, 3), is_causal=True),
-    _sdpa("causal_more_keys", (1, 2, 2, 3), (1, 2, 5, 3), is_causal=True),
-    _sdpa("causal_more_queries", (1, 1, 4, 2), (1, 1, 2, 2), is_causal=True),
-    _sdpa("causal_groups", (1, 4, 3, 2), (1, 2, 3, 2), is_causal=True),
-    _sdpa("mask", mask=Real((2, 2, 3, 5))),
-    _sdpa("mask_rank_2", mask=Real((3, 5))),
-    _sdpa("mask_batch", mask=Real((2, 1, 1, 5))),
-    _sdpa("mask_groups", (2, 4, 3, 2), (2, 2, 4, 2), mask=Real((1, 4, 3, 4))),
-    _sdpa("mask_rank_3", (2, 3, 4), (2, 5, 4), mask=Real((3, 5))),
-    _sdpa("mask_logical", mask=Logical((2, 1, 3, 5))),
-    _sdpa(
+    _attention("plain"),
+    _attention("rank_3", (2, 3, 4), (2, 5, 4)),
+    _attention("rank_5", (2, 1, 2, 3, 4), (2, 1, 1, 2, 4), mask=Real((3, 2))),
+    _attention("scale", scale=0.3),
+    _attention("value_width", v=(2, 2, 5, 3)),
+    _attention("groups", (2, 4, 3, 2), (2, 2, 4, 2)),
+    _attention("groups_rank_3", (6, 2, 2), (2, 3, 2)),
+    _attention("one_key_head", (1, 3, 2, 2), (1, 1, 4, 2)),
+    _attention("shared_batch", (2, 2, 3, 2), (1, 2, 4, 2)),
+    _attention("causal", (1, 2, 4, 3), (1, 2, 4, 3), is_causal=True),
+    _attention("causal_more_keys", (1, 2, 2, 3), (1, 2, 5, 3), is_causal=True),
+    _attention("causal_more_queries", (1, 1, 4, 2), (1, 1, 2, 2), is_causal=True),
+    _attention("causal_groups", (1, 4, 3, 2), (1, 2, 3, 2), is_causal=True),
+    _attention("mask", mask=Real((2, 2, 3, 5))),
+    _attention("mask_rank_2", mask=Real((3, 5))),
+    _attention("mask_batch", mask=Real((2, 1, 1, 5))),
+    _attention("mask_groups", (2, 4, 3, 2), (2, 2, 4, 2), mask=Real((1, 4, 3, 4))),
+    _attention("mask_rank_3", (2, 3, 4), (2, 5, 4), mask=Real((3, 5))),
+    _attention("mask_logical", mask=Logical((2, 1, 3, 5))),
+    _attention(
         "mask_logical_empty_row",
         (1, 2, 2, 3),
         (1, 2, 3, 3),
         mask=Given(((True, False, True), (False, False, False))),
     ),
-    _sdpa(
+    _attention(
         "mask_infinite",
         (1, 2, 3, 2),
         (1, 2, 2, 2),
         mask=Given(((0.0, -inf), (-inf, -inf), (0.5, -6e4))),
     ),
-    _sdpa("mask_and_causal", (1, 1, 3, 2), (1, 1, 3, 2), mask=Real((3, 3)), is_causal=True),
+    _attention("mask_and_causal", (1, 1, 3, 2), (1, 1, 3, 2), mask=Real((3, 3)), is_causal=True),
     _sdpa("accumulator_empty", datum_type="", acc_datum_type=""),
-    _sdpa("accumulator_f16", tolerance=2e-2, acc_datum_type="f16"),
-    _sdpa("one_query", (1, 1, 1, 1), (1, 1, 1, 1)),
+    _sdpa("accumulator_f16", tolerance=2e-2, acc_datum_type="f16", datum_type="f32"),
+    _attention("one_query", (1, 1, 1, 1), (1, 1, 1, 1)),
 )
 
 _SOFTMAX_CASES = (
@@ -89,11 +93,10 @@ _SOFTMAX_CASES = (
         _SOFTMAX,
         {"input": Real((2, 2, 3)), "mask": Given((True, False, True))},
         scale=1.0,
-        post_softmax_mask=True,
     ),
     case(
         "masked_softmax_empty_row",
-        _SOFTMAX,
+        "tract_transformers_scaled_masked_softmax",
         {"input": Real((2, 2)), "mask": Given(((False, False), (True, False)))},
         scale=0.5,
         post_softmax_mask=True,
@@ -126,16 +129,24 @@ _ROPE_CASES = tuple(
 def _moe(name: str, *parts: str, tokens: tuple[int, ...] = (4,), **attributes: object) -> OpCase:
     """Three experts that take four items to two and back."""
     linear = attributes.get("expert_layout") == "linear"
+    router, input = ("wg", "x") if linear else ("router", "input")
     up, down = ((3, 2, 4), (3, 4, 2)) if linear else ((3, 4, 2), (3, 2, 4))
-    shapes = {"x": (*tokens, 4), "wg": (3, 4), "w1": up, "w2": down}
-    more = {"w3": up, "wg_bias": (3,), "w1_bias": (3, 2), "w3_bias": (3, 2), "w2_bias": (3, 4)}
-    shapes |= {part: more[part] for part in parts}
+    shapes = {input: (*tokens, 4), router: (3, 4), "w1": up, "w2": down}
+    more = {
+        "w3": up,
+        f"{router}_bias": (3,),
+        "w1_bias": (3, 2),
+        "w3_bias": (3, 2),
+        "w2_bias": (3, 4),
+    }
+    shapes |= {part: more[part] for part in (p.format(router) for p in parts)}
     operands: dict[str, Operand] = {key: Real(shape) for key, shape in shapes.items()}
     given = {"k": 2, "activation": "silu", "gate": "softmax_topk"} | attributes
-    return OpCase(f"moe_{name}", _MOE, operands, given)
+    kind = "tract_moe_ffn" if linear else "mixture_of_experts"
+    return OpCase(f"moe_{name}", kind, operands, given)
 
 
-_BIASES = ("wg_bias", "w1_bias", "w3_bias", "w2_bias")
+_BIASES = ("{}_bias", "w1_bias", "w3_bias", "w2_bias")
 
 _MOE_CASES = (
     _moe("silu"),
@@ -145,9 +156,9 @@ _MOE_CASES = (
     _moe("gelu_gated", "w3", activation="gelu", gate="raw"),
     _moe("relu", activation="relu", gate="raw", k=1),
     _moe("biases", "w3", *_BIASES, activation="swiglu"),
-    _moe("some_biases", "wg_bias", "w2_bias", gate="sigmoid"),
-    _moe("clamped", "w3", *_BIASES, activation="swiglu", act_alpha=1.702, act_limit=0.4),
-    _moe("clamped_no_alpha", "w3", activation="swiglu", act_limit=7.0),
+    _moe("some_biases", "{}_bias", "w2_bias", gate="sigmoid"),
+    _moe("clamped", "w3", *_BIASES, activation="swiglu", alpha=1.702, limit=0.4),
+    _moe("clamped_no_alpha", "w3", activation="swiglu", limit=7.0),
     _moe("all_experts", k=3, gate="softmax_all"),
     _moe("batch", "w3", tokens=(2, 2), activation="swiglu"),
     _moe("linear", "w3", activation="swiglu", expert_layout="linear"),

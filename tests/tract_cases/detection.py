@@ -53,7 +53,7 @@ def _suppression(name, boxes, scores, threshold=None, **attributes):
         operands["score_threshold"] = threshold
     return OpCase(
         f"non_max_suppression_{name}",
-        "tract_onnx_non_max_suppression",
+        "non_max_suppression",
         operands,
         attributes,
         not_differentiable=_INDICES,
@@ -79,7 +79,7 @@ _SUPPRESSION = (
         max_output_boxes_per_class=1,
     ),
     _suppression("flipped", _FLIPPED, _SCORES, iou_threshold=0.5),
-    _suppression("centres", _CENTRES, _SCORES, iou_threshold=0.5, center_point_box=1),
+    _suppression("centres", _CENTRES, _SCORES, iou_threshold=0.5, center_point_box=True),
     _suppression(
         "equal_scores", _BOXES, Given((((0.5, 0.5, 0.5, 0.5, 0.5, 0.5),),)), iou_threshold=0.5
     ),
@@ -94,12 +94,11 @@ _SUPPRESSION = (
 )
 
 
-def _non_zero(name, input, **attributes):
+def _non_zero(name, input):
     return OpCase(
         f"non_zero_{name}",
-        "tract_onnx_non_zero",
+        "non_zero",
         {"input": input},
-        attributes,
         not_differentiable=_INDICES,
     )
 
@@ -107,7 +106,14 @@ def _non_zero(name, input, **attributes):
 _NON_ZERO = (
     _non_zero("vector", Given((0.0, 1.5, 0.0, -2.0, -0.0))),
     _non_zero("logical", Logical((3, 4))),
-    _non_zero("integers", Integers((2, 3, 2), -1, 2), count_symbol="n"),
+    _non_zero("integers", Integers((2, 3, 2), -1, 2)),
+    OpCase(
+        "non_zero_named",
+        "tract_onnx_non_zero",
+        {"input": Given((0, 1, 2))},
+        {"count_symbol": "n"},
+        not_differentiable=_INDICES,
+    ),
     _non_zero("none", Given(((0, 0), (0, 0)))),
     _non_zero("all", Given(((1, 2), (3, 4)))),
     _non_zero("one_item", Given(3.0)),

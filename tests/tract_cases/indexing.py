@@ -44,7 +44,7 @@ _GATHER = (
 def _elements(name, input, indices, axis, **options):
     return OpCase(
         f"gather_elements_{name}",
-        "tract_core_gather_elements",
+        "gather_elements",
         {"input": input, "indices": indices},
         {"axis": axis},
         **options,
@@ -67,7 +67,7 @@ _GATHER_ELEMENTS = (
 def _nd(name, input, indices, batch_dims=None, **options):
     return OpCase(
         f"gather_nd_{name}",
-        "tract_core_gather_nd",
+        "gather_nd",
         {"input": input, "indices": indices},
         {} if batch_dims is None else {"batch_dims": batch_dims},
         **options,
@@ -94,7 +94,7 @@ _GATHER_ND = (
 def _scatter(name, input, indices, updates, axis, reduction=None, **options):
     return OpCase(
         f"scatter_elements_{name}",
-        "tract_core_scatter_elements",
+        "scatter_elements",
         {"input": input, "indices": indices, "updates": updates},
         {"axis": axis} | ({"reduction": reduction} if reduction else {}),
         **options,
@@ -140,7 +140,7 @@ _SCATTER_ELEMENTS = (
 def _scatter_nd(name, input, indices, updates, reduction=None):
     return OpCase(
         f"scatter_nd_{name}",
-        "tract_core_scatter_nd",
+        "scatter_nd",
         {"input": input, "indices": indices, "updates": updates},
         {"reduction": reduction} if reduction else {},
     )
@@ -173,7 +173,7 @@ _SCATTER_ND = (
 def _topk(name, input, k, axis, largest):
     return OpCase(
         f"topk_{name}",
-        "tract_core_topk",
+        "topk",
         {"input": input},
         {"k": k, "axis": axis, "largest": largest},
     )
@@ -195,7 +195,7 @@ _TOPK = (
     _topk("integers", Integers((3, 5), -2147483648, 2147483647), 3, 1, False),
     OpCase(
         "topk_zeros_and_infinities",
-        "tract_core_topk",
+        "topk",
         {"input": Given((0.0, -0.0, float("inf"), -0.0, float("-inf"), 0.0))},
         {"k": 5, "axis": 0, "largest": False},
         not_differentiable="infinite items have no differences",
@@ -203,12 +203,12 @@ _TOPK = (
 )
 
 
-def _one_hot(name, input, axis, dim, **attributes):
+def _one_hot(name, indices, axis, depth, **attributes):
     return OpCase(
         f"one_hot_{name}",
-        "tract_core_one_hot",
-        {"input": input},
-        {"axis": axis, "dim": dim, **attributes},
+        "one_hot",
+        {"indices": indices},
+        {"axis": axis, "depth": depth, **attributes},
         not_differentiable="the operand holds indices",
     )
 
@@ -219,9 +219,15 @@ _ONE_HOT = (
     _one_hot("middle", Integers((2, 3), 0, 4), 1, 4),
     _one_hot("negative_axis", Integers((2, 3), 0, 4), -1, 4),
     _one_hot("negative_first_axis", Integers((2, 3), 0, 4), -3, 4),
-    _one_hot("values", Integers((3,), 0, 4), 1, 4, value_off=-0.5, value_on=2.5),
+    _one_hot("values", Integers((3,), 0, 4), 1, 4, off_value=-0.5, on_value=2.5),
     _one_hot("one_index", Given(2), 0, 4),
-    _one_hot("real_indices", Given((0.0, 3.0, -1.0, 2.5, 9.0)), 0, 4),
+    OpCase(
+        "one_hot_real_indices",
+        "tract_core_one_hot",
+        {"input": Given((0.0, 3.0, -1.0, 2.5, 9.0))},
+        {"axis": 0, "dim": 4},
+        not_differentiable="the operand holds indices",
+    ),
     _one_hot("beyond", Given((0, 3, 7, -1, -4, -5)), 1, 3),
 )
 

@@ -23,7 +23,7 @@ _LRN = (
 
 def _direct(name, input, values, fallback):
     operands = {"input": input, "values": values, "fallback": fallback}
-    return OpCase(f"direct_lookup_{name}", "tract_onnx_ml_direct_lookup", operands)
+    return OpCase(f"direct_lookup_{name}", "direct_lookup", operands)
 
 
 _DIRECT = (
@@ -37,7 +37,7 @@ _DIRECT = (
 def _reverse(name, input, keys, fallback, **options):
     return OpCase(
         f"reverse_lookup_{name}",
-        "tract_onnx_ml_reverse_lookup",
+        "reverse_lookup",
         {"input": input, "keys": keys},
         {"fallback": fallback},
         not_differentiable="the results are indices",
@@ -112,12 +112,12 @@ _FEATURES = Given(
 )
 
 
-def _ensemble(name, input, aggregate_fn, n_classes=3):
+def _ensemble(name, input, aggregate, classes=3):
     return OpCase(
         f"tree_ensemble_{name}",
-        "tract_onnx_ml_tree_ensemble_classifier",
+        "tract.tree_ensemble",
         {"input": input, "trees": _TREES, "nodes": _NODES, "leaves": _LEAVES},
-        {"max_used_feature": 2, "n_classes": n_classes, "aggregate_fn": aggregate_fn},
+        {"classes": classes, "aggregate": aggregate},
         not_differentiable="the result changes in steps",
     )
 
@@ -126,7 +126,7 @@ _ENSEMBLE = (
     *(_ensemble(name.lower(), _FEATURES, name) for name in ("SUM", "AVERAGE", "MIN", "MAX")),
     _ensemble("random", Real((20, 4)), "SUM"),
     _ensemble("one_row", Real((3,)), "SUM"),
-    _ensemble("class_without_leaves", _FEATURES, "MAX", n_classes=4),
+    _ensemble("class_without_leaves", _FEATURES, "MAX", classes=4),
 )
 
 CASES = (*_LRN, *_DIRECT, *_REVERSE, *_ENSEMBLE)

@@ -18,23 +18,19 @@ _COLUMNS = Given((0.5, 0.125, 0.25, 1.0, 2.0))
 
 
 _PARAMETERS = ("bias", "a0", "a_scale", "b0", "b_scale", "c0", "c_scale")
+_OF_PRODUCTS = ("bias", "a_zero_point", "a_scale", "b_zero_point", "b_scale")
+_OF_CONV = ("bias", "filter_zero_point", "filter_scale", "input_zero_point", "input_scale")
+_OF_OUTPUT = ("output_zero_point", "output_scale")
 
 
-def _ordered(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {name: parameters[name] for name in _PARAMETERS if name in parameters}
+def _ordered(parameters: dict[str, Any], names: tuple[str, ...] = _PARAMETERS) -> dict[str, Any]:
+    pairs = zip(_PARAMETERS, names, strict=True)
+    return {name: parameters[short] for short, name in pairs if short in parameters}
 
 
-def _einsum(name: str, expr: str, a: Any, b: Any, output: str, **parameters: Any) -> OpCase:
-    operands = {"inputs": [a, b], **_ordered(parameters)}
-    return case(
-        f"einsum_q_{name}",
-        "tract_core_einsum_q",
-        operands,
-        INTEGERS,
-        expr=expr,
-        acc="i32",
-        output=output,
-    )
+def _einsum(name: str, expr: str, a: Any, b: Any, dtype: str, **parameters: Any) -> OpCase:
+    operands = {"a": a, "b": b, **_ordered(parameters, _OF_PRODUCTS + _OF_OUTPUT)}
+    return case(f"einsum_q_{name}", "quantized_einsum", operands, INTEGERS, expr=expr, dtype=dtype)
 
 
 def _matmul(
@@ -53,8 +49,8 @@ def _matmul(
 def _conv(name: str, input: Any, filter: Any, attributes: Any, **parameters: Any) -> OpCase:
     return case(
         f"qconv_{name}",
-        "tract_core_qconv",
-        {"input": input, "filter": filter, **_ordered(parameters)},
+        "quantized_conv",
+        {"input": input, "filter": filter, **_ordered(parameters, _OF_CONV + _OF_OUTPUT)},
         INTEGERS,
         **attributes,
     )
@@ -65,23 +61,35 @@ _IMAGE = Integers((1, 2, 5, 4), 0, 256)
 _FILTER = Integers((3, 2, 3, 3), -128, 128)
 
 CASES: tuple[OpCase, ...] = (
-    _einsum("sums", "mk,kn->mn", _A, _B, "i32"),
-    _einsum("zero_points", "mk,kn->mn", _A, _B, "i32", a0=7, b0=-3, c0=11),
-    _einsum("i8", "mk,kn->mn", _A, _B, "i8", **_ZEROS, **_SCALES),
-    _einsum("u8", "mk,kn->mn", _A, _B, "u8", **_ZEROS, **_SCALES),
-    _einsum("saturated", "mk,kn->mn", _A, _B, "u8", c0=128, **(_SCALES | {"c_scale": 1.0})),
-    _einsum("odd_scales", "mk,kn->mn", _A, _B, "i8", **_ZEROS, **_ODD),
-    _einsum("acc_is_the_default", "mk,kn->mn", _A, _B, "", **_SCALES),
-    _einsum(
-        "ties", "i,i->i", Given((-5, -3, -1, 1, 3, 5)), Given((1, 1, 1, 1, 1, 1)), "i8", a_scale=0.5
+    _einsum("sums", "mk,kn->mn", _A, _B, "int32"),
+    _einsum("zero_points", "mk,kn->mn", _A, _B, "int32", a0=7, b0=-3, c0=11),
+    _einsum("i8", "mk,kn->mn", _A, _B, "int8", **_ZEROS, **_SCALES),
+    _einsum("u8", "mk,kn->mn", _A, _B, "uint8", **_ZEROS, **_SCALES),
+    _einsum("saturated", "mk,kn->mn", _A, _B, "uint8", c0=128, **(_SCALES | {"c_scale": 1.0})),
+    _einsum("odd_scales", "mk,kn->mn", _A, _B, "int8", **_ZEROS, **_ODD),
+    case(
+        "einsum_q_acc_is_the_default",
+        "tract_core_einsum_q",
+        {"inputs": [_A, _B], **_SCALES},
+        INTEGERS,
+        expr="mk,kn->mn",
+        acc="i32",
     ),
-    _einsum("bias", "mk,kn->mn", _A, _B, "i8", bias=-555, **_SCALES),
+    _einsum(
+        "ties",
+        "i,i->i",
+        Given((-5, -3, -1, 1, 3, 5)),
+        Given((1, 1, 1, 1, 1, 1)),
+        "int8",
+        a_scale=0.5,
+    ),
+    _einsum("bias", "mk,kn->mn", _A, _B, "int8", bias=-555, **_SCALES),
     _einsum(
         "parameters_named",
         "mk,kn,,,,,,,->mn",
         _A,
         _B,
-        "i8",
+        "int8",
         bias=Integers((), -999, 1000),
         a0=Integers((), -9, 10),
         **_SCALES,
@@ -91,7 +99,7 @@ CASES: tuple[OpCase, ...] = (
         "mk,kn,m,m,m,,,,->mn",
         _A,
         _B,
-        "i8",
+        "int8",
         bias=Integers((3,), -999, 1000),
         a0=Integers((3,), -9, 10),
         a_scale=_ROWS,
@@ -103,7 +111,7 @@ CASES: tuple[OpCase, ...] = (
         "mk,kn,n,,,n,n,n,n->nm",
         _A,
         _B,
-        "u8",
+        "uint8",
         bias=Integers((5,), -999, 1000),
         b0=Integers((5,), -9, 10),
         b_scale=_COLUMNS,
@@ -115,7 +123,7 @@ CASES: tuple[OpCase, ...] = (
         "mk,kn,,k,,,,,->mn",
         _A,
         _B,
-        "i32",
+        "int32",
         a0=Integers((4,), -9, 10),
     ),
     _einsum(
@@ -123,7 +131,7 @@ CASES: tuple[OpCase, ...] = (
         "bmk,bkn->bmn",
         Integers((2, 2, 3), 0, 256),
         Integers((1, 3, 2), -128, 128),
-        "u8",
+        "uint8",
         **_ZEROS,
         **(_SCALES | {"c_scale": 128.0}),
     ),
@@ -148,12 +156,12 @@ CASES: tuple[OpCase, ...] = (
         b_scale=_COLUMNS,
         c_scale=64.0,
     ),
-    _conv("same", _IMAGE, _FILTER, {"output_dt": "i32"}),
+    _conv("same", _IMAGE, _FILTER, {"dtype": "int32"}),
     _conv(
         "u8",
         _IMAGE,
         _FILTER,
-        {"padding": [(1, 1), (1, 1)], "stride": [2, 1], "output_dt": "u8"},
+        {"padding": [(1, 1), (1, 1)], "stride": [2, 1], "dtype": "uint8"},
         bias=Integers((3,), -9999, 10000),
         a0=3,
         a_scale=0.25,
@@ -166,7 +174,7 @@ CASES: tuple[OpCase, ...] = (
         "per_channel",
         _IMAGE,
         _FILTER,
-        {"padding": [(0, 1), (2, 0)], "dilation": [2, 1], "output_dt": "i8"},
+        {"padding": [(0, 1), (2, 0)], "dilation": [2, 1], "dtype": "int8"},
         bias=Integers((1, 3, 1, 1), -9999, 10000),
         a0=Integers((3,), -9, 10),
         a_scale=_ROWS,
@@ -177,7 +185,7 @@ CASES: tuple[OpCase, ...] = (
         "odd_scales",
         _IMAGE,
         _FILTER,
-        {"padding": [(0, 0), (0, 0)], "output_dt": "u8"},
+        {"padding": [(0, 0), (0, 0)], "dtype": "uint8"},
         b0=131,
         c0=127,
         **_ODD,
@@ -186,15 +194,16 @@ CASES: tuple[OpCase, ...] = (
         "groups",
         Integers((1, 4, 6), -128, 128),
         Integers((4, 2, 3), -128, 128),
-        {"groups": 2, "output_dt": "i8"},
+        {"groups": 2, "dtype": "int8"},
         **_SCALES,
     ),
-    _conv(
-        "group_planes",
-        Integers((2, 3, 6), -128, 128),
-        Integers((3, 1, 3), -128, 128),
-        {"group": 0, "output_dt": "i8"},
-        b0=1,
-        **_SCALES,
+    case(
+        "qconv_group_planes",
+        "tract_core_qconv",
+        {"input": Integers((2, 3, 6), -128, 128), "filter": Integers((3, 1, 3), -128, 128)}
+        | {"a_scale": 0.5, "b0": 1, "b_scale": 0.25, "c_scale": 64.0},
+        INTEGERS,
+        group=0,
+        output_dt="i8",
     ),
 )

@@ -97,33 +97,31 @@ def _onnx(name, input, roi=None, **attributes):
         options["not_differentiable"] = "the edge of the region is the edge of the input"
     attributes.pop("differentiable", None)
     operands = {"input": input} if roi is None else {"input": input, "roi": roi}
-    return OpCase(f"onnx_resize_{name}", "tract_onnx_resize", operands, attributes, **options)
+    return OpCase(f"onnx_resize_{name}", "resize", operands, attributes, **options)
 
 
-_CROP = {"coord_transformer": "tf_crop_and_resize"}
+_CROP = {"coordinate_transformation_mode": "tf_crop_and_resize"}
 _WHOLE = Given((0.0, 0.0, 1.0, 1.0))
 _INSIDE = Given((0.13, 0.21, 0.87, 0.71))
 _BEYOND = Given((-0.33, 0.21, 0.81, 1.47))
 _ONNX = (
     _onnx("default", _IMAGE, scales=[1.0, 1.0, 2.0, 1.5]),
-    _onnx("sizes", _IMAGE, sizes=[2, 2, 5, 3], interpolator="linear"),
+    _onnx("sizes", _IMAGE, sizes=[2, 2, 5, 3], mode="linear"),
     _onnx(
         "linear_one_torch",
         _LINE,
         sizes=[1, 1],
-        interpolator="linear",
-        coord_transformer="pytorch_half_pixel",
+        mode="linear",
+        coordinate_transformation_mode="pytorch_half_pixel",
     ),
-    _onnx(
-        "coefficient", _IMAGE, scales=[1.0, 1.0, 2.0, 1.5], interpolator="cubic", cubic_coeff_a=-0.5
-    ),
+    _onnx("coefficient", _IMAGE, scales=[1.0, 1.0, 2.0, 1.5], mode="cubic", cubic_coeff_a=-0.5),
     *(
         _onnx(
             f"{interpolator}_excluded",
             _IMAGE,
             scales=[1.0, 1.0, 2.0, 1.5],
-            interpolator=interpolator,
-            coord_transformer=coordinates,
+            mode=interpolator,
+            coordinate_transformation_mode=coordinates,
             exclude_outside=True,
         )
         for interpolator, coordinates in (
@@ -136,7 +134,7 @@ _ONNX = (
             f"{interpolator}_antialias_{name}",
             Real((2, 9)),
             scales=scales,
-            interpolator=interpolator,
+            mode=interpolator,
             antialias=True,
             **attributes,
         )
@@ -146,17 +144,17 @@ _ONNX = (
             ("some", [0.5, 0.3], {}),
             ("up", [1.0, 2.5], {}),
             ("excluded", [1.0, 0.4], {"exclude_outside": True}),
-            ("aligned", [1.0, 0.6], {"coord_transformer": "align_corners"}),
+            ("aligned", [1.0, 0.6], {"coordinate_transformation_mode": "align_corners"}),
         )
     ),
-    _onnx("antialias_long", Real((150,)), scales=[0.5], interpolator="linear", antialias=True),
+    _onnx("antialias_long", Real((150,)), scales=[0.5], mode="linear", antialias=True),
     *(
         _onnx(
             f"{interpolator}_crop_inside",
             Real((3, 5), distinct=True),
             _INSIDE,
             sizes=[2, 4],
-            interpolator=interpolator,
+            mode=interpolator,
             differentiable=True,
             **_CROP,
         )
@@ -168,20 +166,20 @@ _ONNX = (
             Real((3, 5), distinct=True),
             _BEYOND,
             scales=[1.5, 1.25],
-            interpolator=interpolator,
+            mode=interpolator,
             extrapolation_value=2.5,
             differentiable=True,
             **_CROP,
         )
         for interpolator in ("nearest", "linear", "cubic")
     ),
-    _onnx("crop_whole", Real((3, 5)), _WHOLE, sizes=[5, 9], interpolator="linear", **_CROP),
+    _onnx("crop_whole", Real((3, 5)), _WHOLE, sizes=[5, 9], mode="linear", **_CROP),
     _onnx(
         "crop_one",
         Real((3, 5)),
         Given((0.13, 0.21, 0.67, 0.71)),
         sizes=[1, 1],
-        interpolator="linear",
+        mode="linear",
         differentiable=True,
         **_CROP,
     ),
@@ -190,7 +188,7 @@ _ONNX = (
         _IMAGE,
         Given((0.0, 0.0, 0.2, 0.3, 1.0, 1.0, 0.9, 1.2)),
         sizes=[2, 2, 3, 3],
-        interpolator="linear",
+        mode="linear",
         extrapolation_value=-1.0,
         **_CROP,
     ),
@@ -203,9 +201,7 @@ _FAR = Given(((((-3.71, 0.33), (5.43, -7.91)), ((0.07, -1.0), (2.9, 1.17))),))
 
 
 def _grid(name, input, grid, **attributes):
-    return OpCase(
-        f"grid_sample_{name}", "tract_core_grid_sample", {"input": input, "grid": grid}, attributes
-    )
+    return OpCase(f"grid_sample_{name}", "grid_sample", {"input": input, "grid": grid}, attributes)
 
 
 _GRIDS = (
@@ -256,7 +252,7 @@ _GRIDS = (
     ),
     OpCase(
         "grid_sample_halves",
-        "tract_core_grid_sample",
+        "grid_sample",
         {
             "input": Real((1, 1, 4, 4), distinct=True),
             "grid": Given(((((-0.5, 0.0), (0.5, 1.0)),),)),

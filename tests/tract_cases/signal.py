@@ -6,10 +6,10 @@ from tests.op_cases.case import OpCase, Real
 
 from .rows import case
 
-_FFT = "tract_core_fft"
-_STFT = "tract_core_stft"
-_UNIT = "tract_extra_exp_unit_norm"
-_MEAN = "tract_extra_exp_mean_norm"
+_FFT = "fft"
+_STFT = "stft"
+_UNIT = "tract.exp_unit_norm"
+_MEAN = "tract.exp_mean_norm"
 
 _SIGNAL = {"input": Real((2, 9, 2, 2))}
 _X = Real((2, 5, 3), avoid=(0.0,))
@@ -20,7 +20,7 @@ _PAIRS = {"input": Real((2, 5, 3, 2)), "state": _STATE}
 CASES: tuple[OpCase, ...] = (
     case(
         "inner_dim_to_complex",
-        "tract_core_inner_dim_to_complex",
+        "pairs_to_complex",
         {"input": Real((2, 3, 2))},
         "its results are complex",
     ),
@@ -29,19 +29,33 @@ CASES: tuple[OpCase, ...] = (
     case("fft_negative_axis", _FFT, {"input": Real((2, 4, 2))}, axis=-2),
     case("fft_inverse", _FFT, {"input": Real((2, 5, 3, 2))}, axis=1, inverse=True),
     case("fft_one", _FFT, {"input": Real((3, 1, 2))}, axis=1, inverse=True),
-    case("stft", _STFT, _SIGNAL, axis=1, frame=4, stride=2),
-    case("stft_negative_axis", _STFT, _SIGNAL, axis=-3, frame=3, stride=3),
-    case("stft_first_axis", _STFT, {"input": Real((7, 2))}, axis=0, frame=4, stride=1),
-    case("stft_one_frame", _STFT, {"input": Real((2, 4, 2))}, axis=1, frame=4, stride=9),
-    case("stft_window", _STFT, _SIGNAL | {"window": Real((4,))}, axis=1, frame=4, stride=3),
-    case("stft_short_window", _STFT, _SIGNAL | {"window": Real((3,))}, axis=1, frame=6, stride=2),
+    case("stft", _STFT, _SIGNAL, axis=1, frame_length=4, frame_step=2),
+    case("stft_negative_axis", _STFT, _SIGNAL, axis=-3, frame_length=3, frame_step=3),
+    case("stft_first_axis", _STFT, {"input": Real((7, 2))}, axis=0, frame_length=4, frame_step=1),
+    case("stft_one_frame", _STFT, {"input": Real((2, 4, 2))}, axis=1, frame_length=4, frame_step=9),
     case(
-        "stft_window_rank_2", _STFT, _SIGNAL | {"window": Real((1, 2))}, axis=1, frame=4, stride=5
+        "stft_window", _STFT, _SIGNAL | {"window": Real((4,))}, axis=1, frame_length=4, frame_step=3
+    ),
+    case(
+        "stft_short_window",
+        _STFT,
+        _SIGNAL | {"window": Real((3,))},
+        axis=1,
+        frame_length=6,
+        frame_step=2,
+    ),
+    case(
+        "stft_window_rank_2",
+        _STFT,
+        _SIGNAL | {"window": Real((1, 2))},
+        axis=1,
+        frame_length=4,
+        frame_step=5,
     ),
     case("exp_unit_norm", _UNIT, {"input": _X, "state": _STATE}, axis=1, alpha=0.9),
     case(
         "exp_unit_norm_skip",
-        _UNIT,
+        "tract_extra_exp_unit_norm",
         {"input": _X, "state": _STATE},
         axis=-2,
         alpha=0.6,

@@ -20,16 +20,16 @@ def _softmax(scores, mask=0.0):
     return powers / np.sum(powers)
 
 
-def sdpa(q, k, v, mask=False, scale=0.0, datum_type="", acc_datum_type="", is_causal=False):
-    if q.ndim == 3:
-        return sdpa(q[None], k[None], v[None], mask, scale, is_causal=is_causal)[0]
-    if q.ndim > 4:
-        rows = zip(q, k, v, strict=True)
-        return np.stack([sdpa(*row, mask, scale, is_causal=is_causal) for row in rows])
-    batch = max(q.shape[0], k.shape[0], v.shape[0])
-    _, heads, queries, items = q.shape
-    keys = k.shape[2]
-    q, k, v = (np.broadcast_to(x, (batch, *x.shape[1:])) for x in (q, k, v))
+def attention(query, key, value, mask=False, scale=0.0, is_causal=False):
+    if query.ndim == 3:
+        return attention(query[None], key[None], value[None], mask, scale, is_causal)[0]
+    if query.ndim > 4:
+        rows = zip(query, key, value, strict=True)
+        return np.stack([attention(*row, mask, scale, is_causal) for row in rows])
+    batch = max(x.shape[0] for x in (query, key, value))
+    _, heads, queries, items = query.shape
+    keys = key.shape[2]
+    q, k, v = (np.broadcast_to(x, (batch, *x.shape[1:])) for x in (query, key, value))
     mask = np.broadcast_to(0.0 if mask is False else mask, (batch, heads, queries, keys))
     output = np.zeros((batch, heads, queries, v.shape[3]))
     for n, h, t in np.ndindex(batch, heads, queries):
@@ -42,7 +42,11 @@ def sdpa(q, k, v, mask=False, scale=0.0, datum_type="", acc_datum_type="", is_ca
     return output
 
 
-def scaled_masked_softmax(input, mask, scale, post_softmax_mask=False):
+def sdpa(q, k, v, datum_type, acc_datum_type):
+    return attention(q, k, v)
+
+
+def masked_softmax(input, mask, scale):
     mask = np.broadcast_to(mask, input.shape)
     output = np.zeros(input.shape)
     for row in np.ndindex(*input.shape[:-1]):
@@ -50,7 +54,11 @@ def scaled_masked_softmax(input, mask, scale, post_softmax_mask=False):
     return output
 
 
-def apply_rope(input, cos, sin):
+def scaled_masked_softmax(input, mask, scale, post_softmax_mask):
+    return masked_softmax(input, mask, scale)
+
+
+def rotary_embedding(input, cos, sin):
     half = input.shape[-1] // 2
     turned = np.concatenate([-input[..., half:], input[..., :half]], axis=-1)
     return input * cos + turned * sin
@@ -64,31 +72,35 @@ _ACTIVATIONS = {
 }
 
 
-def moe_ffn(
-    x,
-    wg,
+def moe_ffn(x, wg, w1, w2, w3, expert_layout, **others):
+    """The transposed matrices of experts."""
+    assert expert_layout == "linear"
+    w1, w2, w3 = (np.swapaxes(w, 1, 2) for w in (w1, w2, w3))
+    others = {name.replace("wg_", "router_"): value for name, value in others.items()}
+    return mixture_of_experts(x, wg, w1, w2, w3, **others)
+
+
+def mixture_of_experts(
+    input,
+    router,
     w1,
     w2,
     w3=False,
-    wg_bias=False,
+    router_bias=False,
     w1_bias=False,
     w3_bias=False,
     w2_bias=False,
     k=1,
     activation="silu",
     gate="softmax_topk",
-    act_alpha=1.0,
-    act_limit=0.0,
-    expert_layout="canonical",
+    alpha=1.0,
+    limit=0.0,
 ):
-    wg = wg.reshape(wg.shape[-2:])
-    experts = len(wg)
-    if expert_layout == "linear":
-        w1, w2, w3 = (x if x is False else np.swapaxes(x, 1, 2) for x in (w1, w2, w3))
+    x, experts = input, len(router)
     biases = [[0] * experts if b is False else b for b in (w1_bias, w3_bias, w2_bias)]
     output = np.zeros(x.shape)
     for token in np.ndindex(*x.shape[:-1]):
-        logits = wg @ x[token] + (0 if wg_bias is False else wg_bias)
+        logits = router @ x[token] + (0 if router_bias is False else router_bias)
         chosen = sorted(range(experts), key=lambda e: -logits[e])[:k]
         parts = {
             "softmax_topk": _softmax(logits[chosen]),
@@ -99,8 +111,8 @@ def moe_ffn(
         for e, part in zip(chosen, parts, strict=True):
             inner = x[token] @ w1[e] + biases[0][e]
             factor = 1.0 if w3 is False else x[token] @ w3[e] + biases[1][e]
-            if act_limit:
-                inner = clamped_swiglu(inner, factor, act_alpha, act_limit)
+            if limit:
+                inner = clamped_swiglu(inner, factor, alpha, limit)
             else:
                 inner = _ACTIVATIONS[activation](inner) * factor
             output[token] += part * (inner @ w2[e] + biases[2][e])
@@ -108,8 +120,11 @@ def moe_ffn(
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
+    "attention": attention,
+    "masked_softmax": masked_softmax,
+    "rotary_embedding": rotary_embedding,
+    "mixture_of_experts": mixture_of_experts,
     "tract_transformers_sdpa": sdpa,
     "tract_transformers_scaled_masked_softmax": scaled_masked_softmax,
-    "tract_transformers_apply_rope": apply_rope,
     "tract_moe_ffn": moe_ffn,
 }

@@ -27,7 +27,7 @@ def non_max_suppression(
     max_output_boxes_per_class=0,
     iou_threshold=0.0,
     score_threshold=None,
-    center_point_box=0,
+    center_point_box=False,
 ):
     batches, classes, count = scores.shape
     most = min(count, max_output_boxes_per_class or count)
@@ -48,7 +48,7 @@ def non_max_suppression(
     return np.array(rows + rest, np.int64).reshape(-1, 3)
 
 
-def non_zero(input, count_symbol=""):
+def non_zero(input):
     output = np.full((input.ndim, input.size), -1, np.int64)
     column = 0
     for place in np.ndindex(*input.shape):
@@ -59,6 +59,7 @@ def non_zero(input, count_symbol=""):
 
 
 OPERATIONS = {
-    "tract_onnx_non_max_suppression": non_max_suppression,
-    "tract_onnx_non_zero": non_zero,
+    "non_max_suppression": non_max_suppression,
+    "non_zero": non_zero,
+    "tract_onnx_non_zero": lambda input, count_symbol: non_zero(input),
 }

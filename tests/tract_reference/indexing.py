@@ -91,23 +91,27 @@ def topk(input, k, axis, largest):
     return values, indices
 
 
-def one_hot(input, axis, dim, value_off=0.0, value_on=1.0):
-    axis = axis + input.ndim + 1 if axis < 0 else axis
-    input = np.trunc(input).astype(int)
-    output = np.full((*input.shape[:axis], dim, *input.shape[axis:]), float(value_off))
-    for place in np.ndindex(*input.shape):
-        index = input[place] + dim if input[place] < 0 else input[place]
-        if 0 <= index < dim:
-            output[(*place[:axis], index, *place[axis:])] = value_on
+def one_hot(indices, axis, depth, off_value=0.0, on_value=1.0):
+    axis = axis + indices.ndim + 1 if axis < 0 else axis
+    output = np.full((*indices.shape[:axis], depth, *indices.shape[axis:]), float(off_value))
+    for place in np.ndindex(*indices.shape):
+        index = indices[place] + depth if indices[place] < 0 else indices[place]
+        if 0 <= index < depth:
+            output[(*place[:axis], index, *place[axis:])] = on_value
     return output
+
+
+def one_hot_of_reals(input, axis, dim):
+    return one_hot(np.trunc(input).astype(int), axis, dim)
 
 
 OPERATIONS = {
     "tract_core_gather": gather,
-    "tract_core_gather_elements": gather_elements,
-    "tract_core_gather_nd": gather_nd,
-    "tract_core_scatter_elements": scatter_elements,
-    "tract_core_scatter_nd": scatter_nd,
-    "tract_core_topk": topk,
-    "tract_core_one_hot": one_hot,
+    "gather_elements": gather_elements,
+    "gather_nd": gather_nd,
+    "scatter_elements": scatter_elements,
+    "scatter_nd": scatter_nd,
+    "topk": topk,
+    "one_hot": one_hot,
+    "tract_core_one_hot": one_hot_of_reals,
 }

@@ -60,18 +60,13 @@ def _leaf(node, nodes, features):
     return _leaf(if_true if true else if_false, nodes, features)
 
 
-def tree_ensemble_classifier(
-    input, trees, nodes, leaves, max_used_feature, n_classes, aggregate_fn
-):
+def tree_ensemble(input, trees, nodes, leaves, classes, aggregate):
     if input.ndim == 1:
-        batch = input[None]
-        return tree_ensemble_classifier(
-            batch, trees, nodes, leaves, max_used_feature, n_classes, aggregate_fn
-        )[0]
-    join = {"SUM": sum, "AVERAGE": np.mean, "MIN": min, "MAX": max}[aggregate_fn]
-    output = np.zeros((len(input), n_classes))
+        return tree_ensemble(input[None], trees, nodes, leaves, classes, aggregate)[0]
+    join = {"SUM": sum, "AVERAGE": np.mean, "MIN": min, "MAX": max}[aggregate]
+    output = np.zeros((len(input), classes))
     for row, features in enumerate(input):
-        weights: list[list[float]] = [[] for _ in range(n_classes)]
+        weights: list[list[float]] = [[] for _ in range(classes)]
         for root in trees:
             for leaf in _leaf(root, nodes, features):
                 weights[leaves[leaf, 0]].append(_real(leaves[leaf, 1]))
@@ -81,7 +76,7 @@ def tree_ensemble_classifier(
 
 OPERATIONS = {
     "tract_onnx_lrn": lrn,
-    "tract_onnx_ml_direct_lookup": direct_lookup,
-    "tract_onnx_ml_reverse_lookup": reverse_lookup,
-    "tract_onnx_ml_tree_ensemble_classifier": tree_ensemble_classifier,
+    "direct_lookup": direct_lookup,
+    "reverse_lookup": reverse_lookup,
+    "tract.tree_ensemble": tree_ensemble,
 }

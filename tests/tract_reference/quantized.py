@@ -10,28 +10,29 @@ import numpy as np
 from .linear import contract, item, matmul_on_axes
 from .window import conv
 
-_LIMITS = {"i8": (-128, 127), "u8": (0, 255), "i16": (-(2**15), 2**15 - 1)}
+_DTYPES = {"i8": "int8", "u8": "uint8", "i32": "int32"}
 
 
-def _requantised(total, a_scale, b_scale, c_scale, c0, dtype):
+def _requantised(total, a_scale, b_scale, output_scale, zero_point, dtype):
     """np.rint rounds half to even."""
-    output = np.rint(total * (a_scale * b_scale / c_scale)).astype(np.int64) + c0
-    output = np.clip(output, *_LIMITS[dtype]) if dtype in _LIMITS else output
-    return output.astype(np.uint64 if dtype.startswith("u") else np.int64)
+    output = np.rint(total * (a_scale * b_scale / output_scale)).astype(np.int64) + zero_point
+    limits = np.iinfo(dtype)
+    output = np.clip(output, limits.min, limits.max) if limits.bits < 32 else output
+    return output.astype(f"{limits.kind}8")
 
 
-def einsum_q(
-    inputs,
+def quantized_einsum(
+    a,
+    b,
     expr,
-    acc,
-    output="",
+    dtype,
     bias=0,
-    a0=0,
+    a_zero_point=0,
     a_scale=1.0,
-    b0=0,
+    b_zero_point=0,
     b_scale=1.0,
-    c0=0,
-    c_scale=1.0,
+    output_zero_point=0,
+    output_scale=1.0,
 ):
     left, result = expr.split("->")
     a_term, b_term, *terms = left.split(",")
@@ -47,19 +48,24 @@ def einsum_q(
             whole[index] = item(parameter, letters, dict(zip(target, index, strict=True)))
         return whole
 
-    a, b = inputs
-    a = a - spread(a0, terms[1], a_term, a.shape)
-    b = b - spread(b0, terms[3], b_term, b.shape)
+    a = a - spread(a_zero_point, terms[1], a_term, a.shape)
+    b = b - spread(b_zero_point, terms[3], b_term, b.shape)
     total = contract([a, b], [a_term, b_term], result)
-    bias, a_scale, b_scale, c0, c_scale = (
+    bias, a_scale, b_scale, zero_point, output_scale = (
         spread(parameter, letters, result, total.shape)
         for parameter, letters in zip(
-            (bias, a_scale, b_scale, c0, c_scale),
+            (bias, a_scale, b_scale, output_zero_point, output_scale),
             (terms[0], terms[2], terms[4], terms[5], terms[6]),
             strict=True,
         )
     )
-    return _requantised(total + bias, a_scale, b_scale, c_scale, c0, output or acc)
+    return _requantised(total + bias, a_scale, b_scale, output_scale, zero_point, dtype)
+
+
+def einsum_q(inputs, expr, acc, a_scale, b_scale, c_scale):
+    """Its result has the type of the sums."""
+    scales = {"a_scale": a_scale, "b_scale": b_scale, "output_scale": c_scale}
+    return quantized_einsum(*inputs, expr, _DTYPES[acc], **scales)
 
 
 def qmatmul(
@@ -85,35 +91,44 @@ def qmatmul(
     a_m, _, _, b_n, c_m, c_n = axes
     total = matmul_on_axes(A - along(a0, a_m), B - along(b0, b_n), axes) + along(bias, c_m)
     a_scale, b_scale = along(a_scale, c_m), along(b_scale, c_n)
-    return _requantised(total, a_scale, b_scale, c_scale, c0, output_type)
+    return _requantised(total, a_scale, b_scale, c_scale, c0, _DTYPES[output_type])
 
 
-def qconv(
+def quantized_conv(
     input,
     filter,
+    dtype,
     bias=0,
-    group=1,
-    dilation=(),
-    stride=(),
-    padding=(),
+    filter_zero_point=0,
+    filter_scale=1.0,
+    input_zero_point=0,
+    input_scale=1.0,
+    output_zero_point=0,
+    output_scale=1.0,
     border="constant",
-    a0=0,
-    a_scale=1.0,
-    b0=0,
-    b_scale=1.0,
-    c0=0,
-    c_scale=1.0,
-    output_dt="",
+    padding=(),
+    stride=(),
+    dilation=(),
     groups=1,
 ):
     rank = input.ndim
-    filter = filter - np.ravel(a0).reshape(-1, *[1] * (rank - 1))
-    total = conv(input - b0, filter, bias, border, padding, stride, dilation, group * groups)
-    a_scale = np.ravel(a_scale).reshape(-1, *[1] * (rank - 2))
-    return _requantised(total, a_scale, b_scale, c_scale, c0, output_dt)
+    filter = filter - np.ravel(filter_zero_point).reshape(-1, *[1] * (rank - 1))
+    input = input - input_zero_point
+    total = conv(input, filter, bias, border, padding, stride, dilation, groups)
+    scale = np.ravel(filter_scale).reshape(-1, *[1] * (rank - 2))
+    return _requantised(total, scale, input_scale, output_scale, output_zero_point, dtype)
+
+
+def qconv(input, filter, a_scale, b0, b_scale, c_scale, group, output_dt):
+    """Groups under the name that tract declares."""
+    scales = {"filter_scale": a_scale, "input_scale": b_scale, "output_scale": c_scale}
+    dtype = _DTYPES[output_dt]
+    return quantized_conv(input, filter, dtype, input_zero_point=b0, groups=group, **scales)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
+    "quantized_einsum": quantized_einsum,
+    "quantized_conv": quantized_conv,
     "tract_core_einsum_q": einsum_q,
     "tract_core_qmatmul": qmatmul,
     "tract_core_qconv": qconv,

@@ -12,45 +12,43 @@ def _sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def lstm_epilogue(preact, c_prev, hidden):
-    i, o, f, g = (preact[..., n * hidden : (n + 1) * hidden] for n in range(4))
-    cell = _sigmoid(f) * c_prev + _sigmoid(i) * np.tanh(g)
+def lstm_pointwise(gates, cell):
+    hidden = cell.shape[-1]
+    i, o, f, g = (gates[..., n * hidden : (n + 1) * hidden] for n in range(4))
+    cell = _sigmoid(f) * cell + _sigmoid(i) * np.tanh(g)
     return _sigmoid(o) * np.tanh(cell), cell
 
 
-def gru_epilogue(xh, rh, h_prev, hidden):
-    xz, xr, xn = (xh[..., n * hidden : (n + 1) * hidden] for n in range(3))
-    rz, rr, rn = (rh[..., n * hidden : (n + 1) * hidden] for n in range(3))
+def gru_pointwise(input_gates, state_gates, state):
+    hidden = state.shape[-1]
+    xz, xr, xn = (input_gates[..., n * hidden : (n + 1) * hidden] for n in range(3))
+    rz, rr, rn = (state_gates[..., n * hidden : (n + 1) * hidden] for n in range(3))
     z = _sigmoid(xz + rz)
     r = _sigmoid(xr + rr)
-    return (1 - z) * np.tanh(xn + r * rn) + z * h_prev
+    return (1 - z) * np.tanh(xn + r * rn) + z * state
 
 
-def gru_seq(
-    x,
-    w,
-    r,
-    b=False,
-    initial_h=None,
-    hidden=0,
-    chunk=1,
-    has_bias=False,
-    reset_every_turn=False,
-    emit_y=True,
-    projected=False,
+def gru_sequence(
+    input, weight, recurrent_weight, initial_state, bias=False, reverse=False, emit_states=True
 ):
-    batch, length, _ = x.shape
-    bias = np.ravel(b) if has_bias else np.zeros(6 * hidden)
-    y = np.zeros((batch, length, hidden))
+    batch, length, _ = input.shape
+    hidden = recurrent_weight.shape[1]
+    bias = np.zeros(6 * hidden) if bias is False else np.ravel(bias)
+    states = np.zeros((batch, length, hidden))
     last = np.zeros((batch, 1, hidden))
     for n in range(batch):
-        h = np.reshape(initial_h, (batch, hidden))[n]
-        for t in range(length) if chunk > 0 else reversed(range(length)):
-            xh = x[n, t] if projected else w @ x[n, t] + bias[: 3 * hidden]
-            h = gru_epilogue(xh, r @ h + bias[3 * hidden :], h, hidden)
-            y[n, t] = h
+        h = np.reshape(initial_state, (batch, hidden))[n]
+        for t in reversed(range(length)) if reverse else range(length):
+            x = input[n, t]
+            x = x if weight is False else weight @ x + bias[: 3 * hidden]
+            h = gru_pointwise(x, recurrent_weight @ h + bias[3 * hidden :], h)
+            states[n, t] = h
         last[n, 0] = h
-    return y if emit_y else y[:, :0], last
+    return states if emit_states else states[:, :0], last
+
+
+def gru_seq(x, w, r, b, initial_h, hidden, chunk, has_bias, reset_every_turn, projected):
+    return gru_sequence(x, False, r, initial_h, b)
 
 
 def causal_conv1d_update(input, weight, initial_state):
@@ -66,7 +64,7 @@ def causal_conv1d_update(input, weight, initial_state):
     return output.reshape(input.shape), final.reshape(initial_state.shape)
 
 
-def gdn_recurrent(query, key, value, log_decay, beta, initial_state):
+def gated_delta_rule(query, key, value, log_decay, beta, initial_state):
     batch, length, heads, width = value.shape
     served = heads // query.shape[2]
     output = np.zeros(value.shape)
@@ -85,9 +83,10 @@ def gdn_recurrent(query, key, value, log_decay, beta, initial_state):
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "tract_core_lstm_epilogue": lstm_epilogue,
-    "tract_core_gru_epilogue": gru_epilogue,
+    "lstm_pointwise": lstm_pointwise,
+    "gru_pointwise": gru_pointwise,
+    "gru_sequence": gru_sequence,
     "tract_core_gru_seq": gru_seq,
-    "tract_transformers_causal_conv1d_update": causal_conv1d_update,
-    "tract_transformers_gdn_recurrent": gdn_recurrent,
+    "causal_conv1d_update": causal_conv1d_update,
+    "gated_delta_rule": gated_delta_rule,
 }

@@ -76,18 +76,18 @@ def _weights(position, extent, scale, interpolator, nearest_mode, a, exclude_out
     return row / total if total else row
 
 
-def onnx_resize(
+def resize(
     input,
-    scales=(),
     roi=None,
-    coord_transformer="half_pixel",
-    interpolator="nearest",
+    scales=(),
+    sizes=(),
+    mode="nearest",
+    coordinate_transformation_mode="half_pixel",
     nearest_mode="floor",
     cubic_coeff_a=-0.75,
     exclude_outside=False,
     antialias=False,
     extrapolation_value=0.0,
-    sizes=(),
 ):
     output = input.astype(np.float64)
     for axis, extent in enumerate(input.shape):
@@ -97,17 +97,17 @@ def onnx_resize(
         else:
             scale = Fraction(scales[axis]).limit_denominator(1000)
             count = math.floor(extent * scale)
-        crop = coord_transformer == "tf_crop_and_resize"
+        crop = coordinate_transformation_mode == "tf_crop_and_resize"
         region = (roi[axis], roi[axis + input.ndim]) if crop else None
         matrix = np.zeros((count, extent))
         outside = np.zeros(count, bool)
         for x in range(count):
-            position = _position(x, extent, count, scale, coord_transformer, region)
+            position = _position(x, extent, count, scale, coordinate_transformation_mode, region)
             matrix[x] = _weights(
                 position,
                 extent,
                 scale,
-                interpolator,
+                mode,
                 nearest_mode,
                 cubic_coeff_a,
                 exclude_outside,
@@ -136,9 +136,7 @@ def core_resize(
         exact = [Fraction(scale).limit_denominator(1000) for scale in scales]
         sizes = [math.floor(extent * s) for extent, s in zip(input.shape, exact, strict=True)]
         scales = ()
-    return onnx_resize(
-        input, scales, None, coord_transformer, interpolator, nearest_mode, sizes=sizes
-    )
+    return resize(input, None, scales, sizes, interpolator, coord_transformer, nearest_mode)
 
 
 def _bounded(position, extent, padding_mode, align_corners):
@@ -192,6 +190,6 @@ def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corner
 
 OPERATIONS = {
     "tract_core_resize": core_resize,
-    "tract_onnx_resize": onnx_resize,
-    "tract_core_grid_sample": grid_sample,
+    "resize": resize,
+    "grid_sample": grid_sample,
 }
