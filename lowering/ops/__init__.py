@@ -56,10 +56,12 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "resize": ("resize", "grid_sample"),
     "roi": ("avg_roi_pool", "max_roi_pool", "roi_resample"),
     "scan": ("scan",),
+    "selection": (
+        "slice", "dynamic_slice", "triangle", "tile", "pad", "gather", "broadcast",
+    ),
     "shape": (
         "reshape", "transpose", "squeeze", "unsqueeze", "concat", "split", "stack", "unstack",
-        "slice", "dynamic_slice", "triangle", "tile", "pad", "gather", "broadcast", "cast",
-        "copy_n", "add_n",
+        "cast", "copy_n", "add_n",
     ),
     "signal": (
         "fft", "stft", "pairs_to_complex", "complex_to_pairs", "tract.exp_unit_norm",

@@ -13,23 +13,21 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, differ, is_symbolic, shapes_differ, show, volume
+from lowering.extents import UNKNOWN, Shape, differ, shapes_differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.ops import rules
 from lowering.ops.typing import (
     is_complex,
     require_axes,
-    require_integer,
-    require_length,
-    require_one_integer,
     require_rank,
     require_real,
     require_same_dtype,
 )
 
 
-def _require_axis(axis: int, rank: int) -> None:
+def require_axis(axis: int, rank: int) -> None:
+    """Refuse an axis that is negative or not below the rank."""
     require_axes((axis,), rank, "axis")
 
 
@@ -41,7 +39,8 @@ def _known(shapes: Sequence[Shape]) -> Shape:
     )
 
 
-def _with_extent(shape: Shape, axis: int, extent: int) -> Shape:
+def with_extent(shape: Shape, axis: int, extent: int) -> Shape:
+    """Return the shape with another extent along an axis."""
     return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
@@ -179,8 +178,8 @@ def unsqueeze(input: Any, axes: tuple[int, ...]) -> Array:
 
 def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
     _require_values(values)
-    _require_axis(axis, len(values[0].shape))
-    others = [_with_extent(value.shape, axis, 1) for value in values]
+    require_axis(axis, len(values[0].shape))
+    others = [with_extent(value.shape, axis, 1) for value in values]
     if any(shapes_differ(a, b) for a in others for b in others[:1]):
         raise InvalidShape(
             f"'values' must have one shape except along axis {axis}, they have "
@@ -188,7 +187,7 @@ def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
             hint="join them along the axis in which they differ, or pad or slice one of them",
         )
     extent = sum(value.shape[axis] for value in values)
-    return TensorType(_with_extent(_known(others), axis, extent), values[0].dtype)
+    return TensorType(with_extent(_known(others), axis, extent), values[0].dtype)
 
 
 def _require_values(values: Sequence[TensorType]) -> None:
@@ -204,7 +203,7 @@ def concat(values: Sequence[Any], axis: int) -> Array:
 
 
 def _split_type(value: TensorType, axis: int, ratios: tuple[int, ...]) -> list[TensorType]:
-    _require_axis(axis, len(value.shape))
+    require_axis(axis, len(value.shape))
     if not ratios or min(ratios) < 1:
         raise InvalidOperation(f"'ratios' must be positive and not empty, it is {list(ratios)}")
     extent = value.shape[axis]
@@ -213,7 +212,7 @@ def _split_type(value: TensorType, axis: int, ratios: tuple[int, ...]) -> list[T
             f"the sum {sum(ratios)} of 'ratios' must divide the extent {extent} of 'value' "
             f"{show(value.shape)} along axis {axis}"
         )
-    shapes = [_with_extent(value.shape, axis, part) for part in _parts(extent, ratios)]
+    shapes = [with_extent(value.shape, axis, part) for part in _parts(extent, ratios)]
     return [TensorType(shape, value.dtype) for shape in shapes]
 
 
@@ -231,7 +230,7 @@ def split(value: Any, axis: int, ratios: tuple[int, ...]) -> list[Array]:
 
 def _stack_type(values: Sequence[TensorType], axis: int) -> TensorType:
     _require_values(values)
-    _require_axis(axis, len(values[0].shape) + 1)
+    require_axis(axis, len(values[0].shape) + 1)
     shapes = [value.shape for value in values]
     if any(shapes_differ(shape, shapes[0]) for shape in shapes):
         raise InvalidShape(
@@ -248,7 +247,7 @@ def stack(values: Sequence[Any], axis: int) -> Array:
 
 
 def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
-    _require_axis(axis, len(value.shape))
+    require_axis(axis, len(value.shape))
     extent = value.shape[axis]
     if extent is UNKNOWN:
         raise InvalidShape(
@@ -264,214 +263,6 @@ def unstack(value: Any, axis: int) -> list[Array]:
     """The sub-tensors along the axis, without it."""
     x = jnp.asarray(value)
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
-
-
-# Selecting and extending
-
-
-def _slice_type(
-    input: TensorType,
-    axes: tuple[int, ...],
-    begin: tuple[int, ...],
-    end: tuple[int, ...],
-    stride: tuple[int, ...],
-) -> TensorType:
-    require_axes(axes, len(input.shape))
-    require_length("begin", begin, len(axes), "axes")
-    require_length("end", end, len(axes), "axes")
-    if stride:
-        require_length("stride", stride, len(axes), "axes")
-    if 0 in stride:
-        raise InvalidOperation(f"'stride' must not be 0, it is {list(stride)}")
-    shape = list(input.shape)
-    for axis, b, e, step in zip(axes, begin, end, stride or (1,) * len(axes), strict=True):
-        extent = shape[axis]
-        if UNKNOWN in (b, e, step, extent):
-            shape[axis] = UNKNOWN
-            continue
-        first, last = _bounds(b, e, step, extent)
-        if not (0 <= first <= last if step > 0 else last <= first < extent):
-            raise InvalidShape(
-                f"'begin' {b}, 'end' {e} and 'stride' {step} are no range in the "
-                f"{extent} items of 'input' {show(input.shape)} along axis {axis}",
-                hint="bounds below 0 count from the end; a forward range with the end 0 goes to it",
-            )
-        shape[axis] = -((first - last) // step)
-    return TensorType(tuple(shape), input.dtype)
-
-
-def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
-    """The index of the first item and the one past the last, -1 where item 0 is the last."""
-    first = begin + extent if begin < 0 else min(begin, extent)
-    if end == 0 and step > 0:
-        return first, extent
-    last = end + extent if end < 0 else min(end, extent)
-    return max(first, -1), max(last, -1)
-
-
-@rules.rule("slice", _slice_type)
-def slice_(
-    input: Any,
-    axes: tuple[int, ...],
-    begin: tuple[int, ...],
-    end: tuple[int, ...],
-    stride: tuple[int, ...],
-) -> Array:
-    """Every `stride`-th item from `begin` to before `end` along each axis.
-
-    Bounds below 0 count from the end, bounds beyond it are the end, and so is the `end` 0 of a
-    forward range. A negative stride goes backwards; to include item 0 its `end` is -extent - 1.
-    """
-    x = jnp.asarray(input)
-    for axis, b, e, step in zip(axes, begin, end, stride or (1,) * len(axes), strict=True):
-        if any(map(is_symbolic, (b, e, x.shape[axis]))):  # which jax compares where it has to
-            bounds = slice(b, None if step > 0 and not is_symbolic(e) and e == 0 else e, step)
-            x = x[(slice(None),) * axis + (bounds,)]
-            continue
-        first, last = _bounds(b, e, step, x.shape[axis])
-        if step < 0:
-            x = lax.rev(x, (axis,))
-            first, last = x.shape[axis] - 1 - first, x.shape[axis] - 1 - last
-        x = lax.slice_in_dim(x, first, last, abs(step), axis)
-    return x
-
-
-def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis: int) -> TensorType:
-    require_one_integer(start=start)
-    _require_axis(axis, len(input.shape))
-    extent = input.shape[axis]
-    if length < 0 or length > extent:
-        raise InvalidShape(
-            f"the length must lie in [0,{extent}], the extent of 'input' {show(input.shape)} along "
-            f"axis {axis}, it is {length}"
-        )
-    return TensorType(_with_extent(input.shape, axis, length), input.dtype)
-
-
-@rules.rule("dynamic_slice", _dynamic_slice_type)
-def dynamic_slice(input: Any, start: Any, length: int, axis: int) -> Array:
-    """`length` items along the axis from item `start` on, which depends on the data.
-
-    A `start` below 0 counts from the end. Items past the end are NaN; the least number in signed
-    integers, the greatest in unsigned ones, true in logical values.
-    """
-    first = jnp.asarray(start).reshape(())
-    return jnp.take(jnp.asarray(input), first + jnp.arange(length, dtype=first.dtype), axis=axis)
-
-
-def _triangle_type(input: TensorType, k: TensorType, upper: bool) -> TensorType:
-    require_one_integer(k=k)
-    if len(input.shape) < 2:
-        raise InvalidShape(f"'input' must have two axes or more, its shape is {show(input.shape)}")
-    return input
-
-
-@rules.rule("triangle", _triangle_type)
-def triangle(input: Any, k: Any, upper: bool) -> Array:
-    """The items of the last two axes on diagonal k and above it, or below it; 0 elsewhere.
-
-    Item [row,column] is on diagonal column - row. k may depend on the data.
-    """
-    x = jnp.asarray(input)
-    limit = jnp.asarray(k).reshape(())
-    rows, columns = (lax.broadcasted_iota(limit.dtype, x.shape[-2:], axis) for axis in (0, 1))
-    kept = columns - rows >= limit if upper else columns - rows <= limit
-    return jnp.where(kept, x, jnp.zeros_like(x))
-
-
-def _tile_type(input: TensorType, repeats: tuple[int, ...]) -> TensorType:
-    require_length("repeats", repeats, len(input.shape), "axes of 'input'")
-    if any(times < 0 for times in repeats):
-        raise InvalidOperation(f"'repeats' must not be negative, it is {list(repeats)}")
-    return TensorType(tuple(e * r for e, r in zip(input.shape, repeats, strict=True)), input.dtype)
-
-
-@rules.rule("tile", _tile_type)
-def tile(input: Any, repeats: tuple[int, ...]) -> Array:
-    """The input repeated along its axes."""
-    return jnp.tile(jnp.asarray(input), repeats)
-
-
-_PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
-
-
-def _pad_type(
-    input: TensorType, padding: tuple[tuple[int, int], ...], border: str, value: float
-) -> TensorType:
-    require_length("padding", padding, len(input.shape), "axes of 'input'")
-    if border != "constant" and border not in _PAD_MODES:
-        raise InvalidOperation(
-            "'border' must be 'constant', 'replicate', 'reflect' or 'reflect-even', "
-            f"it is '{border}'"
-        )
-    for axis, ((before, after), extent) in enumerate(zip(padding, input.shape, strict=True)):
-        if min(before, after) < 0:
-            raise InvalidOperation(
-                f"'padding' must not be negative, along axis {axis} it is {(before, after)}",
-                hint="`slice` cuts items off",
-            )
-        if border != "constant" and extent == 0 and max(before, after) > 0:
-            raise InvalidShape(
-                f"there is nothing in {show(input.shape)} to pad with border '{border}'"
-            )
-        mirrored = {"reflect": extent - 1, "reflect-even": extent}.get(border)
-        if mirrored is not None and max(before, after) > mirrored:
-            raise InvalidShape(
-                f"'padding' {(before, after)} along axis {axis} is more than the {mirrored} items "
-                f"that border '{border}' can mirror in 'input' {show(input.shape)}"
-            )
-    shape = tuple(p + extent + q for (p, q), extent in zip(padding, input.shape, strict=True))
-    return TensorType(shape, input.dtype)
-
-
-@rules.rule("pad", _pad_type)
-def pad(input: Any, padding: tuple[tuple[int, int], ...], border: str, value: float) -> Array:
-    """The input with items before and after it along each axis (border modes: spec 4.3).
-
-    The value of border 'constant' is cast to the type of the items.
-    """
-    x = jnp.asarray(input)
-    if border == "constant":
-        fill = cast(np.float32(value), x.dtype.name)
-        return lax.pad(x, fill, [(before, after, 0) for before, after in padding])
-    return jnp.pad(x, padding, mode=_PAD_MODES[border])
-
-
-def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorType:
-    require_integer(indices=indices)
-    _require_axis(axis, len(input.shape))
-    shape = input.shape[:axis] + indices.shape + input.shape[axis + 1 :]
-    return TensorType(shape, input.dtype)
-
-
-@rules.rule("gather", _gather_type)
-def gather(input: Any, indices: Any, axis: int) -> Array:
-    """The sub-tensors at the indices along the axis, whose place the axes of the indices take.
-
-    Negative indices count from the end; an index beyond the axis yields NaN.
-    """
-    return jnp.take(jnp.asarray(input), jnp.asarray(indices), axis=axis)
-
-
-def _broadcast_type(input: TensorType, shape: tuple[int, ...]) -> TensorType:
-    if any(extent < 0 for extent in shape):
-        raise InvalidOperation(f"'shape' must not be negative, it is {list(shape)}")
-    return TensorType(_whole_shape(input.shape, shape), input.dtype)
-
-
-def _whole_shape(input: Shape, shape: Shape) -> Shape:
-    rank = max(len(input), len(shape))
-    return broadcast_shapes(*((1,) * (rank - len(s)) + tuple(s) for s in (input, shape)))
-
-
-@rules.rule("broadcast", _broadcast_type)
-def broadcast(input: Any, shape: tuple[int, ...]) -> Array:
-    """The input repeated along its axes of extent 1, and along new ones before them, to a shape.
-
-    The shapes are matched from the last axis. Where `shape` has 1 the extent of the input stays.
-    """
-    x = jnp.asarray(input)
-    return jnp.broadcast_to(x, _whole_shape(x.shape, shape))
 
 
 # Types and lists

@@ -89,9 +89,8 @@ def test_every_meaning_is_a_kind_with_these_parameters() -> None:
 
 
 def own_fragments(names: list[str], head: str, external: str, parameter: str) -> str:
-    lines = [
-        f"fragment {kind}( {parameter} ) -> ( y{parameter[1:]} ) {{ y = x + 1.0; }}" for kind in names
-    ]
+    result = f"y{parameter[1:]}"
+    lines = [f"fragment {k}( {parameter} ) -> ( {result} ) {{ y = x + 1.0; }}" for k in names]
     calls = "".join(f"y{i} = {kind}(x); " for i, kind in enumerate(names))
     results = ", ".join(f"y{i}" for i in range(len(names)))
     body = f"graph g( x ) -> ( {results} ) {{ x = {external}; {calls} }}"
