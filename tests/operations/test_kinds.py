@@ -15,9 +15,11 @@ import lowering
 import nnef_jax
 from lowering.ops import FAMILIES, Families, rules
 from lowering.registry import Registry
+from nnef_jax.formats.syntax.flat_document import flat_document
 from nnef_jax.formats.syntax.standard import signatures, standard
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.operations import meanings
+from tests import op_cases, tract_cases
 from tests.helpers import model_of
 from tests.tract_text import graph
 
@@ -189,3 +191,23 @@ def test_no_consumer_of_a_graph_asks_where_it_comes_from() -> None:
         and re.search(r"\.dialect\b", path.read_text(encoding="utf-8"))
     }
     assert asking <= allowed and asking
+
+
+def test_what_the_standard_does_not_have_of_a_kind_is_not_written_in_it() -> None:
+    text = graph("y = round(x);\nz = clamp(y, 0.0, 1.0);\nw = tract_core_silu(z);", results="w")
+    with pytest.raises(nnef_jax.UnsupportedError) as caught:
+        flat_document(model_of(text).graph)
+    assert [error.message for error in caught.value.errors] == [
+        "'ties' 'away' of 'round' is not NNEF",
+        "'inclusive' True of 'clamp' is not NNEF",
+    ]
+
+
+def test_every_kind_is_used_by_a_row_of_the_tables() -> None:
+    """Others are tested by documents around them: structure, and complex numbers."""
+    used = {case.operation for case in op_cases.ALL_CASES}
+    names = meanings().keys() & {case.operation for case in tract_cases.ALL_CASES}
+    used |= {meanings()[name].kind for name in names}
+    assert set(rules) - used == {
+        "constant", "range", "scan", "tract.pulse_mask", "complex_to_pairs",
+    }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph, Operation, Value
 from lowering.location import Source
+from lowering.ops import rules
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.printing import print_document
@@ -188,6 +189,10 @@ class _Writer:
         if next(operation.writes(), None) is None:  # an array of no items has nothing to name
             return
         given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
+        defaults = rules[operation.kind].defaults if operation.rule is None else {}
+        for name, value in given.items():
+            if defaults.get(name, value) != value:  # the standard has the default alone
+                self._refuse(f"'{name}' {value!r} of '{operation.kind}' is not NNEF", operation)
         generic = None
         if operation.kind in GENERIC_RESULT:
             generic = _generic(given["dtype"]) or "scalar"
