@@ -1,8 +1,7 @@
-"""What is a CPU's: layouts and kernels for traced functions. `pipeline` lists the passes.
+"""Layouts and kernels of a CPU for traced functions; `pipeline` lists the passes.
 
-Execution asks a platform for these two functions, and for the compiler's `options`. Another
-platform has a folder beside this one, which offers the same. The functions import their parts when
-they are called, so that `fallback` is there where jax lacks something.
+Another platform has a folder like this one, with the same functions and compiler's `options`.
+Parts are imported in calls: `fallback` is there where jax lacks something that they need.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ Function = Callable[[Any, Sequence[Any]], Any]
 
 
 def optimised(function: Function, *, in_chunks: bool = False) -> Function:
-    """Return the same function of parameters and inputs, laid out for a CPU.
+    """Return the function of parameters and inputs (pytrees of arrays), laid out for a CPU.
 
-    Both arguments are pytrees of arrays. What depends on the first alone may be computed in another
-    way than written, since that is done once for many calls. `in_chunks` takes a large batch a few
-    items at a time; derivatives of the result are slow then.
+    What depends on parameters alone is computed once for many calls, so it may be written anew.
+    `in_chunks` takes a large batch a few items at a time; derivatives are slow then.
     """
 
     def run(parameters: Any, inputs: Sequence[Any]) -> Any:
@@ -41,7 +39,7 @@ def optimised(function: Function, *, in_chunks: bool = False) -> Function:
 
 
 def looped(closed: Any, count: int) -> Any:
-    """Return the same traced function with equal steps as a loop; a `Rewrite` of a split."""
+    """Return the traced function with equal steps as a loop; a `Rewrite` of a split."""
     from lowering.cpu import repeats
 
     return repeats.looped(closed, count)

@@ -1,4 +1,4 @@
-"""Finds the axis of each variable that holds the items of a batch, and changes their number."""
+"""Find the axis of each variable that holds the items of a batch, and change their number."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def batch_axes(jaxpr: Any, known: Mapping[Any, int]) -> dict[Any, int]:
 
 
 def _new_axes(equation: Any) -> set[int]:
-    """Return the axes along which a broadcast repeats its operand."""
     operand, *_ = equation.invars
     extents = dict(zip(equation.params["broadcast_dimensions"], operand.aval.shape, strict=True))
     shape = equation.params["shape"]
@@ -107,7 +106,7 @@ def _reshape(equation: Any, given: list[int | None]) -> int | None:
 
 
 def _beside(name: str) -> Rule:
-    """Make the rule of a primitive that works along one other axis, a parameter of it."""
+    """Make the rule of a primitive that works along one other axis, its parameter `name`."""
 
     def rule(equation: Any, given: list[int | None]) -> int | None:
         found = set(given)
@@ -119,7 +118,7 @@ def _beside(name: str) -> Rule:
 
 
 def _untouched(*trivial: tuple[str, Any]) -> Rule:
-    """Make the rule of a primitive whose parameters are trivial along the axis of the batch."""
+    """Make the rule of a primitive whose parameters are trivial along the batch axis."""
 
     def rule(equation: Any, given: list[int | None]) -> int | None:
         axis = given[0]
@@ -191,7 +190,7 @@ _RULES: dict[str, Rule] = {
 
 
 def resized(axes: Axes, size: int) -> Callable[[Any], Any]:
-    """Turn equations for the whole batch into those for `size` items."""
+    """Return a function that turns equations for the whole batch into those for `size` items."""
 
     def change(equation: Any) -> Any:
         variable = equation.outvars[0]
@@ -203,7 +202,6 @@ def resized(axes: Axes, size: int) -> Callable[[Any], Any]:
 
 
 def _resized(equation: Any, axis: int, size: int) -> dict[str, Any]:
-    """Return the parameters of an equation for another number of items."""
     name = {
         "broadcast_in_dim": "shape",
         "reshape": "new_sizes",

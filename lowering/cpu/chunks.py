@@ -1,7 +1,6 @@
-"""Runs a batch a few items at a time, where all that is computed of one item fits the caches.
+"""Run a batch a few items at a time, where all that is computed of one item fits the caches.
 
-Tensors of a whole batch do not: they are written to memory and read again between two operations.
-Beyond 32 MB the C library takes them anew from the system in each call, page by page.
+Larger tensors go through memory; beyond 32 MB the C library maps new pages in each call.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ Evaluate = Callable[[Any, Sequence[Any], Sequence[View]], list[View]]
 def in_chunks(
     closed: Any, known: Sequence[Any], free: Sequence[Any], evaluate: Evaluate
 ) -> list[Any] | None:
-    """Return the results of a traced function of parameters and of inputs that hold a batch.
-
-    It is None where all items at once are better, or where they cannot be told apart.
-    """
+    """Return the results for inputs that hold a batch; None unless it can be divided and pays."""
     if not _is_batch(free):
         return None
     flat = inlined(closed)
@@ -42,7 +38,7 @@ def in_chunks(
     found = stages(flat.jaxpr, inputs, axes, size)
     if all(stage.size == size for stage in found):
         return None
-    # What stages hand on is in memory for as many items as the last of them takes at a time.
+    # What stages hand on stays in memory for as many items as the last of them takes at a time.
     own = [stage for stage in found if stage.reads]
     nested = len(own) > 1 and own[-1].size < size
     if nested:
@@ -59,7 +55,7 @@ def in_chunks(
 
 
 def _is_batch(inputs: Sequence[Any]) -> bool:
-    """Tell whether all inputs have two or more items along their first axis, and as many."""
+    """Tell whether all inputs have the same extent, two or more, along their first axis."""
     extents = {x.shape[0] if x.shape else 1 for x in inputs}
     return len(extents) == 1 and min(extents) > 1
 
@@ -74,7 +70,6 @@ class _Batch:
     evaluate: Evaluate
 
     def compute(self, stage: Stage, views: Sequence[View], *, has_stages: bool) -> list[View]:
-        """Return the results of a stage, which may have stages within."""
         known = list(self.given.values())
         if stage.size == self.size:
             return self._items(stage, known, views)
@@ -99,7 +94,6 @@ class _Batch:
     def _items(
         self, stage: Stage, known: Sequence[Any], views: Sequence[View], *, has_stages: bool = False
     ) -> list[View]:
-        """Return the results for `stage.size` items, in whatever layouts they are computed."""
         closed = self._traced(stage, known, views)
         if has_stages:
             results = in_chunks(closed, known, [tensor(view) for view in views], self.evaluate)
@@ -109,7 +103,6 @@ class _Batch:
         return self.evaluate(closed.jaxpr, closed.consts, arguments)
 
     def _traced(self, stage: Stage, known: Sequence[Any], views: Sequence[View]) -> Any:
-        """Return the stage as a function of parameters and of tensors with `stage.size` items."""
         change = resized(self.axes, stage.size)
 
         def run(known: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
@@ -124,7 +117,7 @@ class _Batch:
 
 
 def _divided(view: View, axis: int, size: int) -> View:
-    """Return the view of a part of `size` items; its array has all parts along a new first axis."""
+    """Return the view of a part of `size` items; its array stacks all parts along a new axis 0."""
     array, position = whole(view), view.position(axis)
     extents = array.shape
     array = array.reshape(*extents[:position], -1, size, *extents[position + 1 :])
@@ -133,7 +126,7 @@ def _divided(view: View, axis: int, size: int) -> View:
 
 
 def _joined(view: View, axis: int, size: int) -> View:
-    """Reverse `_divided`: return the view of all `size` items."""
+    """Reverse `_divided`."""
     position = view.position(axis)
     array = jnp.moveaxis(view.array, 0, position)
     extents = array.shape

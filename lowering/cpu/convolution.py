@@ -1,7 +1,4 @@
-"""Computes convolutions: an input (N,X...,C) and a filter (f...,C/G,O) give (N,x...,O).
-
-XLA's own kernel is the general one. Others are faster for the windows that networks are made of.
-"""
+"""Convolutions of (N,X...,C) by (f...,C/G,O), to (N,x...,O): XLA's own kernel and faster ones."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ def _choice(x: Array, filter: Array, window: Window) -> str | None:
 
 
 def direct(x: Array, filter: Array, window: Window) -> Array:
-    """Use XLA's own convolution."""
+    """Compute it by XLA's own convolution."""
     spatial = "XYZUVW"[: x.ndim - 2]
     numbers = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
     return lax.conv_general_dilated(
@@ -88,10 +85,7 @@ def at_positions(x: Array, window: Window) -> Array:
 
 
 def by_winograd(x: Array, filter: Array, window: Window) -> Array:
-    """Compute a 3x3 window by fewer products, with the derivatives of XLA's own convolution.
-
-    Those of Winograd's steps take one to three times as long in a backward pass.
-    """
+    """Compute a 3x3 window by fewer products; XLA's own derivatives are up to 3 times as fast."""
 
     def value(x: Array, filter: Array) -> Array:
         return winograd(padded(x, window), filter, window.precision)
@@ -109,12 +103,12 @@ def _with_tangents_of_direct(
     )
 
 
-# Terms of a sum, which is one loop. Windows of 72 items take longer than XLA's own.
+# Terms of a sum, which is one loop; windows of 72 items take longer than XLA's own.
 _TERMS = 32
 
 
 def is_summed(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether the window covers few items, as the first one of a network does."""
+    """Tell whether the window covers few items, as in the first layer of a network."""
     return (
         math.prod(filter.shape[:-1]) <= _TERMS
         and x.dtype == jnp.float32
@@ -123,7 +117,7 @@ def is_summed(x: Array, filter: Array, window: Window) -> bool:
 
 
 def summed(x: Array, filter: Array, window: Window) -> Array:
-    """Sum shifted channels times what the filter has for each, with XLA's own derivatives."""
+    """Sum shifted channels times items of the filter, with XLA's own derivatives."""
     *size, depth, count = filter.shape
 
     def value(x: Array, filter: Array) -> Array:
@@ -162,21 +156,18 @@ def with_scale(x: Array, scale: Array) -> Array:
     return with_tangents(value, lambda _, scale, change: value(change, scale), by_scale)(x, scale)
 
 
-# Groups whose convolutions are written out. Each adds 0.03 s to the compilation, a loop over them
-# none, but takes up to twice as long (10 groups of 24 channels, 2 items of 28x28: 3.1 and 6.8 ms).
+# Groups whose convolutions are written out, 0.03 s of compilation each; a loop over them takes up
+# to twice as long (10 groups of 24 channels, 2 items of 28x28: 6.8 instead of 3.1 ms).
 _WRITTEN_OUT = 16
 
-# Channels of a group whose derivatives are those of its convolution: value and gradient of 4 groups
-# of 64 take 78 ms (8 items of 28x28), by products for each cell 146. Of 8 groups of 8 (one item)
-# they take 6.2, and 2.8. For a loop over 32 groups XLA's own in the filter take 115 ms, not 12.
+# Channels of a group from which on derivatives are those of its convolution, not products for
+# each cell. Value and gradient of 4 groups of 64 (8 items of 28x28) take 78 and 146 ms, of 8
+# groups of 8 (one item) 6.2 and 2.8; in a loop over 32 groups XLA's in the filter 115, not 12.
 _DEEP = 32
 
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:
-    """Compute a convolution for each group of several channels.
-
-    As one batch of products, what `pipeline` has numbers of takes 109 and 45 ms.
-    """
+    """Compute a convolution for each group, which is faster than one batch of products."""
 
     def value(x: Array, filter: Array) -> Array:
         groups, single = window.groups, replace(window, groups=1)
@@ -202,7 +193,7 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _by_cells(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the same as a matrix product for each group and each cell of the window."""
+    """Compute it as a matrix product for each group and each cell of the window."""
     *size, depth, count = filter.shape
     groups = window.groups
     filter = filter.reshape(*size, depth, groups, count // groups)
@@ -223,7 +214,7 @@ def _by_cells(x: Array, filter: Array, window: Window) -> Array:
 
 
 def is_tiled(filter: Array, window: Window) -> bool:
-    """Tell whether it is a transposed convolution whose windows lie side by side."""
+    """Tell whether this is a transposed convolution whose windows lie side by side."""
     *size, _, _ = filter.shape
     return (
         window.groups == 1

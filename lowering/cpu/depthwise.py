@@ -1,7 +1,4 @@
-"""Computes convolutions with a group for each channel: of (N,X...,C), by (f...,1,O), O = m*C.
-
-Each is a sum of shifted inputs times one cell of the filter, in one loop.
-"""
+"""Convolutions of (N,X...,C) by (f...,1,O), a group for each channel: sums of shifted inputs."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
     def value(x: Array, filter: Array) -> Array:
         return _convolution(x, filter, window)
 
-    # As written, the gradient in the input would be a sum of padded arrays, with nine comparisons
-    # for each item: 25 ms instead of 8 (8 x 56x56, 144 channels and their scales).
+    # As written, the gradient in the input would sum padded arrays, with nine comparisons for each
+    # item: 25 ms instead of 8 (8 x 56x56, 144 channels and their scales).
     def by_input(x: Array, filter: Array, change: Array) -> Array:
         result = jax.eval_shape(value, x, filter)
         return transposition(lambda g: _input_gradient(g, x, filter, window), result)(change)
@@ -62,17 +59,12 @@ def _accumulator(x: Array, window: Window) -> Any:
 
 
 def _repeated(part: Array, count: int) -> Array:
-    """Return each channel as often as it has filters."""
     multiplier = count // part.shape[-1]
     return jnp.repeat(part, multiplier, axis=-1) if multiplier > 1 else part
 
 
 def _filter_gradient(gradient: Array, x: Array, filter: Array, window: Window) -> Array:
-    """Return the gradient in the filter, from that in the result.
-
-    For each cell, parts of the batch and of the rows are summed in one loop before a product sums
-    the rest.
-    """
+    """Return the gradient in the filter: one loop sums parts of batch and rows, a product the rest."""
     count = filter.shape[-1]
     wide = _accumulator(x, window)
     gradient = gradient.astype(wide)
@@ -89,7 +81,7 @@ def _filter_gradient(gradient: Array, x: Array, filter: Array, window: Window) -
 
 
 # XLA computes again what a loop reads of another loop's results, unless it reads more than 15 parts
-# of them: for nine cells all that the gradient is computed of would be computed nine times.
+# of them: nine cells would compute all that the gradient depends on nine times.
 _PARTS = 16
 
 
@@ -106,7 +98,6 @@ def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
 
 
 def _input_gradient(gradient: Array, x: Array, filter: Array, window: Window) -> Array:
-    """Return the gradient in the input, from that in the result."""
     wide = _accumulator(x, window)
     channels, count = x.shape[-1], filter.shape[-1]
     windows = _windows(gradient.shape, (*x.shape[:-1], count), filter, window)
@@ -121,7 +112,6 @@ def _input_gradient(gradient: Array, x: Array, filter: Array, window: Window) ->
 def _windows(
     result: tuple[int, ...], input: tuple[int, ...], filter: Array, window: Window
 ) -> Windows:
-    """Return the windows on all axes of the input."""
     return Windows(
         size=(1, *filter.shape[:-2], 1),
         padding=((0, 0), *window.padding, (0, 0)),

@@ -1,4 +1,4 @@
-"""Gives functions other derivatives than those of the steps that compute them."""
+"""Give functions other derivatives than those of the steps that compute them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def with_tangents(
 ) -> Callable[[Array, Array], Array]:
     """Give a function of two arrays these tangents, each linear in its last operand.
 
-    Backward passes run the transposition of the tangents, so these decide how fast they are. With
-    `store`, loops read the second operand, the result and its change from memory: see `stored`.
+    Backward passes run the transposed tangents, which decide their speed. With `store`, loops read
+    the second operand, the result and its change from memory: see `stored`.
     """
     if not runs("tangents"):
         return value
@@ -57,9 +57,8 @@ def with_tangents(
 def stored(x: Array, result: Array) -> Array:
     """Return the array so that XLA computes it once for all loops that read it.
 
-    XLA computes in each loop anew what it reads of another loop's results, unless a division is
-    among it: nine times for the nine cells of a window. This one is by 1, which only the code
-    generator finds out.
+    XLA computes in each loop anew what it reads of another loop's results, unless that has a
+    division: nine times for a window of nine cells. Only the code generator sees that ours is by 1.
     """
     if not runs("stored"):
         return x
@@ -68,10 +67,7 @@ def stored(x: Array, result: Array) -> Array:
 
 
 def transposition(function: Callable[[Array], Array], operand: Any) -> Callable[[Array], Array]:
-    """Transpose a linear function of an array of the operand's shape and dtype.
-
-    As a tangent it has the function as its backward pass.
-    """
+    """Transpose a linear function of an array of this shape and dtype; its backward pass is that."""
     turned = jax.linear_transpose(function, operand)
     return lambda change: turned(change)[0]
 
@@ -79,8 +75,8 @@ def transposition(function: Callable[[Array], Array], operand: Any) -> Callable[
 def sums_of_channels(x: Array) -> Array:
     """Sum over all axes but the last, by a product with ones.
 
-    XLA's own reduction takes two to five times as long unless YNNPACK does it. With one column of
-    ones, not two, XLA makes the product and all that computes its operand a loop for each channel.
+    XLA's reduction takes two to five times as long unless YNNPACK does it. With one column of ones
+    instead of two, XLA makes product and operand a loop for each channel.
     """
     rows = x.reshape(-1, x.shape[-1])
     ones = jnp.ones((rows.shape[0], 2), x.dtype)

@@ -1,4 +1,4 @@
-"""Lets convolutions wait for the scale and offset that follow, to be computed as one."""
+"""Let convolutions wait for the scale and offset that follow, to be computed as one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from lowering.jaxprs import primitive
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """Holds a convolution of an input (N,X...,C) with a filter (f...,C/G,O), and a bias (O).
+    """A convolution of an input (N,X...,C) with a filter (f...,C/G,O), and a bias (O).
 
-    The result has the axes in `order`, its shape is that of the tensor. `known` tells that filter
-    and bias depend on parameters alone, so that scaling them costs nothing in a call.
+    The result has the axes in `order` and the tensor's shape. `known`: filter and bias depend on
+    parameters alone, so that scaling them costs nothing in a call.
     """
 
     input: Any

@@ -1,7 +1,7 @@
-"""Applies each primitive to arrays whose transposition is pending.
+"""Rules of primitives on arrays whose transposition is pending.
 
-A rule takes an equation and the views of its operands, and yields a view or several. A primitive
-without one takes tensors in their own layout.
+A rule takes an equation and the views of its operands, and returns one view or several.
+A primitive without one takes tensors in their own layout.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ def _elementwise(equation: Any, views: Sequence[View]) -> View:
 
 
 def _extremum(equation: Any, views: Sequence[View]) -> View:
-    """Take a maximum or minimum, by a constant with a selection as its derivative.
+    """Take a maximum or minimum; by a constant, a selection (1, 0, half if equal) is its derivative.
 
-    That is jax's: 1, 0, or half where both are equal. By divisions, as jax writes it, it would not
-    be fused with what follows, but stored.
+    jax writes that by divisions, which are not fused with what follows but stored.
     """
     constants = [isinstance(view.array, np.ndarray) and view.shape == () for view in views]
     if sum(constants) != 1 or not runs("extrema"):
@@ -86,7 +85,7 @@ def _broadcast_in_dim(equation: Any, views: Sequence[View]) -> View | None:
     shape = tuple(equation.params["shape"])
     axes = equation.params["broadcast_dimensions"]
     new = [axis for axis in range(len(shape)) if axis not in axes]
-    # New axes go in front: where they are does not matter while their extent is 1.
+    # New axes go in front: their place does not matter while their extent is 1.
     array = lax.expand_dims(view.array, tuple(range(len(new))))
     order = (*new, *(axes[axis] for axis in view.order))
     return View(array, order, shape, view.known)
@@ -118,8 +117,6 @@ def _reduction(equation: Any, views: Sequence[View]) -> View | None:
 
 
 def _along(name: str) -> Rule:
-    """Make the rule of a primitive with one axis as a parameter."""
-
     def rule(equation: Any, views: Sequence[View]) -> View | list[View]:
         order = common_order(views)
         axis = order.index(equation.params[name])
@@ -134,10 +131,7 @@ def _along(name: str) -> Rule:
 
 
 def _by_axis(*names: str) -> Rule:
-    """Make the rule of a primitive whose named parameters have an item for each axis.
-
-    Other operands than the first are scalars.
-    """
+    """Make the rule of a primitive with parameters for each axis; other operands are scalars."""
 
     def rule(equation: Any, views: Sequence[View]) -> View:
         view, *rest = views

@@ -1,4 +1,4 @@
-"""Chooses the compiler's options for what is optimised."""
+"""Choose the compiler's options."""
 
 from __future__ import annotations
 
@@ -45,10 +45,7 @@ def fastest(runs: Sequence[Callable[[], Any]]) -> int:
 
 
 def compiler_options(parameters: int) -> dict[str, str]:
-    """Return options as `jax.jit` takes them, for a network with so many bytes of parameters.
-
-    There are none where this jaxlib does not know them.
-    """
+    """Return `jax.jit`'s options for so many bytes of parameters; none where jaxlib lacks them."""
     return _CPU if runs("eigen") and parameters >= _TINY and _is_known() else {}
 
 

@@ -1,8 +1,7 @@
-"""Takes what windows move over apart into phases: items that are a stride apart.
+"""Take an input apart into phases: items that are a stride apart.
 
-Cells of windows that lie in one phase cover items side by side there. What a backward pass takes
-from strided slices or spreads over the input, it would write to memory once for each cell. Phases
-are fewer, and as small as the windows' positions are few.
+Cells of windows in one phase cover items side by side. Phases are few and small, where strided
+slices, or a backward pass that spreads over the input, would be written to memory for each cell.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ Cell = tuple[int, ...]
 
 
 def covered(x: Array, windows: Windows) -> Iterator[Array]:
-    """Yield for each cell, in row-major order, the items that it covers at all positions.
-
-    They are slices of phases in memory, for loops that read many of them.
-    """
+    """Yield the items that each cell covers at all positions, as slices of phases in memory."""
     x = extend(x, windows.padding, "constant")
     phases: dict[Cell, Array] = {}
     for cell in np.ndindex(*windows.size):
@@ -43,8 +39,8 @@ def spread(
 ) -> Array:
     """Sum over all cells what each adds to the items that it covers.
 
-    `arrays` have an item for each position, and what fills the space around them. `term(cell,
-    *parts)` is what a cell adds, given slices of the arrays; of the fills it makes zeros.
+    `arrays` have an item for each position, and what fills the space around them.
+    `term(cell, *parts)` is what a cell adds, given slices of them; it makes zeros of the fills.
     """
     size, stride, dilation = windows.size, windows.stride, windows.dilation
     # Items of a phase, on the padded input as far as the input's last.

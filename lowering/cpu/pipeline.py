@@ -1,7 +1,4 @@
-"""Lists the passes over a traced function, in their order. A benchmark may leave some out.
-
-`python -m benchmarks --passes` measures what each earns on all networks.
-"""
+"""The passes over a traced function, in order; `python -m benchmarks --passes` measures them."""
 
 from __future__ import annotations
 
@@ -12,10 +9,7 @@ from typing import NamedTuple
 
 
 class Pass(NamedTuple):
-    """A pass: what it does, and what it was seen to earn, if that was measured.
-
-    Pairs of numbers are milliseconds without and with it, on two cores.
-    """
+    """What a pass does, and what it earned: milliseconds without and with it, on two cores."""
 
     does: str
     earns: str
@@ -96,10 +90,7 @@ def runs(name: str) -> bool:
 
 @contextmanager
 def without(*names: str) -> Generator[None]:
-    """Leave these passes out of what is traced meanwhile, for a benchmark.
-
-    The keys of a `cache_dir` do not tell: use none.
-    """
+    """Leave passes out of what is traced meanwhile. Use no `cache_dir`: its keys do not tell."""
     token = _LEFT_OUT.set(frozenset(names))
     try:
         yield

@@ -1,7 +1,4 @@
-"""Computes maxima and sums of small windows on shifted tensors, dimension by dimension.
-
-That is one loop, which the compiler vectorises.
-"""
+"""Maxima and sums of small windows on shifted tensors, a loop for each dimension."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from lowering.jaxprs import primitive
 from lowering.kernels.pool import window_max_and_index
 from lowering.kernels.windows import Windows, extend, lowest
 
-_LARGEST = 8  # cells along an axis; wider windows are better off with XLA's running forms
+_LARGEST = 8  # cells along an axis; XLA's running forms are better for wider windows
 
 
 def window_reduction(equation: Any, views: Sequence[View]) -> View | None:

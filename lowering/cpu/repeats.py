@@ -1,4 +1,4 @@
-"""Makes equal steps of a function a loop: layers that differ in nothing but their parameters.
+"""Make equal steps of a function a loop: layers that differ in nothing but their parameters.
 
 Each kernel costs XLA's runtime 0.6 us, and a loop over small steps is one kernel.
 """
@@ -36,13 +36,13 @@ class _NoLoopError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Equal steps of a list of equations. Its second step is the model of all of them."""
+    """Equal steps of a list of equations; the second step is the model of all."""
 
     start: int
     stop: int
     model: Sequence[Any]
     carried: Mapping[Any, Any]  # what the model reads of the first step: what that reads for it
-    passed: Sequence[Any]  # the results of the model which the next step reads, in this order
+    passed: Sequence[Any]  # results of the model that the next step reads, in this order
     last: Sequence[Any]  # those of the last step
     stacked: Mapping[Any, Sequence[Any]]  # a parameter that the model reads: what each step reads
 
@@ -74,7 +74,7 @@ def _within_loop(equation: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def looped(closed: Any, count: int) -> Any:
-    """Return the same function, whose first `count` arguments are parameters, with a loop."""
+    """Return the function, whose first `count` arguments are parameters, with a loop."""
     if not runs("repeats"):
         return closed
     jaxpr = closed.jaxpr
@@ -130,7 +130,6 @@ def _number(equation: Any, numbers: dict[Any, int], unique: Iterator[int]) -> in
 
 
 def _traffic(equation: Any) -> int:
-    """Count the bytes that it reads and writes."""
     return sum(
         math.prod(v.aval.shape) * v.aval.dtype.itemsize
         for v in (*equation.invars, *equation.outvars)

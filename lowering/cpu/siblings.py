@@ -1,4 +1,4 @@
-"""Makes one product of those of one input with several matrices of parameters."""
+"""Make one product of those of one input with several matrices of parameters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from lowering.jaxprs import PRODUCT, is_literal, primitive
 def siblings(
     equations: Iterable[Any], is_known: Callable[[Any], bool], same: Mapping[Any, Any]
 ) -> dict[int, list[Any]]:
-    """Group products of one input with parameters; the key is the identity of each equation.
-
-    `same` names one variable for those that hold the same input.
-    """
+    """Return groups of products of one input by id(equation); `same` names one of equal variables."""
     groups: dict[Any, list[Any]] = defaultdict(list)
     for equation in equations:
         if primitive(equation) == PRODUCT and _is_layer(equation, is_known):

@@ -1,4 +1,4 @@
-"""Divides the equations of a batch into stages, by how many items each computes at a time."""
+"""Divide the equations of a batch into stages, by how many items each computes at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 _MEMORY = 24 << 20
 
 # The same for more items than the heaviest operation allows. Products gain by more rows, but with
-# 24 MB here a stage hands on so much that memory is taken anew in each call. Batches of 8 take, in
-# one stage and in up to three: ResNet-18 222 and 196 ms, MobileNetV2 76 and 61.
+# 24 MB here a stage hands on so much that each call takes memory anew. Batches of 8 take, in ms, in
+# one stage and in up to three: ResNet-18 222 and 196, MobileNetV2 76 and 61.
 _LIGHT = 5 << 20
 _NEAR = 16  # equations within which a border is put where the least is handed on
 
@@ -39,8 +39,8 @@ class Stage:
 def stages(jaxpr: Any, inputs: Sequence[Any], axes: Axes, batch: int) -> list[Stage]:
     """Divide the equations into stages of as many items as each and all later ones allow.
 
-    The last layers of a network have little memory and large matrices, which are read once for each
-    part of the batch. `inputs` are the variables that hold the batch.
+    The last layers of a network have little memory and large matrices, read once for each part of
+    the batch. `inputs` are the variables that hold the batch.
     """
     dependent = set(inputs)
     makers: dict[Any, Any] = {}  # of what is the same for all items

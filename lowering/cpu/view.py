@@ -1,4 +1,4 @@
-"""Holds arrays with a transposition and broadcast pending until a consumer needs them."""
+"""Arrays with a transposition and broadcast pending until a consumer needs them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ Order = tuple[int, ...]
 )
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """A tensor of some shape, held as an array of another layout. It is a pytree.
+    """A tensor of some shape, held as an array of another layout; a pytree.
 
-    Axis j of the array is axis `order[j]` of the tensor. Where the array has the extent 1 and the
-    tensor another, all items along the axis are equal. `known` tells that the tensor depends on
-    parameters alone.
+    Axis j of the array is axis `order[j]` of the tensor. Where the array has extent 1 and the tensor
+    another, all items are equal. `known` tells that the tensor depends on parameters alone.
     """
 
     array: Any
@@ -39,7 +38,7 @@ class View:
         return self.order == tuple(range(len(self.order)))
 
     def position(self, axis: int) -> int:
-        """Return the axis of the array that is an axis of the tensor."""
+        """Return the axis of the array that is this axis of the tensor."""
         return self.order.index(axis)
 
 

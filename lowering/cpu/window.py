@@ -1,4 +1,4 @@
-"""Moves the filter of a convolution over an input (N,X...,C)."""
+"""Move the filter of a convolution over an input (N,X...,C)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Computes 3x3 convolutions of stride 1 by Winograd's minimal filtering F(2x2, 3x3).
+"""3x3 convolutions of stride 1 by Winograd's minimal filtering F(2x2, 3x3).
 
-Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015): each tile of 4x4 inputs
-gives 2x2 outputs with 16 multiplications instead of 36, all tiles at once by 16 matrix products.
-The factors are 1 and 1/2: the error is that of the direct sum.
-
-As one batch of products, what they read would have to be put together first: ResNet-18 takes 40 ms
-instead of 35, ResNet-50 94 instead of 85. F(4x4, 3x3) is slower within networks, and less exact.
+Each tile of 4x4 inputs gives 2x2 outputs by 16 multiplications instead of 36, all tiles at once
+by 16 matrix products. Factors are 1 and 1/2, so that the error is that of the direct sum.
+One batch of products would first copy its operands: ResNet-18 takes 40 ms instead of 35,
+ResNet-50 94 instead of 85. F(4x4, 3x3) is slower within networks, and less exact.
+Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015).
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from jax import Array, lax
 
 from lowering.kernels.windows import extend
 
-# Bytes of transformed inputs and products at a time. What is larger than the caches is slower to
-# move than to multiply, and beyond 32 MB the C library takes memory anew for each call: 3x3x64x64
-# windows on 128x128 positions take 24 ms in one part, 6.0 in four, 8.0 directly.
+# Bytes of transformed inputs and products at a time. Data beyond the caches are slower to move than
+# to multiply; beyond 32 MB each call also takes memory anew: 3x3x64x64 windows on 128x128
+# positions take 24 ms in one part, 6.0 in four, 8.0 directly.
 _BLOCK = 8 << 20
 
 
@@ -44,7 +43,6 @@ def winograd(x: Array, filter: Array, precision: Any) -> Array:
 
 
 def _block(x: Array, transformed: Sequence[Array], precision: Any) -> Array:
-    """Convolve whole tiles."""
     batch, rows, columns, _ = x.shape
     height, width = rows // 2 - 1, columns // 2 - 1
     products = [
