@@ -64,7 +64,7 @@ def _repeated(part: Array, count: int) -> Array:
 
 
 def _filter_gradient(gradient: Array, x: Array, filter: Array, window: Window) -> Array:
-    """Return the gradient in the filter: one loop sums parts of batch and rows, a product the rest."""
+    """Return the filter's gradient: a loop sums parts of batch and rows, a product the rest."""
     count = filter.shape[-1]
     wide = _accumulator(x, window)
     gradient = gradient.astype(wide)

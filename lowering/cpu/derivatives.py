@@ -67,7 +67,7 @@ def stored(x: Array, result: Array) -> Array:
 
 
 def transposition(function: Callable[[Array], Array], operand: Any) -> Callable[[Array], Array]:
-    """Transpose a linear function of an array of this shape and dtype; its backward pass is that."""
+    """Transpose a linear function of an array of this shape and dtype, for a backward pass."""
     turned = jax.linear_transpose(function, operand)
     return lambda change: turned(change)[0]
 

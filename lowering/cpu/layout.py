@@ -38,7 +38,7 @@ def _elementwise(equation: Any, views: Sequence[View]) -> View:
 
 
 def _extremum(equation: Any, views: Sequence[View]) -> View:
-    """Take a maximum or minimum; by a constant, a selection (1, 0, half if equal) is its derivative.
+    """Take a maximum or minimum; by a constant, its derivative (1, 0, half) is a selection.
 
     jax writes that by divisions, which are not fused with what follows but stored.
     """

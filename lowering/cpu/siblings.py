@@ -18,7 +18,7 @@ from lowering.jaxprs import PRODUCT, is_literal, primitive
 def siblings(
     equations: Iterable[Any], is_known: Callable[[Any], bool], same: Mapping[Any, Any]
 ) -> dict[int, list[Any]]:
-    """Return groups of products of one input by id(equation); `same` names one of equal variables."""
+    """Return groups of products of one input, by id(equation); `same` unites equal variables."""
     groups: dict[Any, list[Any]] = defaultdict(list)
     for equation in equations:
         if primitive(equation) == PRODUCT and _is_layer(equation, is_known):

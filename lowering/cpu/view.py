@@ -23,8 +23,8 @@ Order = tuple[int, ...]
 class View:
     """A tensor of some shape, held as an array of another layout; a pytree.
 
-    Axis j of the array is axis `order[j]` of the tensor. Where the array has extent 1 and the tensor
-    another, all items are equal. `known` tells that the tensor depends on parameters alone.
+    Axis j of the array is axis `order[j]` of the tensor. Where the array has extent 1 and the
+    tensor another, all items are equal. `known`: the tensor depends on parameters alone.
     """
 
     array: Any
