@@ -13,7 +13,7 @@ ALIGNMENT = 64  # bytes, of addresses from which a CPU device takes an array wit
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a new array at an address from which a CPU device takes it without a copy."""
+    """Return a new array, empty, that a CPU device takes without a copy."""
     size = math.prod(shape) * dtype.itemsize
     buffer = np.empty(size + ALIGNMENT, np.uint8)
     start = -buffer.__array_interface__["data"][0] % ALIGNMENT

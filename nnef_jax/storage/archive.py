@@ -32,8 +32,8 @@ class _Container(Protocol):
 class Archive:
     """A container that is open for reading; a context manager.
 
-    Members go by their names with '/' between the parts and no leading './'. A name that is
-    absolute or has a '..' part matches nothing. Arrays that were read stay valid after closing.
+    Member names have '/' between their parts and no leading './'. An absolute name, or one with a
+    '..' part, matches nothing. Arrays that were read stay valid after closing.
     """
 
     def __init__(self, container: _Container, name: str, meter: Meter) -> None:
@@ -48,13 +48,13 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Let go of the container and its folders; what was read from it lives on by itself."""
+        """Close the container; what was read from it stays valid."""
         if isinstance(self._container, Folder):
             self._container.close()
         self._container = None
 
     def names(self) -> list[str]:
-        """The names of all members, sorted; folders are none, links are."""
+        """Return the names of all members, sorted: of links too, of folders not."""
         names: list[str] = []
         for name in self._open.names():
             self._meter.spend(MEMBER, self.name)
@@ -62,19 +62,18 @@ class Archive:
         return sorted(names)
 
     def exists(self, name: str) -> bool:
-        """Whether there is a member of this name, be it one that is read or a link, say."""
+        """Return whether there is a member of this name, be it a link."""
         return self._open.exists(name)
 
     def location(self, name: str) -> str:
-        """What errors call a member: 'model/graph.nnef', 'model.tgz/graph.nnef'."""
+        """Return what errors call a member: 'model/graph.nnef', 'model.tgz/graph.nnef'."""
         return self._open.location(name)
 
     def read_text(self, name: str) -> Source:
-        """A text member, decoded as UTF-8.
+        """Read a text member as UTF-8.
 
-        Raises `NnefSyntaxError` at the first byte that is not UTF-8 or NUL, `LimitError` for a text
-        of more bytes than there are steps, `ArchiveError` where there is no regular member of this
-        name.
+        Raises `NnefSyntaxError` at the first byte that is NUL or not UTF-8, `LimitError` for more
+        bytes than there are steps, `ArchiveError` where no regular member has this name.
         """
         data = self._open.read(name)
         location = self.location(name)
@@ -82,15 +81,14 @@ class Archive:
         return _decode(bytes(data), location)
 
     def open_tensor(self, name: str) -> memoryview:
-        """The bytes of a member, read-only and as far as possible without a copy.
+        """Return the bytes of a member, read-only: a map of a large file, a view of an archive.
 
-        They are a memory map of a large file in a folder, and a view of the expanded archive.
-        Raises `ArchiveError` where there is no regular member of this name.
+        Raises `ArchiveError` where no regular member has this name.
         """
         return self._open.read(name)
 
     def below(self, folder: str) -> Archive:
-        """A folder of the container as a container of its own, readable while this one is open."""
+        """Return a folder as a container of its own, readable while this one is open."""
         return Archive(_Below(self._open, folder), self.location(folder), self._meter)
 
     @property
@@ -101,7 +99,7 @@ class Archive:
 
 
 class _Below:
-    """The members of a container that are in one of its folders."""
+    """The members in one folder of a container."""
 
     def __init__(self, container: _Container, folder: str) -> None:
         self._container = container
@@ -126,16 +124,15 @@ class _Below:
 
 
 def open_archive(source: files.Readable, meter: Meter | None = None, *, name: str = "") -> Archive:
-    """Open a network's container.
+    """Open a network's container (spec 5.1).
 
-    `source` is a folder, the graph.nnef in a folder, a tar archive (plain, gzip, bzip2 or xz, told
-    apart by content), the bytes of an archive, or a binary file object that is read from where it
-    is to its end. An archive may hold the network in one folder, as made by `tar czf m.tgz model/`.
-    `name` is what errors call a source that is no path, `meter` is that of the load.
+    `source` is a folder, the graph.nnef in one, a tar archive (plain, gzip, bzip2 or xz, told apart
+    by content), its bytes, or a binary file object, read to its end. An archive may hold the
+    network in one folder. `name` is what errors call a source that is no path.
 
     Raises `ArchiveError` for what is no container, has no graph.nnef or cannot be read,
-    `LimitError` for one that is too large or expands too much, and `FileNotFoundError` where there
-    is nothing at the path.
+    `LimitError` for one that is too large or expands too much, `FileNotFoundError` where nothing is
+    at the path.
     """
     meter = meter or Meter()
     name, container = _open_source(source, meter, name)

@@ -1,7 +1,7 @@
-"""Integers of any width in one continuous stream of bits, most significant bit first (spec 5.2).
+"""Integers of any width as one stream of bits, most significant bit first (spec 5.2).
 
-Two items of 12 bits, 0xABC and 0x123, are the bytes AB C1 23: no item starts at a byte of its own.
-The last byte is filled with zero bits. Signed items are two's complement.
+Items of 12 bits, 0xABC and 0x123, are the bytes AB C1 23. Zero bits fill the last byte. Signed
+items are two's complement.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Items handled at a time: a multiple of 8, so that each block starts at a byte.
-_BLOCK = 1 << 16
+_BLOCK = 1 << 16  # items at a time: a multiple of 8, so that each block starts at a byte
 # Unpacking takes 1 to 3 ns for a bit, and for an item as long as for two bits more.
 BITS_PER_STEP = 200
 BITS_FOR_ITEM = 2
 
 
 def packed_size(items: int, bits: int) -> int:
-    """How many bytes a number of items takes."""
+    """Return how many bytes some items take."""
     return (items * bits + 7) // 8
 
 

@@ -23,13 +23,11 @@ try:
 except ImportError:  # on Windows, where a map takes no descriptor of the C library
     resource = None
 
-# A map takes a page table, and before Python 3.13 a descriptor, for as long as an array looks into
-# it. So small files are read.
+# A map holds a page table, and before Python 3.13 a descriptor: smaller files are read.
 MAP_FROM = 1 << 20
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _CHUNK = 1 << 20
 
-# What can be read: a path, bytes, or a file object.
 Readable = str | os.PathLike[Any] | bytes | bytearray | memoryview | BinaryIO
 
 _KINDS = (
@@ -55,13 +53,12 @@ def open_regular(
     folder: int | None = None,
     shown: str = "",
 ) -> BinaryIO:
-    """Open a regular file for reading; `error` says what else it is. `OSError` passes through.
+    """Open a regular file for reading; raise `error` where it is something else.
 
     With `follow` off the last part of the path must not be a symbolic link. A relative path starts
-    at the descriptor `folder`, where there is one. `shown` is what errors call the file.
+    at the descriptor `folder`. `shown` is what errors call the file.
     """
-    # Asked before opening, because opening a device can do something; and again afterwards,
-    # because another process may have put something else there.
+    # Checked before, since opening a device can do something, and after, since it may have changed.
     shown = shown or path
     _require_regular(os.stat(path, dir_fd=folder, follow_symlinks=follow).st_mode, shown, error)
     flags = _FLAGS if follow else _FLAGS | getattr(os, "O_NOFOLLOW", 0)
@@ -82,9 +79,9 @@ def _require_regular(mode: int, path: str, error: type[NnefError]) -> None:
 
 @contextmanager
 def reported(shown: str, error: type[NnefError]) -> Generator[None]:
-    """Raise `error` where a file cannot be opened or read, LimitError where memory is short.
+    """Raise `error` where `shown` cannot be opened or read, LimitError where memory is short.
 
-    Only FileNotFoundError passes through. `shown` is what the errors call the file.
+    FileNotFoundError passes through.
     """
     try:
         yield
@@ -103,12 +100,10 @@ class _FileMap(mmap.mmap):
 
 
 def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memoryview:
-    """The bytes of an open file, read-only: a memory map for `MAP_FROM` bytes and more, else read.
+    """Return the bytes of an open file, read-only: a memory map from `MAP_FROM` bytes on.
 
-    What is read counts for the meter, if there is one, under a name.
-
-    The file may be closed afterwards, renamed or deleted. A mapped file must not be written to, and
-    not be cut short, while it is in use. Raises MemoryError and OSError.
+    The meter counts what is read. The file may be closed, renamed or deleted afterwards, but a
+    mapped one must not be written to or cut while it is in use. Raises MemoryError and OSError.
     """
     descriptor = file.fileno()
     size = os.fstat(descriptor).st_size
@@ -125,10 +120,9 @@ def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memo
 
 
 def _may_map(descriptor: int) -> bool:
-    """Whether there are descriptors to spare for a map of its own.
+    """Return whether a map may take a descriptor: a quarter of the process's is left to others.
 
-    A new descriptor gets the lowest free number, which so tells how many there are in use. A
-    quarter of what the process may have is left to others.
+    A new descriptor gets the lowest free number, which tells how many are in use.
     """
     if _UNTRACKED or resource is None:
         return True
@@ -144,7 +138,7 @@ def _may_map(descriptor: int) -> bool:
 def release(array: NDArray[Any]) -> None:
     """Give back the memory behind an array that looks into a mapped file, until it is read again.
 
-    Does nothing for any other array. Pages that the array shares with others are kept.
+    Other arrays, and pages shared with others, are kept.
     """
     base: Any = array
     while isinstance(base, np.ndarray):
@@ -165,13 +159,13 @@ def _address(array: NDArray[Any]) -> int:
 
 @contextmanager
 def replacing(path: str, *, overwrite: bool = True) -> Generator[BinaryIO]:
-    """A new file that takes the place of `path` when the block ends, complete and on the disk.
+    """Open a new file that takes the place of `path` when the block ends, complete and on the disk.
 
-    Where the block raises or the process is killed, at any moment, there is what was there before.
-    A new file keeps the mode of the old one, a link is replaced itself. What a killed process left
-    behind is removed by the next one that writes a file into the same folder.
+    Where the block raises or the process is killed, the old one stays. The next writer into the
+    folder removes what a killed one left. The new file keeps the old mode; a link itself is
+    replaced.
 
-    Raises FileExistsError for a device, fifo or socket, and with `overwrite` off for anything;
+    Raises FileExistsError for a device, fifo or socket, and for anything with `overwrite` off;
     IsADirectoryError for a folder; OSError for a full disk, naming the path.
     """
     target = os.path.abspath(path)
@@ -193,9 +187,9 @@ def replacing(path: str, *, overwrite: bool = True) -> Generator[BinaryIO]:
 
 
 def bytes_of(source: Any, meter: Meter, name: str) -> memoryview:
-    """Something bytes-like as it is, or what is left to read in a binary file object.
+    """Return the bytes of something bytes-like, or the rest of a binary file object.
 
-    The file object need not be seekable. LimitError where it holds more than the meter allows.
+    The file need not be seekable. Raises LimitError where it holds more than the meter allows.
     """
     try:
         return memoryview(source).cast("B").toreadonly()

@@ -1,8 +1,7 @@
 """A folder as a container: its files are mapped or read where they are.
 
-The folder is held by a descriptor, and each part of a member's name is looked up from the
-descriptor of the part above it. The kernel follows no link on the way. So nobody who swaps a folder
-for a link while a network loads can lead a read outside.
+Each part of a member's name is looked up from the descriptor of the part above it, and the kernel
+follows no link. So nobody who swaps a folder for a link during a load leads a read outside.
 """
 
 from __future__ import annotations
@@ -23,19 +22,16 @@ _MAX_LINKS = 40  # as many as Linux follows
 _MAX_DEPTH = 100  # of folders in folders: each holds a descriptor while its names are listed
 _ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _FLAGS = _ROOT_FLAGS | getattr(os, "O_NOFOLLOW", 0)
-# Windows has no descriptors of folders. Members go by their resolved paths there, so what is
-# swapped between the check of a path and its opening is not noticed.
+# Windows has none: there a swap between the check of a path and its opening is not noticed.
 _BY_DESCRIPTOR = os.scandir in os.supports_fd and (
     {os.open, os.stat, os.readlink} <= os.supports_dir_fd
 )
 
 
 class Folder:
-    """The files of a folder and of those in it.
+    """The files below a folder: of the one that was opened, even if another has its name by now.
 
-    A symbolic link may only lead to one of them. A hard link is the file itself, wherever its other
-    names are: nothing tells it from a file of the folder's own. All members are those of the folder
-    that was opened, even where another one has taken its name since.
+    A symbolic link may only lead to one of them. A hard link is a file like any other.
     """
 
     def __init__(self, path: str, meter: Meter) -> None:
@@ -47,15 +43,15 @@ class Folder:
         self._close = weakref.finalize(self, _close, self._root)
 
     def close(self) -> None:
-        """Let go of the folder; what was read from it lives on by itself."""
+        """Close the folder; what was read from it stays valid."""
         self._close()
 
     def location(self, name: str) -> str:
-        """The path to show for a member."""
+        """Return the path to show for a member."""
         return os.path.join(self._path, name)
 
     def names(self) -> Iterator[str]:
-        """The files below the folder, and all links, which are not entered.
+        """Yield the files below the folder, and all links, which are not entered.
 
         Folders that cannot be read are left out. Raises LimitError where they are nested too deep.
         """
@@ -84,7 +80,7 @@ class Folder:
             _close(opened)
 
     def exists(self, name: str) -> bool:
-        """Whether there is something of this name that is not a folder, readable or not."""
+        """Return whether this name is that of something but a folder, readable or not."""
         self._check_open()
         parts = split_name(name)
         if not parts:
@@ -97,10 +93,10 @@ class Folder:
         return not stat.S_ISDIR(mode)
 
     def read(self, name: str) -> memoryview:
-        """The bytes of a member: a map of a large file.
+        """Return the bytes of a member: a map of a large file.
 
-        Raises ArchiveError where there is no regular file of this name in the folder, or it cannot
-        be read, and LimitError where it does not fit into memory.
+        Raises ArchiveError where it is no regular file below the folder or cannot be read,
+        LimitError where it does not fit into memory.
         """
         self._check_open()
         location = self.location(name)
@@ -128,9 +124,9 @@ class Folder:
     def _parent(
         self, name: str, parts: Sequence[str], *, follow: bool
     ) -> Generator[tuple[int | None, str]]:
-        """The descriptor of the folder that a member is in, and its name there.
+        """Yield the descriptor of a member's folder, and its name there.
 
-        Links are read and walked here, part by part; with `follow` off, not one at the very end.
+        Links are walked part by part; with `follow` off, a last one is not.
         """
         if self._root is None:
             yield None, self._resolved(name, parts, follow=follow)
@@ -167,14 +163,14 @@ class Folder:
                 os.close(descriptor)
 
     def _below_root(self, name: str, target: str) -> str:
-        """An absolute path as one from the folder on, by the text of both alone."""
+        """Make an absolute path one from the folder on, by the text of both alone."""
         for root in (self._real, os.path.abspath(self._path)):
             if f"{target}/".startswith(f"{root}/"):
                 return target.removeprefix(root)
         raise self._outside(name)
 
     def _resolved(self, name: str, parts: Sequence[str], *, follow: bool) -> str:
-        """The path of a member without links, for platforms without descriptors of folders."""
+        """Return the path of a member without links, where folders have no descriptors."""
         *folders, last = parts
         path = os.path.realpath(os.path.join(self._real, *folders), strict=True)
         path = os.path.join(path, last)

@@ -1,4 +1,4 @@
-"""The label of a variable and the member of the container that holds its data (spec 5.1)."""
+"""The label of a variable, and the member that holds its data (spec 5.1)."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ import unicodedata
 
 from nnef_jax.errors import ArchiveError
 
-# Comments and strings. A string that does not end is one up to the end of its line, so that no part
-# of the text is looked at twice.
+# Comments and strings. An open string ends with its line, so that no text is looked at twice.
 _QUOTED = re.compile(r"""#[^\n]*|'((?:[^'\\\n]|\\.)*+)'?|"((?:[^"\\\n]|\\.)*+)"?""")
 _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
 
 def split_name(name: str) -> tuple[str, ...] | None:
-    """The parts of a member name without '.' and empty ones; None where it could lead outside.
+    """Return the parts of a member name without '.' and empty ones: './a//b' is ('a', 'b').
 
-    That is the one normal form in which members are compared: './a//b' is ('a', 'b'). An absolute
-    name and one with a '..' part have none.
+    Members are compared in this form. An absolute name, or one with a '..' part, has none.
     """
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     return None if name.startswith("/") or ".." in parts else parts
 
 
 def above(name: str) -> set[str]:
-    """The folders that a member is in: 'a' and 'a/b' for 'a/b/c.dat'."""
+    """Return the folders that a member is in: 'a' and 'a/b' for 'a/b/c.dat'."""
     return {name[:end] for end, character in enumerate(name) if character == "/"}
 
 
 def member_of(label: str, suffix: str = ".dat") -> str:
-    """The member that holds the data of a label: 'conv1/filter' is stored in 'conv1/filter.dat'.
+    """Return the member that holds the data of a label: 'conv1/filter.dat' for 'conv1/filter'.
 
-    One leading '/' is dropped, as the Khronos tools do. A label that could name anything but a file
-    below the container raises `ArchiveError`; the caller knows its place in the text.
+    One leading '/' is dropped, as the Khronos tools do. Raises `ArchiveError`, without a place in
+    the text, for a label that could name anything but a file below the container.
     """
     reason = refusal(label)
     if reason:
@@ -46,9 +44,9 @@ def member_of(label: str, suffix: str = ".dat") -> str:
 
 
 def quoted_members(text: str) -> set[str]:
-    """The members that a document can name: those of each of its strings, taken as a label.
+    """Return the members that a document can name: each of its strings is taken as a label.
 
-    The text need not be valid, but in a string that it computes no label is found.
+    The text need not be valid. A label that it computes is not found.
     """
     members: set[str] = set()
     for match in _QUOTED.finditer(text):
@@ -59,7 +57,7 @@ def quoted_members(text: str) -> set[str]:
 
 
 def refusal(label: str) -> str:
-    """Why a label, or the name of a member, can be that of no file below the container, or ''."""
+    """Say why a label or member name can be that of no file below the container, or ''."""
     path = label.removeprefix("/")
     if not path:
         return "is empty"

@@ -1,7 +1,6 @@
-"""Placing what is complete: the modes, the names and the disk.
+"""Placing what is complete: a file by renaming, a folder by exchanging names.
 
-A file takes the place of another by renaming, a folder by exchanging names. What is replaced is
-checked by the caller, and what a disk says comes as OSError that names the target.
+The caller checks what is replaced. An error of the disk is an OSError that names the target.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def status(path: str) -> os.stat_result | None:
-    """What is at a path that is to be replaced, a link as itself; None where there is nothing.
+    """Return what is at a path to be replaced, a link as itself; None where there is nothing.
 
-    Raises FileExistsError where it is a device, a fifo or a socket, or a link to one.
+    Raises FileExistsError for a device, a fifo or a socket, or a link to one.
     """
     for look in (os.stat, os.lstat):
         with suppress(FileNotFoundError):
@@ -38,10 +37,7 @@ def status(path: str) -> os.stat_result | None:
 
 
 def keep_mode(path: str, old: os.stat_result | None) -> None:
-    """Give a new file or folder the mode of an old one of its kind, and as far as may be the owner.
-
-    Without an old one it keeps the mode that it was made with.
-    """
+    """Give what is new the mode, and the owner if allowed, of an old one of its kind."""
     new = os.lstat(path)
     if old is None or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):
         return
@@ -74,10 +70,10 @@ def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
 def place_folder(temporary: str, target: str, check: Callable[[str], None] | None) -> None:
     """Give a complete folder the name of its target; what had that name gets the temporary's.
 
-    This is one step where the system can exchange two names: on Linux and macOS, in their own file
-    systems. Elsewhere there are two: in between there is nothing at the target, and what was there
-    is beside it as TARGET.replaced-HEX. `check` raises for the path of what is not to be replaced,
-    and then that stays; without a `check` nothing is replaced.
+    This is one step where the system can exchange names: on Linux and macOS, in their own file
+    systems. Elsewhere it is two: between them nothing is at the target, and the old folder is
+    beside it as TARGET.replaced-HEX. `check` raises for the path of what must stay. Without it
+    nothing is replaced.
     """
     try:
         os.rename(temporary, target)  # replaces nothing but an empty folder
@@ -115,7 +111,7 @@ def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """Exchange what two paths name in one step; False where the system cannot."""
+    """Exchange what two paths name in one step; return False where the system cannot."""
     exchange = _exchanger()
     if exchange is None:
         return False
@@ -141,7 +137,7 @@ def _exchanger() -> Callable[[bytes, bytes], int] | None:
 
 
 def sync_folder(path: str) -> None:
-    """Have the names in a folder written to the disk, where the system can."""
+    """Write the names in a folder to the disk, where the system can."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except PermissionError:  # on Windows, and for a folder that does not tell its names
@@ -156,13 +152,13 @@ def sync_folder(path: str) -> None:
 
 
 def exists(path: str) -> FileExistsError:
-    """The error for a path that is not free."""
+    """Return the error for a path that is not free."""
     return FileExistsError(errno.EEXIST, "exists already (overwrite=True replaces it)", path)
 
 
 @contextmanager
 def naming(path: str) -> Generator[None]:
-    """Have errors of the disk name the path that was asked for, not a temporary or nothing."""
+    """Make errors of the disk name the path that was asked for, not a temporary or nothing."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """A tar archive as a container: expanded in memory if compressed, indexed, never extracted.
 
-The index is made here and not by the standard library, so that members are views of the archive's
-bytes, and because the library takes a broken header in the middle for the end of the archive.
+The index is made here: so members are views of the archive's bytes, and a broken header in the
+middle is an error, where the standard library sees the end of the archive.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ _BLOCK = 512
 _CHUNK = 1 << 20
 _PIECE = 1 << 13  # of a compressed file, read at a time
 _XZ_MEMORY = 256 << 20  # `xz -9` takes 65 MiB
-# The memory of a large bytearray starts 16 bytes behind a multiple of 64, by the usual allocator.
-# With so much in front the data of a tensor, behind headers of 512 and 128 bytes, are at a multiple
-# of 64, and a CPU device takes them without a copy: a load of 102 MB peaks at 102 instead of 204.
+# A large bytearray usually starts 16 bytes behind a multiple of 64. With so much in front a tensor,
+# behind headers of 512 and 128 bytes, is aligned: a load of 102 MB peaks at 102 instead of 204.
 _PADDING = 48
 
 _OTHERS = ((b"PK\x03\x04", "a zip file"), (b"\x28\xb5\x2f\xfd", "compressed by zstandard"))
@@ -56,15 +55,15 @@ class _Member:
 
 
 def is_tarball(start: bytes) -> bool:
-    """Whether a file that starts like this is a tar archive or a compressed file."""
+    """Return whether a file that starts like this is a tar archive or compressed."""
     return _compression(start) is not None or _is_header(start[:_BLOCK])
 
 
 class Tarball:
-    """The members of a tar archive. Of several with one name the last counts, as in tar.
+    """The members of a tar archive; of several with one name the last counts, as in tar.
 
-    Where graph.nnef is in a folder of the archive, that folder is the container. Names that are
-    absolute or have a '..' part, and folders, are left out.
+    A folder of the archive that holds graph.nnef is the container. Folders, and names that are
+    absolute or have a '..' part, are left out.
     """
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
@@ -78,19 +77,19 @@ class Tarball:
         self._members = _without_folder(members, name)
 
     def location(self, name: str) -> str:
-        """What to show for a member: its name behind that of the archive."""
+        """Return what to show for a member: its name behind that of the archive."""
         return f"{self._name}/{name}"
 
     def names(self) -> Iterator[str]:
-        """The names of the members, links among them."""
+        """Yield the names of the members, of links too."""
         return iter(self._members)
 
     def exists(self, name: str) -> bool:
-        """Whether there is a member of this name, readable or not."""
+        """Return whether there is a member of this name, readable or not."""
         return self._find(name) is not None
 
     def read(self, name: str) -> memoryview:
-        """The bytes of a member: a view, not a copy."""
+        """Return a view of the bytes of a member; raise ArchiveError where it is not regular."""
         member = self._find(name)
         if member is None:
             raise ArchiveError(f"there is no member '{name}' in {self._name}")
@@ -108,7 +107,7 @@ class Tarball:
 
 
 def _without_folder(members: dict[str, _Member], name: str) -> dict[str, _Member]:
-    """The members of the one folder that has graph.nnef, unless it is at the top."""
+    """Return the members of the one folder that has graph.nnef, unless it is at the top."""
     if "graph.nnef" in members:
         return members
     found = [path for path in members if path.count("/") == 1 and path.endswith("/graph.nnef")]
@@ -139,7 +138,7 @@ class _Inflate:
         return self._zlib.unused_data
 
     def decompress(self, data: memoryview, max_length: int) -> bytes:
-        # A piece grows to 1032 times its size at most, so that there is no need of a bound.
+        # A piece grows to 1032 times its size at most: no bound is needed.
         return self._zlib.decompress(data)
 
 
@@ -165,7 +164,7 @@ _COMPRESSIONS = (
 
 
 def _expand(data: memoryview, name: str, meter: Meter) -> memoryview:
-    """The bytes of the tar archive. A bomb is found out while it grows, not at its end."""
+    """Return the bytes of the tar archive; a bomb is found out while it grows."""
     compression = _compression(bytes(data[:_BLOCK]))
     if compression is None:
         return data
@@ -187,7 +186,7 @@ def _compression(start: bytes) -> _Compression | None:
 def _pieces(
     data: memoryview, compression: _Compression, name: str, meter: Meter
 ) -> Iterator[bytes]:
-    """What a compressed file expands to, which may be several streams with zeros behind them."""
+    """Yield what a compressed file expands to: streams, with zeros behind each."""
     position = 0
     while position < len(data):
         meter.spend(MEMBER, name)
@@ -207,14 +206,14 @@ def _pieces(
 
 
 def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
-    """The members in the order of the archive, under the names of their extended headers."""
+    """Yield the members in order, under the names of their extended headers."""
     if not len(data):
         raise ArchiveError(f"{name} is empty, not a tar archive")
     position = 0
     extended: dict[str, str] = {}
     while position < len(data):
         header = bytes(data[position : position + _BLOCK])
-        # An archive ends with blocks of zeros; that they are missing is no harm.
+        # An archive ends with blocks of zeros; missing ones are no harm.
         if not any(header):
             break
         if not _is_header(header):
@@ -258,7 +257,7 @@ def _broken(header: bytes, name: str, position: int) -> ArchiveError:
 
 
 def _is_header(block: bytes) -> bool:
-    """Whether a block has the checksum of a header, which old writers summed over signed bytes."""
+    """Return whether a block has a header's checksum, which old writers sum over signed bytes."""
     if len(block) < _BLOCK:
         return False
     try:
@@ -271,7 +270,7 @@ def _is_header(block: bytes) -> bool:
 
 
 def _number(field: bytes) -> int:
-    """A number of a header: octal digits, or base 256 behind a byte of 0x80 where it is large."""
+    """Read a number of a header: octal digits, or base 256 behind a byte of 0x80."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.split(b"\0")[0].strip()
@@ -291,7 +290,7 @@ def _text(field: bytes) -> str:
 
 
 def _records(data: bytes) -> dict[str, str]:
-    """The records of an extended header that count: the path, the size, and the mark of sparseness.
+    """Read the path, the size and the mark of sparseness from an extended header.
 
     A record is its own length, a space, the key, '=', the value and a newline.
     """

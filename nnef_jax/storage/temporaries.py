@@ -1,8 +1,7 @@
 """Temporary names, from which what is complete takes the place of its target.
 
-A temporary is in the folder of its target, and locked while its writer lives. A free lock tells
-what a killed writer left behind, and the next writer in that folder removes it. The system frees
-the lock of a process however that ends.
+A temporary is beside its target, and locked while its writer lives: the system frees the lock of a
+process however it ends. The next writer into the folder removes those whose lock is free.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC | getattr(os, "O_BINAR
 
 @contextmanager
 def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, BinaryIO]]:
-    """A new file beside its target, open for writing, and gone when the block ends.
+    """Open a new file beside its target for writing, and remove it when the block ends.
 
-    A private one nobody else may read. Others get the mode of any new file.
+    Nobody else may read a `private` one. Others get the mode of any new file.
     """
     with _temporary(target, folder=False, private=private) as (path, descriptor):
         assert descriptor is not None
@@ -42,7 +41,7 @@ def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, Binary
 
 @contextmanager
 def temporary_folder(target: str, *, private: bool) -> Generator[str]:
-    """A new folder beside its target, which is gone with all that is in it when the block ends."""
+    """Make a new folder beside its target, and remove it when the block ends."""
     with _temporary(target, folder=True, private=private) as (path, descriptor):
         try:
             yield path
@@ -69,7 +68,7 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
 
 
 def _made(path: str, folder: bool, mode: int) -> int | None:
-    """The descriptor of a new temporary, which holds its lock; None where a sweep was faster."""
+    """Return the locked descriptor of a new temporary; None where a sweep was faster."""
     if folder:
         os.mkdir(path, mode)
         if fcntl is None:
@@ -91,7 +90,7 @@ def _made(path: str, folder: bool, mode: int) -> int | None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Take the lock of a temporary; False where another has it, None where there are no locks."""
+    """Take a lock; return False where another has it, None where there are no locks."""
     if fcntl is None:
         return None
     try:
@@ -128,7 +127,7 @@ def sweep(folder: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a temporary, if it is there. What cannot be removed is left to the next sweep."""
+    """Remove a temporary, if it is there; the next sweep tries again what fails."""
     with suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
@@ -143,11 +142,11 @@ def remove(path: str) -> None:
 
 @contextmanager
 def held(folder: str) -> Generator[None]:
-    """Hold the lock of a folder, if it is one, so that nobody else replaces or sweeps it meanwhile.
+    """Hold the lock of a folder, so that nobody else replaces or sweeps it; wait 2 s for it.
 
-    A writer has the lock of what it put in place until it has removed what was there. Two seconds
-    are waited for that. Going on without the lock does no harm but that one of two writers may find
-    a folder that the other is removing, and say that it cannot replace it.
+    A writer has the lock of what it placed until it has removed what was there. Without the lock
+    one of two writers may, at worst, find a folder that the other is removing, and refuse to
+    replace it.
     """
     while True:
         try:

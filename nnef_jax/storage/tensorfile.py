@@ -6,17 +6,17 @@ All numbers are little endian. The header of NNEF 1.0 is 128 bytes:
     4   data length in bytes          8   rank, at most 8          12  8 extents, the unused ones 0
     44  bits of an item               48  item type                52  19 reserved words
 
-The header of the provisional specification is as long as it has to be:
+That of the provisional specification is as long as it has to be:
 
     0   4E EF, major 1, minor 0
     4   length of this header         8   rank                     12  as many extents as the rank
     +0  item type (one byte)          +1  bits of an item (one byte)
     +2  length of the text            +4  quantisation algorithm, as text
 
-The Khronos tools from before 2018-10-19 wrote one reserved word more behind a header that says the
-same. No byte of such a file tells it from one with four stray bytes at its end, so it is refused.
+Items of 8, 16, 32 and 64 bits follow as they are, others as a stream of bits (`bitstream`).
 
-Items of 8, 16, 32 and 64 bits follow as they are, all others as one stream of bits (`bitstream`).
+The Khronos tools from before 2018-10-19 wrote 4 bytes more. Nothing tells such a file from one with
+stray bytes at its end, so it is refused.
 """
 
 from __future__ import annotations
@@ -68,10 +68,9 @@ _WRITABLE = {np.dtype(c) for c in ("?", *np.typecodes["AllInteger"], *"efd")}
 class TensorFile:
     """A tensor as its file stores it.
 
-    `array` is read-only, and a view of the file's bytes where these can be used as they are.
-    Integers of other widths than 8, 16, 32 and 64 bits are in the next larger dtype. Quantised
-    items are the stored codes; `quantization` is the algorithm that a provisional header names,
-    such as 'linear_quantize(min = -1.0, max = 1.0, bits = 8)', and '' everywhere else.
+    `array` is read-only, and a view of the file where possible. Integers of odd widths are in the
+    next larger dtype. Quantised items are the stored codes. `quantization` is the algorithm of a
+    provisional header, such as 'linear_quantize(min = -1.0, max = 1.0, bits = 8)', or ''.
     """
 
     array: npt.NDArray[Any]
@@ -83,9 +82,9 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True)
 class FinalHeader:
-    """The fields of a header of NNEF 1.0 that have a use, before any of them means anything.
+    """The used fields of a header of NNEF 1.0, before any of them means anything.
 
-    `vendor` is 0 for the item types of the standard, `signed` the first of the reserved words.
+    `vendor` is 0 for the standard's item types. `signed` is the first reserved word.
     """
 
     length: int
@@ -110,13 +109,12 @@ class _Header:
 def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> npt.NDArray[Any]:
     """Read a tensor file of NNEF 1.0 or of its provisional specification (spec 5.2).
 
-    `source` is a path, bytes, or a binary file object, which is read from where it is to its end.
-    The array has the extents of the file and the dtype of its items: float16, float32, float64,
-    bool, or the smallest integer that holds the items. It is read-only, and memory-mapped where a
-    large file stores it just so: copy it to change it. Quantised items come as the stored codes.
-    `limits` bounds the memory that items of other widths are unpacked to.
+    `source` is a path, bytes, or a binary file object, read to its end. The dtype is float16,
+    float32, float64, bool, or the smallest integer that holds the items; quantised items are the
+    stored codes. The array is read-only, and of a large file mapped where possible. `limits` bounds
+    the memory of items that are unpacked.
 
-    Raises `DataError` for a broken file, `UnsupportedError` for a vendor's own item types and
+    Raises `DataError` for a broken file, `UnsupportedError` for a vendor's own item types,
     `LimitError` for a tensor that takes too much memory.
 
     >>> filter = nnef_jax.read_tensor("model/conv1/filter.dat")
@@ -133,10 +131,9 @@ def read_tensor_file(
 ) -> TensorFile:
     """Read a tensor file with all that its header says; `name` is what errors call it.
 
-    Nothing is allocated before the header agrees with itself and with the size of the file.
-    With `empty` extents may be 0, which the standard does not have but other writers do.
-    Raises `DataError`, `UnsupportedError` for a vendor's item type, `LimitError` for a tensor that
-    cannot be used as it is stored and takes more memory than the meter allows.
+    Nothing is allocated before the header agrees with itself and with the size of the file. With
+    `empty` extents may be 0, which the standard forbids and other writers write. Raises as
+    `read_tensor` does.
     """
     meter = meter or Meter()
     data, name = _contents(source, name, meter)
@@ -155,7 +152,7 @@ def read_tensor_file(
 
 
 def shaped(array: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
-    """The array in a stored shape; DataError for extents beside 0 that no array can have."""
+    """Give the array its stored shape; raise DataError where no array can have that."""
     try:
         return array.reshape(shape)
     except ValueError as error:
@@ -172,7 +169,7 @@ def _contents(source: files.Readable, name: str, meter: Meter) -> tuple[memoryvi
 
 
 def _start(data: memoryview, name: str) -> tuple[int, int]:
-    """The first word after the version, and the rank: both headers start alike."""
+    """Return the first word after the version, and the rank: both headers start alike."""
     if bytes(data[:2]) != _MAGIC:
         found = f"starts with {bytes(data[:2]).hex(' ')}" if len(data) else "is empty"
         raise DataError(f"{name}: {found}, expected the magic number 4e ef of a tensor file")
@@ -188,8 +185,8 @@ def _start(data: memoryview, name: str) -> tuple[int, int]:
 
 def _read_header(data: memoryview, name: str) -> _Header:
     first, rank = _start(data, name)
-    # These bytes are zero in a final header, because an unused extent is zero and an item has less
-    # than 256 bits, whereas a provisional one has the bits of an item there.
+    # A provisional header has the bits of an item here. A final one has zero: an unused extent, or
+    # the second byte of a number below 256.
     at = 12 + 4 * rank
     if len(data) < at + 4:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
@@ -212,9 +209,9 @@ def _read_header(data: memoryview, name: str) -> _Header:
 
 
 def final_header(data: memoryview, name: str) -> FinalHeader:
-    """The header of NNEF 1.0 of a tensor file, of any vendor.
+    """Read the header of NNEF 1.0, of any vendor; raise DataError where there is none.
 
-    Raises DataError where there is none; whether its fields agree is for the caller to see.
+    Whether its fields agree is for the caller to check.
     """
     _, rank = _start(data, name)
     if len(data) < HEADER_SIZE:
@@ -258,7 +255,7 @@ def _item_type(
 
 
 def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
-    """The smallest dtype for items of a kind; None where there are no items of so many bits."""
+    """Return the smallest dtype for items of a kind; None where no items have so many bits."""
     if kind == "b":
         return np.dtype(np.bool_) if bits in (1, 8) else None
     if kind == "f":
@@ -268,7 +265,6 @@ def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
 
 
 def _check_length(data: memoryview, header: _Header, items: int, size: int, name: str) -> None:
-    """Raise DataError where other bytes follow the header than those of the items."""
     what = f"{items} items of {header.bits} bits take {size} bytes"
     if header.length not in (None, size):
         raise DataError(
@@ -290,7 +286,7 @@ def _decode(
     dtype = header.dtype
     if dtype.kind != "b" and header.bits == dtype.itemsize * 8:
         array = np.frombuffer(data, dtype.newbyteorder("<"))
-        # A view where the file has the machine's byte order, at addresses the machine can load.
+        # It is a view where the machine can load the file's byte order and addresses.
         return np.require(array, dtype, "A")
     meter.expand(items * dtype.itemsize, name)
     if dtype.kind == "b":
@@ -310,14 +306,15 @@ def write_tensor(
 ) -> None:
     """Write a tensor file of NNEF 1.0 (spec 5.2) to a path or a binary file object.
 
-    The dtype of the array decides on the items: float16, float32, float64, signed and unsigned
-    integers, and bool, which takes one bit. bfloat16 is written as float32, since NNEF has no such
-    item type. `bits` stores integers in as many bits, from 1 to 64, and bool in 1 or 8; `quantized`
-    marks integers as the codes of a quantised tensor, whose algorithm stands in graph.quant.
+    Args:
+        file: a path gets the whole file or, where something fails, keeps what was there.
+        array: float16, float32, float64, integers, or bool (1 bit). bfloat16 is written as float32.
+        bits: of an item: 1 to 64 for integers, 1 or 8 for bool.
+        quantized: whether integers are codes, whose algorithm graph.quant gives.
 
-    A path gets the whole file or, where something fails, keeps what was there before.
-    Raises `DataError` for an array that a tensor file cannot hold: another dtype, values that do
-    not fit `bits`, rank above 8, an extent of 0, 4 GiB of data and more.
+    Raises:
+        DataError: no tensor file holds the dtype, a value in `bits`, rank above 8, an extent of 0,
+            or 4 GiB.
 
     >>> nnef_jax.write_tensor("model/conv1/filter.dat", filter)
     """
@@ -339,7 +336,7 @@ def write_tensor(
 def encode_tensor(
     array: npt.ArrayLike, *, bits: int | None = None, quantized: bool = False
 ) -> tuple[bytes, memoryview]:
-    """The header and the data that `write_tensor` writes."""
+    """Return the header and the data that `write_tensor` writes."""
     try:
         values = numpy_of(array)
     except ValueError as error:

@@ -46,29 +46,28 @@ _FORMATS: tuple[tuple[tuple[str, ...], _Opener], ...] = (
 def write_archive(
     path: str | os.PathLike[Any], members: Mapping[str, Member], *, overwrite: bool = False
 ) -> None:
-    """Write a container of members by name: bytes as they are, arrays as tensor files (spec 5.1).
+    """Write members by name into a container: bytes as they are, arrays as tensor files (spec 5.1).
 
-    The suffix of the path decides: .tar, .tar.gz or .tgz, .tar.xz or .txz, .tar.bz2 or .tbz2 are
-    archives, every other path is a folder. The members are sorted and carry no time and no owner,
-    so that equal members make equal archives. A `TensorFile` keeps its bits and its quantised mark.
+    A path that ends in .tar, .tar.gz, .tgz, .tar.xz, .txz, .tar.bz2 or .tbz2 is an archive, every
+    other a folder. Members are sorted, without time and owner: equal ones make equal archives. A
+    `TensorFile` keeps its bits and its quantised mark.
 
-    The container appears complete and on the disk, or not at all: where an error, a full disk or
-    a kill ends the writing, at whatever moment, there is what was there before. Of several writers
-    to one path one wins whole. What a killed writer leaves, under a hidden name beside the target,
-    is removed by the next one that writes into the same folder.
+    The container appears complete and on the disk, or what was there stays, even if the process is
+    killed. Of several writers one wins whole. The next writer into the same folder removes what a
+    killed one left.
 
-    With `overwrite` it takes the place of what is there in one step, and keeps its modes: those of
-    a file, or of a folder and of the files in it that stay. A link is replaced itself. A folder is
-    refused where it holds anything but a network: graph.nnef, graph.quant, the tensor files of
-    labels in that graph.nnef, and files of the names that are written now. Who reads a folder
-    meanwhile may miss files of the old one, but never reads some of the old and some of the new.
-    Where the system cannot exchange two folders in one step (it can on Linux and macOS, in their
-    own file systems), there is nothing at the path for a moment, and who is killed in that moment
-    leaves the old folder beside it as PATH.replaced-HEX, which nothing removes.
+    With `overwrite` the container replaces what is there in one step, and keeps its modes. A link
+    is replaced itself. A folder is replaced only if it holds nothing but graph.nnef, graph.quant,
+    the tensor files of labels in that graph.nnef, and files named as the new ones. Readers
+    meanwhile may miss files of the old folder, but never mix old and new. Where the system cannot
+    exchange folders (Linux and macOS can, in their own file systems), nothing is at the path for a
+    moment: a writer killed then leaves the old folder as PATH.replaced-HEX, which nothing removes.
 
-    Raises `FileExistsError` where there is something that is not to be replaced, `ArchiveError` for
-    a name that could lead outside or collides with another, `DataError` for an array no tensor
-    file can hold, and `OSError` for a disk that is full or cannot be written to.
+    Raises:
+        FileExistsError: something is there that is not to be replaced.
+        ArchiveError: a name could lead outside or collides with another.
+        DataError: no tensor file can hold an array.
+        OSError: the disk is full or cannot be written to.
     """
     target = os.path.abspath(os.fsdecode(path))
     named = _by_normal_name(members)
@@ -121,7 +120,7 @@ def _write_folder(target: str, members: dict[str, Member], overwrite: bool) -> N
         old = placing.status(target)
         with temporaries.held(target):
             check(target)
-        # Kept are the modes of what is in a folder of the same name, not in a linked one.
+        # Modes are kept from a folder, not from a linked one.
         in_place = old is not None and stat.S_ISDIR(old.st_mode)
         with temporaries.temporary_folder(target, private=in_place) as temporary:
             _fill(temporary, members, target if in_place else None)
@@ -152,7 +151,7 @@ def _fill(folder: str, members: dict[str, Member], old: str | None) -> None:
 
 
 def _check_replaceable(path: str, *, shown: str, names: Iterable[str]) -> None:
-    """Raise FileExistsError for a folder that holds anything but a network, or files of `names`."""
+    """Raise FileExistsError for a folder with more than a network and files of `names`."""
     if os.path.islink(path) or not os.path.isdir(path):
         return
     temporaries.sweep(path)
@@ -171,7 +170,7 @@ def _check_replaceable(path: str, *, shown: str, names: Iterable[str]) -> None:
 
 
 def _stranger(root: str, own: set[str]) -> str:
-    """Something in a folder that is neither one of its own members nor on the way to one, or ''."""
+    """Return a name in a folder that is neither a member nor on the way to one, or ''."""
     ways = set().union(*(above(name) for name in own))
     ahead = [""]
     while ahead:
