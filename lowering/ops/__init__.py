@@ -1,8 +1,4 @@
-"""The rules, one file for each family of operations; `rules` has them all, by kind.
-
-A kind has one meaning, whatever the graph was read from. Kinds of NNEF 1.0 have the standard's
-parameters; further ones follow these, with defaults that mean the standard.
-"""
+"""Registers the rules, a file for each family of operations; `rules` has them all, by kind."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from importlib import import_module
 from lowering.graph import Rule
 from lowering.registry import Registry
 
-# The kinds of each family.
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "activation": (
         "sigmoid", "softplus", "silu", "erf", "hard_swish", "relu", "gelu", "softabs", "softmax",
@@ -76,7 +71,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 
 class Families(Registry):
-    """A registry that imports a family, which enters its rules, when one of its kinds is met."""
+    """A registry that imports a family when one of its kinds is met."""
 
     def __init__(self, families: Mapping[str, tuple[str, ...]], package: str) -> None:
         super().__init__()
@@ -84,7 +79,7 @@ class Families(Registry):
         self._family_of = {kind: family for family, kinds in families.items() for kind in kinds}
 
     def get(self, kind: str) -> Rule | None:
-        """The rule of a kind, None where there is none."""
+        """Return the rule of a kind, None where there is none."""
         if kind not in self._rules and kind in self._family_of:
             import_module(f"{self._package}.{self._family_of[kind]}")
         return self._rules.get(kind)

@@ -1,4 +1,4 @@
-"""Activation functions (spec 4.8.1 and later ones): finite value and gradient for finite inputs."""
+"""Activation functions (spec 4.8.1 and more), finite with their gradients on finite inputs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _relu_type(x: TensorType) -> TensorType:
 
 @rules.rule("relu", _relu_type)
 def relu(x: Any) -> Array:
-    """x where it is positive, else 0; derivative 0 at 0, where jnp.maximum has 0.5."""
+    """Return x where it is positive, else 0; its derivative at 0 is 0 (of jnp.maximum 0.5)."""
     x = jnp.asarray(x)
     return jnp.where(x <= 0, 0, x)  # NaN stays NaN
 
@@ -80,17 +80,17 @@ def _gelu_type(x: TensorType, approximation: str = "sigmoid") -> TensorType:
 
 @rules.rule("gelu", _gelu_type)
 def gelu(x: Any, approximation: str = "sigmoid") -> Array:
-    """x times an approximation of the normal distribution (Hendrycks and Gimpel 2016).
+    """Return x times an approximation of the normal distribution (Hendrycks and Gimpel 2016).
 
-    "sigmoid" is the standard's, sigmoid(1.702 x); "tanh" is (1 + tanh(sqrt(2/pi) * (x + 0.044715
-    * x^3))) / 2, and "tanh_square" has x^2 there instead of x^3, which is another function.
+    "sigmoid" (the standard) is sigmoid(1.702 x); "tanh" is (1 + tanh(sqrt(2/pi) (x + 0.044715
+    x^3))) / 2; "tanh_square" is another function, with x^2 instead of x^3.
     """
     x = jnp.asarray(x)
     if approximation == "sigmoid":
         return x * lax.logistic(1.702 * x)
     wide = widened(x)
     inner = wide + 0.044715 * lax.integer_pow(wide, 3 if approximation == "tanh" else 2)
-    # (1 + tanh(u)) / 2 is the logistic function of 2u, which keeps its digits where it is small.
+    # (1 + tanh(u)) / 2 as the logistic function of 2u keeps its digits where it is small.
     return (wide * lax.logistic(math.sqrt(8 / math.pi) * inner)).astype(x.dtype)
 
 
@@ -103,12 +103,12 @@ def _softabs_type(x: TensorType, epsilon: float) -> TensorType:
 
 @rules.rule("softabs", _softabs_type)
 def softabs(x: Any, epsilon: float) -> Array:
-    """sqrt(x^2 + epsilon), without the overflow and underflow of the square."""
+    """Return sqrt(x^2 + epsilon), without overflow or underflow of the square."""
     x = jnp.asarray(x)
     if epsilon == 0:
         return jnp.abs(x)
     root = math.sqrt(epsilon)
-    # The result does not depend on this factor, so no derivative goes through it.
+    # The result does not depend on this factor: no derivative goes through it.
     unit = lax.stop_gradient(jnp.maximum(jnp.abs(x), root))
     return unit * jnp.sqrt(jnp.square(x / unit) + jnp.square(root / unit))
 
@@ -121,14 +121,14 @@ def _softmax_type(x: TensorType, axes: tuple[int, ...]) -> TensorType:
 
 @rules.rule("softmax", _softmax_type)
 def softmax(x: Any, axes: tuple[int, ...]) -> Array:
-    """exp(x), normalised to a sum of 1 over all the axes together; computed in 32 bits at least."""
+    """Return exp(x) normalised to a sum of 1 over all the axes together, in 32 bits at least."""
     x = jnp.asarray(x)
     return jax.nn.softmax(widened(x), axis=axes).astype(x.dtype)
 
 
 @rules.rule("log_softmax", _softmax_type)
 def log_softmax(x: Any, axes: tuple[int, ...]) -> Array:
-    """The logarithm of `softmax` over all the axes together, finite where that underflows."""
+    """Return the logarithm of `softmax`, finite where that underflows."""
     return jax.nn.log_softmax(jnp.asarray(x), axis=axes)
 
 
@@ -144,7 +144,7 @@ def _elu_type(x: TensorType, alpha: float) -> TensorType:
 
 @rules.rule("elu", _elu_type)
 def elu(x: Any, alpha: float) -> Array:
-    """alpha * (exp(x) - 1) below 0, x from there on; derivative 1 at 0."""
+    """Return alpha * (exp(x) - 1) below 0, x from there on; the derivative at 0 is 1."""
     return _exponential(jnp.asarray(x), alpha)
 
 
@@ -154,7 +154,7 @@ def _selu_type(x: TensorType, alpha: float, lambda_: float) -> TensorType:
 
 @rules.rule("selu", _selu_type)
 def selu(x: Any, alpha: float, lambda_: float) -> Array:
-    """`elu` times lambda."""
+    """Return lambda times `elu`."""
     return lambda_ * _exponential(jnp.asarray(x), alpha)
 
 
@@ -167,7 +167,7 @@ def _prelu_type(x: TensorType, alpha: TensorType) -> TensorType:
 
 @rules.rule("prelu", _prelu_type)
 def prelu(x: Any, alpha: Any) -> Array:
-    """alpha * x below 0, x from there on; derivative 1 at 0."""
+    """Return alpha * x below 0, x from there on; the derivative at 0 is 1."""
     x, alpha = align(x, alpha)
     return jnp.where(x < 0, alpha * x, x)
 
@@ -178,7 +178,7 @@ def _leaky_relu_type(x: TensorType, alpha: float) -> TensorType:
 
 @rules.rule("leaky_relu", _leaky_relu_type)
 def leaky_relu(x: Any, alpha: float) -> Array:
-    """`prelu` with one alpha for all."""
+    """Return `prelu` with one alpha for all."""
     return prelu(jnp.asarray(x), alpha)
 
 
@@ -192,9 +192,9 @@ def _swiglu_type(gate: TensorType, up: TensorType, alpha: float, limit: float) -
 
 @rules.rule("clamped_swiglu", _swiglu_type)
 def clamped_swiglu(gate: Any, up: Any, alpha: float, limit: float) -> Array:
-    """gate * sigmoid(alpha * gate) * (up + 1), as gpt-oss has it, with at least 32 bits.
+    """Return gate * sigmoid(alpha * gate) * (up + 1), as gpt-oss has it, in 32 bits at least.
 
-    The gate is at most `limit` before that, and `up` between -limit and limit.
+    First the gate is cut to at most `limit`, and `up` to -limit ... limit.
     """
     gate, up = (widened(jnp.asarray(x)) for x in align(gate, up))
     gate = clamp(gate, -jnp.inf, limit, inclusive=True)

@@ -1,7 +1,6 @@
-"""Attention and what belongs to it.
+"""Attention, masked softmax, rotary embedding.
 
-Masks, cosines and sines match the tensor they apply to from the right, as in torch: a shape that is
-too short is preceded by 1s.
+Masks, cosines and sines match their tensor from the right, as in torch.
 """
 
 from __future__ import annotations
@@ -41,13 +40,12 @@ def _require_mask(mask: TensorType, scores: Shape) -> None:
 
 
 def _preceded(x: Any, rank: int) -> Array:
-    """The array with 1s added before its shape up to a rank."""
     array = jnp.asarray(x)
     return jnp.expand_dims(array, range(rank - array.ndim))
 
 
 def _masked(scores: Array, mask: Any) -> Array:
-    """The scores, -inf where a logical mask is false; a mask of real numbers is added."""
+    """Add a mask of real numbers; put -inf where a logical one is false."""
     mask = _preceded(mask, scores.ndim)
     if mask.dtype == jnp.bool_:
         return jnp.where(mask, scores, -jnp.inf)
@@ -55,10 +53,7 @@ def _masked(scores: Array, mask: Any) -> Array:
 
 
 def _softmax(scores: Array) -> Array:
-    """Softmax over the last axis; zeros, and zero derivatives, where all scores are -inf.
-
-    It is computed in 32 bits at least.
-    """
+    """Return softmax over the last axis; zeros with zero derivatives where all are -inf."""
     wide = widened(scores)
     largest = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
     largest = lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, 0.0))
@@ -97,7 +92,7 @@ def _attention_type(
 
 
 def _attention_work(result: TensorType, key: TensorType, value: TensorType) -> int:
-    # A query meets all keys and values, also those that a mask hides.
+    # Masked keys and values are computed too.
     items = key.shape[-1] + value.shape[-1]
     return volume(result.shape[:-1]) * max(key.shape[-2], value.shape[-2]) * items
 
@@ -106,14 +101,12 @@ def _attention_work(result: TensorType, key: TensorType, value: TensorType) -> i
 def attention(
     ctx: Context, query: Any, key: Any, value: Any, mask: Any, scale: float, is_causal: bool
 ) -> Array:
-    """Scaled dot product attention of queries [batch...,heads,time,items] to keys and values.
+    """Return scaled dot product attention; operands are [batch...,heads,time,items].
 
-    Where there are more heads of queries than of keys and values, each of theirs serves as many
-    consecutive ones. A logical mask keeps scores where it is true, one of real numbers is added.
-    With `is_causal` a query sees the keys up to its own time, where the last query and the last key
-    have one time (torch aligns the first ones, which differs where there are more keys than
-    queries). A query that sees no key yields zeros. `scale` 0 stands for one over the root of the
-    items.
+    Each head of keys and values serves as many consecutive heads of queries as there are to one. A
+    logical mask keeps scores where it is true; one of real numbers is added. With `is_causal` a
+    query sees keys up to its own time; the last query and the last key have one time (torch aligns
+    the first ones). A query that sees no key yields zeros. `scale` 0 means 1 / sqrt(items).
     """
     query, keys, values = (jnp.asarray(x) for x in (query, key, value))
     scale = scale or 1 / math.sqrt(query.shape[-1])
@@ -144,10 +137,9 @@ def _masked_softmax_type(input: TensorType, mask: TensorType, scale: float) -> T
 
 @rules.rule("masked_softmax", _masked_softmax_type)
 def masked_softmax(input: Any, mask: Any, scale: float) -> Array:
-    """Softmax over the last axis of the input times `scale`, masked.
+    """Return softmax over the last axis of the input times `scale`, masked.
 
-    True in a logical mask keeps an item, others are 0, also where none is kept. A mask of real
-    numbers is added.
+    A logical mask keeps items where it is true; others are 0. A mask of real numbers is added.
     """
     input = jnp.asarray(input)
     return _softmax(_masked(widened(input) * scale, mask)).astype(input.dtype)
@@ -167,9 +159,9 @@ def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorT
 
 @rules.rule("rotary_embedding", _rotary_type)
 def rotary_embedding(input: Any, cos: Any, sin: Any) -> Array:
-    """Rotary position embedding: each item of the first half turns with its fellow of the second.
+    """Rotate by position: along the last axis (a, b) becomes (a, b) cos + (-b, a) sin.
 
-    Along the last axis (a, b) becomes (a, b) cos + (-b, a) sin (RoFormer, Su et al. 2021).
+    a and b are the halves of the axis (RoFormer, Su et al. 2021).
     """
     x = jnp.asarray(input)
     first, second = jnp.split(x, 2, axis=-1)

@@ -1,12 +1,11 @@
 """Convolution and deconvolution (spec 4.3.1).
 
 `conv` takes an input (B,C,X...), a filter (c,C/G,f...) and a bias (1,c) or singular to (B,c,x...);
-`deconv` takes (B,c,x...), a filter of the same layout and a bias (1,C) to (B,C,X...). Padding,
-stride and dilation have an item for each spatial dimension. `groups = 0` is plane-wise: a group for
-each plane. The separable forms have no rule, they are expanded.
+`deconv` takes (B,c,x...), the same filter and a bias (1,C) to (B,C,X...). Padding, stride and
+dilation have an item for each spatial dimension. `groups = 0` makes each plane a group.
 
-Sums of float16 and bfloat16 are taken in float32 and rounded once, sums of integers in int32, which
-is then the type of the result.
+float16 and bfloat16 are summed in float32 and rounded once. Integers are summed in int32, the dtype
+of the result.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def conv_shape(
     dilation: Shape,
     groups: int,
 ) -> Shape:
-    """The shape of a convolution, after checks of the operands' shapes and the attributes."""
+    """Return the shape of a convolution; raise where operands or attributes do not agree."""
     _require_operands(input, filter, border, padding, stride, dilation, groups)
     groups = groups or input[1]
     if differ(filter[1] * groups, input[1]):
@@ -87,7 +86,7 @@ def _sum_dtype(dtype: str) -> str:
 
 
 def conv_work(result: TensorType, filter: TensorType) -> int:
-    """A product for each item of the result and each of the filter that makes it."""
+    """Count a product for each item of the result and each of the filter that makes it."""
     return volume(result.shape) * volume(filter.shape[1:])
 
 
@@ -103,7 +102,7 @@ def conv(
     dilation: Shape,
     groups: int,
 ) -> Array:
-    """Correlation of the input with a filter, plus a bias."""
+    """Correlate the input with a filter and add a bias."""
     window = (border, padding, stride, dilation, groups)
     output = convolve(input, filter, bias, *window, ctx.precision)
     return output.astype(_sum_dtype(str(input.dtype)))
@@ -120,7 +119,7 @@ def convolve(
     groups: int,
     precision: Any,
 ) -> Array:
-    """`conv` in the type of its sums."""
+    """Compute `conv` in the type of its sums."""
     windows = basic(input.shape[2:], filter.shape[2:], padding, stride, dilation)
     groups, wide = groups or input.shape[1], accumulator(input.dtype)
     if is_integer(str(wide)):
@@ -189,7 +188,7 @@ def deconv(
     output_shape: Shape,
     groups: int,
 ) -> Array:
-    """The reverse of convolution. The batch extent is the input's, whatever `output_shape` says."""
+    """Reverse a convolution. The batch extent is the input's, whatever `output_shape` says."""
     windows = reverse(
         input.shape[2:], filter.shape[2:], padding, stride, dilation, output_shape[2:]
     )
@@ -201,8 +200,8 @@ def deconv(
 
 
 def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int) -> int:
-    # Plane-wise, the planes are those of the output where its shape is given: (c,1,...) is then the
-    # reverse of a plane-wise conv with c / C filters for each plane.
+    # Planes are those of the output where its shape is given: (c,1,...) then reverses a plane-wise
+    # conv with c / C filters for each plane.
     if groups == 0:
         return output_shape[1] // filter[1] if output_shape else input[1]
     return groups

@@ -1,7 +1,7 @@
 """Operations that choose items by their values.
 
-How many they choose depends on the data, and the shape of a result cannot: it has room for the most
-that there can be. What was chosen comes first, -1 fills the rest. Indices are int32.
+The count depends on the data, so results have room for the most there can be: int32 indices of what
+was chosen first, then -1.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ def _suppression_type(
 
 
 def _most(boxes: int, limit: int) -> int:
-    """How many boxes a class can have."""
     return boxes if boxes is UNKNOWN or limit == 0 else min(boxes, limit)
 
 
@@ -71,14 +70,13 @@ def non_max_suppression(
     score_threshold: Any,
     center_point_box: bool,
 ) -> Array:
-    """The boxes that are left when each takes away those with a lower score that it overlaps.
+    """Return rows (batch, class, box) of boxes, without those that overlap one of a higher score.
 
-    Rows batch, class, box in the order of batch, class and falling score; of equal scores the first
-    box comes first. A box is out where its score is not above `score_threshold`, or where the area
-    that it shares with a better one is more than `iou_threshold` of what both cover. Rows of boxes
-    are two opposite corners y, x, y, x in any order, with `center_point_box` the centre x, y, width
-    and height. 0 for `max_output_boxes_per_class` is no limit, unlike in ONNX. The result has
-    batches * classes * (limit, or boxes if they are fewer) rows, filled with -1.
+    Rows go by batch, class and falling score, equal scores by box. A box is out where its score is
+    not above `score_threshold`, or its intersection with a better one above `iou_threshold` of
+    their union. A box is two opposite corners y, x, y, x in any order; with `center_point_box` it
+    is centre x, y, width, height. `max_output_boxes_per_class` 0 means no limit, unlike in ONNX.
+    The result has batches * classes * min(limit, boxes) rows.
     """
     boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
     if scores.size == 0:
@@ -98,7 +96,7 @@ def non_max_suppression(
 
         def take(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             count, left, chosen = state
-            best = jnp.argmax(left)  # the first that is left
+            best = jnp.argmax(left)
             overlapped = _overlap(sides[best][None, :], sides) > iou_threshold
             left = left & ~overlapped & (jnp.arange(len(order)) != best)
             return count + 1, left, chosen.at[count].set(order[best])
@@ -116,7 +114,6 @@ def non_max_suppression(
 
 
 def _corners(boxes: Array, center_point_box: bool) -> Array:
-    """The lower and the upper corner of each box, four numbers along the last axis."""
     a, b = boxes[..., :2], boxes[..., 2:]
     if center_point_box:
         return jnp.concatenate([a - b / 2, a + b / 2], axis=-1)
@@ -124,7 +121,7 @@ def _corners(boxes: Array, center_point_box: bool) -> Array:
 
 
 def _overlap(box: Array, boxes: Array) -> Array:
-    """What the box (1,4) shares with each of the boxes over what both cover, -inf for nothing."""
+    """Return intersection over union of a box (1,4) and each box, -inf for none."""
     low = jnp.maximum(box[:, :2], boxes[:, :2])
     high = jnp.minimum(box[:, 2:], boxes[:, 2:])
     shared = jnp.prod(jnp.maximum(high - low, 0), axis=1)
@@ -142,11 +139,7 @@ def _non_zero_type(input: TensorType) -> TensorType:
 
 @rules.rule("non_zero", _non_zero_type, not_differentiable=_INDICES)
 def non_zero(input: Any) -> Array:
-    """The places of the items that are not 0 or false, in row-major order.
-
-    A column for each, an item of it for each axis of the input; as many columns as the input has
-    items, filled with -1.
-    """
+    """Return the indices (axes,items) of non-zero items in row-major order, then -1."""
     x = jnp.asarray(input)
     place = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)[0]
     place = place.astype(jnp.int32)[None, :]

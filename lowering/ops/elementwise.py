@@ -1,7 +1,6 @@
 """Element-wise operations (spec 4.2): unary, binary, comparison, logic, bits, selection.
 
-Operands are of any type that makes sense. Integers wrap around, are cut off towards 0 where they
-are divided, and are left alone by rounding. Activation functions are in `activation`.
+Integers wrap around, are divided towards 0, and are left alone by rounding.
 """
 
 from __future__ import annotations
@@ -109,10 +108,7 @@ def _round_type(x: TensorType, ties: str = "up") -> TensorType:
 
 @rules.rule("round", _round_type)
 def round_(x: Any, ties: str = "up") -> Array:
-    """The nearest whole number; of two equally near ones that which `ties` says.
-
-    It is the greater one ("up"), the one further from zero ("away"), or the even one ("even").
-    """
+    """Return the nearest whole number; halves go "up", "away" from zero, or to "even" (`ties`)."""
     x = jnp.asarray(x)
     return rounded(x, ties) if _is_real(x) else x
 
@@ -184,7 +180,7 @@ _binary("bitwise_xor", _bits_type, jnp.bitwise_xor, _BITS)
 
 @rules.rule("div", _numbers_type)
 def divide(x: Any, y: Any) -> Array:
-    """x / y; for integers cut off towards 0, and 0 where y is 0."""
+    """Return x / y; integers are cut off towards 0, and 0 where y is 0."""
     x, y = align(x, y)
     if _is_real(jnp.asarray(x)) or _is_real(jnp.asarray(y)):
         return jnp.divide(x, y)
@@ -195,9 +191,9 @@ def divide(x: Any, y: Any) -> Array:
 
 @rules.rule("pow", _numbers_type)
 def power(x: Any, y: Any) -> Array:
-    """x to the power y; for integers below 0 cut off towards 0, so 0 unless x is 1 or -1.
+    """Return x to the power y; integers with y below 0 are cut off towards 0.
 
-    A whole exponent that is known has a finite derivative at negative x.
+    A known whole exponent has a finite derivative at negative x.
     """
     x = jnp.asarray(x)
     if not _is_real(x):
@@ -226,7 +222,7 @@ def _not_type(x: TensorType) -> TensorType:
 
 @rules.rule("not", _not_type, not_differentiable=_LOGICAL)
 def logical_not(x: Any) -> Array:
-    """True where x is false."""
+    """Return true where x is false."""
     return jnp.logical_not(x)
 
 
@@ -237,7 +233,7 @@ def _bitwise_not_type(x: TensorType) -> TensorType:
 
 @rules.rule("bitwise_not", _bitwise_not_type, not_differentiable=_BITS)
 def bitwise_not(x: Any) -> Array:
-    """x with all its bits turned over; `not` of logical values."""
+    """Invert all bits of x; logical values become `not`."""
     return jnp.bitwise_not(jnp.asarray(x))
 
 
@@ -247,7 +243,7 @@ def _shift_type(x: TensorType, y: TensorType) -> TensorType:
 
 
 def _shift_bounds(x: Any, y: Any) -> tuple[Array, Array, Array, int]:
-    # Hardware differs in what it makes of a shift by less than 0 or by all the bits and more.
+    # Hardware differs in shifts by less than 0, and by all the bits and more.
     x, y = jnp.broadcast_arrays(*align(x, y))
     width = jnp.iinfo(x.dtype).bits
     return x, y, (y >= 0) & (y < width), width
@@ -255,17 +251,14 @@ def _shift_bounds(x: Any, y: Any) -> tuple[Array, Array, Array, int]:
 
 @rules.rule("shift_left", _shift_type, not_differentiable=_BITS)
 def shift_left(x: Any, y: Any) -> Array:
-    """x with its bits moved up by y; 0 for a y below 0 or not below the number of bits."""
+    """Return x with its bits moved up by y; 0 unless 0 <= y < bits."""
     x, y, inside, _ = _shift_bounds(x, y)
     return jnp.where(inside, jnp.left_shift(x, jnp.where(inside, y, 0)), 0)
 
 
 @rules.rule("shift_right", _shift_type, not_differentiable=_BITS)
 def shift_right(x: Any, y: Any) -> Array:
-    """x with its bits moved down by y, which keeps the sign.
-
-    For a y below 0 or not below the number of bits it is -1 for negative x, otherwise 0.
-    """
+    """Return x with its bits moved down by y, sign kept; unless 0 <= y < bits -1 or 0, by sign."""
     x, y, inside, width = _shift_bounds(x, y)
     # All the bits in two steps: unsigned numbers keep none.
     most = jnp.right_shift(x, jnp.where(inside, y, width - 1))
@@ -279,7 +272,7 @@ def _is_nan_type(x: TensorType) -> TensorType:
 
 @rules.rule("is_nan", _is_nan_type, not_differentiable=_LOGICAL)
 def is_nan(x: Any) -> Array:
-    """Where x is not a number."""
+    """Return where x is not a number."""
     return jnp.isnan(jnp.asarray(x))
 
 
@@ -289,7 +282,7 @@ def _is_inf_type(x: TensorType, positive: bool, negative: bool) -> TensorType:
 
 @rules.rule("is_inf", _is_inf_type, not_differentiable=_LOGICAL)
 def is_inf(x: Any, positive: bool, negative: bool) -> Array:
-    """Where x is infinite, in the directions that are asked for."""
+    """Return where x is infinite, in the directions asked for."""
     x = jnp.asarray(x)
     return ((x == jnp.inf) & positive) | ((x == -jnp.inf) & negative)
 
@@ -308,7 +301,7 @@ def _select_type(
 
 @rules.rule("select", _select_type)
 def select(condition: Any, true_value: Any, false_value: Any) -> Array:
-    """true_value where the condition holds, false_value elsewhere (spec 4.2.3)."""
+    """Return true_value where the condition holds, false_value elsewhere (spec 4.2.3)."""
     return jnp.where(*align(condition, true_value, false_value))
 
 
@@ -320,9 +313,9 @@ def _clamp_type(x: TensorType, a: TensorType, b: TensorType, inclusive: bool = F
 
 @rules.rule("clamp", _clamp_type)
 def clamp(x: Any, a: Any, b: Any, inclusive: bool = False) -> Array:
-    """x kept between a and b; a wins where it is above b.
+    """Return x kept between a and b; a wins where it is above b.
 
-    Where x is at a bound its derivative is 1/2, or 1 where the bounds are `inclusive`.
+    At a bound the derivative to x is 1/2, or 1 where the bounds are `inclusive`.
     """
     x, a, b = align(x, a, b)
     if not inclusive:

@@ -106,18 +106,15 @@ def mixture_of_experts(
     alpha: float,
     limit: float,
 ) -> Array:
-    """Each token x through the `k` experts with the largest logits, their outputs weighted.
+    """Return for each token x the weighted sum of the `k` experts with the largest logits.
 
-    The logits are the products with the rows of `router` [experts,items]. An expert is
-    (f(x w1) * (x w3)) w2, or f(x w1) w2 without w3, each product with its bias; the activation f is
-    silu (which "swiglu" names too, with w3), relu, or `gelu` by tanh. A positive `limit` has
-    `clamped_swiglu` of the products with w1 and w3 instead, with `alpha`. `gate` says what the
-    weights are: softmax of the logits of the k experts, their part in the softmax of all, their
-    sigmoid, or they themselves.
-
-    The input is [tokens...,items], w1 and w3 are [experts,items,hidden], w2 [experts,hidden,items].
-    Computed in float32 at least, with all experts for all tokens; the result has the dtype of the
-    input. Equal logits go to the first expert.
+    The input is [tokens...,items], `router` [experts,items], w1 and w3 [experts,items,hidden], w2
+    [experts,hidden,items]. Logits are products with the rows of `router`; equal ones go to the
+    first expert. An expert is (f(x w1) * (x w3)) w2, or f(x w1) w2 without w3, each product with
+    its bias. f is silu (or "swiglu", with w3), relu, or `gelu` by tanh; a positive `limit` has
+    `clamped_swiglu` of both products instead. `gate` makes weights of the logits of the k: their
+    softmax, their part in the softmax of all, their sigmoid, or themselves. All experts are
+    computed for all tokens, in float32 at least; the result has the dtype of the input.
     """
     x = jnp.asarray(input)
     operands = (router, w1, w2, w3, router_bias, w1_bias, w3_bias, w2_bias)
@@ -144,7 +141,7 @@ def mixture_of_experts(
 
 
 def _gates(logits: Array, k: int, gate: str) -> Array:
-    """The weight of each expert for each token; 0 for all but k of them."""
+    """Return the weight of each expert for each token; 0 for all but k."""
     largest, chosen = lax.top_k(logits, k)
     match gate:
         case "softmax_topk":

@@ -1,9 +1,8 @@
 """Items by their indices: gather, scatter, top-k, one-hot.
 
-A negative index counts from the end of its axis. An index beyond it has no item: where one is
-read the result is NaN (of signed integers the least value, of unsigned ones the greatest, of
-logical values true), and where one is written the update is left out. Indices that the
-operations make are int32.
+Negative indices count from the end. Reading beyond the axis gives NaN (of signed integers the least
+value, of unsigned ones the greatest, of logical values true); writing there does nothing. Results
+that are indices are int32.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _REDUCTIONS = ("none", "add", "mul", "min", "max")
 
 
 def _index(indices: Any) -> Array:
-    """Indices in a type in which the extent of every axis fits."""
+    """Return indices in a type that fits the extent of every axis."""
     indices = jnp.asarray(indices)
     return indices if indices.dtype.itemsize == 8 else indices.astype(jnp.int32)
 
@@ -65,9 +64,9 @@ def _require_same_rank(name: str, shape: Shape, other: str, whole: Shape) -> Non
 
 @rules.rule("gather_elements", _gather_elements_type)
 def gather_elements(input: Any, indices: Any, axis: int) -> Array:
-    """Item by item, what the index names along the axis; ONNX GatherElements.
+    """Return for each index the item that it names along the axis (ONNX GatherElements).
 
-    Along the other axes the indices may be smaller than the input: its first items count.
+    Along the other axes the indices may be smaller than the input; its first items count.
     """
     x, places = jnp.asarray(input), _index(indices)
     axis = axis % x.ndim
@@ -98,7 +97,7 @@ def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> 
 
 
 def _coordinates(indices: Shape, rank: int) -> int:
-    """How many axes the last axis of the indices addresses."""
+    """Return how many axes the last axis of the indices addresses."""
     count = indices[-1] if indices else 0
     if count is UNKNOWN:
         raise InvalidShape(
@@ -115,14 +114,13 @@ def _coordinates(indices: Shape, rank: int) -> int:
 
 
 def _places(indices: Any) -> tuple[Array, ...]:
-    """The coordinates along the last axis, one array for each axis that they address."""
     places = _index(indices)
     return tuple(places[..., k] for k in range(places.shape[-1]))
 
 
 @rules.rule("gather_nd", _gather_nd_type)
 def gather_nd(input: Any, indices: Any, batch_dims: int) -> Array:
-    """The sub-tensors at the coordinates in the last axis of the indices; ONNX GatherND."""
+    """Return the sub-tensors at the coordinates in the last axis of the indices (ONNX GatherND)."""
 
     def read(x: Array, indices: Array) -> Array:
         return x.at[_places(indices)].get(mode="fill")
@@ -162,12 +160,12 @@ def _scatter_elements_type(
 
 @rules.rule("scatter_elements", _scatter_elements_type)
 def scatter_elements(input: Any, indices: Any, updates: Any, axis: int, reduction: str) -> Array:
-    """The input with each update at the place that its index names along the axis.
+    """Return the input with each update at its index along the axis (ONNX ScatterElements).
 
-    ONNX ScatterElements. Of updates at one place, 'none' keeps one, the last one on most platforms;
-    the other reductions join them all with the item of the input. The indices may be smaller than
-    the input and, as torch has it, than the updates, of which the first count. A single number is
-    the update of all places. Equal extremes share the derivative.
+    Of updates at one place 'none' keeps one, on most platforms the last; other reductions join all
+    with the item of the input. Equal extremes share the derivative. Indices may be smaller than the
+    input and, as in torch, than the updates; the first ones count. A single update serves all
+    places.
     """
     x, along = jnp.asarray(input), _index(indices)
     axis = axis % x.ndim
@@ -200,9 +198,9 @@ def _scatter_nd_type(
 
 @rules.rule("scatter_nd", _scatter_nd_type)
 def scatter_nd(input: Any, indices: Any, updates: Any, reduction: str) -> Array:
-    """The input with each update at the coordinates in the last axis of the indices.
+    """Return the input with each update at the coordinates in the last axis of the indices.
 
-    ONNX ScatterND; updates at one place are joined as in `scatter_elements`.
+    This is ONNX ScatterND; updates at one place are joined as in `scatter_elements`.
     """
     return _scatter(jnp.asarray(input), _places(indices), jnp.asarray(updates), reduction)
 
@@ -229,8 +227,8 @@ def _multiply(x: Array, places: tuple[Array, ...], updates: Array) -> Array:
 
 @_multiply.defjvp
 def _multiply_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    # jax differentiates products only where no two updates meet. The product of all the others at
-    # the same place is a quotient of what is left when zeros, which are counted, are taken out.
+    # jax differentiates products only where no two updates meet. The product of all others at a
+    # place is a quotient of the non-zero ones; zeros are counted apart.
     x, places, updates = primals
     dx, _, du = tangents
     zero = updates == 0
@@ -266,10 +264,10 @@ def _topk_type(
 
 @rules.rule("topk", _topk_type)
 def topk(input: Any, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
-    """The k largest or smallest items along the axis in their order, and their indices.
+    """Return the k largest or smallest items along the axis in order, and their indices.
 
-    Of equal items the one with the lower index comes first. NaN counts as infinity. The derivative
-    goes through the values to the items chosen.
+    Of equal items the lower index comes first. NaN counts as infinity. The derivative goes to the
+    chosen items.
     """
     x = jnp.asarray(input)
     axis = axis % x.ndim
@@ -297,7 +295,7 @@ def _one_hot_type(
 
 @rules.rule("one_hot", _one_hot_type, not_differentiable="its operand holds indices")
 def one_hot(indices: Any, axis: int, depth: int, off_value: float, on_value: float) -> Array:
-    """`on_value` at each index along a new axis of `depth` items, `off_value` elsewhere; float32.
+    """Return `on_value` at each index along a new axis of `depth` items, else `off_value`; float32.
 
     `axis` counts in the result. An index beyond the axis is nowhere on.
     """

@@ -1,7 +1,7 @@
 """Products of matrices (spec 4.6, 4.8.2) and of more tensors.
 
-Operands hold numbers of one type, integers too. Sums of float16 and bfloat16 are taken in float32
-and rounded once; integers keep their type, and what does not fit in it wraps around.
+Operands have one dtype. float16 and bfloat16 are summed in float32 and rounded once; integers keep
+their dtype and wrap around.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from lowering.trace import Context
 
 
 def matrix_shape(shape: Shape, transpose: bool) -> Shape:
-    """The shape as one of matrices, transposed where that is asked for."""
+    """Return the shape as one of matrices, transposed if asked."""
     shape = padded(shape, 2)
     return (*shape[:-2], shape[-1], shape[-2]) if transpose else shape
 
 
 def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
-    """The shape of the products of matrices; InvalidShape where there are none."""
+    """Return the shape of products of matrices; raise InvalidShape where there are none."""
     a, b = names
     if len(left) != len(right):
         raise InvalidShape(
@@ -72,14 +72,14 @@ def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: boo
 def matmul_work(
     result: TensorType, A: TensorType, B: TensorType, transposeA: bool, transposeB: bool
 ) -> int:
-    """A product for each item of the result and each item of a row; one extent may be unknown."""
+    """Count a product for each item of the result and of a row; one extent may be unknown."""
     left, right = matrix_shape(A.shape, transposeA), matrix_shape(B.shape, transposeB)
     return volume(result.shape) * max(left[-1], right[-2])
 
 
 @rules.rule("matmul", _matmul_type, work=matmul_work)
 def matmul(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> Array:
-    """The products of the matrices in the last two axes; the leading axes broadcast.
+    """Multiply the matrices in the last two axes; the leading axes broadcast.
 
     A shape of less than two axes is continued by 1s: a vector is a column.
     """
@@ -87,7 +87,7 @@ def matmul(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> 
 
 
 def _product(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> Array:
-    """`matmul` in the type of its sums."""
+    """Compute `matmul` in the type of its sums."""
     left, right = (expand(x, max(x.ndim, 2)) for x in (jnp.asarray(A), jnp.asarray(B)))
     left = jnp.swapaxes(left, -1, -2) if transposeA else left
     right = jnp.swapaxes(right, -1, -2) if transposeB else right
@@ -111,13 +111,13 @@ def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> Ten
 
 
 def linear_work(result: TensorType, input: TensorType, filter: TensorType) -> int:
-    """That of the product of the input with the transposed filter."""
+    """Count the products of the input with the transposed filter."""
     return matmul_work(result, input, filter, False, True)
 
 
 @rules.rule("linear", _linear_type, work=linear_work)
 def linear(ctx: Context, input: Any, filter: Any, bias: Any) -> Array:
-    """The product of the input with the transposed filter, plus the bias."""
+    """Multiply the input by the transposed filter and add the bias."""
     product = _product(ctx, input, filter, False, True)
     if not is_zero(bias):
         product, bias = align(product, bias)
@@ -144,17 +144,17 @@ def _generality(dtype: str) -> int:
 
 
 def _einsum_work(inputs: list[TensorType], expr: str) -> int:
-    """The products of the inputs in pairs, in the order in which they are computed."""
+    """Count the products of the inputs in pairs, in the order of computation."""
     terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     return contraction.multiply_adds([x.shape for x in inputs], terms, result)
 
 
 @rules.rule("einsum", _einsum_type, work=_einsum_work)
 def einsum(ctx: Context, inputs: Sequence[Any], expr: str, accumulator: str, dtype: str) -> Array:
-    """The products of all inputs, summed over the letters that the result does not have.
+    """Sum the products of all inputs over the letters that the result lacks; extents 1 broadcast.
 
-    They are taken in the type of the accumulator, and no smaller one than the inputs' or float32;
-    the result is of the type `dtype`. Extents 1 broadcast.
+    Sums have the type of `accumulator`, and no smaller one than the inputs' or float32; the result
+    is cast to `dtype`.
     """
     terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     dtypes = (np.dtype(accumulator), np.dtype(inputs[0].dtype))

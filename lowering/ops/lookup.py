@@ -39,7 +39,7 @@ def _require_list(name: str, operand: TensorType) -> None:
 
 @rules.rule("direct_lookup", _lookup_type)
 def direct_lookup(input: Any, values: Any, fallback: Any) -> Array:
-    """The value at each index, the fallback where there is none: below 0 and beyond the last."""
+    """Return the value at each index, the fallback below 0 and beyond the last."""
     index, values = jnp.asarray(input), jnp.asarray(values)
     exists = (index >= 0) & (index < len(values))
     found = jnp.take(values, index, mode="clip")
@@ -55,10 +55,7 @@ def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorT
 
 @rules.rule("reverse_lookup", _reverse_type, not_differentiable="its results are indices")
 def reverse_lookup(input: Any, keys: Any, fallback: int) -> Array:
-    """The index of each item among the keys, the fallback where it is none of them.
-
-    Of equal keys the first counts.
-    """
+    """Return the index of each item among the keys (of equal ones the first), else the fallback."""
     x, keys = jnp.asarray(input), jnp.asarray(keys)
     order = jnp.argsort(keys, stable=True).astype(jnp.int32)
     place = jnp.minimum(jnp.searchsorted(keys[order], x), len(keys) - 1)
@@ -124,13 +121,13 @@ def tree_ensemble(
     classes: int,
     aggregate: str,
 ) -> Array:
-    """The score of each class: the weights that the trees give it, joined; float32.
+    """Return the score of each class: the weights that the trees give it, joined; float32.
 
     `trees` has the row of each root in `nodes`. A row of `nodes` is feature, row if true, row if
-    false, bits of a float32 to compare the feature with, and the comparison: 1 to 6 for == != < >
-    <= >=, with 256 added where NaN is true too. A comparison 0 is a leaf: the first and the end of
-    its rows in `leaves`, which are a class and the bits of its weight. A class that no leaf names
-    has the score 0; 'AVERAGE' is over the weights of the class.
+    false, bits of the float32 to compare with, and the comparison: 1 to 6 for == != < > <= >=, plus
+    256 where NaN is true too. Comparison 0 is a leaf: first and end of its rows in `leaves`, which
+    are a class and the bits of its weight. A class that no leaf names scores 0; 'AVERAGE' is over
+    the weights of the class.
     """
     x = jnp.asarray(input).astype(jnp.float32)
     nodes, leaves = (_integers(table) for table in (nodes, leaves))
@@ -149,7 +146,7 @@ def tree_ensemble(
         return depth + 1, jnp.where(code[at] == 0, at, below)
 
     def inside(state: tuple[Array, Array]) -> Array:
-        # No path is longer than there are nodes, unless it is a circle.
+        # A longer path than there are nodes is a circle.
         return (state[0] < len(nodes)) & jnp.any(code[state[1]] != 0)
 
     roots = jnp.broadcast_to(_integers(trees), (*x.shape[:-1], len(trees)))
@@ -162,7 +159,7 @@ def _integers(table: Any) -> Array:
 
 
 def _votes(first: Array, end: Array, leaves: Array, classes: int, aggregate: str) -> Array:
-    """The scores (...,classes) of the rows of `leaves` from `first` to before `end` (...,trees)."""
+    """Return scores (...,classes) of the rows first ... end - 1 (...,trees) of `leaves`."""
     batch = tuple(lax.broadcasted_iota(jnp.int32, first.shape, a) for a in range(first.ndim - 1))
     edges = jnp.zeros((*first.shape[:-1], len(leaves) + 1), jnp.int32)
     edges = edges.at[(*batch, first)].add(1).at[(*batch, end)].add(-1)

@@ -1,7 +1,4 @@
-"""Normalisation (spec 4.8.4).
-
-The other `local_*` operations have no rule: their bodies in the standard library are as good.
-"""
+"""Normalisation (spec 4.8.4); other `local_*` operations are expanded by the standard library."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ def _require_not_negative(epsilon: float) -> None:
 
 
 def _over(x: Array, norm: Array, bias: Any, epsilon: Any) -> Array:
-    # 0/0 is 0: without bias and epsilon a part of zeros stays as it is.
+    # 0/0 is 0: without bias and epsilon zeros stay zeros.
     divisor = jnp.maximum(norm + bias, epsilon)
     return x / jnp.where(divisor == 0, 1.0, divisor)
 
@@ -53,8 +50,8 @@ def _root(squares: Array) -> Array:
 
 
 def _unit(x: Array, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
-    # The result does not depend on the unit in which input, bias and epsilon are measured, so no
-    # derivative goes through it. With the largest as the unit nothing overflows nor vanishes.
+    # The result does not depend on the unit of input, bias and epsilon: no derivative goes through
+    # it. With the largest as the unit nothing overflows nor vanishes.
     largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
     unit = lax.stop_gradient(jnp.maximum(largest, max(abs(bias), epsilon)))
     return jnp.where(unit == 0, 1.0, unit)
@@ -62,7 +59,7 @@ def _unit(x: Array, axes: tuple[int, ...], bias: float, epsilon: float) -> Array
 
 @rules.rule("l1_normalization", _axes_type)
 def l1_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
-    """The input over the sum of its absolute values along the axes."""
+    """Return the input over the sum of its absolute values along the axes."""
     input = jnp.asarray(input)
     x = widened(input)
     unit = _unit(x, axes, bias, epsilon)
@@ -73,7 +70,7 @@ def l1_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: fl
 
 @rules.rule("l2_normalization", _axes_type)
 def l2_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
-    """The input over its Euclidean length along the axes; finite, with its gradient, at 0 too."""
+    """Return the input over its Euclidean length along the axes, with finite gradient at 0 too."""
     input = jnp.asarray(input)
     x = widened(input)
     unit = _unit(x, axes, bias, epsilon)
@@ -83,7 +80,6 @@ def l2_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: fl
 
 
 def _require_windows(input: TensorType, size: tuple[int, ...]) -> None:
-    """Refuse a size that is not one of windows around each item."""
     rules["box"].infer(
         input, size, border="constant", padding=(), stride=(), dilation=(), normalize=True
     )
@@ -100,7 +96,7 @@ def _response_type(
 def local_response_normalization(
     input: Any, size: tuple[int, ...], alpha: float, beta: float, bias: float
 ) -> Array:
-    """input / (bias + alpha * the mean of the squares around each item) ** beta."""
+    """Return input / (bias + alpha * the mean of the squares around each item) ** beta."""
     x = widened(jnp.asarray(input))
     squares = box(jnp.square(x), size, "constant", (), (), (), True)
     return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
@@ -118,11 +114,11 @@ def _local_type(
 def local_variance_normalization(
     input: Any, size: tuple[int, ...], bias: float, epsilon: float
 ) -> Array:
-    """The input over its root mean square in a window around each item, zeros beyond the border."""
+    """Return the input over its root mean square in the window around each item, zero-padded."""
     input = jnp.asarray(input)
     x = widened(input)
     squares = box(jnp.square(x), size, "constant", (), (), (), True)
-    # A window of zeros, as after a relu, has a finite gradient too.
+    # Finite gradient for windows of zeros, as after a relu.
     norm = _root(squares)
     return _over(x, norm, bias, epsilon).astype(input.dtype)
 
@@ -147,10 +143,9 @@ def _batch_type(
 def batch_normalization(
     input: Any, mean: Any, variance: Any, offset: Any, scale: Any, epsilon: float
 ) -> Array:
-    """offset + scale * (input - mean) / sqrt(variance + epsilon), as one factor and one summand.
+    """Return offset + scale * (input - mean) / sqrt(variance + epsilon), as a factor and a term.
 
-    Both depend on the parameters alone, so that they need not be computed in every call. Their
-    difference takes 32 bits at least.
+    Both depend on parameters alone and can be prepared. Their difference takes 32 bits at least.
     """
     x, *rest = align(jnp.asarray(input), mean, variance, offset, scale)
     mean, variance, offset, scale = (widened(jnp.asarray(y, x.dtype)) for y in rest)
@@ -175,9 +170,9 @@ def _rms_norm_type(
 
 @rules.rule("rms_norm", _rms_norm_type)
 def rms_norm(input: Any, scale: Any, epsilon: Any, axis: int, dtype: str) -> Array:
-    """scale * input / sqrt(mean(input^2) + epsilon) along the axis (Zhang and Sennrich 2019).
+    """Return scale * input / sqrt(mean(input^2) + epsilon) along the axis (Zhang, Sennrich 2019).
 
-    It is computed with at least 32 bits and rounded once, to `dtype` or the type of the input.
+    Computed in 32 bits at least and rounded once, to `dtype` or the input's.
     """
     x = widened(jnp.asarray(input))
     squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)

@@ -1,4 +1,4 @@
-"""What streams in pieces need that no other operation does."""
+"""Operations that only streaming in pieces needs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def _pulse_mask_type(
 
 @rules.rule("tract.pulse_mask", _pulse_mask_type)
 def pulse_mask(input: Any, position: Any, axis: int, begin: int, end: int, value: float) -> Array:
-    """The input with a value before one place, and from another one on, of the stream.
+    """Return the input where its place in the stream is in begin ... end - 1, else the value.
 
-    `position` is where the piece of the stream that the input is starts.
+    `position` is the place of the input's first item.
     """
     x = jnp.asarray(input)
     places = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))

@@ -1,8 +1,7 @@
-"""Quantisation to evenly or logarithmically spaced levels, as real values (spec 4.8.5).
+"""Quantisation to even or logarithmic levels, as real values (spec 4.8.5).
 
-`ties` says which of two equally near levels is taken, by their codes: see `round`. By the letter of
-the standard the derivative of rounding is 0. `linear_quantize` has no rule, its
-body in the standard library calls `min_max_linear_quantize`.
+`ties` chooses between two equally near codes, as in `round`. Rounding has the derivative 0, as the
+standard's letter says. The standard library expands `linear_quantize` to `min_max_linear_quantize`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def _require_bits(bits: int, least: int = 1) -> None:
 
 
 def _wide(x: Any) -> Any:
-    # The numbers of the levels do not fit the mantissa of a smaller float. Literals fit any.
+    # Level numbers do not fit the mantissa of smaller floats. Literals fit any.
     small = not isinstance(x, float) and x.dtype.itemsize < 4
     return jnp.asarray(x, jnp.float32) if small else x
 
@@ -59,10 +58,7 @@ def _min_max_type(
 def min_max_linear_quantize(
     x: Any, min: Any, max: Any, bits: int, signed: bool, symmetric: bool, ties: str = "up"
 ) -> Array:
-    """The nearest of the levels that divide the range from min to max evenly.
-
-    In an empty range all is min.
-    """
+    """Return the nearest of the levels that divide min ... max evenly; min if that is empty."""
     x, low, high = align(jnp.asarray(x), min, max)
     dtype = x.dtype
     x, low, high = _wide(x), _wide(low), _wide(high)
@@ -95,7 +91,7 @@ def _zero_point_type(
 def zero_point_linear_quantize(
     x: Any, zero_point: Any, scale: Any, bits: int, signed: bool, symmetric: bool, ties: str = "up"
 ) -> Array:
-    """The nearest multiple of scale whose number, counted from the zero point, fits the bits."""
+    """Return the nearest multiple of scale whose number from the zero point fits the bits."""
     top = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
     bottom = 0 if not signed else -top if symmetric else -top - 1
     x, zero, scale = align(jnp.asarray(x), zero_point, scale)
@@ -116,12 +112,12 @@ def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
 
 @rules.rule("logarithmic_quantize", _logarithmic_type)
 def logarithmic_quantize(x: Any, max: Any, bits: int) -> Array:
-    """The power of two of the nearest exponent with the sign of x; 0 stays 0.
+    """Return the power of two of the nearest exponent, with the sign of x; 0 stays 0.
 
     The exponents are the 2^bits highest up to that of max, rounded up.
     """
     x, max = align(jnp.asarray(x), max)
-    # Exponents by the bits of the numbers: log2 is inexact at powers of two, where ceil would jump.
+    # frexp is exact; log2 is not at powers of two, where ceil would jump.
     part, exponent = jnp.frexp(lax.stop_gradient(jnp.abs(x)))
     exponent = jnp.where(part < math.sqrt(0.5), exponent - 1, exponent)
     part, top = jnp.frexp(lax.stop_gradient(jnp.asarray(max)))

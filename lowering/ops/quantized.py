@@ -1,13 +1,12 @@
 """Products of quantised tensors, with zero points and scales as operands.
 
-An integer q stands for the real number (q - zero point) * scale. Products are summed in int32,
-exactly, with a bias in steps of the product of the scales of both. The sum times the product of the
-scales over `output_scale` is rounded, half to even, and with `output_zero_point` added saturated to
-the type of the result. That factor is applied in float32: a result of 8 or 16 bits is the exact
-one, or its neighbour where the exact number is within 2**-21 of itself from the middle between the
-two. A factor of 1 leaves int32 as it is.
+An integer q stands for (q - zero point) * scale. Products are summed in int32, exactly, with a bias
+in steps of the product of both scales. The sum times that product over `output_scale` is rounded
+half to even, shifted by `output_zero_point`, and saturated. The factor is applied in float32: 8 and
+16 bit results are exact, or the neighbour where the exact number is within 2**-21 of itself from
+the middle of two. A factor 1 leaves int32 as it is.
 
-Zero points and scales have one item, or one for each channel where the operation says so.
+Zero points and scales have one item, or one a channel where the operation says so.
 """
 
 from __future__ import annotations
@@ -88,12 +87,11 @@ def quantized_einsum(
     expr: str,
     dtype: str,
 ) -> Array:
-    """`einsum` of two quantised tensors, to the type `dtype`.
+    """Compute `einsum` of two quantised tensors, to `dtype`.
 
-    `expr` may name the axes of bias, zero points and scales too, in their order, as in
-    `mk,kn,m,,m,,,,->mn`: one letter where there is an item for each channel. Scales, bias and
-    `output_zero_point` are then along an axis of the result, the other zero points along one of
-    their own tensor.
+    `expr` may name axes of bias, zero points and scales in order, as in `mk,kn,m,,m,,,,->mn`: a
+    letter where there is an item for each channel. Scales, bias and `output_zero_point` then lie
+    along an axis of the result, other zero points along one of their own tensor.
     """
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
     of_bias, of_a0, of_a, of_b0, of_b, of_c0, of_c = terms[2:] or [""] * 7
@@ -172,9 +170,9 @@ def quantized_conv(
     groups: int,
     dtype: str,
 ) -> Array:
-    """`conv` of quantised tensors, to the type `dtype`. Padding is the real number 0.
+    """Compute `conv` of quantised tensors, to `dtype`; padding is the real number 0.
 
-    What is the filter's may have an item for each output channel.
+    Parameters of the filter may have an item for each output channel.
     """
     rank = input.ndim
     total = convolve(
@@ -225,7 +223,7 @@ def _wide(x: Any) -> Array:
 
 
 def _along(x: Any, letter: str, term: str) -> Array:
-    """A parameter's items along the axis of that letter; a single one for all."""
+    """Lay a parameter's items along the axis of that letter; a single one serves all."""
     x = jnp.asarray(x)
     return x.reshape(() if x.size == 1 else [-1 if name == letter else 1 for name in term])
 

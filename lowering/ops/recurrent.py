@@ -1,6 +1,6 @@
-"""Recurrent cells and sequences: LSTM, GRU, gated delta rule, causal convolution with a state.
+"""Recurrent cells and sequences: LSTM, GRU, gated delta rule, causal convolution.
 
-A state is an operand, and the next one a result.
+States are operands, and the next states results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _require_rank(rank: int, layout: str, **operands: TensorType) -> None:
             raise InvalidShape(f"'{name}' must be {layout}, its shape is {show(operand.shape)}")
 
 
-# Cells: what follows on the matrix products
+# Cells, after the matrix products
 
 
 def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:
@@ -57,9 +57,9 @@ def _lstm_type(gates: TensorType, cell: TensorType) -> tuple[TensorType, TensorT
 
 @rules.rule("lstm_pointwise", _lstm_type)
 def lstm_pointwise(gates: Any, cell: Any) -> tuple[Array, Array]:
-    """The output and the next cell of an LSTM from the sum of its products and biases.
+    """Return the output and the next cell of an LSTM, given the sum of its products and biases.
 
-    The last axis of `gates` holds them in the order of ONNX: input, output, forget, cell.
+    The last axis of `gates` has ONNX's order: input, output, forget, cell.
     """
     i, o, f, g = jnp.split(jnp.asarray(gates), 4, axis=-1)
     cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
@@ -73,10 +73,10 @@ def _gru_type(input_gates: TensorType, state_gates: TensorType, state: TensorTyp
 
 @rules.rule("gru_pointwise", _gru_type)
 def gru_pointwise(input_gates: Any, state_gates: Any, state: Any) -> Array:
-    """The next state of a GRU from the products of the input and of the state, biases added.
+    """Return the next state of a GRU, given the products of input and of state, biases added.
 
-    The last axis holds the gates in the order of ONNX: update, reset, new. This is the form in
-    which the reset gate applies after the product (`linear_before_reset`).
+    The last axis has ONNX's order: update, reset, new. The reset gate applies after the product
+    (`linear_before_reset`).
     """
     xz, xr, xn = jnp.split(jnp.asarray(input_gates), 3, axis=-1)
     rz, rr, rn = jnp.split(jnp.asarray(state_gates), 3, axis=-1)
@@ -142,13 +142,13 @@ def gru_sequence(
     reverse: bool,
     emit_states: bool,
 ) -> tuple[Array, Array]:
-    """A GRU over sequences [batch,time,items]: all states [batch,time,hidden], and the last one.
+    """Run a GRU over [batch,time,items]; return all states [batch,time,hidden] and the last.
 
-    `weight` [3*hidden,items], `recurrent_weight` [3*hidden,hidden] and `bias` (6*hidden items,
-    those of `weight` first) are as in ONNX, gates in the order of `gru_pointwise`. Without `weight`
-    the input is its product with the sequence, bias added, and of the bias only the second half
-    counts. `reverse` goes through the sequences from their end. Without `emit_states` all states
-    are a tensor without items. The initial state is [batch,1,hidden], and so is the last one.
+    `weight` [3*hidden,items], `recurrent_weight` [3*hidden,hidden] and `bias` (6*hidden, those of
+    `weight` first) are as in ONNX, gates as in `gru_pointwise`. Without `weight` the input is its
+    product already, bias added, and only the second half of the bias counts. `reverse` starts at
+    the end. Without `emit_states` all states have no items. The first and the last state are
+    [batch,1,hidden].
     """
     x, recurrent = jnp.asarray(input), jnp.asarray(recurrent_weight)
     hidden = recurrent.shape[1]
@@ -196,13 +196,12 @@ def _update_work(input: TensorType) -> int:
 
 @rules.rule("causal_conv1d_update", _update_type, work=_update_work)
 def causal_conv1d_update(input: Any, weight: Any, initial_state: Any) -> tuple[Array, Array]:
-    """silu of the convolution of each channel with its own filter, and the last inputs.
+    """Return silu of each channel convolved with its filter, one step in time, and the last inputs.
 
-    One step in time. Each item of the input is a channel, whatever shape it has. Weight and state
-    have four items for each channel, in the order of the channels: the taps, the last of which is
-    for the input itself, and the last four inputs, the first of which is not seen any more.
-    Computed in float32 at least; shapes and dtypes of the results are those of input and state.
-    It is of the linear attention of Qwen3.5.
+    Each item of the input is a channel, whatever its shape. Weight and state have four items a
+    channel: taps, the last for the input itself; and the last four inputs, the first of which is no
+    longer seen. Computed in float32 at least; shapes and dtypes of the results are those of input
+    and state. Part of the linear attention of Qwen3.5.
     """
     x, state = jnp.asarray(input), jnp.asarray(initial_state)
     dtype = wide_dtype(x, weight, state)
@@ -243,7 +242,7 @@ def _delta_type(
 
 
 def _delta_work(value: TensorType) -> int:
-    # In each step the state is read by the key, changed by an outer product, read by the query.
+    # Each step reads by the key, adds an outer product, reads by the query.
     return volume(value.shape) * value.shape[-1] * 3
 
 
@@ -251,18 +250,15 @@ def _delta_work(value: TensorType) -> int:
 def gated_delta_rule(
     ctx: Context, query: Any, key: Any, value: Any, log_decay: Any, beta: Any, initial_state: Any
 ) -> tuple[Array, Array]:
-    """The gated delta rule along the time: outputs [batch,time,heads,width] and the last state.
+    """Run the gated delta rule along the time: outputs [batch,time,heads,width] and the last state.
 
-    The state S [width,width] of a head goes from key to value. In each step it decays by
-    exp(log_decay), learns the value instead of what it has for the key, beta of the
-    difference, and is read by the query:
+    The state S [width,width] of a head maps key to value:
 
         S <- exp(log_decay) S;  S <- S + k (beta (v - k S))^T;  output = q S
 
-    with q and k of length 1 (epsilon 1e-6 under the root) and q over the root of the width. Where
-    value has more heads than query and key, each of these serves as many consecutive ones. Computed
-    in float32 at least; the dtypes are those of query and state. Gated DeltaNet (Yang et al. 2024),
-    as in Qwen3.5.
+    q and k have length 1 (epsilon 1e-6 under the root), q is over sqrt(width). Each head of query
+    and key serves as many consecutive heads of value as there are to one. Computed in float32 at
+    least; dtypes are those of query and state. Gated DeltaNet (Yang et al. 2024), as in Qwen3.5.
     """
     sequences = (query, key, value, log_decay, beta)
     dtype = wide_dtype(*sequences, initial_state)

@@ -1,7 +1,4 @@
-"""Reductions (spec 4.4): the reduced axes stay, with extent 1. Running sums along an axis.
-
-Results have the type of their input, integers included.
-"""
+"""Reductions (spec 4.4), whose axes keep extent 1, and running sums; in the inputs' dtypes."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ Ints = tuple[int, ...]
 
 
 def _reduced(input: TensorType, axes: Ints, dtype: str) -> TensorType:
-    """The type of what is left of the input along the axes: one item of a dtype."""
     require_axes(axes, len(input.shape))
     reduced = set(axes)
     return TensorType(
@@ -62,11 +58,11 @@ def _sum_type(input: TensorType, axes: Ints, normalize: bool) -> TensorType:
 
 @rules.rule("sum_reduce", _sum_type)
 def sum_reduce(input: Any, axes: Ints, normalize: bool) -> Array:
-    """The sum over the axes, the mean where it is normalised; that of integers is cut off."""
+    """Return the sum over the axes, or with `normalize` the mean, of integers cut off."""
     x = jnp.asarray(input)
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return (jnp.mean if normalize else jnp.sum)(x, axis=axes, keepdims=True)
-    total = jnp.sum(x, axis=axes, keepdims=True)  # of small integers with 32 bits
+    total = jnp.sum(x, axis=axes, keepdims=True)
     if normalize:
         total = divide(total, _count(x, axes, total.dtype))
     return total.astype(x.dtype)
@@ -74,13 +70,13 @@ def sum_reduce(input: Any, axes: Ints, normalize: bool) -> Array:
 
 @rules.rule("mean_reduce", _real_type)
 def mean_reduce(input: Any, axes: Ints) -> Array:
-    """The mean over the axes."""
+    """Return the mean over the axes."""
     return jnp.mean(jnp.asarray(input), axis=axes, keepdims=True)
 
 
 @rules.rule("product_reduce", _number_type)
 def product_reduce(input: Any, axes: Ints) -> Array:
-    """The product over the axes; its derivative is right where items are 0."""
+    """Return the product over the axes; its derivative is right at zeros too."""
     x = jnp.asarray(input)
     return jnp.prod(x, axis=axes, keepdims=True, dtype=x.dtype)
 
@@ -92,7 +88,7 @@ def _moments_type(input: TensorType, axes: Ints) -> tuple[TensorType, TensorType
 
 @rules.rule("moments", _moments_type)
 def moments(input: Any, axes: Ints) -> tuple[Array, Array]:
-    """The mean and the mean squared distance from it (spec 4.8.6)."""
+    """Return the mean and the variance over the axes (spec 4.8.6)."""
     x = jnp.asarray(input)
     mean = jnp.mean(x, axis=axes, keepdims=True)
     return mean, jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
@@ -115,13 +111,13 @@ def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
 
 @rules.rule("max_reduce", _extremum_type)
 def max_reduce(input: Any, axes: Ints) -> Array:
-    """The largest item along the axes; equal ones share its derivative."""
+    """Return the largest item along the axes; equal ones share its derivative."""
     return jnp.max(jnp.asarray(input), axis=axes, keepdims=True)
 
 
 @rules.rule("min_reduce", _extremum_type)
 def min_reduce(input: Any, axes: Ints) -> Array:
-    """The smallest item along the axes; equal ones share its derivative."""
+    """Return the smallest item along the axes; equal ones share its derivative."""
     return jnp.min(jnp.asarray(input), axis=axes, keepdims=True)
 
 
@@ -130,9 +126,8 @@ def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType
 
 
 def _index_of(kind: str, function: Callable[..., Array]) -> None:
-    # Over several axes: the row-major index within the sub-volume that they span, in the order of
-    # the tensor whatever the order in `axes`. The first of several extrema counts, or the last,
-    # which is the first one from the other end.
+    # Over several axes: the row-major index in their sub-volume, in the tensor's order of axes. Of
+    # equal extrema the first counts, or the last, which is the first from the other end.
     def lower(input: Any, axes: Ints, last: bool = False) -> Array:
         x = jnp.asarray(input)
         if last:
@@ -166,17 +161,17 @@ def _logical_type(input: TensorType, axes: Ints) -> TensorType:
 
 @rules.rule("any_reduce", _logical_type, not_differentiable=_LOGICAL)
 def any_reduce(input: Any, axes: Ints) -> Array:
-    """Whether one of the items along the axes is true."""
+    """Return whether an item along the axes is true."""
     return jnp.any(jnp.asarray(input), axis=axes, keepdims=True)
 
 
 @rules.rule("all_reduce", _logical_type, not_differentiable=_LOGICAL)
 def all_reduce(input: Any, axes: Ints) -> Array:
-    """Whether all the items along the axes are true."""
+    """Return whether all items along the axes are true."""
     return jnp.all(jnp.asarray(input), axis=axes, keepdims=True)
 
 
-# Along an axis, which stays
+# Running sums
 
 
 def _cumsum_type(x: TensorType, axis: int, exclusive: bool, reverse: bool) -> TensorType:
@@ -187,10 +182,7 @@ def _cumsum_type(x: TensorType, axis: int, exclusive: bool, reverse: bool) -> Te
 
 @rules.rule("cumsum", _cumsum_type)
 def cumsum(x: Any, axis: int, exclusive: bool, reverse: bool) -> Array:
-    """The sums of the items up to each one along the axis, without itself where `exclusive`.
-
-    `reverse` sums from the end.
-    """
+    """Sum up to each item, without it if `exclusive`, from the end if `reverse`."""
     x = jnp.asarray(x)
     wide = widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
     sums = lax.cumsum(wide, axis, reverse=reverse).astype(x.dtype)

@@ -1,13 +1,13 @@
-"""Up and down-sampling of the spatial dimensions by whole factors (spec 4.3.4).
+"""Resampling of the spatial dimensions by whole factors (spec 4.3.4).
 
-`factor` has an item for each spatial dimension, missing ones are 1. Multilinear up-sampling takes
-one dimension after another. Output i lies in an input of extent x, for a factor f, at
+`factor` has an item for each spatial dimension; missing ones are 1. Multilinear up-sampling takes
+one dimension after another. Output i lies in an input of extent x at
 
     'asymmetric'   i / f
     'symmetric'    (i - (f - 1) / 2) / f
     'aligned'      i (x - 1) / (x f - 1)
 
-The border gives the neighbours outside the input; 'aligned' has none, and repeats an extent of 1.
+The border gives neighbours outside the input; 'aligned' has none, and repeats an extent of 1.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def _up_type(input: TensorType, factor: Shape) -> TensorType:
 
 @rules.rule("nearest_downsample", _down_type)
 def nearest_downsample(input: Array, factor: Shape) -> Array:
-    """The first item of each block of `factor` items."""
+    """Return the first item of each block of `factor` items."""
     return lax.slice(input, (0,) * input.ndim, input.shape, _full(input.shape, factor))
 
 
 @rules.rule("area_downsample", _area_type)
 def area_downsample(input: Array, factor: Shape) -> Array:
-    """The mean of each block of `factor` items."""
+    """Return the mean of each block of `factor` items."""
     for axis, f in enumerate(factor, 2):
         if f > 1:
             input = interpolation.mean_of_blocks(input, axis, f)
@@ -67,7 +67,7 @@ def area_downsample(input: Array, factor: Shape) -> Array:
 
 @rules.rule("nearest_upsample", _up_type)
 def nearest_upsample(input: Array, factor: Shape) -> Array:
-    """Each item repeated `factor` times."""
+    """Repeat each item `factor` times."""
     for axis, f in enumerate(factor, 2):
         if f > 1:
             input = interpolation.repeat(input, axis, f)
@@ -100,7 +100,7 @@ def _multilinear_work(input: TensorType, factor: Shape) -> int:
 
 @rules.rule("multilinear_upsample", _multilinear_type, work=_multilinear_work)
 def multilinear_upsample(input: Array, factor: Shape, method: str, border: str) -> Array:
-    """Linear interpolation in each spatial dimension, computed with at least 32 bits."""
+    """Interpolate linearly in each spatial dimension, in 32 bits at least."""
     x = widened(input)
     for axis, f in enumerate(factor, 2):
         if f == 1:

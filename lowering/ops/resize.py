@@ -1,10 +1,9 @@
 """Interpolation between items: resize, grid_sample.
 
-A resize takes one axis after another. `scales` or `sizes` has an item for each axis, batch and
-channel included. The extents of the result are `sizes`, or floor(extent * scale) with scales as
-exact as single precision, in which they are stored; with `sizes` scales are ratios of extents.
-`lowering.kernels.resampling` says where the items of the result lie. Half-precision numbers and
-integers are interpolated as float32; the result is again of the type of the input.
+A resize takes one axis after another; `scales` or `sizes` has an item for every axis. Extents of
+the result are `sizes`, or floor(extent * scale), scales being exact to single precision; with
+`sizes` scales are ratios of extents. `lowering.kernels.resampling` places the items. Half-precision
+numbers and integers are interpolated as float32 and cast back.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def _extent(extent: int, scale: float) -> int:
 
 
 def _lengths(shape: Shape, scales: tuple[float, ...], sizes: Shape) -> tuple[float, ...]:
-    """The extents of the result with the parts of items that are left over."""
+    """Return the extents of the result, fractions included."""
     return tuple(map(length, shape, scales)) if scales else sizes
 
 
@@ -120,11 +119,11 @@ def resize(
     antialias: bool,
     extrapolation_value: float,
 ) -> Array:
-    """The input resized as ONNX Resize does it.
+    """Resize the input as ONNX Resize does.
 
-    `roi` counts in 'tf_crop_and_resize' alone, where `extrapolation_value` is what lies outside the
-    input. `exclude_outside` gives items beyond the ends no weight. `antialias` widens the kernel
-    where the result is smaller than the input.
+    `roi` counts in 'tf_crop_and_resize' alone, where `extrapolation_value` lies outside the input.
+    `exclude_outside` gives items beyond the ends no weight. `antialias` widens the kernel of a
+    reduction.
     """
     coordinates = coordinate_transformation_mode
     method = Method(coordinates, mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)
@@ -171,7 +170,7 @@ def _bicubic(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
 
 
 def _item(place: Array) -> Array:
-    # What is not finite, or no int32, is outside.
+    # Places that are not finite, or no int32, are outside.
     return jnp.where(jnp.abs(place) < 2**30, place, -1.0).astype(jnp.int32)
 
 
@@ -180,7 +179,7 @@ _PADDINGS = ("zeros", "border", "reflection")
 
 
 def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) -> Array:
-    """A place in an axis for one that may be outside, with the derivatives that torch gives it."""
+    """Put a place inside its axis, with torch's derivatives."""
     if padding_mode == "zeros":
         return place
     if padding_mode == "reflection":
@@ -228,13 +227,12 @@ def _grid_work(result: TensorType, input: TensorType, mode: str) -> int:
 
 @rules.rule("grid_sample", _grid_type, work=_grid_work)
 def grid_sample(input: Any, grid: Any, mode: str, padding_mode: str, align_corners: bool) -> Array:
-    """The input (N,C,...,H,W) at the points of a grid (N,...,h,w,k): (N,C,...,h,w); torch.
+    """Sample (N,C,...,H,W) at the points of a grid (N,...,h,w,k), as torch does: (N,C,...,h,w).
 
-    Coordinates are in the order x, y, z and go from -1 to 1: from the centre of the first item to
-    that of the last with `align_corners`, from edge to edge without. What lies outside is 0, the
-    nearest item ('border'), or mirrored at the centre or the edge of the last item ('reflection').
-    'nearest' takes the even one of two items. Differentiable in input and grid; a coordinate that
-    the border holds has the derivative 0.
+    Coordinates x, y, z go from -1 to 1: between the centres of the outer items with
+    `align_corners`, between their edges without. Outside lie zeros, the nearest item ('border'), or
+    the reflection at that centre or edge. 'nearest' takes the even of two items. Differentiable in
+    input and grid; a coordinate that the border holds has the derivative 0.
     """
     x, points = widened(jnp.asarray(input)), widened(jnp.asarray(grid))
     taps: list[list[_Tap]] = []

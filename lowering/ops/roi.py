@@ -1,13 +1,12 @@
-"""Operations on regions of interest of NNEF 1.0; the aligned pools have no rule, they are expanded.
+"""Operations on regions of interest (NNEF 1.0); aligned pools are expanded by the standard library.
 
-`input` is (B,C,H,W), `rois` (N,4) with rows x1, y1, x2, y2 in pixels of the input, and
-`batch_index` (N) says in which item of the batch each region lies; the output is (N,C,h,w) for
-`output_size = [h,w]`.
+`input` is (B,C,H,W), `rois` (N,4) has rows x1, y1, x2, y2 in pixels, `batch_index` (N) is each
+region's item of the batch; `output_size = [h,w]` makes (N,C,h,w). All are differentiable in the
+input, `roi_resample` in `rois` too.
 
-The pools follow Fast R-CNN: the corners are rounded, half away from zero, and both belong to the
-region, which has at least one row and one column. Counted from the first corner, bin i of n over an
-extent e covers [floor(i e / n), ceil((i + 1) e / n)). What lies outside the input does not count; a
-bin with nothing in it is 0.
+Pools follow Fast R-CNN: corners are rounded half away from zero and belong to the region, which has
+at least one row and column. Bin i of n over an extent e covers [floor(i e / n), ceil((i + 1) e /
+n)) from the first corner. Items outside the input do not count; an empty bin is 0.
 
 `roi_resample` interpolates linearly. Output i of n lies at
 
@@ -15,10 +14,8 @@ bin with nothing in it is 0.
     'asymmetric'   x1 + i (x2 - x1) / n
     'aligned'      x1 + i (x2 - x1 - 1) / (n - 1), or x1 where n = 1
 
-and takes the nearest value of the input where that is outside. The region 0, 0, W, H, resampled to
-a multiple of its size, is thus what `multilinear_upsample` gives with border 'replicate'.
-
-All are differentiable in the input, and `roi_resample` in `rois`.
+and takes the nearest item outside. The region 0, 0, W, H resampled to a multiple of its size is
+thus `multilinear_upsample` with border 'replicate'.
 """
 
 from __future__ import annotations
@@ -66,7 +63,7 @@ def _roi_type(
 
 @rules.rule("avg_roi_pool", _roi_type)
 def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Shape) -> Array:
-    """The mean of each bin of each region."""
+    """Return the mean of each bin of each region."""
 
     def pool(plane: Array, rows: Array, columns: Array) -> Array:
         within_rows = _masked(jnp.sum, plane, rows, np.array(0, plane.dtype))
@@ -79,7 +76,7 @@ def avg_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
 
 @rules.rule("max_roi_pool", _roi_type)
 def max_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Shape) -> Array:
-    """The maximum of each bin of each region."""
+    """Return the maximum of each bin of each region."""
 
     def pool(plane: Array, rows: Array, columns: Array) -> Array:
         within_rows = _masked(jnp.max, plane, rows, lowest(plane.dtype))
@@ -109,14 +106,14 @@ def _resample_work(result: TensorType) -> int:
 def roi_resample(
     input: Array, rois: Array, batch_index: Array, output_size: Shape, method: str
 ) -> Array:
-    """The region interpolated to the output size."""
+    """Interpolate each region to the output size."""
     column = _places(rois[:, 0], rois[:, 2], output_size[1], method)
     row = _places(rois[:, 1], rois[:, 3], output_size[0], method)
     return bilinear(input, batch_index, row, column)
 
 
 def _places(start: Array, end: Array, count: int, method: str) -> Array:
-    # Places between pixels need more digits than a half-precision dtype has.
+    # Places between pixels need more digits than half precision.
     dtype = start.dtype if start.dtype.itemsize > 4 else np.dtype(np.float32)
     start, end = start.astype(dtype), end.astype(dtype)
     step = np.arange(count, dtype=dtype)[None, :]
@@ -135,7 +132,7 @@ def _pool(
     batch_index: Array,
     output_size: Shape,
 ) -> Array:
-    """Region after region, computed anew for the gradient: only one at a time takes memory."""
+    """Pool one region at a time, recomputed for the gradient to save memory."""
 
     def one(region: tuple[Array, Array]) -> Array:
         roi, item = region
@@ -149,7 +146,7 @@ def _pool(
 
 
 def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
-    """Which of the `extent` places lie in which of `count` bins of a region: (count, extent)."""
+    """Return which of `extent` places lie in which of `count` bins of a region: (count, extent)."""
     length = jnp.maximum(end - start + 1, 1)
     step = np.arange(count, dtype=np.int32)
     first = start + step * length // count
@@ -159,6 +156,6 @@ def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
 
 
 def _masked(reduce: Callable[..., Array], x: Array, mask: Array, fill: Any) -> Array:
-    """(C,e,...) reduced over its second axis within each of n masks (n,e): (C,...,n)."""
+    """Reduce (C,e,...) over its second axis within each of n masks (n,e): (C,...,n)."""
     selected = jnp.where(mask[None, :, :, None], x[:, None], fill)
     return jnp.moveaxis(reduce(selected, 2), 1, -1)
