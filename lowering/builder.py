@@ -26,7 +26,8 @@ from lowering.graph import (
     Value,
 )
 from lowering.location import Span
-from lowering.registry import Registry, python_name
+from lowering.ops import rules
+from lowering.registry import python_name
 
 _LONGEST = 400  # letters of a name that others are made of
 
@@ -47,7 +48,6 @@ class GraphBuilder:
     InvalidOperation; the caller knows where in its text that happened.
     """
 
-    registry: Registry
     real: str = "float32"
     integer: str = "int32"
     operations: list[Operation] = field(default_factory=list[Operation])
@@ -179,7 +179,7 @@ class GraphBuilder:
         for name, attribute in attributes.items():
             arguments[python_name(name)] = _opened(attribute)
         try:
-            inferred: Types = (rule or self.registry[kind]).infer(**arguments)
+            inferred: Types = (rule or rules[kind]).infer(**arguments)
         except ZeroDivisionError:  # some divide by an extent
             if not any(map(_is_empty, operands.values())):
                 raise

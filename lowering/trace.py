@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
@@ -13,7 +13,8 @@ import numpy as np
 from lowering.errors import InvalidComputation
 from lowering.extents import UNKNOWN, differ, is_symbolic, show, volume
 from lowering.graph import Graph, Operand, Operation, Rule, Value
-from lowering.registry import Registry, python_name
+from lowering.ops import rules
+from lowering.registry import python_name
 from lowering.static import is_static, on_host
 
 Item = TypeVar("Item")
@@ -26,7 +27,6 @@ class Context:
     precision: jax.lax.PrecisionLike = (
         None  # of matrix products and convolutions; None is jax's default
     )
-    registry: Registry = field(default_factory=Registry)  # for rules that trace a graph themselves
     optimized: bool = False  # what is traced is laid out by `lowering.cpu`, for CPUs
     # Told how many items an operation on constants makes, before it is computed on the host.
     fold: Callable[[int], None] = lambda items: None
@@ -34,7 +34,6 @@ class Context:
 
 def trace(
     graph: Graph,
-    registry: Registry,
     context: Context,
     parameters: Mapping[str, Any],
     states: Mapping[str, Any],
@@ -52,7 +51,6 @@ def trace(
     Raises InvalidComputation where a rule returns other types than it inferred, or cannot take an
     empty tensor. What else a rule raises gets a note that names the operation.
     """
-    context = replace(context, registry=registry)
     values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     needed = graph.needed if wanted is None else graph.dependencies(wanted)
     values.update((p.value, parameters[p.label]) for p in graph.parameters if p.value in needed)
@@ -61,7 +59,7 @@ def trace(
         if needed.isdisjoint(operation.writes()):
             continue
         try:
-            rule = operation.rule or registry[operation.kind]
+            rule = operation.rule or rules[operation.kind]
             results = _apply(operation, rule, context, values)
         except InvalidComputation:
             raise

@@ -157,7 +157,7 @@ def scan(
 
     def turn(carried: list[Array], chunk: list[Array]) -> tuple[list[Array], list[Array]]:
         inputs = [*chunk, *full, *carried[: len(states)]]
-        values = trace(body, ctx.registry, ctx, {}, {}, inputs)
+        values = trace(body, ctx, {}, {}, inputs)
         return [jnp.asarray(values[v]) for v in kept], [jnp.asarray(values[v]) for v in stacked]
 
     first = states

@@ -135,7 +135,7 @@ class Compiler:
     def _key(self, program: Program, place: Place) -> str:
         """Return the name of an executable in the folder."""
         types = [str(jax.typeof(x)) for x in (*program.own, *program.arrays)]
-        context = _fields(self._context, without=("registry", "fold"))
+        context = _fields(self._context, without=("fold",))
         options = _fields(self._run_options, without=("cache",))
         where, is_committed = place
         return key_of(program.graph, where, is_committed, program.name, types, context, options)

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lowering import ops
 from lowering.cpu import optimised
 from lowering.errors import InvalidComputation
 from lowering.extents import is_symbolic
@@ -53,7 +52,7 @@ class Functions:
 
         context = replace(self._context, fold=fold, optimized=optimized)
         try:
-            return trace(graph, ops.rules, context, params, state, inputs, wanted)
+            return trace(graph, context, params, state, inputs, wanted)
         except InvalidComputation as error:
             where = error.operation
             raise SemanticError(

@@ -18,7 +18,7 @@ from lowering.graph import Graph, TensorType, Value
 from lowering.ops import rules
 from lowering.trace import Context
 
-CONTEXT = Context(registry=rules)
+CONTEXT = Context()
 RULE = rules["scan"]
 
 
@@ -56,7 +56,7 @@ class Case:
 
 def graph_of(case: Case, shapes: dict[str, list[tuple[int, ...]]]) -> Graph:
     """The body as a graph: `case.body` given a function that adds operations to it."""
-    builder = GraphBuilder(rules)
+    builder = GraphBuilder()
 
     def op(kind: str, **arguments: Any) -> Any:
         rule = rules[kind]
@@ -302,7 +302,7 @@ def test_the_body_is_traced_not_unrolled():
 
 
 def test_integers_and_logical_values():
-    builder = GraphBuilder(rules)
+    builder = GraphBuilder()
     x = builder.input("x", TensorType((2,), "int32"))
     m = builder.input("m", TensorType((2,), "bool"))
     keep = builder.operation(

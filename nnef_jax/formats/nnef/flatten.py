@@ -74,7 +74,7 @@ _Step = Generator["_Step", Any, Any]
 
 class _Flattener(Emitter):
     def __init__(self, document: s.Document, scope: Scope, options: Options) -> None:
-        super().__init__(GraphBuilder(ops.rules, real=options.real), options.meter)
+        super().__init__(GraphBuilder(real=options.real), options.meter)
         self.document = document
         self.scope = scope
         self.options = options

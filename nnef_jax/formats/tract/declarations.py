@@ -68,15 +68,6 @@ def declarations() -> Mapping[str, s.Fragment]:
     return found | {alias: found[name] for alias, name in ALIASES.items()}
 
 
-def signatures() -> dict[str, tuple[str, ...]]:
-    """The parameters of the operations that registries declare, as rules take them."""
-    return {
-        name: tuple(p.name for p in fragment.parameters)
-        for registry_name in REGISTRIES
-        for name, fragment in registry(registry_name).items()
-    }
-
-
 def registry_of(name: str) -> str:
     """The registry that has an operation of this name, or would have it by its prefix."""
     for candidate in reversed(REGISTRIES):

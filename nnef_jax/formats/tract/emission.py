@@ -10,7 +10,6 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
-from lowering import ops
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
@@ -72,7 +71,7 @@ class TractEmitter(Emitter):
 
     def __init__(self, options: Options) -> None:
         integer = datum.compute_dtype("int64", options.real)
-        builder = GraphBuilder(ops.rules, real=options.real, integer=integer)
+        builder = GraphBuilder(real=options.real, integer=integer)
         super().__init__(builder, options.meter)
         self.constants: dict[Value, NDArray[Any]] = {}  # parameters, as they are stored
         # The steps of tensors that graph.quant names, an array where each channel has its own.

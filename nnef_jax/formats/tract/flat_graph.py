@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.extents import is_known, show, volume
 from lowering.graph import Graph, TensorType, Value
-from lowering.ops import rules
 from lowering.trace import Context, trace
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax import tree as s
@@ -138,7 +137,7 @@ def _symbolic_shape(graph: Graph, shapes: Mapping[Value, Sequence[Any]]) -> tupl
         return jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype))
 
     def output(parameters: Any, states: Any, inputs: Sequence[Any]) -> Any:
-        values = trace(graph, rules, Context(), parameters, states, inputs)
+        values = trace(graph, Context(), parameters, states, inputs)
         return jnp.asarray(values[graph.outputs[0]])
 
     parameters = {p.label: struct(p.value) for p in graph.parameters}
