@@ -11,7 +11,7 @@ import numpy as np
 def accumulator(dtype: Any) -> Any:
     """Return the dtype for sums of a dtype's items: at least 32 bits, signed for integers.
 
-    A sum of half precision is then rounded once; one of unsigned integers is the same modulo 2**32.
+    Half precision is then rounded once; sums of unsigned integers are the same modulo 2**32.
     """
     dtype = np.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.integer):

@@ -11,7 +11,7 @@ from lowering.extents import UNKNOWN, Shape, show
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """Return the common shape; InvalidShape where two extents differ and neither is 1."""
+    """Return the common shape; raise InvalidShape where two extents differ and neither is 1."""
     if shapes and shapes.count(shapes[0]) == len(shapes):
         return shapes[0]
     rank = max([len(shape) for shape in shapes], default=0)
@@ -38,16 +38,13 @@ def _common(shapes: tuple[Shape, ...], axis: int) -> int:
 
 
 def align(*arrays: Any) -> tuple[Any, ...]:
-    """Return the arrays with trailing 1s added up to the largest rank, so that numpy's rules apply.
-
-    Python numbers stay what they are: they fit every shape and take the other operand's dtype.
-    """
+    """Add trailing 1s up to the largest rank, for numpy's rules; Python numbers stay."""
     rank = max((np.ndim(x) for x in arrays), default=0)
     return tuple(expand(x, rank) for x in arrays)
 
 
 def expand(x: Any, rank: int) -> Any:
-    """Return the array with trailing 1s added up to this rank."""
+    """Add trailing 1s up to this rank."""
     if isinstance(x, (bool, int, float)) or x.ndim == rank:
         return x
     return x.reshape(x.shape + (1,) * (rank - x.ndim))

@@ -1,8 +1,8 @@
-"""Sums of products over named axes, written as in `ij,kj->ik`: Einstein's convention.
+"""Sums of products over named axes, as in `ij,kj->ik` (Einstein's convention).
 
-Each letter names an axis. Letters that the result does not have are summed over, also those of a
-single operand; a letter that one operand has twice takes its diagonal. Along an axis extents are
-equal, or 1, which is then as good as any other. A letter that the result alone has is an axis of 1.
+Letters that the result lacks are summed over, also those of a single operand; a letter twice in an
+operand takes its diagonal. Extents along an axis are equal or 1. A letter of the result alone is an
+axis of 1.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from lowering.kernels.precision import left_operand_anywhere
 def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """Return the letters of each operand, and those of the result.
 
-    In place of `...`, the axes of an operand without letters, there are letters of their own; they
-    are matched from the last one.
+    Letters of their own replace `...`, the axes without letters, matched from the last one.
     """
     left, arrow, output = expr.replace(" ", "").partition("->")
     if not arrow or "," in output:
@@ -50,7 +49,7 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def contracted_shape(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> Shape:
-    """Return the shape of the result; InvalidOperation or InvalidShape where there is none."""
+    """Return the shape of the result; raise InvalidOperation or InvalidShape for none."""
     if len(shapes) != len(terms):
         raise InvalidOperation(
             f"'expr' names the axes of {len(terms)} input(s), there are {len(shapes)}"
@@ -84,10 +83,7 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
 
 
 def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> int:
-    """Return the products that `contract` takes, two operands at a time in its order.
-
-    What one operand alone is summed over is summed first, as in `contract`.
-    """
+    """Return the products that `contract` takes, by pairs in its order, after lone sums."""
     extents = _extents(shapes, terms)
     left = [
         {x for x, extent in zip(term, shape, strict=True) if extent == extents[x]}
@@ -107,7 +103,7 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
 
 
 def _order(terms: Sequence[set[str]], output: str, extents: dict[str, int]) -> list[Any]:
-    """Return the places of operands that `jnp.einsum` takes together; results go to the end."""
+    """Return the operands that `jnp.einsum` takes together; results go to the end."""
     if len(terms) <= 2:
         return [tuple(range(len(terms)))]
     names = dict(zip(extents, string.ascii_letters, strict=False))
@@ -127,15 +123,12 @@ def contract(
     precision: Any,
     optimized: bool = False,
 ) -> Array:
-    """Return the result of operands of one dtype, in that of the accumulator.
-
-    `optimized` is that of the context.
-    """
+    """Contract operands of one dtype in that of the accumulator; `optimized` is the context's."""
     arrays = [jnp.asarray(x) for x in operands]
     extents = _extents([x.shape for x in arrays], terms)
     letters: list[str] = []
     for k, (x, term) in enumerate(zip(arrays, terms, strict=True)):
-        # An axis of extent 1 against n counts for all n items of the others: it is left out.
+        # An axis of extent 1 counts for all items of the others and is left out.
         kept = [extent == extents[letter] for extent, letter in zip(x.shape, term, strict=True)]
         arrays[k] = jnp.squeeze(x, tuple(axis for axis, keep in enumerate(kept) if not keep))
         letters.append("".join(itertools.compress(term, kept)))
@@ -155,7 +148,7 @@ def contract(
 def _product(
     arrays: Sequence[Array], terms: Sequence[str], output: str, accumulator: Any, precision: Any
 ) -> Array:
-    """Multiply as written: `jnp.einsum` would choose which operand is the left one."""
+    """Multiply as written: `jnp.einsum` would choose the left operand."""
     (left, right), (x, y) = terms, arrays
     batch = [letter for letter in left if letter in right and letter in output]
     sums = [letter for letter in left if letter in right and letter not in output]
@@ -172,7 +165,7 @@ def _product(
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:
-    """Tell whether all sums are those of one matrix product, which the accumulator takes."""
+    """Tell whether all sums are those of one matrix product."""
     if len(terms) != 2 or any(len(set(term)) != len(term) for term in terms):
         return False
     a, b = map(set, terms)

@@ -20,10 +20,7 @@ def conv(
     precision: Any,
     accumulator: Any = None,
 ) -> Array:
-    """Correlate (B,C,X...) with a filter (c,C/G,f...): (B,c,x...).
-
-    The result has the dtype of the accumulator where that is given.
-    """
+    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), of the accumulator's dtype."""
     padding = windows.padding
     if border != "constant":
         x = extend(x, ((0, 0), (0, 0), *padding), border)
@@ -45,8 +42,8 @@ def integer_conv(
 ) -> Array:
     """Compute `conv` of integers by a product for each cell of the window.
 
-    XLA's own does not run on every GPU. On CPUs, with 3x3 windows of int32, it takes from 1.5 times
-    (3 to 16 channels) to 50 times as long (32 planes, each by itself).
+    XLA's own does not run on every GPU. On CPUs, 3x3 windows of int32 take 1.5 times (3 to 16
+    channels) to 50 times (32 plane-wise planes) as long.
     """
     x = extend(x, ((0, 0), (0, 0), *windows.padding), border)
     batch, channels, *extents = x.shape
@@ -71,10 +68,7 @@ def integer_conv(
 
 
 def transposed_filter(filter: Array, groups: int) -> Array:
-    """Turn the filter (c,C/G,f...) of a deconvolution into one that correlates: (C,c/G,f...).
-
-    It depends on the filter alone, so that it can be computed once for many calls.
-    """
+    """Turn a deconvolution's filter (c,C/G,f...) into one that correlates: (C,c/G,f...)."""
     c, per_group, *size = filter.shape
     grouped = filter.reshape(groups, c // groups, per_group, *size)
     swapped = jnp.swapaxes(grouped, 1, 2).reshape(groups * per_group, c // groups, *size)
@@ -106,10 +100,10 @@ def deconv(
 
 
 def spread(x: Array, windows: Windows, border: str, first_axis: int = 0) -> tuple[Array, Padding]:
-    """Return the input of a reverse operation as far as windows reach, and the padding it needs.
+    """Return the input of a reverse operation, extended as far as windows reach, and its padding.
 
-    The padding goes around the input once its items are spread `stride` apart; it is negative where
-    the output is cut. A window of stride 1 then has as many positions as the output has items.
+    Padding applies once items are spread `stride` apart; it is negative where the output is cut. A
+    window of stride 1 then has a position for each output item.
     """
     before = (0,) * len(windows.size)
     if border not in ("constant", "ignore"):

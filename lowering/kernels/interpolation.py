@@ -10,22 +10,22 @@ from lowering.kernels.windows import extend
 
 
 def repeat(x: Array, axis: int, factor: int) -> Array:
-    """Return each item `factor` times in a row."""
+    """Repeat each item `factor` times in a row."""
     shape = (*x.shape[: axis + 1], factor, *x.shape[axis + 1 :])
     repeated = jnp.broadcast_to(jnp.expand_dims(x, axis + 1), shape)
     return _merge(repeated, axis)
 
 
 def mean_of_blocks(x: Array, axis: int, factor: int) -> Array:
-    """Return the mean of each run of `factor` items; the extent must be a multiple of it."""
+    """Return the mean of each run of `factor` items, a divisor of the extent."""
     blocks = x.reshape((*x.shape[:axis], x.shape[axis] // factor, factor, *x.shape[axis + 1 :]))
     return jnp.mean(blocks, axis + 1)
 
 
 def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
-    """Output i lies at i / factor in the input, with `shift` at (i - (factor - 1) / 2) / factor.
+    """Interpolate output i at i / factor, with `shift` at (i - (factor - 1) / 2) / factor.
 
-    Output k * factor + r has the same weights for every k, so that each r is a sum of two slices.
+    Output k * factor + r has the same weights for every k, so each r is a sum of two slices.
     """
     extent = x.shape[axis]
     edges = [(0, 0)] * x.ndim
@@ -47,7 +47,7 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
 
 
 def upsample_aligned(x: Array, axis: int, factor: int) -> Array:
-    """Output i lies where the first and the last items of output and input coincide."""
+    """Interpolate where the first and the last items of output and input coincide."""
     extent = x.shape[axis]
     place = np.arange(extent * factor) * (extent - 1)
     left, rest = np.divmod(place, max(extent * factor - 1, 1))
@@ -59,9 +59,9 @@ def upsample_aligned(x: Array, axis: int, factor: int) -> Array:
 
 
 def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
-    """Return the values of (B,C,H,W) on N grids of points, each in an item of the batch: (N,C,h,w).
+    """Interpolate (B,C,H,W) on N grids of points (N,C,h,w); points outside take the nearest value.
 
-    `row` is (N,h), `column` (N,w), `batch` (N). A point outside takes the nearest value inside.
+    `row` is (N,h), `column` (N,w), and `batch` (N) the item of the batch.
     """
     top, bottom, down = _neighbours(row, x.shape[2], x.dtype)
     left, right, across = _neighbours(column, x.shape[3], x.dtype)
@@ -89,6 +89,6 @@ def _between(a: Array, b: Array, weight: float) -> Array:
 
 
 def _merge(x: Array, axis: int) -> Array:
-    """Return one axis of this and the next."""
+    """Merge an axis with the next."""
     shape = (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
     return x.reshape(shape)

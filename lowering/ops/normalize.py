@@ -172,7 +172,7 @@ def _rms_norm_type(
 def rms_norm(input: Any, scale: Any, epsilon: Any, axis: int, dtype: str) -> Array:
     """Return scale * input / sqrt(mean(input^2) + epsilon) along the axis (Zhang, Sennrich 2019).
 
-    Computed in 32 bits at least and rounded once, to `dtype` or the input's.
+    Compute in 32 bits at least and rounded once, to `dtype` or the input's.
     """
     x = widened(jnp.asarray(input))
     squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)

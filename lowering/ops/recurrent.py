@@ -200,8 +200,8 @@ def causal_conv1d_update(input: Any, weight: Any, initial_state: Any) -> tuple[A
 
     Each item of the input is a channel, whatever its shape. Weight and state have four items a
     channel: taps, the last for the input itself; and the last four inputs, the first of which is no
-    longer seen. Computed in float32 at least; shapes and dtypes of the results are those of input
-    and state. Part of the linear attention of Qwen3.5.
+    longer seen. Compute in float32 at least; shapes and dtypes of the results are those of input
+    and state. It is part of the linear attention of Qwen3.5.
     """
     x, state = jnp.asarray(input), jnp.asarray(initial_state)
     dtype = wide_dtype(x, weight, state)
@@ -257,7 +257,7 @@ def gated_delta_rule(
         S <- exp(log_decay) S;  S <- S + k (beta (v - k S))^T;  output = q S
 
     q and k have length 1 (epsilon 1e-6 under the root), q is over sqrt(width). Each head of query
-    and key serves as many consecutive heads of value as there are to one. Computed in float32 at
+    and key serves as many consecutive heads of value as there are to one. Compute in float32 at
     least; dtypes are those of query and state. Gated DeltaNet (Yang et al. 2024), as in Qwen3.5.
     """
     sequences = (query, key, value, log_decay, beta)

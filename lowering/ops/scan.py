@@ -2,30 +2,25 @@
 
 The operands of `scan` are three arrays of tensors:
 
-    scanned   cut into chunks along an axis, one chunk for each iteration; at least one tensor
-    full      seen whole by every iteration, the variables of the fragment among them
+    scanned   cut into chunks along an axis, one for each iteration; at least one tensor
+    full      whole in every iteration, variables of the fragment among them
     initial   the states before the first iteration
 
-and its attributes:
+Its attributes:
 
-    body      a Graph without parameters or states. Its inputs are a chunk of each scanned tensor,
-              the full tensors and the states, in this order; its outputs are the next states, then
-              a value for each item of `outputs`
+    body      a Graph without parameters or states. It maps a chunk of each scanned tensor, the full
+              tensors and the states to the next states and a value for each item of `outputs`
     axes      the axis of each scanned tensor
-    chunks    the extent of its chunks, which keep their axis; below 0 they are taken from the end
-              of the axis, and what is inside a chunk keeps its order
-    outputs   a tuple (which, axis, chunk) for each result. "full" is all the values one after the
-              other along the axis, the first one at its end where chunk is below 0 (of the chunk
-              only the sign counts); "last" is the value of the last iteration
-    skip      how many iterations to leave out at the start: the body does not run, the states stay
-              as they are, and zeros take the place of its values
+    chunks    the extent of its chunks; negative to take them from the end, unreversed inside
+    outputs   a tuple (which, axis, chunk) for each result: "full" joins all values along the axis,
+              from its end where chunk is negative (only its sign counts); "last" is the last value
+    skip      iterations to leave out at the start: states stay, values are zeros
 
 The results are an array with a tensor for each item of `outputs`.
 
-There are as many iterations as the first scanned tensor has chunks; the other ones have no less. A
-chunk that the axis does not fill is filled by zeros, at its end, or at its start where chunks are
-taken from the end. The values of such a chunk are results like all others. Where there is no
-iteration, the last value of a state is the initial one, and any other one is zeros.
+The first scanned tensor has a chunk for each iteration; others have no less. A chunk that the axis
+does not fill ends with zeros, or begins with them where chunks come from the end; its values count.
+Without iterations the last value of a state is the initial one, any other is zeros.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ Outputs = tuple[tuple[str, int, int], ...]
 
 
 def _iterations(shape: Shape, axis: int, chunk: int) -> int:
-    """The number of chunks, the last one perhaps not full; UNKNOWN where the extent is."""
+    """Return the number of chunks, the last one perhaps not full; UNKNOWN where the extent is."""
     if chunk == 0:
         raise InvalidOperation("'scan' must cut a tensor into chunks of at least 1, one has 0")
     return -(-shape[normal_axes((axis,), len(shape), "scan")[0]] // abs(chunk))
@@ -141,7 +136,7 @@ def scan(
     outputs: Outputs,
     skip: int,
 ) -> list[Array]:
-    """The body once for each chunk, compiled once; derivatives go through all iterations."""
+    """Run the body, traced once, for each chunk; derivatives go through all iterations."""
     count = _iterations(np.shape(scanned[0]), axes[0], chunks[0])
     parts = [
         _parts(jnp.asarray(x), axis, chunk)[skip:count]
@@ -149,7 +144,7 @@ def scan(
     ]
     states = [jnp.asarray(x) for x in initial]
     results = list(zip(body.outputs[len(states) :], outputs, strict=True))
-    # What goes from an iteration to the next one: the states, and what is asked for at the end.
+    # Carried: the states, and what is asked for at the end.
     kept = list(body.outputs[: len(states)])
     asked = dict.fromkeys(value for value, (which, *_) in results if which == "last")
     kept += [value for value in asked if value not in kept]
@@ -176,7 +171,7 @@ def scan(
 
 
 def _parts(x: Array, axis: int, chunk: int) -> Array:
-    """The chunks along a new first axis, in the order in which iterations read them."""
+    """Return the chunks along a new first axis, in the order of iterations."""
     axis, size = axis % x.ndim, abs(chunk)
     missing = -x.shape[axis] % size
     if missing:
@@ -189,7 +184,7 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
 
 
 def _joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
-    """The values of all iterations, which are along the first axis, one after the other."""
+    """Join the values of all iterations, which are along the first axis."""
     if skipped:
         values = jnp.pad(values, [(skipped, 0)] + [(0, 0)] * (values.ndim - 1))
     if chunk < 0:

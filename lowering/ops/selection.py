@@ -1,4 +1,4 @@
-"""Parts of tensors, and what extends them (spec 4.5): the items are of any type."""
+"""Parts of tensors, and extension (spec 4.5), of items of any type."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _slice_type(
 
 
 def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
-    """The index of the first item and the one past the last, -1 where item 0 is the last."""
+    """Return the first index and the one past the last, -1 to include item 0 backwards."""
     first = begin + extent if begin < 0 else min(begin, extent)
     if end == 0 and step > 0:
         return first, extent
@@ -70,14 +70,14 @@ def slice_(
     end: tuple[int, ...],
     stride: tuple[int, ...],
 ) -> Array:
-    """Every `stride`-th item from `begin` to before `end` along each axis.
+    """Return every `stride`-th item from `begin` to before `end` along each axis.
 
-    Bounds below 0 count from the end, bounds beyond it are the end, and so is the `end` 0 of a
-    forward range. A negative stride goes backwards; to include item 0 its `end` is -extent - 1.
+    Bounds below 0 count from the end and are cut to the axis; a forward `end` 0 is the end. A
+    negative stride goes backwards; to include item 0 its `end` is -extent - 1.
     """
     x = jnp.asarray(input)
     for axis, b, e, step in zip(axes, begin, end, stride or (1,) * len(axes), strict=True):
-        if any(map(is_symbolic, (b, e, x.shape[axis]))):  # which jax compares where it has to
+        if any(map(is_symbolic, (b, e, x.shape[axis]))):
             bounds = slice(b, None if step > 0 and not is_symbolic(e) and e == 0 else e, step)
             x = x[(slice(None),) * axis + (bounds,)]
             continue
@@ -103,10 +103,10 @@ def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis:
 
 @rules.rule("dynamic_slice", _dynamic_slice_type)
 def dynamic_slice(input: Any, start: Any, length: int, axis: int) -> Array:
-    """`length` items along the axis from item `start` on, which depends on the data.
+    """Return `length` items along the axis from item `start` on, which depends on the data.
 
-    A `start` below 0 counts from the end. Items past the end are NaN; the least number in signed
-    integers, the greatest in unsigned ones, true in logical values.
+    A `start` below 0 counts from the end. Items past the end are NaN; of signed integers the least
+    number, of unsigned ones the greatest, of logical values true.
     """
     first = jnp.asarray(start).reshape(())
     return jnp.take(jnp.asarray(input), first + jnp.arange(length, dtype=first.dtype), axis=axis)
@@ -121,7 +121,7 @@ def _triangle_type(input: TensorType, k: TensorType, upper: bool) -> TensorType:
 
 @rules.rule("triangle", _triangle_type)
 def triangle(input: Any, k: Any, upper: bool) -> Array:
-    """The items of the last two axes on diagonal k and above it, or below it; 0 elsewhere.
+    """Keep the last two axes on and above diagonal k, or on and below it; other items are 0.
 
     Item [row,column] is on diagonal column - row. k may depend on the data.
     """
@@ -141,7 +141,7 @@ def _tile_type(input: TensorType, repeats: tuple[int, ...]) -> TensorType:
 
 @rules.rule("tile", _tile_type)
 def tile(input: Any, repeats: tuple[int, ...]) -> Array:
-    """The input repeated along its axes."""
+    """Repeat the input along its axes."""
     return jnp.tile(jnp.asarray(input), repeats)
 
 
@@ -179,10 +179,7 @@ def _pad_type(
 
 @rules.rule("pad", _pad_type)
 def pad(input: Any, padding: tuple[tuple[int, int], ...], border: str, value: float) -> Array:
-    """The input with items before and after it along each axis (border modes: spec 4.3).
-
-    The value of border 'constant' is cast to the type of the items.
-    """
+    """Extend each axis by items before and after (border modes: spec 4.3); `value` is cast."""
     x = jnp.asarray(input)
     if border == "constant":
         fill = cast(np.float32(value), x.dtype.name)
@@ -199,7 +196,7 @@ def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorTyp
 
 @rules.rule("gather", _gather_type)
 def gather(input: Any, indices: Any, axis: int) -> Array:
-    """The sub-tensors at the indices along the axis, whose place the axes of the indices take.
+    """Return the sub-tensors at the indices, whose axes take the place of the axis.
 
     Negative indices count from the end; an index beyond the axis yields NaN.
     """
@@ -219,9 +216,6 @@ def _whole_shape(input: Shape, shape: Shape) -> Shape:
 
 @rules.rule("broadcast", _broadcast_type)
 def broadcast(input: Any, shape: tuple[int, ...]) -> Array:
-    """The input repeated along its axes of extent 1, and along new ones before them, to a shape.
-
-    The shapes are matched from the last axis. Where `shape` has 1 the extent of the input stays.
-    """
+    """Broadcast to a shape, matched from the last axis; where it has 1 the extent stays."""
     x = jnp.asarray(input)
     return jnp.broadcast_to(x, _whole_shape(x.shape, shape))

@@ -1,7 +1,4 @@
-"""Operations on shapes (spec 4.5): what they yield are the items of their input, arranged anew.
-
-The items are of any type.
-"""
+"""Operations on shapes (spec 4.5), which rearrange items of any type."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def require_axis(axis: int, rank: int) -> None:
 
 
 def _known(shapes: Sequence[Shape]) -> Shape:
-    """What several shapes that do not differ say together."""
+    """Merge shapes that do not differ: each extent comes from one that knows it."""
     return tuple(
         next((e for e in extents if e is not UNKNOWN), UNKNOWN)
         for extents in zip(*shapes, strict=True)
@@ -78,8 +75,7 @@ def _reshape_type(
 
 
 def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shape:
-    # Unknown extents, and empty ones, that are copied unchanged stand on both sides and leave the
-    # others comparable.
+    # Unknown and empty extents copied unchanged are on both sides: the others stay comparable.
     free = {axis for axis in replaced if _is_free(input[axis])}
     is_copied = free == {axis for axis in copied if _is_free(input[axis])} and len(free) == sum(
         map(_is_free, items)
@@ -110,9 +106,9 @@ def _is_free(extent: int) -> bool:
 
 @rules.rule("reshape", _reshape_type)
 def reshape(input: Any, shape: tuple[int, ...], axis_start: int, axis_count: int) -> Array:
-    """The items in the same row-major order under another shape of `axis_count` axes (spec 4.5.1).
+    """Reshape `axis_count` axes from `axis_start` on, in row-major order (spec 4.5.1).
 
-    An item 0 copies the extent as far behind `axis_start`; one -1 stands for the rest.
+    Item 0 copies the extent as far behind `axis_start`; one -1 stands for the rest.
     """
     x = jnp.asarray(input)
     if 0 in x.shape:  # jax does not say what -1 stands for
@@ -137,7 +133,7 @@ def _transpose_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
 
 @rules.rule("transpose", _transpose_type)
 def transpose(input: Any, axes: tuple[int, ...]) -> Array:
-    """The first axes in another order; the others stay (spec 4.5.2)."""
+    """Permute the first axes; others stay (spec 4.5.2)."""
     x = jnp.asarray(input)
     return jnp.transpose(x, (*axes, *range(len(axes), x.ndim)))
 
@@ -156,7 +152,7 @@ def _squeeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
 
 @rules.rule("squeeze", _squeeze_type)
 def squeeze(input: Any, axes: tuple[int, ...]) -> Array:
-    """Without the axes, which have extent 1."""
+    """Remove axes, which have extent 1."""
     return jnp.squeeze(jnp.asarray(input), axes)
 
 
@@ -169,7 +165,7 @@ def _unsqueeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
 
 @rules.rule("unsqueeze", _unsqueeze_type)
 def unsqueeze(input: Any, axes: tuple[int, ...]) -> Array:
-    """With additional axes of extent 1, counted in the result."""
+    """Add axes of extent 1, counted in the result."""
     return jnp.expand_dims(jnp.asarray(input), axes)
 
 
@@ -198,7 +194,7 @@ def _require_values(values: Sequence[TensorType]) -> None:
 
 @rules.rule("concat", _concat_type)
 def concat(values: Sequence[Any], axis: int) -> Array:
-    """The values one behind the other along the axis (spec 4.5.3)."""
+    """Join the values along the axis (spec 4.5.3)."""
     return jnp.concatenate(list(values), axis)
 
 
@@ -223,7 +219,7 @@ def _parts(extent: int, ratios: tuple[int, ...]) -> list[int]:
 
 @rules.rule("split", _split_type)
 def split(value: Any, axis: int, ratios: tuple[int, ...]) -> list[Array]:
-    """Parts of the value along the axis, their extents in the given ratios (spec 4.5.3)."""
+    """Return parts of the value along the axis, extents in the given ratios (spec 4.5.3)."""
     x = jnp.asarray(value)
     return list(lax.split(x, _parts(x.shape[axis], ratios), axis))
 
@@ -242,7 +238,7 @@ def _stack_type(values: Sequence[TensorType], axis: int) -> TensorType:
 
 @rules.rule("stack", _stack_type)
 def stack(values: Sequence[Any], axis: int) -> Array:
-    """The values side by side along a new axis."""
+    """Join the values along a new axis."""
     return jnp.stack([jnp.asarray(value) for value in values], axis)
 
 
@@ -260,7 +256,7 @@ def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
 
 @rules.rule("unstack", _unstack_type)
 def unstack(value: Any, axis: int) -> list[Array]:
-    """The sub-tensors along the axis, without it."""
+    """Return the sub-tensors along the axis, without it."""
     x = jnp.asarray(value)
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
 
@@ -276,10 +272,9 @@ def _cast_type(input: TensorType, dtype: str) -> TensorType:
 
 @rules.rule("cast", _cast_type)
 def cast(input: Any, dtype: str) -> Array:
-    """The values as another type: non-zero is true; reals are cut off to the integer towards 0.
+    """Convert to another dtype: non-zero is true; reals are cut off towards 0.
 
-    Reals beyond the integers become the nearest one, NaN becomes 0; integers beyond another type
-    lose their upper bits.
+    Reals out of range become the nearest integer, NaN 0; integers out of range lose upper bits.
     """
     x = jnp.asarray(input)
     if dtype == "bool":
@@ -288,7 +283,7 @@ def cast(input: Any, dtype: str) -> Array:
         return x.astype(dtype)
     if jnp.finfo(x.dtype).bits < 32:  # the limits of integers are beyond it
         x = x.astype(jnp.float32)
-    # What XLA makes of numbers out of range depends on the platform.
+    # XLA's conversion of numbers out of range depends on the platform.
     limits = jnp.iinfo(dtype)
     lowest, highest = float(limits.min), float(limits.max)
     inside = (x > lowest) & (x < highest)
@@ -305,7 +300,7 @@ def _copy_n_type(x: TensorType, times: int) -> list[TensorType]:
 
 @rules.rule("copy_n", _copy_n_type)
 def copy_n(x: Any, times: int) -> list[Array]:
-    """The same values under several names (spec 4.8.6)."""
+    """Return the same values under several names (spec 4.8.6)."""
     return [jnp.asarray(x)] * times
 
 
@@ -320,7 +315,7 @@ def _add_n_type(x: Sequence[TensorType]) -> TensorType:
 
 @rules.rule("add_n", _add_n_type)
 def add_n(x: Sequence[Any]) -> Array:
-    """The sum of all, broadcast from the left; of none a 0 of shape [1] (spec 4.8.6)."""
+    """Sum all, broadcast from the left; of none return 0 of shape [1] (spec 4.8.6)."""
     if not x:
         return jnp.zeros((1,), jnp.float32)
     total, *others = align(*(jnp.asarray(item) for item in x))

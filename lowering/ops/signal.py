@@ -1,7 +1,6 @@
-"""Signals: Fourier transforms, and averages as tract has them.
+"""Fourier transforms, and tract's exponential averages.
 
-The transforms take complex numbers as pairs [re,im] along the last axis, which axes count too, and
-are computed in float32 at least.
+Transforms take pairs [re,im] along the last axis, which `axis` counts, in float32 at least.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _to_complex_type(input: TensorType) -> TensorType:
 
 @rules.rule("pairs_to_complex", _to_complex_type)
 def pairs_to_complex(input: Any) -> Array:
-    """Complex numbers instead of the pairs [re,im] of the last axis, complex64 at least."""
+    """Return complex numbers, complex64 at least, of pairs [re,im] along the last axis."""
     return _complex(jnp.asarray(input))
 
 
@@ -60,7 +59,7 @@ def _to_pairs_type(input: TensorType) -> TensorType:
 
 @rules.rule("complex_to_pairs", _to_pairs_type)
 def complex_to_pairs(input: Any) -> Array:
-    """Complex numbers as pairs [re,im] along a new last axis."""
+    """Return pairs [re,im] along a new last axis."""
     x = jnp.asarray(input)
     return _pairs(x, jnp.real(x).dtype)
 
@@ -69,7 +68,7 @@ def complex_to_pairs(input: Any) -> Array:
 
 
 def _signal_axis(input: TensorType, axis: int) -> int:
-    """The axis from the first one; it must not be the one of the pairs."""
+    """Count the axis from the first one; refuse that of the pairs."""
     _require_pairs(input)
     axis = normal_axis(axis, len(input.shape))
     if axis == len(input.shape) - 1:
@@ -86,10 +85,7 @@ def _fft_type(input: TensorType, axis: int, inverse: bool) -> TensorType:
 
 @rules.rule("fft", _fft_type)
 def fft(input: Any, axis: int, inverse: bool) -> Array:
-    """The discrete Fourier transform along the axis. The inverse one is not divided by its length.
-
-    So the inverse of the transform is the input times the extent of the axis.
-    """
+    """Return the discrete Fourier transform along the axis; the inverse is not normalised."""
     x = jnp.asarray(input)
     if inverse:
         y = jnp.fft.ifft(_complex(x), axis=axis % x.ndim, norm="forward")
@@ -127,10 +123,10 @@ def _stft_type(
 
 @rules.rule("stft", _stft_type)
 def stft(input: Any, window: Any, axis: int, frame_length: int, frame_step: int) -> Array:
-    """The Fourier transforms of overlapping frames: axes of frames and frequencies for the axis.
+    """Return Fourier transforms of overlapping frames: axes of frames and frequencies for the axis.
 
-    A frame begins at each multiple of the step from which it fits; all frequencies are given. It is
-    multiplied by the window, which zeros on both sides (one more on the right) extend to the frame.
+    A frame begins at each multiple of the step from which it fits. It is multiplied by the window,
+    padded by zeros on both sides (one more on the right); all frequencies are given.
     """
     x = widened(jnp.asarray(input))
     axis %= x.ndim
@@ -169,10 +165,7 @@ def _average_type(
 
 
 def _averages(x: Array, state: Any, alpha: float, skip: int) -> Array:
-    """s <- (1 - alpha) x + alpha s along the first axis, from the state on.
-
-    The first `skip` items of x are not looked at: there the state stays what it is.
-    """
+    """Return s <- (1 - alpha) x + alpha s along the first axis, s unchanged for `skip` items."""
     items = x[skip:] * (1 - alpha)
     decays = jnp.full((items.shape[0],) + (1,) * (x.ndim - 1), alpha, x.dtype)
 
@@ -207,16 +200,15 @@ def exp_unit_norm(
     complex: bool,
     epsilon: float,
 ) -> Array:
-    """The input over the root of the exponential average of its magnitude along the axis.
+    """Return y = x / sqrt(s) along the axis, where s <- (1 - alpha) max(|x|, epsilon) + alpha s.
 
-    s <- (1 - alpha) max(|x|, epsilon) + alpha s; y = x / sqrt(s), s being the state at first. With
-    `complex` the last axis holds pairs [re,im] and |x| is the magnitude of a pair. The first `skip`
-    items leave s as it is.
+    The first s is the state, and the first `skip` items leave it. With `complex` the last axis
+    holds pairs [re,im] and |x| is the magnitude of a pair.
     """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     if complex:
         squares = jnp.sum(jnp.square(x), axis=-1)
-        # The root has no finite derivative at 0, not even where its result is not selected.
+        # sqrt has no finite derivative at 0, not even where it is not selected.
         small = squares <= epsilon * epsilon
         sizes = jnp.where(small, epsilon, jnp.sqrt(jnp.where(small, 1.0, squares)))
     else:
@@ -246,10 +238,9 @@ def exp_mean_norm(
     skip: int,
     scaling_factor: float,
 ) -> Array:
-    """The input less its exponential average along the axis, over the scaling factor.
+    """Return y = (x - s) / scaling_factor along the axis, where s <- (1 - alpha) x + alpha s.
 
-    s <- (1 - alpha) x + alpha s; y = (x - s) / scaling_factor. State and `skip` are those of
-    `exp_unit_norm`.
+    State and `skip` are those of `exp_unit_norm`.
     """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     result = (x - _averages(x, state, alpha, skip)) / scaling_factor

@@ -1,7 +1,7 @@
-"""Tensors made of nothing: constants (spec 4.1.2) and ranges.
+"""Constants (spec 4.1.2) and ranges.
 
-They stay known on the host until a traced value needs them. Items and bounds may be extents that
-`jax.export` keeps symbolic.
+They stay on the host until a traced value needs them. Items and bounds may be symbolic extents of
+`jax.export`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
 
 @rules.rule("constant", _constant_type)
 def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Array | NDArray[np.generic]:
-    """A tensor filled with the values in row-major order; a single one fills it."""
+    """Return a tensor of the values in row-major order; a single one fills it."""
     if any(map(is_symbolic, value)):
         items = jnp.stack([jnp.asarray(x).astype(dtype) for x in value])
         return jnp.broadcast_to(items.reshape(shape if len(value) > 1 else ()), shape)
@@ -57,7 +57,7 @@ def _count(start: Any, end: Any, step: Any) -> Any:
 
 @rules.rule("range", _range_type)
 def range_(start: Any, end: Any, step: Any, dtype: str) -> Array | NDArray[np.generic]:
-    """The numbers from `start` to before `end` in steps."""
+    """Return the numbers from `start` to before `end` in steps."""
     if any(map(is_symbolic, (start, end, step))):
         places = lax.iota(dtype, _count(start, end, step))
         return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * places

@@ -8,19 +8,19 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, Shape, differ, show, volume
 from lowering.graph import TensorType
 
-# The type of an optional operand that is not given; its value is False.
+# The type of an optional operand that is absent; its value is False.
 ABSENT = TensorType((), "bool")
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def is_float(dtype: str) -> bool:
-    """Whether a dtype holds real numbers."""
+    """Tell whether a dtype holds real numbers."""
     return dtype in _FLOATS
 
 
 def is_integer(dtype: str) -> bool:
-    """Whether a dtype holds integers."""
+    """Tell whether a dtype holds integers."""
     return dtype.startswith(("int", "uint"))
 
 
@@ -71,7 +71,7 @@ def require_rank(shape: Sequence[int]) -> None:
 
 
 def require_length(name: str, items: Sequence[object], length: int, what: str) -> None:
-    """Refuse an array of attributes that has not one item for each of something."""
+    """Refuse an array of attributes without an item for each of something."""
     if len(items) != length:
         raise InvalidShape(
             f"'{name}' must have an item for each of the {length} {what}, it has {len(items)}"
@@ -79,12 +79,12 @@ def require_length(name: str, items: Sequence[object], length: int, what: str) -
 
 
 def padded(shape: Shape, rank: int) -> Shape:
-    """The shape continued by 1s up to a rank."""
+    """Return the shape continued by 1s up to a rank."""
     return shape + (1,) * (rank - len(shape))
 
 
 def require_fits(name: str, target: TensorType, **operands: TensorType) -> None:
-    """Refuse operands that do not broadcast to the shape of the target, or would enlarge it."""
+    """Refuse operands that do not broadcast to the shape of the target."""
     whole = target.shape
     for operand, found in operands.items():
         pairs = zip(found.shape, whole, strict=False)
@@ -97,7 +97,7 @@ def require_fits(name: str, target: TensorType, **operands: TensorType) -> None:
 
 
 def is_complex(dtype: str) -> bool:
-    """Whether a dtype holds complex numbers."""
+    """Tell whether a dtype holds complex numbers."""
     return dtype.startswith("complex")
 
 
@@ -147,10 +147,7 @@ def require_one_integer(**operands: TensorType) -> None:
 
 
 def normal_axes(axes: Sequence[int], rank: int, name: str = "axes") -> tuple[int, ...]:
-    """The axes counted from the first one; in `axes` those below 0 count from the last.
-
-    Raises InvalidOperation for axes that there are not, and for one that is named twice.
-    """
+    """Return axes counted from the first; raise InvalidOperation if out of range or repeated."""
     for axis in axes:
         if not -rank <= axis < rank:
             raise InvalidOperation(
@@ -163,12 +160,12 @@ def normal_axes(axes: Sequence[int], rank: int, name: str = "axes") -> tuple[int
 
 
 def normal_axis(axis: int, rank: int) -> int:
-    """`normal_axes` of a single 'axis'."""
+    """Return `normal_axes` of one 'axis'."""
     return normal_axes((axis,), rank, "axis")[0]
 
 
 def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse the value of an attribute that is not one of the names it can have."""
+    """Refuse an attribute's value that is not one of the allowed names."""
     if value not in allowed:
         names = ", ".join(f"'{known}'" for known in allowed)
         raise InvalidOperation(f"'{name}' must be one of {names}, it is '{value}'")

@@ -1,7 +1,7 @@
 """Boxes, pools and index based sampling (spec 4.3.2, 4.3.3, 4.8.3).
 
-Size, padding, stride and dilation have an item for each dimension, batch and channel included. The
-window index of `argmax_pool` counts the cells of a window in row-major order, from 0.
+Size, padding, stride and dilation have an item for every dimension. Window indices count cells in
+row-major order, from 0.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _reverse(
     dilation: Shape,
     output_shape: Shape,
 ) -> Windows:
-    # Where windows leave the batch alone it is the input's: the document may have baked in another.
+    # A batch that no window spans is the input's: the document may have baked in another.
     alone = size[:1] in ((), (1,)) and stride[:1] in ((), (1,)) and padding[:1] in ((), ((0, 0),))
     if output_shape and alone:
         output_shape = (shape[0], *output_shape[1:])
@@ -116,7 +116,7 @@ def box(
     dilation: Shape,
     normalize: bool,
 ) -> Array:
-    """The sum of each window, or its mean: with border 'ignore' over the valid cells only."""
+    """Sum each window, or take its mean: with border 'ignore' over the valid cells only."""
     windows = basic(input.shape, size, padding, stride, dilation)
     return kernels.window_sum(input, windows, border, normalize)
 
@@ -145,7 +145,7 @@ def debox(
     output_shape: Shape,
     normalize: bool,
 ) -> Array:
-    """Each item added to all cells of its window; over the window's volume where `normalize`."""
+    """Add each item to all cells of its window, over the window's volume if `normalize`."""
     windows = _reverse(input.shape, size, padding, stride, dilation, output_shape)
     total = kernels.reverse_window_sum(input, windows, border)
     return total / windows.volume if normalize else total
@@ -155,7 +155,7 @@ def debox(
 def max_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
-    """The maximum of each window. The zeros of border 'constant' win over negative data."""
+    """Return the maximum of each window; zeros of border 'constant' win over negative data."""
     windows = basic(input.shape, size, padding, stride, dilation)
     return kernels.window_max(jnp.asarray(input), windows, border)
 
@@ -164,7 +164,7 @@ def max_pool(
 def avg_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
-    """The mean of each window, over the valid cells with border 'ignore'."""
+    """Return the mean of each window, over the valid cells with border 'ignore'."""
     return box(input, size, border, padding, stride, dilation, True)
 
 
@@ -172,7 +172,7 @@ def avg_pool(
 def rms_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
-    """The root of the mean square of each window; its derivative is 0 where it is 0."""
+    """Return the root mean square of each window; its derivative is 0 where it is 0."""
     mean = avg_pool(jnp.square(input), size, border, padding, stride, dilation)
     return jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1)), mean)
 
@@ -192,7 +192,7 @@ def _index_type(
 def argmax_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
-    """The index in each window where its maximum is first found."""
+    """Return the first index of the maximum in each window."""
     return max_pool_with_index(input, size, border, padding, stride, dilation)[1]
 
 
@@ -221,9 +221,9 @@ def max_pool_with_index(
     dilation: Shape,
     first_axis: int = -1,
 ) -> tuple[Array, Array]:
-    """The maximum of each window, and the index in the window where it is first found.
+    """Return the maximum of each window and its first index in the window.
 
-    With a `first_axis` it is the row-major index on the axes of the input from that one on.
+    With `first_axis` the index is row-major on the input's axes from that one on.
     """
     input, windows = jnp.asarray(input), basic(input.shape, size, padding, stride, dilation)
     if first_axis >= 0:
@@ -255,7 +255,7 @@ def sample(
     stride: Shape,
     dilation: Shape,
 ) -> Array:
-    """The cell that the index names in each window; a border 'constant' or 'ignore' gives 0."""
+    """Return the cell of each window that the index names; 0 for border 'constant' or 'ignore'."""
     windows = basic(input.shape, size, padding, stride, dilation)
     return kernels.sample(input, index, windows, border)
 
@@ -270,7 +270,7 @@ def _desample_type(
     dilation: Shape,
     output_shape: Shape,
 ) -> TensorType:
-    # No index belongs to a window outside the input: no border has a part in the result.
+    # No index names a cell outside the input: the border does not matter.
     _require_index(index, input.shape, "the input")
     require_border(border, POOL_BORDERS)
     return _reverse_type(input, size, "constant", padding, stride, dilation, output_shape)
@@ -287,7 +287,7 @@ def desample(
     dilation: Shape,
     output_shape: Shape,
 ) -> Array:
-    """Each item added to the cell of its window that the index names, the reverse of `sample`."""
+    """Add each item to the cell of its window that the index names: the reverse of `sample`."""
     windows = _reverse(input.shape, size, padding, stride, dilation, output_shape)
     return kernels.desample(input, index, windows)
 
