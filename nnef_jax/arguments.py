@@ -62,7 +62,7 @@ def bind_inputs(
     if missing:
         raise InputError(
             f"input {', '.join(map(repr, missing))} is missing, the graph takes {', '.join(names)}",
-            span=network.span_of(missing[0]),
+            span=network.frontend.spans().get(missing[0]),
         )
     errors: list[NnefError] = []
     arrays: list[Any] = []
@@ -74,7 +74,7 @@ def bind_inputs(
             _require_shape(what, array, value.type, leading)
             arrays.append(_converted(what, array, value.type, copy=True))
         except InputError as error:
-            error.span = network.span_of(value.name)
+            error.span = network.frontend.spans().get(value.name)
             errors.append(error)
     raise_all(errors)
     return arrays

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.graph import Graph, Value
+from nnef_jax import Model
 from nnef_jax.errors import InputError
-from nnef_jax.formats.syntax.tree import identifiers
-from nnef_jax.model import Model
 from nnef_jax.options import (
     names_of,
     require,
@@ -109,17 +108,13 @@ def calibrate(
 def _chosen(model: Model, names: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
     """The tensors to quantise: those that a run computes, and variables with their labels."""
     network = model._network  # pyright: ignore[reportPrivateUsage]
-    if network.options.quantizers:
+    if network.frontend.quantizes:
         raise InputError(
             "the network is quantised already, its ranges would be those of rounded values",
             hint="load it with quantization='ignore'",
         )
     values = model.graph.values
-    known = {
-        identifier.name: values[identifier.name]
-        for assignment in network.document.graph.body
-        for identifier in identifiers(assignment.target)
-    }
+    known = {name: values[name] for name in network.frontend.spans()}
     labels = {parameter.value: parameter.label for parameter in model.graph.parameters}
     if names is None:
         names = _by_default(model.graph, known)

@@ -1,49 +1,23 @@
-"""`load`: from a path, bytes or file to a `Model`.
-
-What reads and lowers tract's dialect is imported when a network is written in it.
-"""
+"""`load`: from a path, bytes or file to a `Model`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import BinaryIO, Literal, get_args
 
 import jax
 from jax.typing import DTypeLike
 
-from lowering.location import Source as TextSource
 from lowering.registry import Registry
 from lowering.trace import Context
-from nnef_jax.errors import UnsupportedError
 from nnef_jax.execution.execution import Execution
 from nnef_jax.execution.options import RunOptions
-from nnef_jax.formats.base import Expand, Options, Progress
-from nnef_jax.formats.nnef.frontend import StandardFrontend
-from nnef_jax.formats.nnef.variables import read_variables
-from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.formats.tract.recognition import Dialect, is_tract
-from nnef_jax.limits import Limits, Meter, within_memory
+from nnef_jax.formats.base import Expand, Progress
+from nnef_jax.limits import Limits
 from nnef_jax.model import Model
-from nnef_jax.network import Network
-from nnef_jax.options import (
-    require,
-    require_callable,
-    require_choice,
-    require_dtype,
-    require_flags,
-    require_readable,
-    shapes_by_name,
-    words_by_word,
-)
-from nnef_jax.recurrence import RecurrentFrontend, start_from_zeros
-from nnef_jax.storage.archive import Archive, open_archive
-
-Quantization = Literal["apply", "ignore"]
-Source = str | os.PathLike[str] | bytes | BinaryIO
-_REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
+from nnef_jax.options import require_flags
+from nnef_jax.reading import Quantization, Source, read
 
 
 def load(
@@ -53,7 +27,7 @@ def load(
     dtype: DTypeLike = "float32",
     quantization: Quantization = "apply",
     expand: Expand = "auto",
-    dialect: Dialect = "auto",
+    dialect: str = "auto",
     state: Mapping[str, str] | None = None,
     rules: Registry | None = None,
     unused: bool = False,
@@ -152,103 +126,3 @@ def _require_precision(precision: jax.lax.PrecisionLike) -> None:
             jax.eval_shape(partial(jax.lax.dot, precision=precision), matrix, matrix)
         except Exception as error:
             raise ValueError(f"precision {precision!r:.60} is none of jax: {error}") from None
-
-
-def read(
-    source: Source,
-    *,
-    input_shapes: Mapping[str, Sequence[int | None]] | None = None,
-    dtype: DTypeLike = "float32",
-    quantization: Quantization = "apply",
-    expand: Expand = "auto",
-    dialect: Dialect = "auto",
-    state: Mapping[str, str] | None = None,
-    rules: Registry | None = None,
-    limits: Limits | None = None,
-    progress: Progress | None = None,
-) -> Network:
-    """Read and check a network without touching a device."""
-    require_readable("source", source)
-    dtype = require_dtype("dtype", dtype, _REAL_DTYPES)
-    require_choice("quantization", quantization, get_args(Quantization))
-    require_choice("expand", expand, get_args(Expand))
-    input_shapes = shapes_by_name("input_shapes", {} if input_shapes is None else input_shapes)
-    state = words_by_word("state", {} if state is None else state, "output names by input name")
-    if rules is not None:
-        require("rules", rules, Registry, "a nnef_jax.Registry")
-    if limits is not None:
-        require("limits", limits, Limits, "a nnef_jax.Limits")
-    require_callable("progress", progress)
-    if dtype == "float64" and not jax.config.read("jax_enable_x64"):
-        raise ValueError(
-            "dtype='float64' needs jax's x64 mode: jax.config.update('jax_enable_x64', True)"
-        )
-    require_choice("dialect", dialect, get_args(Dialect))
-    meter = Meter(limits)
-    if isinstance(source, bytearray | memoryview):  # it may change, the network must not
-        source = bytes(source)
-    with within_memory("the network"), open_archive(source, meter) as archive:
-        text = archive.read_text("graph.nnef")
-        tract = is_tract(text.text, dialect)
-        options = Options(rules or Registry(), expand, dtype, input_shapes, meter)
-        read_network = _read_tract if tract else _read_standard
-        rounds = quantization == "apply"
-        return read_network(text, archive, options, state, rounds, progress)
-
-
-def _read_standard(
-    text: TextSource,
-    archive: Archive,
-    options: Options,
-    state: Mapping[str, str],
-    rounds: bool,
-    progress: Progress | None,
-) -> Network:
-    frontend = StandardFrontend(text, options)
-    network = Network(RecurrentFrontend(frontend, state) if state else frontend, options)
-    reader = frontend.reader(options)
-    quantizers: dict[str, Quantizer] = {}
-    if archive.exists("graph.quant"):
-        network.quantization = archive.read_text("graph.quant")
-        quantizers = reader.entries(network.quantization)
-    stored_states = tuple(s for s in network.graph.states if s.label not in state)
-    graph = replace(network.graph, states=stored_states)
-    stored = read_variables(graph, archive, options.meter, quantizers, reader.header, progress)
-    network.data = stored.data
-    start_from_zeros(network, state)
-    pending = {name: q for name, q in quantizers.items() if name not in stored.dequantized}
-    return network.quantized(pending) if pending and rounds else network
-
-
-def _read_tract(
-    text: TextSource,
-    archive: Archive,
-    options: Options,
-    state: Mapping[str, str],
-    rounds: bool,
-    progress: Progress | None,
-) -> Network:
-    from nnef_jax.formats.tract.frontend import TractFrontend
-    from nnef_jax.formats.tract.resources import Resources
-
-    resources = Resources(archive, options.meter)
-    frontend = TractFrontend(text, resources, options, rounds=rounds, progress=progress)
-    if frontend.quantization is not None and rounds:
-        quantizers = frontend.quantizers(frontend.quantization, options)
-        options = replace(options, quantizers=quantizers)
-    network = Network(RecurrentFrontend(frontend, state) if state else frontend, options)
-    network.data, network.quantization = frontend.data, frontend.quantization
-    start_from_zeros(network, state)
-    return network
-
-
-def network_of_text(text: str) -> Network:
-    """The network that a document of the standard describes, without data for its variables."""
-    source = TextSource("graph.nnef", text)
-    if is_tract(text):
-        raise UnsupportedError(
-            "a document of tract's dialect cannot be read without its data",
-            hint="load the archive, and store it by model.save",
-        )
-    options = Options()
-    return Network(StandardFrontend(source, options), options)

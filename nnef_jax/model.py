@@ -271,8 +271,7 @@ class Model:
         for what, arrays in given.items():
             _require_untraced(what, arrays)
         arrays = {**own.select(self._network.unused), **given["state"], **given["params"]}
-        kept = self._network.quantization
-        text = kept.text if kept is not None else None
+        text = None  # the graph.quant that was read
         if quantize is not None:
             require_samples("quantize", quantize)
             from nnef_jax.calibration import calibrate

@@ -3,134 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from numpy.typing import NDArray
+
 from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic, show
 from lowering.graph import Graph, Operation, TensorType, Value
-from lowering.location import Source, Span
 from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError, raise_all
-from nnef_jax.formats.base import Frontend, Options
-from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.formats.syntax.tree import identifiers, span_in
-from nnef_jax.formats.syntax.values import ExtentNeeded
-from nnef_jax.limits import Meter
+from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Shapes
+from nnef_jax.limits import Meter, uncollected
+from nnef_jax.recurrence import require_pairs, with_pairs, zeros
 
 
+@dataclass(frozen=True, eq=False)
 class Network:
     """A checked document with what is needed to flatten it, and its stored data by label.
 
     `graph` is its graph for the declared input shapes (or those of `options.input_shapes`), in
     which extents that are left open are UNKNOWN; `specialise` gives the one for known shapes.
+    `pairs` are the inputs that are its state, each with the output that takes its place.
     """
 
-    def __init__(self, frontend: Frontend, options: Options) -> None:
-        self.frontend = frontend
-        self.document = frontend.document
-        self.options = options
-        self.data: dict[str, Any] = {}  # arrays of numpy, of jax once they are on the device
-        self.quantization: Source | None = None  # the text of graph.quant
-        self.unstored: frozenset[str] = frozenset()  # labels of states that are no variables
-        self._is_guessed = False  # the structure depends on extents that are open
-        self._specialised: dict[tuple[Shape, ...], Graph] = {}
-        self._check_input_names(options.input_shapes)
-        self._declared = self._flatten_declared() if options.input_shapes else None
-        self._check_input_ranks(options.input_shapes)
-        self.graph = self._flatten(options.input_shapes)
-        if self._is_known():
-            self._check_baked(self.graph)
+    frontend: Frontend
+    options: Options
+    graph: Graph
+    data: Mapping[str, NDArray[Any]]
+    pairs: Mapping[str, str]
+    declared: Graph | None  # for the document's own shapes, where others were asked for
+    is_guessed: bool  # whether the structure depends on extents that are open
+    _specialised: dict[tuple[Shape, ...], Graph] = field(
+        default_factory=dict[tuple[Shape, ...], Graph], repr=False
+    )
 
-    def quantized(self, quantizers: Mapping[str, Quantizer]) -> Network:
-        """The same network with tensors quantised, by their identifiers, once they are computed.
+    @classmethod
+    def build(
+        cls, frontend: Frontend, options: Options, pairs: Mapping[str, str], *, data: bool
+    ) -> Network:
+        """Flatten a document and check its shapes; `data` says whether to read what is stored.
 
-        Raises SemanticError or ShapeError, in the text of the quantisers, where one does not fit.
+        Raises InputError for shapes and pairs that the document does not take, NnefError.
         """
-        options = replace(self.options, quantizers=quantizers)
-        network = Network(self.frontend, options)
-        network.data, network.quantization = self.data, self.quantization
-        network.unstored = self.unstored
-        raise_all(
-            [
-                SemanticError(
-                    "a quantisation algorithm must not have variables", span=variable.span
-                )
-                for variable in (*network.graph.parameters, *network.graph.states)
-                if variable.label not in self.data
-            ]
-        )
-        return network
-
-    def _flatten(self, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
-        options = replace(self.options, input_shapes=shapes)
-        try:
-            return self.frontend.flatten(options)
-        except ExtentNeeded:
-            pass
-        # The structure depends on an open extent: take 1 for it, to learn the rest.
-        try:
-            guess = self.frontend.flatten(replace(options, open_extent=1))
-        except SemanticError as error:
-            error.hint = (
-                "open extents of inputs were taken for 1 here, since the text depends on them: "
-                "give them by load(..., input_shapes=...)"
-            )
-            raise
-        self._is_guessed = True
-        return _opened(guess, {**self.frontend.declared_shapes(self.options), **shapes})
-
-    def _flatten_declared(self) -> Graph | None:
-        """The graph for the document's own input shapes; None where it has none for them."""
-        try:
-            return self._flatten({})
-        except SemanticError:
-            return None
-
-    def _check_input_names(self, shapes: Mapping[str, Sequence[int | None]]) -> None:
-        names = [parameter.name for parameter in self.document.graph.parameters]
-        raise_all(
-            [
-                InputError(
-                    f"input_shapes names '{name}', the graph's inputs are {', '.join(names)}"
-                )
-                for name in shapes
-                if name not in names
-            ]
-        )
-
-    def _check_input_ranks(self, shapes: Mapping[str, Sequence[int | None]]) -> None:
-        declared = self._declared.inputs if self._declared else ()
-        raise_all(
-            [
-                InputError(
-                    f"input_shapes gives '{value.name}' rank {len(shapes[value.name])}, "
-                    f"the graph declares {show(value.type.shape)}",
-                    span=self.span_of(value.name),
-                )
-                for value in declared
-                if value.name in shapes and len(shapes[value.name]) != len(value.type.shape)
-            ]
-        )
-
-    @cached_property
-    def _spans(self) -> dict[str, Span]:
-        source = self.document.source
-        return {
-            identifier.name: span_in(source, identifier)
-            for assignment in self.document.graph.body
-            for identifier in identifiers(assignment.target)
-        }
-
-    def span_of(self, name: str) -> Span | None:
-        """Where the graph's body assigns a name."""
-        return self._spans.get(name)
+        _require_inputs(frontend, options.input_shapes)
+        require_pairs(frontend, pairs)
+        graph, declared, is_guessed = _flatten_and_check(frontend, options)
+        stored: Mapping[str, NDArray[Any]] = {}
+        if data:
+            found = frontend.stored(graph)
+            stored = found.data
+            if found.frontend is not frontend:
+                frontend = found.frontend
+                graph, declared, is_guessed = _flatten_and_check(frontend, options)
+        graph = with_pairs(graph, pairs)
+        stored = {**stored, **zeros(graph, pairs, frontend)}
+        return cls(frontend, options, graph, stored, pairs, declared, is_guessed)
 
     def specialise(self, shapes: Sequence[Shape]) -> Graph:
         """The graph for these input shapes, in the order of the inputs; all its shapes are checked.
 
         Raises ShapeError or SemanticError naming the operation that does not take them.
         """
-        if self._is_known():
+        if _is_known(self.graph):
             return self.graph
         key = tuple(shapes)
         if key not in self._specialised:
@@ -141,8 +76,8 @@ class Network:
             options = replace(self.options, input_shapes=named, meter=meter)
             if any(is_symbolic(extent) for shape in shapes for extent in shape):
                 return self._symbolic(options)
-            graph = self.frontend.flatten(options)
-            self._check_baked(graph)
+            graph = self._flatten(options)
+            _require_no_baked_extents(self.declared, graph)
             self._check_variables(graph)
             self._specialised[key] = graph
         return self._specialised[key]
@@ -155,9 +90,7 @@ class Network:
             for name, shape in symbolic.items()
         }
         try:
-            return self.frontend.flatten(
-                replace(options, input_shapes=known, symbolic_shapes=symbolic)
-            )
+            return self._flatten(replace(options, input_shapes=known, symbolic_shapes=symbolic))
         except ExtentNeeded:
             raise UnsupportedError(
                 "the structure of the graph depends on an extent that is symbolic",
@@ -167,13 +100,13 @@ class Network:
     @cached_property
     def unused(self) -> frozenset[str]:
         """The labels of parameters that neither outputs nor states depend on."""
-        if self._is_guessed:  # with other extents they may
+        if self.is_guessed:  # with other extents they may
             return frozenset()
         needed = self.graph.needed
         return frozenset(p.label for p in self.graph.parameters if p.value not in needed)
 
-    def _is_known(self) -> bool:
-        return all(is_known(value.type.shape) for value in self.graph.inputs)
+    def _flatten(self, options: Options) -> Graph:
+        return with_pairs(_flatten(self.frontend, options), self.pairs)
 
     def _check_variables(self, graph: Graph) -> None:
         """Refuse variables that were not there, or not of this type, when their data were read."""
@@ -190,24 +123,93 @@ class Network:
             ]
         )
 
-    def _check_baked(self, graph: Graph) -> None:
-        """Refuse reshapes that wrote down an extent which `input_shapes` has changed since."""
-        if self._declared is None or len(self._declared.operations) != len(graph.operations):
-            return
-        errors = [
-            ShapeError(
-                f"'reshape' of {show(_input_shape(new))} to {show(new.results[0].type.shape)} "
-                f"keeps the extent {old.results[0].type.shape[axis]} that the document's input "
-                f"shapes had at axis {axis}, input_shapes made it {_input_shape(new)[axis]}",
-                span=new.span,
-                calls=new.calls,
-                hint="write 0 there in the document, which takes the extent of the input",
-            )
-            for old, new in zip(self._declared.operations, graph.operations, strict=True)
-            if old.kind == new.kind == "reshape" and (axis := _baked_axis(old, new)) is not None
-            if isinstance(old.results[0], Value) and isinstance(new.results[0], Value)
+
+def _flatten(frontend: Frontend, options: Options) -> Graph:
+    with uncollected():
+        return frontend.flatten(options)
+
+
+def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Graph | None, bool]:
+    """The graph, that for the document's own shapes if others are given, whether it is guessed."""
+    shapes = options.input_shapes
+    declared = None
+    if shapes:
+        with suppress(SemanticError):  # none for its own shapes
+            declared, _ = _flatten_or_guess(frontend, replace(options, input_shapes={}))
+    _require_ranks(frontend, declared, shapes)
+    graph, is_guessed = _flatten_or_guess(frontend, options)
+    if _is_known(graph):
+        _require_no_baked_extents(declared, graph)
+    return graph, declared, is_guessed
+
+
+def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool]:
+    """The graph, and whether extents that are left open had to be guessed for it."""
+    try:
+        return _flatten(frontend, options), False
+    except ExtentNeeded:
+        pass
+    # The structure depends on an open extent: take 1 for it, to learn the rest.
+    try:
+        guess = _flatten(frontend, replace(options, open_extent=1))
+    except SemanticError as error:
+        error.hint = (
+            "open extents of inputs were taken for 1 here, since the text depends on them: "
+            "give them by load(..., input_shapes=...)"
+        )
+        raise
+    return _opened(guess, {**frontend.declared_shapes(options), **options.input_shapes}), True
+
+
+def _is_known(graph: Graph) -> bool:
+    return all(is_known(value.type.shape) for value in graph.inputs)
+
+
+def _require_inputs(frontend: Frontend, shapes: Shapes) -> None:
+    """Raise InputError for shapes of inputs that there are not."""
+    names = frontend.inputs
+    raise_all(
+        [
+            InputError(f"input_shapes names '{name}', the graph's inputs are {', '.join(names)}")
+            for name in shapes
+            if name not in names
         ]
-        raise_all(errors)
+    )
+
+
+def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -> None:
+    """Raise InputError for shapes of another rank than the document's."""
+    raise_all(
+        [
+            InputError(
+                f"input_shapes gives '{value.name}' rank {len(shapes[value.name])}, "
+                f"the graph declares {show(value.type.shape)}",
+                span=frontend.spans().get(value.name),
+            )
+            for value in (declared.inputs if declared else ())
+            if value.name in shapes and len(shapes[value.name]) != len(value.type.shape)
+        ]
+    )
+
+
+def _require_no_baked_extents(declared: Graph | None, graph: Graph) -> None:
+    """Refuse reshapes that wrote down an extent which `input_shapes` has changed since."""
+    if declared is None or len(declared.operations) != len(graph.operations):
+        return
+    errors = [
+        ShapeError(
+            f"'reshape' of {show(_input_shape(new))} to {show(new.results[0].type.shape)} "
+            f"keeps the extent {old.results[0].type.shape[axis]} that the document's input "
+            f"shapes had at axis {axis}, input_shapes made it {_input_shape(new)[axis]}",
+            span=new.span,
+            calls=new.calls,
+            hint="write 0 there in the document, which takes the extent of the input",
+        )
+        for old, new in zip(declared.operations, graph.operations, strict=True)
+        if old.kind == new.kind == "reshape" and (axis := _baked_axis(old, new)) is not None
+        if isinstance(old.results[0], Value) and isinstance(new.results[0], Value)
+    ]
+    raise_all(errors)
 
 
 def _input_shape(operation: Operation) -> Shape:
@@ -226,7 +228,7 @@ def _baked_axis(old: Operation, new: Operation) -> int | None:
     return None
 
 
-def _opened(graph: Graph, shapes: Mapping[str, Sequence[int | None]]) -> Graph:
+def _opened(graph: Graph, shapes: Shapes) -> Graph:
     """The graph with inputs of these shapes, and all extents open that were guessed."""
     swapped: dict[Value, Value] = {}
 

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from lowering.extents import show
 from lowering.graph import TensorType
-from lowering.location import Source
 from nnef_jax.errors import DataError, NnefError, raise_all
 from nnef_jax.formats.syntax.variables import require_kind
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, require, require_flags, require_path
-from nnef_jax.storage.labels import member_of
+from nnef_jax.reading import network_of_text
 from nnef_jax.storage.writer import write_archive
 
 
@@ -43,8 +42,6 @@ def save(
 
     Source: spec 5.1, container organisation.
     """
-    from nnef_jax.loading import network_of_text
-
     require_path("path", path)
     require("text", text, str, "the text of a document")
     require("params", params, Mapping, "a dict of arrays by label")
@@ -62,21 +59,14 @@ def write_network(
     *,
     overwrite: bool,
 ) -> None:
-    """Write the text of a network with an array for each of its variables, as `save` does."""
+    """Write a network with an array for each of its variables, as `save` does.
+
+    `quantization` is the text of its graph.quant; None keeps what was read.
+    """
     stored = _stored(
-        network, {label: x for label, x in arrays.items() if label not in network.unstored}
+        network, {label: x for label, x in arrays.items() if label not in network.pairs}
     )
-    members: dict[str, Any] = {"graph.nnef": network.document.source.text.encode()}
-    if quantization is not None:
-        network.frontend.quantizers(Source("graph.quant", quantization), network.options)
-        members["graph.quant"] = quantization.encode()
-    for label, array in stored.items():
-        member = member_of(label)
-        if member in members:
-            raise DataError(
-                f"variable '{label}' and another one would both be stored in '{member}'"
-            )
-        members[member] = array
+    members = network.frontend.members(stored, quantization)
     write_archive(path, members, overwrite=overwrite)
 
 
@@ -87,7 +77,7 @@ def _stored(network: Network, arrays: Mapping[str, Any]) -> dict[str, NDArray[An
     """
     graph = network.graph
     variables = (*graph.parameters, *graph.states)
-    types = {v.label: v.value.type for v in variables if v.label not in network.unstored}
+    types = {v.label: v.value.type for v in variables if v.label not in network.pairs}
     errors: list[NnefError] = [
         DataError(f"params: the document has no variable '{label}'")
         for label in sorted(map(str, arrays.keys() - types.keys()))

@@ -16,12 +16,12 @@ from lowering.location import Source
 from nnef_jax import Limits, NnefError
 from nnef_jax.formats.base import Expand, Options
 from nnef_jax.formats.nnef.checks import check
-from nnef_jax.formats.nnef.frontend import StandardFrontend
 from nnef_jax.formats.nnef.parser import parse
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax.tree import Document
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
+from nnef_jax.reading import network_of_text
 from tests.helpers import COMPOSITIONAL
 
 MARK = "§"
@@ -48,9 +48,8 @@ def network(
     limits: Limits | None = None,
 ) -> Network:
     """The network of a text, without data for its variables."""
-    meter = Meter(limits)
-    options = Options(expand=expand, input_shapes=dict(input_shapes or {}), meter=meter)
-    return Network(StandardFrontend(Source("graph.nnef", text), options), options)
+    options = Options(expand=expand, input_shapes=dict(input_shapes or {}), meter=Meter(limits))
+    return network_of_text(text, options)
 
 
 def flat(text: str, **options: Any) -> Graph:

@@ -19,6 +19,7 @@ import typer
 
 from nnef_jax import NnefError, __version__
 from nnef_jax.cli.terminal import print_result, report_error, status
+from nnef_jax.formats import FORMATS
 
 if TYPE_CHECKING:
     from nnef_jax.cli.pictures import PictureOptions
@@ -62,18 +63,22 @@ _CACHE_DIR = typer.Option(
 )
 
 
-class Dialect(StrEnum):
-    """How a document is read, as in `nnef_jax.load`."""
-
-    auto = "auto"
-    nnef = "nnef"
-    tract = "tract"
+_DIALECTS = ("auto", *FORMATS)
 
 
-_Dialect = Annotated[
-    Dialect,
+def _known_dialect(name: str) -> str:
+    if name not in _DIALECTS:
+        known = ", ".join(map(repr, _DIALECTS))
+        raise typer.BadParameter(f"{name!r} is not one of {known}")
+    return name
+
+
+Dialect = Annotated[
+    str,
     typer.Option(
-        "--dialect", help="How the text is read: by NNEF 1.0, as by tract; auto goes by the text."
+        callback=_known_dialect,
+        metavar=f"[{'|'.join(_DIALECTS)}]",
+        help="The format to read the network by; auto goes by the network.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -98,7 +103,7 @@ def options(
 
 
 @app.command()
-def info(source: Source, dialect: _Dialect = Dialect.auto, as_json: Json = False) -> None:
+def info(source: Source, dialect: Dialect = "auto", as_json: Json = False) -> None:
     """Show what a network consists of: inputs, outputs, sizes, a table of its operations."""
     network = _read(source, dialect)
     from nnef_jax.cli.info import describe, description
@@ -107,7 +112,7 @@ def info(source: Source, dialect: _Dialect = Dialect.auto, as_json: Json = False
 
 
 @app.command()
-def check(source: Source, dialect: _Dialect = Dialect.auto) -> None:
+def check(source: Source, dialect: Dialect = "auto") -> None:
     """Validate a network and its data, and show all that is wrong with it."""
     network = _read(source, dialect)
     graph = network.graph
@@ -136,7 +141,7 @@ def flatten(
         Expand,
         typer.Option(help="all: primitive operations only; auto: as the network is run."),
     ] = Expand.auto,
-    dialect: _Dialect = Dialect.auto,
+    dialect: Dialect = "auto",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what is at the output.")
     ] = False,
@@ -150,7 +155,7 @@ def flatten(
             output,
             flat=True,
             expand=expand.value,
-            dialect=dialect.value,
+            dialect=dialect,
             overwrite=overwrite,
         )
     print_result(text.removesuffix("\n") if output is None else f"saved {output}")
@@ -209,7 +214,7 @@ def run(
         Path | None,
         typer.Option(help="With --top: a text file with the names of the entries, one a line."),
     ] = None,
-    dialect: _Dialect = Dialect.auto,
+    dialect: Dialect = "auto",
     cache_dir: Annotated[str | None, _CACHE_DIR] = None,
     as_json: Json = False,
 ) -> None:
@@ -223,7 +228,7 @@ def run(
         from nnef_jax.cli import outputs as write
 
         largest = write.Top(top, write.read_labels(labels) if labels else ()) if top else None
-        model = load(source, dialect=dialect.value, progress=progress, cache_dir=cache_dir)
+        model = load(source, dialect=dialect, progress=progress, cache_dir=cache_dir)
         if output:
             write.check_output(output, [spec.name for spec in model.outputs])
         calls = read.read_inputs(inputs or (), model.inputs, pictures)
@@ -257,7 +262,7 @@ def compile_ahead(
             show_default=False,
         ),
     ] = None,
-    dialect: _Dialect = Dialect.auto,
+    dialect: Dialect = "auto",
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
     wanted = dict(map(_shape, shapes or ()))
@@ -268,7 +273,7 @@ def compile_ahead(
         model = load(
             source,
             input_shapes=wanted,
-            dialect=dialect.value,
+            dialect=dialect,
             cache_dir=cache_dir,
             progress=progress,
         )
@@ -303,11 +308,11 @@ def main(args: Sequence[str] | None = None) -> int:
 # For the commands
 
 
-def _read(source: str, dialect: Dialect) -> Network:
+def _read(source: str, dialect: str) -> Network:
     with status(f"reading {source}") as progress:
-        from nnef_jax.loading import read
+        from nnef_jax.reading import read
 
-        return read(source, dialect=dialect.value, progress=progress)
+        return read(source, dialect=dialect, progress=progress)
 
 
 def _picture_options(

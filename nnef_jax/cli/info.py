@@ -16,7 +16,7 @@ def describe(network: Network) -> str:
     """What a network is, in some lines of text above the table of its operations."""
     graph, counts = network.graph, _counts(network)
     lines = [("name", graph.name), ("dialect", network.frontend.dialect)]
-    lines += [("extension", extension) for extension in network.document.extensions]
+    lines += [("extension", extension) for extension in network.frontend.extensions]
     lines += [("input", f"{value.name}: {value.type}") for value in graph.inputs]
     lines += [("output", f"{name}: {value.type}") for name, value in _outputs(graph)]
     lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
@@ -31,7 +31,7 @@ def description(network: Network) -> dict[str, Any]:
     return {
         "name": graph.name,
         "dialect": network.frontend.dialect,
-        "extensions": list(network.document.extensions),
+        "extensions": list(network.frontend.extensions),
         "inputs": [_tensor(value.name, value) for value in graph.inputs],
         "outputs": [_tensor(name, value) for name, value in _outputs(graph)],
         "counts": {name: _known(count) for name, count in _counts(network).items()},

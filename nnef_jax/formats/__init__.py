@@ -1,1 +1,36 @@
-"""The formats that networks are read from, a folder each."""
+"""The formats that networks are read from, a folder each. This list is all that names them.
+
+`base` says what a format is. A format is imported when a network may be of it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from nnef_jax.formats.base import Format
+    from nnef_jax.storage.archive import Archive
+
+# Packages by the names that `dialect` takes. A later one is asked first: it tells its networks from
+# those of the formats before it.
+FORMATS = {
+    "nnef": "nnef_jax.formats.nnef",
+    "tract": "nnef_jax.formats.tract",
+}
+
+
+def graphs() -> tuple[str, ...]:
+    """The members that hold the graph of a network, in any format."""
+    return tuple(dict.fromkeys(name for format in FORMATS for name in _format(format).GRAPHS))
+
+
+def format_of(archive: Archive, name: str = "auto") -> Format:
+    """The format of this name, or by "auto" the one that recognises a network."""
+    if name != "auto":
+        return _format(name)
+    return next(f for f in map(_format, reversed(FORMATS)) if f.recognises(archive))
+
+
+def _format(name: str) -> Format:
+    return cast("Format", import_module(FORMATS[name]))

@@ -1,21 +1,35 @@
-"""How a document is to be flattened."""
+"""What a format is: the package that stands for one, and what it makes of a network.
+
+A network is read in one way, whatever its format: the first format that recognises an archive
+`read`s it into a checked `Frontend`. This is flattened for shapes of its inputs, hands over the
+data that are stored, and says what is written when the network is saved or converted.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from lowering.extents import UNKNOWN
-from lowering.graph import Graph
-from lowering.location import Source
-from lowering.registry import Registry
-from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.limits import Meter
+from numpy.typing import NDArray
 
-Progress = Callable[[int, int], None]  # of how many variables are read, of how many
+from lowering.extents import UNKNOWN, Shape
+from lowering.graph import Graph
+from lowering.location import Span
+from lowering.registry import Registry
+from nnef_jax.errors import UnsupportedError
+from nnef_jax.limits import Meter
+from nnef_jax.storage.archive import Archive
+from nnef_jax.storage.writer import Member
+
 Expand = Literal["auto", "all"]
+Progress = Callable[[int, int], None]  # of how many variables are read, of how many
+Shapes = Mapping[str, Sequence[int | None]]  # of inputs by name; None is an extent that is open
+
+
+class ExtentNeeded(Exception):
+    """The structure of the graph depends on an extent that the document leaves open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,62 +39,95 @@ class Options:
     rules: Registry = field(default_factory=Registry)  # a user's own, by the document's names
     expand: Expand = "auto"
     real: str = "float32"
-    input_shapes: Mapping[str, Sequence[int | None]] = field(
-        default_factory=dict[str, Sequence[int | None]]
-    )
+    input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])
     meter: Meter = field(default_factory=Meter)  # of the load
-    quantizers: Mapping[str, Quantizer] = field(default_factory=dict[str, Quantizer])
+    rounds: bool = True  # tensors that the document quantises, once they are computed
+    progress: Progress | None = None  # is told before each variable that is read
     # Shapes of inputs in which jax.export keeps extents symbolic; these are open in `input_shapes`.
     symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     open_extent: int = UNKNOWN  # what an extent that the document leaves open is taken for
 
+    def shape(self, name: str, declared: Sequence[int | None]) -> Shape:
+        """The shape of an input: the one asked for, else the one declared."""
+        extents = self.input_shapes.get(name, declared)
+        return tuple([self.open_extent if extent is None else extent for extent in extents])
 
-Shapes = Mapping[str, Sequence[int | None]]
 
+class Format(Protocol):
+    """A format, which is a package: it imports what it reads with when it reads."""
 
-class Document(Protocol):
-    """A syntax tree, as far as all dialects have the same."""
+    # The members that hold a network's graph: one of them is at the top of its container.
+    GRAPHS: Sequence[str]
 
-    @property
-    def source(self) -> Source:
-        """The text."""
+    def recognises(self, archive: Archive) -> bool:
+        """Whether a network that has one of `GRAPHS` is of this format."""
         ...
 
-    @property
-    def extensions(self) -> tuple[str, ...]:
-        """What stands in its extension lines."""
-        ...
-
-    @property
-    def graph(self) -> s.GraphDefinition:
-        """The graph."""
+    def read(self, archive: Archive, options: Options) -> Frontend:
+        """The checked document; NnefError for all that is wrong with it."""
         ...
 
 
-class Frontend(Protocol):
-    """A checked document that can be flattened for given shapes of its inputs."""
+class Frontend(ABC):
+    """A checked document that can be flattened. Its archive is open while a network is read."""
 
-    @property
-    def document(self) -> Document:
-        """Its syntax tree."""
-        ...
+    dialect: str  # what it is written in, as `nnef-jax info` shows it
+    inputs: Sequence[str]  # their names, in order
+    outputs: Sequence[str]
+    extensions: Sequence[str] = ()  # what it says that it needs beyond its format
+    quantizes: bool = False  # whether tensors are rounded once they are computed
 
-    @property
-    def dialect(self) -> str:
-        """The name of the dialect that it is written in."""
-        ...
-
+    @abstractmethod
     def flatten(self, options: Options) -> Graph:
-        """The flat graph; `values.ExtentNeeded` where its structure depends on an open extent."""
-        ...
+        """The flat graph for the shapes in `options.input_shapes`, else the document's.
+
+        Raises NnefError; ExtentNeeded where its structure depends on an open extent.
+        """
+
+    @abstractmethod
+    def stored(self, graph: Graph) -> Stored:
+        """The data of the graph's variables; NnefError for all of them that are missing or wrong.
+
+        The arrays have the dtypes of the graph, and are memory-mapped where possible.
+        """
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """The shapes of the inputs as the document has them, None where an extent is open.
+        """The shapes of the inputs as the document has them, in any order.
 
-        Inputs whose shape depends on that of another are left out.
+        Inputs whose shape depends on that of another are left out. It is asked for after
+        ExtentNeeded alone.
         """
-        ...
+        return {}
 
-    def quantizers(self, source: Source, options: Options) -> dict[str, Quantizer]:
-        """The entries of a graph.quant for the document, by the identifiers of their tensors."""
-        ...
+    def spans(self) -> Mapping[str, Span]:
+        """Where the document assigns each of its names."""
+        return {}
+
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+        """The archive of the document with other data for its variables, by label.
+
+        `quantization` is the text of a graph.quant, None keeps the document's own.
+        """
+        raise UnsupportedError(f"a network of {self.dialect} cannot be saved")
+
+    def converted(
+        self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
+    ) -> dict[str, Member]:
+        """The archive of the document as its format is written today, the graph first.
+
+        The document is as it is, or flat. `graph` and `data` are those that it was read into; data
+        are left out where there are none. Raises UnsupportedError, naming all that the format
+        cannot say.
+        """
+        raise UnsupportedError(f"a network of {self.dialect} cannot be converted")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The data of variables by label, and what is to be flattened from now on.
+
+    That is another front end where the data decide what is rounded when the network runs.
+    """
+
+    data: dict[str, NDArray[Any]]
+    frontend: Frontend

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol, Self
 
@@ -18,7 +18,7 @@ from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
 from nnef_jax.storage.tarball import Tarball, is_tarball
 
-_GRAPH = "graph.nnef"
+GRAPH = "graph.nnef"
 _SHOWN_NAMES = 5
 
 
@@ -38,6 +38,7 @@ class Archive:
 
     def __init__(self, container: _Container, name: str, meter: Meter) -> None:
         self.name = name
+        self._texts: dict[str, Source] = {}
         self._container: _Container | None = container
         self._meter = meter
 
@@ -70,15 +71,17 @@ class Archive:
         return self._open.location(name)
 
     def read_text(self, name: str) -> Source:
-        """Read a text member as UTF-8.
+        """Read a text member as UTF-8, once.
 
         Raises `NnefSyntaxError` at the first byte that is NUL or not UTF-8, `LimitError` for more
         bytes than there are steps, `ArchiveError` where no regular member has this name.
         """
-        data = self._open.read(name)
-        location = self.location(name)
-        self._meter.spend(len(data), location)
-        return _decode(bytes(data), location)
+        if name not in self._texts:
+            data = self._open.read(name)
+            location = self.location(name)
+            self._meter.spend(len(data), location)
+            self._texts[name] = _decode(bytes(data), location)
+        return self._texts[name]
 
     def open_tensor(self, name: str) -> memoryview:
         """Return the bytes of a member, read-only: a map of a large file, a view of an archive.
@@ -90,6 +93,11 @@ class Archive:
     def below(self, folder: str) -> Archive:
         """Return a folder as a container of its own, readable while this one is open."""
         return Archive(_Below(self._open, folder), self.location(folder), self._meter)
+
+    @property
+    def has_texts_alone(self) -> bool:
+        """Whether it is of `archive_of_texts`."""
+        return isinstance(self._open, _Texts)
 
     @property
     def _open(self) -> _Container:
@@ -123,34 +131,67 @@ class _Below:
         return name if name.startswith("/") else self._prefix + name
 
 
-def open_archive(source: files.Readable, meter: Meter | None = None, *, name: str = "") -> Archive:
-    """Open a network's container (spec 5.1).
+def open_archive(
+    source: files.Readable,
+    meter: Meter | None = None,
+    *,
+    name: str = "",
+    graphs: Sequence[str] = (GRAPH,),
+) -> Archive:
+    """Open a network's container: one that has a member of `graphs` at its top (spec 5.1).
 
-    `source` is a folder, the graph.nnef in one, a tar archive (plain, gzip, bzip2 or xz, told apart
-    by content), its bytes, or a binary file object, read to its end. An archive may hold the
-    network in one folder. `name` is what errors call a source that is no path.
+    `source` is a folder, the file of such a member in one, a tar archive (plain, gzip, bzip2 or xz,
+    told apart by content), its bytes, or a binary file object, read to its end. An archive may hold
+    the network in one folder. `name` is what errors call a source that is no path.
 
-    Raises `ArchiveError` for what is no container, has no graph.nnef or cannot be read,
+    Raises `ArchiveError` for what is no container, has none of `graphs` or cannot be read,
     `LimitError` for one that is too large or expands too much, `FileNotFoundError` where nothing is
     at the path.
     """
     meter = meter or Meter()
-    name, container = _open_source(source, meter, name)
-    if not container.exists(_GRAPH):
+    name, container = _open_source(source, meter, name, graphs)
+    if not any(map(container.exists, graphs)):
         found = list(islice(container.names(), _SHOWN_NAMES + 1))
         shown = ", ".join(found[:_SHOWN_NAMES]) + ", ..." * (len(found) > _SHOWN_NAMES)
+        wanted = " or ".join(graphs)
         raise ArchiveError(
-            f"{name} has no {_GRAPH}; it holds {shown or 'nothing'}",
-            hint="a container has graph.nnef at its top, or in the one folder that it consists of",
+            f"{name} has no {wanted}; it holds {shown or 'nothing'}",
+            hint=f"a container has {wanted} at its top, or in the one folder that it consists of",
         )
     return Archive(container, name, meter)
 
 
-def _open_source(source: files.Readable, meter: Meter, name: str) -> tuple[str, _Container]:
+def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
+    """Return a container of texts that are given, and of nothing else."""
+    return Archive(_Texts(texts), "the document", meter)
+
+
+class _Texts:
+    """Texts by member name."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+
+    def location(self, name: str) -> str:
+        return name
+
+    def names(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def exists(self, name: str) -> bool:
+        return name in self._texts
+
+    def read(self, name: str) -> memoryview:
+        return memoryview(self._texts[name].encode("utf-8", "surrogatepass"))
+
+
+def _open_source(
+    source: files.Readable, meter: Meter, name: str, graphs: Sequence[str]
+) -> tuple[str, _Container]:
     if not isinstance(source, str | os.PathLike):
         own = getattr(source, "name", None)
         name = name or (own if isinstance(own, str) else "the archive")
-        return name, Tarball(files.bytes_of(source, meter, name), name, meter)
+        return name, Tarball(files.bytes_of(source, meter, name), name, meter, graphs)
     path = os.fsdecode(source)
     if "\0" in path:
         raise ArchiveError(f"path {path!r} holds a NUL character")
@@ -160,9 +201,9 @@ def _open_source(source: files.Readable, meter: Meter, name: str) -> tuple[str, 
         with files.open_regular(path, ArchiveError) as file:
             data = files.contents(file, meter, path)
         folder, file_name = os.path.split(path)
-        if file_name == _GRAPH and not is_tarball(bytes(data[:512])):
+        if file_name in graphs and not is_tarball(bytes(data[:512])):
             return folder or ".", Folder(folder, meter)
-    return path, Tarball(data, path, meter)
+    return path, Tarball(data, path, meter, graphs)
 
 
 def _decode(data: bytes, location: str) -> Source:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bz2
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +62,11 @@ def is_tarball(start: bytes) -> bool:
 class Tarball:
     """The members of a tar archive; of several with one name the last counts, as in tar.
 
-    A folder of the archive that holds graph.nnef is the container. Folders, and names that are
+    A folder of the archive that holds one of `graphs` is the container. Folders, and names that are
     absolute or have a '..' part, are left out.
     """
 
-    def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
+    def __init__(self, data: memoryview, name: str, meter: Meter, graphs: Sequence[str]) -> None:
         self._name = name
         self._data = _expand(data, name, meter)
         members: dict[str, _Member] = {}
@@ -74,7 +74,7 @@ class Tarball:
             parts = split_name(member.name)
             if parts and member.kind not in _FOLDERS and not member.name.endswith("/"):
                 members["/".join(parts)] = member
-        self._members = _without_folder(members, name)
+        self._members = _without_folder(members, name, graphs)
 
     def location(self, name: str) -> str:
         """Return what to show for a member: its name behind that of the archive."""
@@ -106,14 +106,17 @@ class Tarball:
         return self._members.get("/".join(parts)) if parts else None
 
 
-def _without_folder(members: dict[str, _Member], name: str) -> dict[str, _Member]:
-    """Return the members of the one folder that has graph.nnef, unless it is at the top."""
-    if "graph.nnef" in members:
+def _without_folder(
+    members: dict[str, _Member], name: str, graphs: Sequence[str]
+) -> dict[str, _Member]:
+    """Return the members of the one folder that has one of `graphs`, unless it is at the top."""
+    if any(graph in members for graph in graphs):
         return members
-    found = [path for path in members if path.count("/") == 1 and path.endswith("/graph.nnef")]
+    paths = [path.split("/") for path in members]
+    found = {path[0]: "/".join(path) for path in paths if len(path) == 2 and path[1] in graphs}
     if len(found) > 1:
-        raise ArchiveError(f"{name} holds several networks: {', '.join(found[:5])}")
-    prefix = found[0].removesuffix("graph.nnef") if found else ""
+        raise ArchiveError(f"{name} holds several networks: {', '.join([*found.values()][:5])}")
+    prefix = "".join(f"{folder}/" for folder in found)
     return {
         path.removeprefix(prefix): member
         for path, member in members.items()

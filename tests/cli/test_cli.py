@@ -13,7 +13,7 @@ import threading
 import pytest
 
 import nnef_jax
-import nnef_jax.loading
+import nnef_jax.reading
 from nnef_jax import cli
 from tests.cli_support import call, fails, linear_scores, ok, write
 
@@ -168,7 +168,7 @@ def test_other_exceptions_pass_through(scores, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(nnef_jax.loading, "read", broken)
+    monkeypatch.setattr(nnef_jax.reading, "read", broken)
     with pytest.raises(ZeroDivisionError, match="a fault of ours"):
         cli.main(["check", str(scores)])
 

@@ -91,7 +91,7 @@ def test_an_interrupt_of_a_function_call_is_a_status(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nnef_jax.loading.read", interrupted)
+    monkeypatch.setattr("nnef_jax.reading.read", interrupted)
     assert call("check", MODEL) == (130, "", "")
 
 

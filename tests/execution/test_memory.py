@@ -28,7 +28,7 @@ NET += "    y = linear(x, w0);\n}\n"
 _PROGRAM = """
 import sys, numpy as np, jax
 jax.block_until_ready(jax.device_put(np.zeros(3, np.float32)))
-import nnef_jax.loading
+import nnef_jax.reading
 def peak(reset=False):
     if reset:
         with open("/proc/self/clear_refs", "w") as file:

@@ -14,7 +14,7 @@ from nnef_jax import DataError, UnsupportedError, load, read_tensor
 from nnef_jax.conversion import convert
 from nnef_jax.formats.syntax.flat_document import print_graph
 from nnef_jax.formats.syntax.standard import standard
-from nnef_jax.loading import network_of_text
+from nnef_jax.reading import network_of_text
 from nnef_jax.storage.tensorfile import encode_tensor
 from tests.cli_support import fails, ok
 from tests.helpers import COMPOSITIONAL, archive, model_of

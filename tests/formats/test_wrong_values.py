@@ -13,7 +13,7 @@ import pytest
 from lowering.work import total
 from nnef_jax import NnefError, SemanticError
 from nnef_jax.limits import Meter
-from nnef_jax.loading import read
+from nnef_jax.reading import read
 from nnef_jax.summary import summarise
 from tests import wrong_values
 from tests.formats.test_tract_resources import tar

@@ -20,7 +20,7 @@ from benchmarks import networks, parsing, passes, report, timing
 from benchmarks.__main__ import main
 from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.inference import Result
-from nnef_jax.loading import network_of_text
+from nnef_jax.reading import network_of_text
 
 SMALL: dict[str, tuple[Callable[..., str], tuple[int, ...]]] = {
     "mobilenet_v2": (

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import nnef_jax
+from nnef_jax import formats
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +37,86 @@ def test_lowering_knows_neither_formats_nor_parsers(path: Path) -> None:
 @pytest.mark.parametrize("name", ["graph", "extents", "location", "errors", "registry", "builder"])
 def test_the_graph_knows_no_jax(name: str) -> None:
     assert "jax" not in imported(ROOT / "lowering" / f"{name}.py")
+
+
+def dependencies() -> dict[str, set[str]]:
+    """What each module imports, anywhere in it; a package does not depend on what is in it."""
+    paths = [
+        path for package in ("nnef_jax", "lowering") for path in (ROOT / package).rglob("*.py")
+    ]
+    names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in paths}
+    modules = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        wanted: set[str] = set()
+        pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+        while pending:
+            node = pending.pop()
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                continue  # is never run
+            pending += ast.iter_child_nodes(node)
+            if isinstance(node, ast.Import):
+                wanted.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                wanted.update(f"{node.module}.{alias.name}" for alias in node.names)
+                wanted.add(node.module)
+        inside = f"{module}." if path.name == "__init__.py" else f"{module}:"
+        found[module] = {
+            x for x in wanted & modules.keys() if x != module and not x.startswith(inside)
+        }
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """The modules that lead to themselves."""
+    reached = {module: set(imports) for module, imports in graph.items()}
+    for middle in graph:
+        for module in graph:
+            if middle in reached[module]:
+                reached[module] |= reached[middle]
+    return sorted(module for module in graph if module in reached[module])
+
+
+def crossings(graph: dict[str, set[str]]) -> list[str]:
+    """Imports of a format by another one, or by what formats share."""
+
+    def format_of(module: str) -> str:
+        parts = module.split(".")
+        return parts[2] if parts[:2] == ["nnef_jax", "formats"] and len(parts) > 2 else ""
+
+    shared = ("", "base", "syntax")
+    return sorted(
+        f"{module} imports {other}"
+        for module, imports in graph.items()
+        for other in imports
+        if format_of(module) and format_of(other) not in (*shared, format_of(module))
+    )
+
+
+def test_modules_are_in_layers() -> None:
+    graph = dependencies()
+    assert len(graph) > 150
+    assert circles(graph) == []
+    assert crossings(graph) == []
+
+
+def test_layers_are_told() -> None:
+    graph = dependencies()
+    graph["nnef_jax.errors"].add("nnef_jax.model")
+    assert {"nnef_jax.errors", "nnef_jax.model", "nnef_jax.network"} <= {*circles(graph)}
+    graph["nnef_jax.formats.tract.frontend"].add("nnef_jax.formats.nnef.parser")
+    graph["nnef_jax.formats.syntax.tree"].add("nnef_jax.formats.nnef.parser")
+    assert len(crossings(graph)) == 2
+
+
+def test_one_list_names_the_formats() -> None:
+    named = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "nnef_jax").rglob("*.py")
+        for format in formats.FORMATS
+        if f"formats.{format}" in path.read_text() and f"formats/{format}/" not in str(path)
+    ]
+    assert {*named} == {"nnef_jax/formats/__init__.py"}
 
 
 @pytest.mark.parametrize("statement", ["import nnef_jax", "from nnef_jax import NnefError, Limits"])

@@ -1,1 +1,20 @@
 """NNEF 1.0, final and provisional (Khronos): what no other format reads or writes."""
+
+from __future__ import annotations
+
+from nnef_jax.formats.base import Frontend, Options
+from nnef_jax.storage.archive import Archive
+
+GRAPHS = ("graph.nnef",)
+
+
+def recognises(archive: Archive) -> bool:
+    """Whether there is a text in NNEF's language."""
+    return archive.exists("graph.nnef")
+
+
+def read(archive: Archive, options: Options) -> Frontend:
+    """The checked document of an archive, with its graph.quant."""
+    from nnef_jax.formats.nnef.frontend import StandardFrontend
+
+    return StandardFrontend(archive, options)

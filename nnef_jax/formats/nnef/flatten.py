@@ -17,7 +17,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Call, Graph, Rule, Value
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
-from nnef_jax.formats.base import Options
+from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.unsupported import Body, refuse_unsupported
 from nnef_jax.formats.syntax import standard as library
@@ -25,6 +25,7 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import values as v
 from nnef_jax.formats.syntax.emission import Emitter, Frame
 from nnef_jax.formats.syntax.invocation import Form
+from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
 from nnef_jax.formats.syntax.tensors import (
     dtype_of,
@@ -41,13 +42,20 @@ _LONGEST_PREFIX = 200
 _POSITIVE = {"constant": "shape", "tile": "repeats"}  # which kinds take with items 0 too
 
 
-def flatten(document: s.Document, scope: Scope, options: Options) -> Graph:
+def flatten(
+    document: s.Document,
+    scope: Scope,
+    options: Options,
+    quantizers: Mapping[str, Quantizer] | None = None,
+) -> Graph:
     """The flat graph of a document that `checks.check` has passed.
 
+    `quantizers` round tensors, by their names, once they are computed.
+
     Raises SemanticError, ShapeError, UnsupportedError or LimitError, several at once where they do
-    not depend on each other; `values.ExtentNeeded` where something depends on an extent left open.
+    not depend on each other; `ExtentNeeded` where something depends on an extent left open.
     """
-    return _Flattener(document, scope, options).flatten()
+    return _Flattener(document, scope, options, quantizers or {}).flatten()
 
 
 def evaluate(
@@ -55,14 +63,14 @@ def evaluate(
 ) -> Any:
     """The value of a checked expression that stands in no body, such as an argument in graph.quant.
 
-    Raises SemanticError where it has none or calls an operation, `values.ExtentNeeded` where it
+    Raises SemanticError where it has none or calls an operation, `ExtentNeeded` where it
     depends on a tensor, LimitError.
     """
-    flattener = _Flattener(document, scope, options)
+    flattener = _Flattener(document, scope, options, {})
     try:
         return flattener.evaluate(expression, Frame(None, source, {}))
     except KeyError:
-        raise v.ExtentNeeded from None
+        raise ExtentNeeded from None
 
 
 class _Poisoned(Exception):
@@ -73,11 +81,18 @@ _Step = Generator["_Step", Any, Any]
 
 
 class _Flattener(Emitter):
-    def __init__(self, document: s.Document, scope: Scope, options: Options) -> None:
+    def __init__(
+        self,
+        document: s.Document,
+        scope: Scope,
+        options: Options,
+        quantizers: Mapping[str, Quantizer],
+    ) -> None:
         super().__init__(GraphBuilder(real=options.real), options.meter)
         self.document = document
         self.scope = scope
         self.options = options
+        self.quantizers = quantizers
         self.errors: list[NnefError] = []
         self.identifiers: set[str] = set()
         self.variables: set[Value] = set()
@@ -97,7 +112,7 @@ class _Flattener(Emitter):
     def _flatten(self) -> Graph:
         graph, source = self.document.graph, self.document.source
         bodies: list[Body] = [(None, [assignment.value for assignment in graph.body], source)]
-        bodies += [(None, [q.node], q.source) for q in self.options.quantizers.values()]
+        bodies += [(None, [q.node], q.source) for q in self.quantizers.values()]
         refuse_unsupported(bodies, self.scope, self._has_rule, self._is_atomic)
         frame = Frame(None, source, {})
         self.identifiers = {i.name for a in graph.body for i in s.identifiers(a.target)}
@@ -111,7 +126,7 @@ class _Flattener(Emitter):
                 for name, item in self._unpack(assignment.target, value, frame):
                     if not isinstance(item, Value) or item.name != name:
                         item = self._named(name, item, assignment)
-                    if self.options.quantizers:
+                    if self.quantizers:
                         item = self._quantized(name, item)
                     frame.values[name] = item
             except _Poisoned:
@@ -148,7 +163,7 @@ class _Flattener(Emitter):
 
     def _quantized(self, name: str, value: Value) -> Value:
         """What a name stands for downstream: the value as graph.quant quantises it (spec 7.1)."""
-        quantizer = self.options.quantizers.get(name)
+        quantizer = self.quantizers.get(name)
         if quantizer is None:
             return value
         wanted = f"{name}_quantized"

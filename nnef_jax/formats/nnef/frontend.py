@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import copy
+from typing import Any
+
+from numpy.typing import NDArray
 
 from lowering.graph import Graph
 from lowering.location import Source
-from nnef_jax.formats.base import Options, Shapes
+from nnef_jax.errors import SemanticError, raise_all
+from nnef_jax.formats.base import ExtentNeeded, Options, Shapes, Stored
 from nnef_jax.formats.nnef.checks import check
+from nnef_jax.formats.nnef.conversion import Conversion
 from nnef_jax.formats.nnef.flatten import evaluate, flatten
 from nnef_jax.formats.nnef.parser import parse
 from nnef_jax.formats.nnef.quantization import QuantizationReader
 from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.nnef.variables import read_variables
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.collecting import uncollected
+from nnef_jax.formats.syntax.frontend import GRAPH, TextFrontend
 from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.formats.syntax.values import ExtentNeeded
+from nnef_jax.storage.archive import Archive
+from nnef_jax.storage.writer import Member
 
 
-class StandardFrontend:
-    """A document of NNEF 1.0, final or provisional."""
+class StandardFrontend(TextFrontend):
+    """A checked document with the entries of its graph.quant.
 
-    def __init__(self, source: Source, options: Options) -> None:
-        with uncollected():
-            self.document = parse(source, options.meter)
-            self.scope = Scope(self.document, options.meter)
-            check(self.document, self.scope)
+    They round nothing until the data are read: an entry may be of codes that are stored.
+    """
 
-    @property
-    def dialect(self) -> str:
-        """'NNEF 1.0' or 'NNEF 1.0 provisional'."""
-        provisional = " provisional" if self.document.provisional else ""
-        return f"NNEF {self.document.version}{provisional}"
+    def __init__(self, archive: Archive, options: Options) -> None:
+        self.document = document = parse(archive.read_text(GRAPH), options.meter)
+        self.scope = Scope(document, options.meter)
+        check(document, self.scope)
+        super().__init__(document, archive, options)
+        self.reader = QuantizationReader(document, self.scope, options)
+        self._entries = self.quantizers(self.quantization) if self.quantization else {}
+        self.dialect = f"NNEF {document.version}{' provisional' * document.provisional}"
+        self._rounding: Mapping[str, Quantizer] = {}
+        self._labels = frozenset[str]()  # of the variables that have data
 
-    def flatten(self, options: Options) -> Graph:
-        """The flat graph for the shapes in `options.input_shapes`, else the document's."""
-        with uncollected():
-            return flatten(self.document, self.scope, options)
+    def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
+        """The entries of a graph.quant."""
+        return self.reader.entries(source)
 
     def declared_shapes(self, options: Options) -> Shapes:
         """The shapes in its `external` operations, None for an extent that is open."""
@@ -56,10 +65,37 @@ class StandardFrontend:
                     pass
         return shapes
 
-    def reader(self, options: Options) -> QuantizationReader:
-        """The reader of graph.quant and of the headers of provisional tensor files."""
-        return QuantizationReader(self.document, self.scope, options)
+    def flatten(self, options: Options) -> Graph:
+        """The flat graph for the shapes in `options.input_shapes`, else the document's."""
+        graph = flatten(self.document, self.scope, options, self._rounding)
+        if self._rounding:
+            message = "a quantisation algorithm must not have variables"
+            variables = (*graph.parameters, *graph.states)
+            unknown = [v for v in variables if v.label not in self._labels]
+            raise_all([SemanticError(message, span=variable.span) for variable in unknown])
+        return graph
 
-    def quantizers(self, source: Source, options: Options) -> dict[str, Quantizer]:
-        """The entries of a graph.quant."""
-        return self.reader(options).entries(source)
+    def stored(self, graph: Graph) -> Stored:
+        """The data of the variables; what else graph.quant names is rounded from then on."""
+        meter, progress = self.options.meter, self.options.progress
+        data, decoded = read_variables(
+            graph, self.archive, meter, self._entries, self.reader.header, progress
+        )
+        rounding = {name: x for name, x in self._entries.items() if name not in decoded}
+        if not (rounding and self.options.rounds):
+            return Stored(data, self)
+        frontend = copy(self)
+        frontend._rounding, frontend._labels = rounding, frozenset(data)
+        frontend.quantizes = True
+        return Stored(data, frontend)
+
+    def converted(
+        self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
+    ) -> dict[str, Member]:
+        """The network as one of 1.0 final. One of 1.0 provisional always becomes flat."""
+        conversion = Conversion(self.document, graph, self.reader, self._entries)
+        if flat or self.document.provisional:
+            result = conversion.flat()
+        else:
+            result = conversion.kept(self.quantization.text if self.quantization else "")
+        return conversion.members(result, self.archive, data)

@@ -40,6 +40,7 @@ class QuantizationReader:
         self._document = document
         self._scope = scope
         self._options = options
+        self.meter = options.meter
 
     def entries(self, source: Source) -> dict[str, Quantizer]:
         """The quantisers of a graph.quant by the identifiers of their tensors (spec 5.3).
@@ -51,7 +52,7 @@ class QuantizationReader:
         found: dict[str, Quantizer] = {}
         errors: list[NnefError] = []
         names = self._identifiers()
-        for key, node in parse_quantization(source, self._options.meter):
+        for key, node in parse_quantization(source, self.meter):
             name = str(key.value)
             span = Span(source, key.offset, len(name) + 2)
             try:
@@ -71,7 +72,7 @@ class QuantizationReader:
     def header(self, text: str, member: str) -> Quantizer:
         """The quantiser that the header of a provisional tensor file names (spec 5.2)."""
         source = Source(member, f'"data": {text}')
-        entries = parse_quantization(source, self._options.meter)
+        entries = parse_quantization(source, self.meter)
         if len(entries) != 1:
             message = "the header of a tensor file names one quantisation algorithm"
             raise SemanticError(message, span=Span(source, 0))
@@ -104,7 +105,7 @@ class QuantizationReader:
     def _meant(self, name: str, names: Collection[str], labels: Mapping[str, str]) -> str:
         if name in labels:
             return f"that is a label: write the variable's identifier, '{labels[name]}'"
-        return did_you_mean(name, names, meter=self._options.meter) or _NAMES
+        return did_you_mean(name, names, meter=self.meter) or _NAMES
 
     def _quantizer(self, node: s.Expression, source: Source, provisional: bool) -> Quantizer:
         fragment = self._algorithm(node, source)
@@ -147,7 +148,7 @@ class QuantizationReader:
         known = [*ALGORITHMS, *(fragment.name for fragment in self._document.fragments)]
         fragment = self._scope.lookup(name, None)
         if fragment is None or name not in known:
-            hint = did_you_mean(name, known, meter=self._options.meter, most=2) or (
+            hint = did_you_mean(name, known, meter=self.meter, most=2) or (
                 f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
             )
             message = f"'{written}' is not a quantisation algorithm"
@@ -172,7 +173,7 @@ class QuantizationReader:
                 if any(extent < 1 for extent in shape) or items.size not in (1, volume(shape)):
                     message = f"a constant of shape {show(shape)} cannot hold {items.size} values"
                     raise ShapeError(message, span=s.span_in(source, expression))
-                if volume(shape) > self._options.meter.limits.array_items:
+                if volume(shape) > self.meter.limits.array_items:
                     raise LimitError(
                         f"a constant of {volume(shape)} items is too large",
                         span=s.span_in(source, expression),

@@ -15,7 +15,6 @@ from lark.exceptions import UnexpectedInput
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefSyntaxError, SemanticError
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.collecting import uncollected
 from nnef_jax.formats.syntax.tokens import BUILTINS, KEYWORDS, PROVISIONAL_KEYWORDS
 from nnef_jax.formats.syntax.types import (
     GENERIC,
@@ -51,7 +50,7 @@ def build(
 
     Raises NnefSyntaxError, LimitError or SemanticError.
     """
-    with _LOCK, uncollected():  # the builder holds what it notes while one text is read
+    with _LOCK:  # the builder holds what it notes while one text is read
         lark, builder = _parser()
         builder.begin(source, nesting, provisional)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,17 +20,6 @@ from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import TensorFile, read_tensor_file
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The data of variables by label, and which entries of graph.quant they are the codes of.
-
-    These entries, by the identifiers of their tensors, have nothing to round when the network runs.
-    """
-
-    data: dict[str, NDArray[Any]]
-    dequantized: set[str]
-
-
 def read_variables(
     graph: Graph,
     archive: Archive,
@@ -39,16 +27,18 @@ def read_variables(
     quantizers: Mapping[str, Quantizer],
     header: Callable[[str, str], Quantizer],
     progress: Progress | None = None,
-) -> Stored:
+) -> tuple[dict[str, NDArray[Any]], set[str]]:
     """The data of every variable in the dtype that the graph declares, memory-mapped if possible.
 
     Quantised data become real numbers: by the algorithm in the header of a provisional file, which
-    `header` reads, else by the entry of graph.quant for the variable.
+    `header` reads, else by the entry of graph.quant for the variable. Returned with the data are
+    the names of these entries: they have nothing to round when the network runs.
 
     Raises DataError or ArchiveError for all the variables at once whose data are missing or do
     not fit.
     """
-    stored = Stored({}, set())
+    data: dict[str, NDArray[Any]] = {}
+    decoded: set[str] = set()
     errors: list[NnefError] = []
     variables = (*graph.parameters, *graph.states)
     entries: dict[Value | None, str] = {}  # names in graph.quant
@@ -71,17 +61,15 @@ def read_variables(
                 array = dequantize(file, quantizers[name], member, meter)
                 # A variable that is updated takes other values later on.
                 if isinstance(variable, Parameter):
-                    stored.dequantized.add(name)
+                    decoded.add(name)
             declared = variable.value.type
             dtype = jnp.dtype(declared.dtype)
-            stored.data[variable.label] = convert(
-                array.reshape(declared.shape), dtype, member, meter
-            )
+            data[variable.label] = convert(array.reshape(declared.shape), dtype, member, meter)
         except NnefError as error:
             error.span = error.span or variable.span
             errors += error.errors
     raise_all(errors)
-    return stored
+    return data, decoded
 
 
 def _open(

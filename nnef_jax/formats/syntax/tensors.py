@@ -9,9 +9,9 @@ from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_known, show
 from lowering.graph import Operand, TensorType, Value
+from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.types import ANY, ArrayOf, Tensor, Type, deduce, literal_type
-from nnef_jax.formats.syntax.values import ExtentNeeded
 
 
 def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:

@@ -15,6 +15,7 @@ from typing import Any
 
 from lowering.extents import UNKNOWN
 from lowering.graph import Value
+from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 from nnef_jax.limits import Meter
 
@@ -24,10 +25,6 @@ _INTEGER_BITS = 63
 
 class InvalidValue(ValueError):
     """An expression has no value: a division by zero, an index out of range, an overflow."""
-
-
-class ExtentNeeded(Exception):
-    """An expression depends on an extent that the document leaves open."""
 
 
 class TooLarge(ValueError):

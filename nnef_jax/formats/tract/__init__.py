@@ -1,1 +1,27 @@
 """The dialect of tract and torch_to_nnef: its text, its operations' declarations, its data."""
+
+from __future__ import annotations
+
+from nnef_jax.errors import UnsupportedError
+from nnef_jax.formats.base import Frontend, Options
+from nnef_jax.formats.tract.recognition import is_tract
+from nnef_jax.storage.archive import Archive
+
+GRAPHS = ("graph.nnef",)
+
+
+def recognises(archive: Archive) -> bool:
+    """Whether the text names a registry of tract, or has identifiers in quotes."""
+    return archive.exists("graph.nnef") and is_tract(archive.read_text("graph.nnef").text)
+
+
+def read(archive: Archive, options: Options) -> Frontend:
+    """The checked document of an archive, which holds the types of its variables."""
+    from nnef_jax.formats.tract.frontend import TractFrontend
+
+    if archive.has_texts_alone:
+        raise UnsupportedError(
+            "a document of tract's dialect cannot be read without its data",
+            hint="load the archive, and store it by model.save",
+        )
+    return TractFrontend(archive, options)

@@ -15,12 +15,11 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Rule, Value
 from nnef_jax.errors import NnefError, UnsupportedError
-from nnef_jax.formats.base import Options
+from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emission import Emitter, Frame
 from nnef_jax.formats.syntax.tensors import result_count
 from nnef_jax.formats.syntax.types import ArrayOf
-from nnef_jax.formats.syntax.values import ExtentNeeded
 from nnef_jax.formats.tract import datum, declarations
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.formats.tract.folding import fold

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph
-from lowering.location import Source
-from nnef_jax.formats.base import Options, Progress
+from lowering.location import Source, Span
+from nnef_jax.errors import UnsupportedError
+from nnef_jax.formats.base import Options, Stored
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.collecting import uncollected
+from nnef_jax.formats.syntax.frontend import TextFrontend
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract import symbols
 from nnef_jax.formats.tract.document import Document
@@ -21,47 +22,42 @@ from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.resources import Resources
 from nnef_jax.formats.tract.unit import Unit
+from nnef_jax.storage.archive import Archive
+from nnef_jax.storage.writer import Member
 
 
-class TractFrontend:
+class TractFrontend(TextFrontend):
     """A document as torch_to_nnef and tract write it, and what its archive holds.
 
     The text does not say what its variables hold: they are read when it is flattened, and kept.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        resources: Resources,
-        options: Options,
-        *,
-        rounds: bool = True,
-        progress: Progress | None = None,
-    ) -> None:
-        with uncollected():
-            self.document = parse(source, options.meter)
-        self.data: dict[str, NDArray[Any]] = {}
-        self.quantization = resources.quantization
-        stored = self.quantizers(self.quantization, options) if self.quantization else {}
+    def __init__(self, archive: Archive, options: Options) -> None:
+        resources, progress = Resources(archive, options.meter), options.progress
+        self.document = parse(resources.graph, options.meter)
+        super().__init__(self.document, archive, options)
+        entries = self.quantizers(self.quantization) if self.quantization else {}
+        self.quantizes = options.rounds and bool(entries)
+        registries = ", ".join(self.document.registries) or "tract_nnef"
+        self.dialect = f"NNEF 1.0 of tract ({registries})"
+        self._data: dict[str, NDArray[Any]] = {}
         count = _variables(self.document)
 
         def report(done: int) -> None:
             if progress is not None:
                 progress(done, max(done + 1, count))
 
-        self._unit = Unit(self.document, resources, stored, rounds, report)
-
-    @property
-    def dialect(self) -> str:
-        """NNEF with the registries that the document names."""
-        return f"NNEF 1.0 of tract ({', '.join(self.document.registries) or 'tract_nnef'})"
+        self._unit = Unit(self.document, resources, entries, options.rounds, report)
 
     def flatten(self, options: Options) -> Graph:
         """The flat graph for the shapes in `options.input_shapes`, else the document's."""
         shapes = {**options.input_shapes, **options.symbolic_shapes}
         values = symbols.solve(self.document, shapes, options.meter)
-        with uncollected():
-            return flatten(self._unit, options, values, self.data)
+        return flatten(self._unit, options, values, self._data)
+
+    def stored(self, graph: Graph) -> Stored:
+        """The data of the variables, which flattening has read."""
+        return Stored(self._data, self)
 
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
         """The shapes of its inputs, None for an extent that depends on a symbol."""
@@ -70,9 +66,19 @@ class TractFrontend:
             for name, shape in self.document.input_shapes.items()
         }
 
-    def quantizers(self, source: Source, options: Options) -> dict[str, Quantizer]:
+    def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
         """The entries of a graph.quant."""
-        return read_quantization(source, self.document.names, options.meter)
+        return read_quantization(source, self.document.names, self.options.meter)
+
+    def converted(
+        self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
+    ) -> dict[str, Member]:
+        """Raise UnsupportedError: the dialect is written in no other way than it was read."""
+        raise UnsupportedError(
+            "a document of tract's dialect has operations that NNEF 1.0 does not have",
+            span=Span(self.document.source, 0),
+            hint="nnef_jax.load reads it, and model.save stores it in its own dialect",
+        )
 
 
 def _variables(document: Document) -> int:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Literal
-
-Dialect = Literal["auto", "nnef", "tract"]
 
 # What only the dialect has, among comments and strings, in which that means nothing.
 # A string ends on its line, with a quote or without one: what is scanned once is not scanned again.
@@ -17,13 +14,8 @@ _SIGN = re.compile(
 )
 
 
-def is_tract(text: str, dialect: Dialect = "auto") -> bool:
-    """Whether to read a text by the rules of tract.
-
-    "auto" decides by the text: it names a registry, or has identifiers in quotes.
-    """
-    if dialect != "auto":
-        return dialect == "tract"
+def is_tract(text: str) -> bool:
+    """Whether a text is of the dialect: it names a registry, or has identifiers in quotes."""
     if not any(sign in text for sign in ("tract_", "i'", 'i"')):
         return False  # without looking at each character, which takes 20 ms for 5,000 statements
     return any(signs(text))

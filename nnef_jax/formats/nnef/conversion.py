@@ -1,0 +1,146 @@
+"""A network of either dialect as one of 1.0 final: its text, tensor files and graph.quant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+from lowering.graph import Graph, Parameter, Value
+from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.formats.nnef.quantization import QuantizationReader
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.flat_document import flat_document
+from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION
+from nnef_jax.formats.syntax.printing import print_document, print_expression
+from nnef_jax.formats.syntax.quantizer import ALGORITHMS, Quantizer
+from nnef_jax.storage.archive import Archive
+from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.tensorfile import read_tensor_file
+from nnef_jax.storage.writer import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A document of 1.0 final, the identifiers of values in it, and its graph.quant or ''."""
+
+    text: str
+    names: Mapping[Value, str]
+    quantization: str
+
+
+class Conversion:
+    """A document, its graph as it is without rounding, and the entries of its graph.quant."""
+
+    def __init__(
+        self,
+        document: s.Document,
+        graph: Graph,
+        reader: QuantizationReader,
+        entries: Mapping[str, Quantizer],
+    ) -> None:
+        self._document = document
+        self._graph = graph
+        self._reader = reader
+        self._quantizers = entries
+        self._variables = {v.value for v in (*graph.parameters, *graph.states)}
+
+    def kept(self, quantization: str) -> Converted:
+        """The document as it is, with the text of its graph.quant."""
+        names = {value: name for name, value in self._graph.values.items() if name in self._beside}
+        return Converted(self._document.source.text, names, quantization)
+
+    def flat(self) -> Converted:
+        """The flat document, with the entries of graph.quant as 1.0 final writes them."""
+        flat = flat_document(self._graph, self._reader.meter)
+        raise_all(list(self._unfit_entries()))
+        values = {name: self._graph.values[name] for name in self._quantizers}
+        entries = [
+            self._entry(flat.names[values[name]], values[name], quantizer)
+            for name, quantizer in self._quantizers.items()
+        ]
+        return Converted(print_document(flat.document), flat.names, "".join(entries))
+
+    def _unfit_entries(self) -> Iterator[NnefError]:
+        """The errors for entries of graph.quant that would mean something else when flat."""
+        for name, quantizer in self._quantizers.items():
+            other = self._other_name(name)
+            if other:
+                reason = (
+                    f"'{name}' and '{other}' become one tensor, the entry is for '{name}' alone"
+                )
+            elif quantizer.operation not in ALGORITHMS:
+                reason = f"'{quantizer.operation}' is a fragment of the document"
+            elif self._document.provisional and quantizer.operation == "logarithmic_quantize":
+                reason = f"'{quantizer.operation}' is another operation in 1.0 final"
+            else:
+                continue
+            message = f"graph.quant cannot go with the flat document: {reason}"
+            yield UnsupportedError(message, span=quantizer.span())
+
+    def _other_name(self, name: str) -> str | None:
+        """A name of the same value that does not stand for what the first name stands for.
+
+        An identifier assigned later reads the value through its first name, be it rounded or not.
+        One assigned beside it does not, nor does a variable of the same label.
+        """
+        value = self._graph.values[name]
+        others = self._aliases.get(value, frozenset[str]())
+        if name in others:
+            return value.name
+        if value not in self._variables:
+            others = others & self._beside[name]
+        return min(others, default=None)
+
+    @cached_property
+    def _aliases(self) -> Mapping[Value, Set[str]]:
+        """The other names of values."""
+        found: dict[Value, set[str]] = {}
+        for alias, value in self._graph.aliases.items():
+            found.setdefault(value, set()).add(alias)
+        return found
+
+    @cached_property
+    def _beside(self) -> Mapping[str, Set[str]]:
+        """The names that are assigned together with each."""
+        found: dict[str, Set[str]] = {}
+        for assignment in self._document.graph.body:
+            names = {identifier.name for identifier in s.identifiers(assignment.target)}
+            found.update(dict.fromkeys(names, names))
+        return found
+
+    def _entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
+        """The line of graph.quant that quantises a value under a name."""
+        node = quantizer.invocation(name, value.type, variable=value in self._variables)
+        return f'"{name}": {print_expression(replace(node, arguments=node.arguments[1:]))};\n'
+
+    def members(
+        self, result: Converted, archive: Archive, data: Mapping[str, NDArray[Any]] | None
+    ) -> dict[str, Member]:
+        """The members of the archive of a result; `data` are real numbers, None leaves them out."""
+        members: dict[str, Member] = {GRAPH: result.text.encode()}
+        entries = [result.quantization]
+        variables = (*self._graph.parameters, *self._graph.states) if data is not None else ()
+        for variable in variables:
+            member = member_of(variable.label)
+            stored = archive.open_tensor(member)
+            file = read_tensor_file(stored, name=member, meter=self._reader.meter)
+            file = replace(file, array=file.array.reshape(variable.value.type.shape))
+            members[member] = file
+            if not file.quantization:
+                continue
+            # The header of 1.0 final has no place for the algorithm, graph.quant has: where the
+            # variable has an identifier, and rounding it while the network runs changes nothing.
+            quantizer = self._reader.header(file.quantization, member)
+            name = result.names.get(variable.value)
+            if isinstance(variable, Parameter) and name and name not in self._quantizers:
+                entries.append(self._entry(name, variable.value, quantizer))
+            elif data is not None:
+                members[member] = data[variable.label]
+        quantization = "\n".join(filter(None, entries))
+        if quantization:
+            members[QUANTIZATION] = quantization.encode()
+        return members

@@ -1,0 +1,75 @@
+"""What the front ends share whose documents are texts in the language."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Protocol
+
+from lowering.location import Source, Span
+from nnef_jax.errors import DataError
+from nnef_jax.formats.base import Frontend, Options
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.quantizer import Quantizer
+from nnef_jax.storage.archive import Archive
+from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.writer import Member
+
+GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
+
+
+class _Document(Protocol):
+    @property
+    def source(self) -> Source: ...
+    @property
+    def extensions(self) -> tuple[str, ...]: ...
+    @property
+    def graph(self) -> s.GraphDefinition: ...
+
+
+class TextFrontend(Frontend):
+    """A document, and the texts of its archive; `quantization` is that of graph.quant, if any."""
+
+    def __init__(self, document: _Document, archive: Archive, options: Options) -> None:
+        self._source, self._graph = document.source, document.graph
+        self.extensions = document.extensions
+        self.inputs = [i.name for i in document.graph.parameters]
+        self.outputs = [i.name for i in document.graph.results]
+        self.archive = archive
+        self.options = options
+        exists = archive.exists(QUANTIZATION)
+        self.quantization = archive.read_text(QUANTIZATION) if exists else None
+
+    def spans(self) -> Mapping[str, Span]:
+        """Where the graph's body assigns each of its names."""
+        return self._spans
+
+    @cached_property
+    def _spans(self) -> Mapping[str, Span]:
+        return {
+            identifier.name: s.span_in(self._source, identifier)
+            for assignment in self._graph.body
+            for identifier in s.identifiers(assignment.target)
+        }
+
+    @abstractmethod
+    def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
+        """The entries of a graph.quant for the document; NnefError for what is wrong with it."""
+
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+        """The archive of the document with other data for its variables, by label."""
+        found: dict[str, Member] = {GRAPH: self._source.text.encode()}
+        if quantization is not None:
+            self.quantizers(Source(QUANTIZATION, quantization))
+            found[QUANTIZATION] = quantization.encode()
+        elif self.quantization is not None:
+            found[QUANTIZATION] = self.quantization.text.encode()
+        for label, array in arrays.items():
+            member = member_of(label)
+            if member in found:
+                raise DataError(
+                    f"variable '{label}' and another one would both be stored in '{member}'"
+                )
+            found[member] = array
+        return found

@@ -1,0 +1,101 @@
+"""Reading a network: from a path, bytes or file to a `Network`, in one way for all formats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Literal, get_args
+
+import jax
+
+from lowering.registry import Registry
+from nnef_jax.formats import FORMATS, format_of, graphs
+from nnef_jax.formats.base import Expand, Options, Progress
+from nnef_jax.limits import Limits, Meter, uncollected, within_memory
+from nnef_jax.network import Network
+from nnef_jax.options import (
+    require,
+    require_callable,
+    require_choice,
+    require_dtype,
+    require_readable,
+    shapes_by_name,
+    words_by_word,
+)
+from nnef_jax.storage.archive import Archive, archive_of_texts, open_archive
+
+Quantization = Literal["apply", "ignore"]
+Source = str | os.PathLike[str] | bytes | BinaryIO
+_REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@contextmanager
+def opened(
+    source: Source,
+    *,
+    input_shapes: Mapping[str, Sequence[int | None]] | None = None,
+    dtype: Any = "float32",
+    quantization: Quantization = "apply",
+    expand: Expand = "auto",
+    dialect: str = "auto",
+    state: Mapping[str, str] | None = None,
+    rules: Registry | None = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+    data: bool = True,
+) -> Generator[Network]:
+    """Read and check a network without touching a device; its archive is open meanwhile.
+
+    The arguments are those of `load`. Without `data` the network has none.
+    """
+    require_readable("source", source)
+    dtype = require_dtype("dtype", dtype, _REAL_DTYPES)
+    require_choice("quantization", quantization, get_args(Quantization))
+    require_choice("expand", expand, get_args(Expand))
+    require_choice("dialect", dialect, ("auto", *FORMATS))
+    shapes = shapes_by_name("input_shapes", {} if input_shapes is None else input_shapes)
+    state = words_by_word("state", {} if state is None else state, "output names by input name")
+    if rules is not None:
+        require("rules", rules, Registry, "a nnef_jax.Registry")
+    if limits is not None:
+        require("limits", limits, Limits, "a nnef_jax.Limits")
+    require_callable("progress", progress)
+    if dtype == "float64" and not jax.config.read("jax_enable_x64"):
+        raise ValueError(
+            "dtype='float64' needs jax's x64 mode: jax.config.update('jax_enable_x64', True)"
+        )
+    meter = Meter(limits)
+    if isinstance(source, bytearray | memoryview):  # it may change, the network must not
+        source = bytes(source)
+    rounds = quantization == "apply"
+    options = Options(rules or Registry(), expand, dtype, shapes, meter, rounds, progress)
+    with within_memory("the network"), open_archive(source, meter, graphs=graphs()) as archive:
+        yield network_of(archive, options, dialect, state, data=data)
+
+
+def read(source: Source, **options: Any) -> Network:
+    """Read and check a network, as `opened` does."""
+    with opened(source, **options) as network:
+        return network
+
+
+def network_of_text(text: str, options: Options | None = None) -> Network:
+    """The network that a document in NNEF's language describes, without data for its variables."""
+    options = options or Options()
+    archive = archive_of_texts({"graph.nnef": text}, options.meter)
+    return network_of(archive, options, data=False)
+
+
+def network_of(
+    archive: Archive,
+    options: Options,
+    dialect: str = "auto",
+    state: Mapping[str, str] | None = None,
+    *,
+    data: bool = True,
+) -> Network:
+    """Read and check the network in an archive; `state` has outputs by input, as in `load`."""
+    with uncollected():
+        frontend = format_of(archive, dialect).read(archive, options)
+    return Network.build(frontend, options, state or {}, data=data)
