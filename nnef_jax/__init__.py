@@ -1,6 +1,6 @@
 """NNEF networks in JAX: `nnef_jax.load(path)` returns a jitted, differentiable callable.
 
-Names are resolved when they are first used: importing the package loads neither jax nor lark.
+A name is imported when it is first used: the package itself loads neither jax nor lark.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The process `nnef-jax`, or `python -m nnef_jax`: what may end it is settled, then `cli` runs.
+"""The process `nnef-jax`, or `python -m nnef_jax`: it settles what may end it, then runs `cli`.
 
-Python makes an exception of SIGINT, which callbacks of the garbage collector swallow and which
-extensions that are being imported do not survive. Here a signal ends the process as it ends any
-other program. Nothing of value is lost by that: files are replaced as a whole, by renaming.
+Python makes an exception of SIGINT, which callbacks of the garbage collector swallow and extensions
+do not survive while they are imported. Here a signal ends the process. Nothing is lost by that:
+files are replaced as a whole, by renaming.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 def main() -> int:
     """Run the command line on `sys.argv` and return its exit code, as `cli.main` does.
 
-    SIGINT, SIGTERM and a reader of the output that has gone end the process at once and without a
-    word; a shell sees 130, 143 and 141. A standard output that is closed or full is an error.
+    SIGINT, SIGTERM and a closed reader of the output end the process without a word: a shell sees
+    130, 143 and 141. A standard output that is closed or full is an error.
     """
     _default_signals()
     _fill_closed_streams()
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def _default_signals() -> None:
-    # Who started us may have had SIGINT ignored, as shells do for commands in the background.
+    # A shell has SIGINT ignored for commands in the background: that stays.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "SIGPIPE"):  # Windows has none
@@ -36,10 +36,7 @@ def _default_signals() -> None:
 
 
 def _fill_closed_streams() -> None:
-    """Open what is closed of the descriptors 0 to 2.
-
-    Otherwise the next file would have that number, and messages of libraries would go into it.
-    """
+    """Open what is closed of the descriptors 0 to 2, lest the next file get its number."""
     for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
@@ -52,7 +49,7 @@ def _fill_closed_streams() -> None:
 
 
 def _drop_unwritten() -> None:
-    """Forget what could not be written, so that Python does not complain again when it ends."""
+    """Forget what could not be written, so that Python does not complain when it ends."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

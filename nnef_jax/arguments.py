@@ -27,18 +27,13 @@ def bind_inputs(
     leading: int = 0,
     abstract: bool = False,
 ) -> list[Any]:
-    """Return the inputs in graph order, in the declared dtypes.
+    """Return the inputs in graph order and declared dtypes; what is no array of jax is copied.
 
-    Arrays of jax are taken as they are, of others a copy in numpy. Another width of the same kind
-    is converted (float64 to float32).
+    Another width of the same kind is converted (float64 to float32). `leading` axes (of time) come
+    before the declared shapes. With `abstract`, `jax.ShapeDtypeStruct`s are taken too.
 
-    Args:
-        leading: axes (of time) before the declared shapes.
-        abstract: whether to take `jax.ShapeDtypeStruct`s too.
-
-    Raises:
-        InputError: numbers, names, shapes or dtypes are wrong, integers do not fit, or the dtype of
-            traced ones may not. It tells of all inputs at once.
+    Raises InputError, for all inputs at once, where numbers, names, shapes or dtypes are wrong,
+    integers do not fit, or the dtype of traced ones may not.
     """
     inputs = network.graph.inputs
     # Most calls give just what is declared; the checks below take as long as a small network.
@@ -86,12 +81,9 @@ def bind_variables(
     variables: Mapping[str, Parameter | StateVariable],
     needed: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the variables that are given, by label, in the declared dtypes.
+    """Return the variables given in the argument `what`, by label, converted as inputs are.
 
-    Dtypes are converted as those of inputs are. `what` is the name of the argument.
-
-    Raises InputError for wrong labels, shapes and dtypes, for all variables at once, and where a
-    `needed` one is missing.
+    Raises InputError, for all at once, where labels, shapes or dtypes are wrong, or a `needed` one is missing.
     """
     source = "model.params" if what == "params" else "model.init_state()"
     if not isinstance(arrays, Mapping):
@@ -129,7 +121,7 @@ def bind_variables(
 
 @cache
 def _dtype(name: str) -> np.dtype[Any]:
-    """Return a dtype by name; to compare with the name would look it up in each call."""
+    """Return a dtype by name; comparing with the name would look it up in each call."""
     return jnp.dtype(name)
 
 
@@ -142,7 +134,7 @@ def _is_of(array: Any, value: Value) -> bool:
 
 
 def _as_array(what: str, array: Any, type: TensorType) -> Any:
-    """Take what numpy takes for an array of numbers; whole ones may stand for scalars."""
+    """Take what numpy takes for numbers; whole ones may stand for scalars."""
     if _is_array(array):
         return array
     try:
@@ -177,7 +169,6 @@ def _require_shape(what: str, array: Any, type: TensorType, leading: int = 0) ->
 
 
 def _converted(what: str, array: Any, type: TensorType, *, copy: bool = False) -> Any:
-    """Convert to the declared dtype, of the same kind; copy an array of numpy if asked for."""
     dtype = _dtype(type.dtype)
     if array.dtype != dtype:
         kind = _kind(dtype)
@@ -197,15 +188,13 @@ def _converted(what: str, array: Any, type: TensorType, *, copy: bool = False) -
     return _copied(np.asarray(array, dtype))
 
 
-# Bytes from which a device takes an aligned array faster than it copies another.
-_LARGE = 64 << 10
+_LARGE = 64 << 10  # bytes from which a device takes an aligned array faster than it copies one
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Copy the caller's array, which may change while it is read.
 
-    What is compiled takes it as it is: by `jnp.array` a call of a network that takes 25 us would
-    take 100, and the first one 0.1 s more, in which that compiles the copy.
+    A call of 25 us would take 100 by `jnp.array`, and the first 0.1 s more to compile that.
     """
     if array.nbytes < _LARGE:
         return array.copy()

@@ -42,31 +42,27 @@ def calibrate(
     percentile: float | None = None,
     names: Sequence[str] | None = None,
 ) -> str:
-    """The text of a graph.quant for a network, from the ranges of its tensors over sample inputs.
+    """Return the text of a graph.quant, from the ranges of a network's tensors over sample inputs.
 
     Args:
         model: the network, in real numbers: `load(..., quantization="ignore")` if it has a
-            graph.quant already. A recurrent one runs a single cycle from its initial state.
-        samples: what the network is to be called with, one call each: an array, a tuple of arrays,
-            or a dict of arrays by input name.
+            graph.quant. A recurrent one runs a single cycle from its initial state.
+        samples: for each call an array, a tuple of arrays, or a dict of arrays by input name.
         bits: of the codes, 2 to 16.
         signed, symmetric: of the codes; symmetric ones reach as far below zero as above.
-        algorithm: "zero_point_linear_quantize" has a level for zero, at the price of a range that
-            always holds it.
+        algorithm: "zero_point_linear_quantize" has a level for zero, which its range always holds.
         per_channel: a range for each extent of axis 0 of the weights, instead of one.
-        percentile: of the values of an activation, in each sample, that its range holds at either
-            end, 99.9 say, so that a few outliers do not widen the steps; None takes all.
-        names: the tensors to quantise, by the identifiers of the document. Without it these are
-            the inputs, all that the graph computes, and the weights: variables that are a filter
-            or a factor of a matrix product.
+        percentile: of an activation's values in a sample that the range holds at either end, 99.9
+            say, so that outliers do not widen the steps; None takes all.
+        names: identifiers of the tensors to quantise; by default the inputs, all that the graph
+            computes, and variables that are a filter or a factor of a matrix product.
 
     Raises:
         InputError: there is no sample, one does not fit, or a tensor has no finite range.
         TypeError, ValueError: an option is of a wrong type or value.
 
-    Example:
-        >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
-        >>> nnef_jax.save("quantised", document, model.params, quantization=text)
+    >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
+    >>> nnef_jax.save("quantised", document, model.params, quantization=text)
     """
     require("model", model, Model, "a nnef_jax.Model")
     require_samples("samples", samples)
@@ -106,7 +102,7 @@ def calibrate(
 
 
 def _chosen(model: Model, names: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
-    """The tensors to quantise: those that a run computes, and variables with their labels."""
+    """Return the tensors to quantise: those that a run computes, and variables with labels."""
     network = model._network  # pyright: ignore[reportPrivateUsage]
     if network.frontend.quantizes:
         raise InputError(
@@ -133,7 +129,6 @@ def _is_real(value: Value) -> bool:
 
 
 def _by_default(graph: Graph, known: Mapping[str, Value]) -> list[str]:
-    """The identifiers of inputs, activations and weights, one for each tensor."""
     weights = {
         operand
         for operation in graph.operations
@@ -154,8 +149,6 @@ def _by_default(graph: Graph, known: Mapping[str, Value]) -> list[str]:
 def _ranges_of_runs(
     model: Model, samples: Iterable[Any], names: list[str], percentile: float | None
 ) -> dict[str, _Range]:
-    """The least and the greatest value of each tensor over the samples."""
-
     @jax.jit
     def extremes(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
         reals = {name: array.astype(jnp.float32) for name, array in arrays.items()}
@@ -188,7 +181,7 @@ def _arguments(sample: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _not_empty(low: NDArray[Any], high: NDArray[Any]) -> _Range:
-    """The range; a single value and 0, or 0 and 1, where it would be empty."""
+    """Widen an empty range to hold 0, or to 0 and 1."""
     empty = low == high
     top = np.where(high > 0, high, np.where(high < 0, 0, 1))
     return np.where(empty & (low > 0), 0, low), np.where(empty, top, high)
@@ -218,7 +211,7 @@ def _zero_point(
 
 
 def _text(numbers: NDArray[Any]) -> str:
-    """A number, or an array of them, as NNEF writes it: scalars have a point."""
+    """Write a number, or an array of them, as NNEF does: scalars have a point."""
     if numbers.ndim:
         return f"[{', '.join(map(_text, numbers))}]"
     if numbers.dtype.kind == "i":

@@ -1,19 +1,15 @@
 """Everything that can be wrong with a network, in one tree.
 
-    ValueError
-     └─ NnefError                something is wrong with the document, its data, or what it is given
-         ├─ NnefSyntaxError      the text does not follow the grammar (spec 3.1, 3.2)
-         ├─ SemanticError        the text breaks a rule of the language or an operation (3.3, 4)
-         │   └─ ShapeError       shapes do not agree (spec 3.3.4, 4)
-         ├─ DataError            a tensor or quantisation file is broken or does not fit (spec 5)
-         ├─ ArchiveError         the container is not one, or lacks or hides a member (spec 5.1)
-         ├─ UnsupportedError     valid, but nothing here can run it
-         ├─ LimitError           larger or deeper than `nnef_jax.Limits` allows
-         └─ InputError           a call gives the wrong number, names, shapes or dtypes of inputs
-
-Every error carries the place in the text (`span`), the chain of fragment calls that led there
-(`calls`), what to do about it (`hint`), and the other errors found in the same reading (`others`).
-`str(error)` shows all of it.
+ValueError
+ └─ NnefError                something is wrong with the document, its data, or what it is given
+     ├─ NnefSyntaxError      the text does not follow the grammar (spec 3.1, 3.2)
+     ├─ SemanticError        the text breaks a rule of the language or an operation (3.3, 4)
+     │   └─ ShapeError       shapes do not agree (spec 3.3.4, 4)
+     ├─ DataError            a tensor or quantisation file is broken or does not fit (spec 5)
+     ├─ ArchiveError         the container is not one, or lacks or hides a member (spec 5.1)
+     ├─ UnsupportedError     valid, but nothing here can run it
+     ├─ LimitError           larger or deeper than `nnef_jax.Limits` allows
+     └─ InputError           a call gives the wrong number, names, shapes or dtypes of inputs
 """
 
 from __future__ import annotations
@@ -29,7 +25,11 @@ _SHOWN_ERRORS = 20
 
 
 class NnefError(ValueError):
-    """Something is wrong with a document, its data, or what it is given."""
+    """Something is wrong with a document, its data, or what it is given.
+
+    `span` is the place in the text, `calls` the fragment calls that led there, `hint` what to do,
+    and `others` the errors found in the same reading. `str(error)` shows all of it.
+    """
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class NnefError(ValueError):
 
     @property
     def errors(self) -> tuple[NnefError, ...]:
-        """This error and the others found in the same reading, in the order of the text."""
+        """Return this error and the others of the same reading, in the order of the text."""
         return (self, *self.others)
 
     def block(self) -> str:
-        """This error alone as text: place and message, source line with caret, calls, hint."""
+        """Return this error alone: place and message, source line with caret, calls, hint."""
         lines = [f"{self.span}: {self.message}" if self.span else self.message]
         if self.span:
             lines += ["    " + line for line in self.span.excerpt().split("\n")]
@@ -110,24 +110,21 @@ class InputError(NnefError):
 
 
 def _shown(text: str) -> str:
-    """A text that can be printed: cut in its middle where it is long, without lone surrogates."""
+    """Make a text printable: cut in its middle where it is long, without lone surrogates."""
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def kept(error: NnefError) -> tuple[NnefError, ...]:
-    """All the errors of one, to be raised later: without what they hold of the calls behind them.
-
-    Where there are many, all that these calls had made would stay in memory.
-    """
+    """Return all the errors of one, to be raised later, without the frames that they hold."""
     for each in error.errors:
         each.__traceback__ = each.__context__ = None
     return error.errors
 
 
 def raise_all(errors: Sequence[NnefError]) -> None:
-    """Raise the first of some errors with the others attached; do nothing where there are none."""
+    """Raise the first of some errors with the others attached; do nothing without any."""
     if errors:
         first = errors[0]
         first.others = tuple(errors[1:])

@@ -13,7 +13,7 @@ from lowering.graph import Call
 from lowering.location import Span
 from nnef_jax.errors import LimitError
 
-# Steps for what takes longer than one. A step is about half a microsecond on a server of 2024.
+# Steps for what takes longer than one: about half a microsecond on a server of 2024.
 OPERATION = 40  # an operation put into a graph
 TOKEN = 15  # a token read by a grammar
 MEMBER = 20  # a member of an archive
@@ -33,20 +33,18 @@ FOLDED_PER_STEP = 16  # items of constants that are computed while a network is 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what a document from a stranger may cost; beyond one of them is a `LimitError`.
+    """Bounds on what a stranger's document may cost; beyond one of them is a `LimitError`.
 
-    A load counts everything in two budgets, whatever is nested in what: `expanded_bytes` for
-    memory, `steps` for time. The defaults end anything hostile within 10 seconds and 2 GB, and are
-    far above what real networks need. The other fields bound the structure of a document.
+    A load counts memory in `expanded_bytes` and time in `steps`; the other fields bound the
+    document's structure. The defaults end anything hostile within 10 seconds and 2 GB, far above
+    real networks.
 
-    Example:
-        >>> model = nnef_jax.load(path, limits=nnef_jax.Limits(expanded_bytes=16 << 30))
+    >>> model = nnef_jax.load(path, limits=nnef_jax.Limits(expanded_bytes=16 << 30))
     """
 
-    # Bytes that are held beside the files: expanded archives, converted and unpacked tensors. Files
-    # in folders and plain tar archives are memory-mapped, and not counted.
+    # Bytes held beside the files: expanded archives, converted tensors; not what is memory-mapped.
     expanded_bytes: int = 2_000_000_000
-    # Characters read, expressions evaluated, names compared, items computed on the host, and more.
+    # Characters read, expressions evaluated, items computed on the host, and more.
     steps: int = 10_000_000
     nesting: int = 200  # of expressions in the text
     call_depth: int = 2_000  # of fragment calls
@@ -61,10 +59,7 @@ class Limits:
 
 
 class Meter:
-    """Counts what one load spends, and refuses what is beyond its limits.
-
-    Whatever does work for a document is given the meter of the load. `limits` are its bounds.
-    """
+    """Counts what all the work of one load spends, and refuses what is beyond `limits`."""
 
     __slots__ = ("expanded", "limits", "steps")
 
@@ -80,9 +75,9 @@ class Meter:
         span: Span | None = None,
         calls: Sequence[Call] = (),
     ) -> None:
-        """Count steps of work before they are done; raise LimitError where they are too many.
+        """Count steps before they are done; raise LimitError where they are too many.
 
-        `what` is read, at a place in the text that fragment calls led to, where there is one.
+        `what` is being read, at a `span` that fragment `calls` led to.
         """
         self.steps += steps
         if self.steps > self.limits.steps:
@@ -94,17 +89,14 @@ class Meter:
             )
 
     def affords(self, steps: int) -> bool:
-        """Count steps of work that may be left out; return False where there are too many."""
+        """Count steps of optional work; return False, uncounted, where there are too many."""
         if self.steps + steps > self.limits.steps:
             return False
         self.steps += steps
         return True
 
     def expand(self, size: int, name: str) -> None:
-        """Count bytes before they are held; raise LimitError where they are too many.
-
-        `name` is that of the file they come from.
-        """
+        """Count bytes of a file before they are held; raise LimitError for too many."""
         self.expanded += size
         if self.expanded > self.limits.expanded_bytes:
             raise LimitError(

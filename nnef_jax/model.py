@@ -27,7 +27,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, shape (None for an extent that is not known) and dtype of an input or output."""
+    """Name, shape (None for an unknown extent) and dtype of an input or output."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -35,11 +35,10 @@ class TensorSpec:
 
 
 class Model:
-    """An NNEF network, loaded by `nnef_jax.load`.
+    """An NNEF network, loaded by `nnef_jax.load`; it never changes.
 
-    Calling it runs the network, jitted, on its own parameters: inputs by position in the order of
-    the graph or by name, as numpy or jax arrays. One output is an array, several are a NamedTuple
-    with the graph's output names. A model does not change: `apply`, `step` and `scan` are pure.
+    A call runs it, jitted, on its own parameters. Inputs are numpy or jax arrays, by name or in the
+    order of the graph. One output is an array, several are a NamedTuple with the graph's names.
     """
 
     def __init__(self, execution: Execution) -> None:
@@ -72,15 +71,14 @@ class Model:
 
     @property
     def params(self) -> dict[str, jax.Array]:
-        """The parameters by label, an ordinary pytree: the first argument of `apply`.
+        """The parameters by label, a pytree: the first argument of `apply`.
 
-        Those that neither outputs nor states depend on are left out, unless the network was loaded
-        with `unused=True`.
+        Those that nothing depends on are left out, unless loaded with `unused=True`.
         """
         return dict(self._execution.own.parameters())
 
     def summary(self) -> str:
-        """A table: name, operation, shape, dtype, parameters and multiply-adds of each line."""
+        """Return a table: name, operation, shape, dtype, parameters, multiply-adds."""
         from nnef_jax.summary import summarise
 
         meter = Meter(self._network.options.meter.limits)
@@ -89,59 +87,44 @@ class Model:
     # Running it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the network. A recurrent one runs a single cycle from its initial state.
+        """Run the network; a recurrent one for a single cycle from its initial state.
 
-        Arrays of another width of the same kind are converted (float64 to float32). Integers must
-        fit; of traced ones the dtype must, since their values are not known.
-
-        Raises InputError where the inputs do not fit, ShapeError where an operation does not take
-        shapes that follow from them.
+        Another width of the same kind is converted (float64 to float32). Integers must fit; of
+        traced ones the dtype must. Raises InputError where the inputs do not fit, ShapeError where
+        an operation does not take shapes that follow from them.
         """
         outputs = self._execution.outputs
         known = None if kwargs else outputs.known(args)
         return known(list(args)) if known else outputs(self._bind(args, kwargs))
 
     def apply(self, params: Parameters, *args: Any, **kwargs: Any) -> Any:
-        """The network as a pure function of its parameters and inputs, for `jax.grad` and the like.
+        """Run the network as a pure function of parameters and inputs, for `jax.grad` and the like.
 
-        Outside `jax.jit` too it is compiled as a whole, and so are its derivatives.
+        It and its derivatives are compiled as a whole, outside `jax.jit` too. `params` are arrays
+        by label, of which unread ones may be there as well; other real dtypes are converted to the
+        network's. Raises InputError where labels are missing or unknown, or arrays do not fit.
 
-        Args:
-            params: arrays by label, as in `params`; those that nothing reads may be there as well.
-                Other real dtypes are converted to the network's, which `load(..., dtype=...)` sets.
-            args, kwargs: the inputs by position or name.
-
-        Raises:
-            InputError: labels are missing or unknown, or arrays do not fit.
-
-        Example:
-            >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
+        >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
         """
         params = self._check_params(params)
         return self._execution.outputs.pure(params, {}, self._bind(args, kwargs))
 
     @property
     def compiler_options(self) -> dict[str, str]:
-        """The compiler's options that suit the network, for functions of one's own around `apply`.
+        """The compiler's options that suit the network, for one's own functions around `apply`.
 
-        Calls, `step` and `scan` are compiled with them; they change the speed alone, and may be
-        none.
-
-        Example:
-            >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
+        >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
         """
         return self._execution.compiler.xla_options
 
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Compute tensors inside the network for the given inputs: arrays by name.
+        """Compute tensors inside the network, by name: all of them without `names`.
 
-        Without names all tensors are returned. Raises InputError for a name that the graph does not
-        have.
+        Raises InputError for a name that the graph does not have.
 
-        Example:
-            >>> model.intermediates(x, names=["conv1"])["conv1"].shape
+        >>> model.intermediates(x, names=["conv1"])["conv1"].shape
         """
         wanted = None if names is None else names_of("names", names, "names of tensors")
         inputs = self._bind(args, kwargs)
@@ -170,9 +153,9 @@ class Model:
         return function(own.select(labels), inputs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """`apply` lowered by JAX, parameters being arguments: `.as_text()`, `.compile()`.
+        """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.
 
-        Inputs may be arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
+        Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
         """
         if not args and not kwargs and self.inputs:
             args = tuple(
@@ -184,21 +167,17 @@ class Model:
     # Recurrent networks (spec 4.7)
 
     def init_state(self) -> dict[str, jax.Array]:
-        """The state before a first cycle: stored values of the updated variables by label."""
+        """Return the state before a first cycle: stored values of updated variables by label."""
         return self._execution.own.first_state()
 
     def step(
         self, state: State, *args: Any, params: Parameters | None = None, **kwargs: Any
     ) -> Any:
-        """One cycle: `outputs, state = model.step(state, x)`.
+        """Run one cycle: `outputs, state = model.step(state, x)`.
 
-        Args:
-            state: arrays by label, from `init_state` or an earlier step.
-            args, kwargs: the inputs by position or name.
-            params: other parameters than the network's own, to differentiate with respect to, say.
-
-        A network loaded with `donate_state` takes the memory of the state for the new one: its
-        arrays cannot be read afterwards.
+        `state` is from `init_state` or an earlier step. `params` replace the network's own, to
+        differentiate with respect to, say. A network loaded with `donate_state` reuses the memory
+        of the state, whose arrays cannot be read afterwards.
         """
         return self._recur(self._execution.step, state, self._bind(args, kwargs), params)
 
@@ -209,15 +188,11 @@ class Model:
         params: Parameters | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Many cycles: `outputs, state = model.scan(xs)`, along the inputs' first axis.
+        """Run many cycles along the inputs' first axis, time: `outputs, state = model.scan(xs)`.
 
         The cycles are one `lax.scan`: what is compiled does not grow with their number, and
-        gradients pass through time. Outputs are stacked along a new first axis.
-
-        Args:
-            args, kwargs: the inputs by position or name, each with a leading time axis.
-            state: the state before the first cycle; `init_state()` where it is not given.
-            params: as in `step`.
+        gradients pass through time. Outputs are stacked along a new first axis. Without `state` it
+        starts from `init_state()`. `params` are as in `step`.
         """
         inputs = bind_inputs(self._network, args, kwargs, leading=1)
         if len({x.shape[0] for x in inputs}) > 1:
@@ -255,8 +230,8 @@ class Model:
             path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
             params: arrays by label, as in `params`.
             state: arrays by label, as in `init_state`: where a later load starts from.
-            quantize: sample inputs; the ranges of tensors over them are written to `graph.quant`,
-                as `nnef_jax.calibrate` finds them. Otherwise a `graph.quant` that was read is kept.
+            quantize: sample inputs, of which `nnef_jax.calibrate` makes `graph.quant`; otherwise
+                one that was read is kept.
             overwrite: replace what is at the path; otherwise FileExistsError.
         """
         from nnef_jax.saving import write_network
@@ -285,13 +260,13 @@ class Model:
         return bind_inputs(self._network, args, kwargs)
 
     def _check_params(self, params: Any, *, all: bool = False) -> dict[str, Any]:
-        """The parameters that a network takes, or all that are given."""
+        """Return the parameters that a network takes, or `all` that are given."""
         bound = bind_variables("params", params, self._parameters, self._needed)
         unused = len(bound) - len(self._needed)
         return {x: bound[x] for x in self._needed} if unused and not all else bound
 
     def _check_state(self, state: Any) -> dict[str, Any]:
-        """The state in the graph's order."""
+        """Return the state in the graph's order."""
         labels = list(self._states)
         bound = bind_variables("state", state, self._states, labels)
         return {label: jnp.asarray(bound[label]) for label in labels}

@@ -34,7 +34,7 @@ def require_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def require_dtype(name: str, value: Any, choices: Iterable[str]) -> str:
-    """Name a dtype, given by its name or as numpy and jax have it; ValueError for other ones."""
+    """Return the name of a dtype that numpy, jax or its name gives; ValueError for others."""
     found = np.dtype(value).name if isinstance(value, type | np.dtype) else value
     require_choice(name, found, choices)
     return found
@@ -79,7 +79,7 @@ def require_samples(name: str, value: Any) -> None:
 
 
 def names_of(name: str, value: Any, hint: str) -> tuple[str, ...]:
-    """Some words; TypeError for a single one, and for others than words."""
+    """Return a list of words as a tuple; raise TypeError for a single one and other items."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a list of {hint}, it is {shown(value)}")
     try:
@@ -93,7 +93,7 @@ def names_of(name: str, value: Any, hint: str) -> tuple[str, ...]:
 
 
 def words_by_word(name: str, value: Any, hint: str) -> dict[str, str]:
-    """A dict of words by word; TypeError for anything else."""
+    """Return a dict of words by word; raise TypeError for anything else."""
     require(name, value, Mapping, f"a dict of {hint}")
     for pair in value.items():
         for item in pair:
@@ -103,7 +103,7 @@ def words_by_word(name: str, value: Any, hint: str) -> dict[str, str]:
 
 
 def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
-    """A dict of shapes by input, in which None is an extent that is open."""
+    """Return a dict of shapes by input, None being an open extent; raise TypeError."""
     expected = "a dict of shapes by input name"
     require(name, value, Mapping, expected)
     shapes: dict[str, tuple[int | None, ...]] = {}
@@ -122,7 +122,7 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def numpy_of(value: Any) -> NDArray[Any]:
-    """What numpy takes for an array; ValueError with the reason for anything else."""
+    """Return what numpy takes for an array; raise ValueError with the reason for others."""
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError("it is masked")
     try:
@@ -132,7 +132,7 @@ def numpy_of(value: Any) -> NDArray[Any]:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: short ones as they are written, others by their type."""
+    """Show a value in an error: short ones as they are written, others by their type."""
     if value is None or isinstance(value, bool | int | float | str):
         return f"{value!r:.60}"
     return f"of type {type(value).__name__}"

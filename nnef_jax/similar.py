@@ -12,7 +12,7 @@ _LISTED = 20
 
 
 def listed(names: Collection[str]) -> str:
-    """Return names for a message: a document may have more of them than one wants to read."""
+    """Return names for a message, cut where they are many."""
     more = len(names) - _LISTED
     return ", ".join(islice(names, _LISTED)) + (f" and {more} more" if more > 0 else "")
 
@@ -22,8 +22,7 @@ def did_you_mean(
 ) -> str:
     """Return a hint such as "did you mean 'relu' or 'elu'?", or '' where no name is similar.
 
-    Comparing takes time in the product of the lengths. Names that the meter cannot afford to
-    compare are left out: the error is worth more than its hint.
+    Names that the meter cannot afford to compare, letter by letter, are left out.
     """
     if not meter.affords(sum(map(len, known))):
         return ""

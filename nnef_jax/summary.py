@@ -16,12 +16,10 @@ _WIDEST = 60  # that a column is made; what is longer in it stays as it is
 
 
 def summarise(graph: Graph, unused: Collection[str], meter: Meter) -> str:
-    """A table with a line for each operation: name, kind, shape, dtype, parameters, multiply-adds.
+    """Return a table with a line for each operation, then one for each of the `unused` parameters.
 
-    Parameters that are `unused`, by label, follow in lines of their own.
-
-    Multiply-adds are counted with 1 for each extent that is not known: for one item of an open
-    batch. Raises LimitError where there are more rows than the meter allows.
+    Multiply-adds count an unknown extent as 1: for one item of an open batch. Raises LimitError for
+    more rows than the meter allows.
     """
     rows: list[_Row] = []
     work = [multiply_adds(operation) for operation in graph.operations]
