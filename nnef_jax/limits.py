@@ -13,7 +13,7 @@ from lowering.graph import Call
 from lowering.location import Span
 from nnef_jax.errors import LimitError
 
-# Steps for what takes longer than one: about half a microsecond on a server of 2024.
+# What takes more than a step, which is about half a microsecond on a server of 2024.
 OPERATION = 40  # an operation put into a graph
 TOKEN = 15  # a token read by a grammar
 MEMBER = 20  # a member of an archive
@@ -36,8 +36,8 @@ class Limits:
     """Bounds on what a stranger's document may cost; beyond one of them is a `LimitError`.
 
     A load counts memory in `expanded_bytes` and time in `steps`; the other fields bound the
-    document's structure. The defaults end anything hostile within 10 seconds and 2 GB, far above
-    real networks.
+    document's structure. The defaults are far above what real networks need, and end anything
+    hostile within 10 seconds and 2 GB.
 
     >>> model = nnef_jax.load(path, limits=nnef_jax.Limits(expanded_bytes=16 << 30))
     """

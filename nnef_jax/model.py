@@ -73,7 +73,7 @@ class Model:
     def params(self) -> dict[str, jax.Array]:
         """The parameters by label, a pytree: the first argument of `apply`.
 
-        Those that nothing depends on are left out, unless loaded with `unused=True`.
+        Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
         """
         return dict(self._execution.own.parameters())
 
