@@ -1,7 +1,7 @@
-"""What tract adds to NNEF, as kinds: attention, recurrence, indices, quantised products, signals.
+"""tract's additions to NNEF as kinds: attention, recurrence, quantised products, signals.
 
-Where a state is kept from one call to the next in tract, each call starts from the operand here:
-`stateless` and `reset_every_turn` say nothing.
+States that tract keeps from call to call start from the operand: `stateless` and
+`reset_every_turn` change nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _attention(draft: Draft) -> None:
 
 def _masked_softmax(draft: Draft) -> None:
     dtype = draft.dtype("mask")
-    if draft.attributes.pop("post_softmax_mask") and dtype != "bool":  # what it asks for is so
+    if draft.attributes.pop("post_softmax_mask") and dtype != "bool":  # a bool mask acts so
         raise InvalidOperation(
             f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
         )
@@ -116,12 +116,11 @@ def _tree_ensemble(draft: Draft) -> None:
 
 
 def _core_resize(draft: Draft) -> None:
-    """Resize as torch's `interpolate` does it."""
     draft.operands["roi"] = False
     given, shape = draft.attributes, draft.shape("input")
     mode = given["coordinate_transformation_mode"]
     require_one_of("coord_transformer", mode, tuple(name for name in COORDINATES if name != CROP))
-    if mode == "pytorch_half_pixel":  # without an exception for a result with a single item
+    if mode == "pytorch_half_pixel":  # no exception for a single item
         given["coordinate_transformation_mode"] = "half_pixel"
     scales = given["scales"]
     whole = mode == "align_corners" and len(scales) == len(shape) and is_known(shape)
@@ -150,7 +149,7 @@ def _quantized_einsum(draft: Draft) -> None:
 
 
 def _quantized_matmul(draft: Draft) -> None:
-    """Bias, a0 and a_scale may have an item for each row, b0 and b_scale for each column."""
+    """Take bias, a0 and a_scale for each row, b0 and b_scale for each column, or one for all."""
     a, b, c = legacy_terms(draft)
     draft.attributes["expr"] = f"{a},{b},m,m,m,n,n,,->{c}"
 

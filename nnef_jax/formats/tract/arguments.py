@@ -1,4 +1,4 @@
-"""Which argument goes to which parameter, and what attributes the values of arguments are."""
+"""Bind arguments to parameters, and make attributes of known values."""
 
 from __future__ import annotations
 
@@ -33,12 +33,10 @@ _LARGEST = (1 << 63) - 1
 def bind(
     fragment: s.Fragment, invocation: s.Invocation, meter: Meter, *, own: bool
 ) -> dict[str, s.Expression]:
-    """The expressions given to the parameters by name.
+    """Return the expressions given to the parameters, by position or name, by name.
 
-    Arguments go by position or name in any mixture. Element-wise operations of the registries
-    ignore what they do not know; `own` is for fragments of the document, which know all they take.
-
-    Raises InvalidInvocation.
+    Element-wise operations of the registries ignore unknown arguments, the document's `own`
+    fragments do not. Raises InvalidInvocation.
     """
     names = [p.name for p in fragment.parameters]
     known = set(names)
@@ -74,10 +72,9 @@ def bind(
 
 
 def attribute(value: Any, type: Type) -> Any:
-    """The value of an argument as an attribute of its declared type.
+    """Return the value of an argument as an attribute of its declared type.
 
-    Raises InvalidOperation where it is none, in particular where it depends on the data that the
-    network is run on.
+    Raises InvalidOperation for any other value, such as one that depends on the network's data.
     """
     match type:
         case Primitive("string"):
@@ -112,9 +109,9 @@ def attribute(value: Any, type: Type) -> Any:
 
 
 def known_integer(value: Any, name: str) -> int:
-    """The value of an integer attribute that decides of the structure of the graph.
+    """Return an integer attribute that decides the structure of the graph.
 
-    Raises InvalidOperation where it is none, or where it depends on an open extent.
+    Raises InvalidOperation for any other value, and for one that depends on an open extent.
     """
     integer = attribute(value, INTEGER)
     if integer is UNKNOWN or is_symbolic(integer):
@@ -126,7 +123,7 @@ def known_integer(value: Any, name: str) -> int:
 
 
 def _signed(integer: Any) -> Any:
-    """An integer of 64 bits. tract writes -1 as 2**64 - 1 where it has an unsigned one."""
+    """Return an integer of 64 bits; tract writes -1 as 2**64 - 1 where it has an unsigned one."""
     if is_symbolic(integer) or integer is UNKNOWN or abs(integer) <= _LARGEST:
         return integer
     if _LARGEST < integer < 1 << 64:
@@ -147,7 +144,7 @@ def _number(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _items(value: Any) -> list[Any]:
-    """The items of an array of numbers; one number stands for an array of it alone."""
+    """Return the items of an array of numbers; one number stands for an array of it alone."""
     if isinstance(value, list | tuple):
         return list(value)  # pyright: ignore[reportUnknownArgumentType]
     array = _number(value)

@@ -1,4 +1,4 @@
-"""Block-quantised weights: 32 numbers at a time with a scale of their own, as ggml stores them.
+"""Block-quantised weights: 32 numbers at a time with their own scale, as ggml stores them.
 
     Q4_0    18 bytes: scale in float16, then 32 codes of 4 bits, two in each of 16 bytes;
             number = (code - 8) * scale. The low halves are the first 16 codes and the high halves
@@ -24,7 +24,7 @@ BLOCK = 32  # numbers in a block
 _HALF = BLOCK // 2
 _Codes = NDArray[np.uint8]
 _Reals = NDArray[np.float32]
-# A scale that is the largest number divided by the code of that number. That of ggml comes first.
+# A scale is the largest number divided by the code of that number; ggml's comes first.
 _LARGEST_CODES = np.array([-8, 7, -7, 6, -6, 5, -5, 4, -4, 3, -3, 2, -2, 1, -1], np.float32)
 
 
@@ -39,17 +39,16 @@ class BlockFormat:
 
 
 def decode(data: memoryview, format: BlockFormat) -> _Reals:
-    """Decode the numbers of some blocks, [items]; the data must be a whole number of blocks."""
+    """Return the numbers of whole blocks, [items]."""
     blocks = np.frombuffer(data, np.uint8).reshape(-1, format.bytes)
-    with np.errstate(invalid="ignore"):  # a scale that is infinite, times 0
+    with np.errstate(invalid="ignore"):  # an infinite scale times 0
         return format.decode(blocks).reshape(-1)
 
 
 def encode(values: NDArray[Any], format: BlockFormat) -> bytes:
-    """Encode numbers, a multiple of 32 of them, in blocks, as nearly as these can.
+    """Return blocks of numbers, a multiple of 32, as near as can be; lossless for decoded Q4_0.
 
-    What `decode` gave is encoded without loss in Q4_0. Raises DataError for numbers that are not
-    finite or too large for a scale in float16.
+    Raises DataError for numbers that are not finite or too large for a scale in float16.
     """
     blocks = np.asarray(values, np.float32).reshape(-1, BLOCK)
     if not np.all(np.abs(blocks) < np.finfo(np.float16).max):
@@ -58,7 +57,7 @@ def encode(values: NDArray[Any], format: BlockFormat) -> bytes:
 
 
 def _half(blocks: _Codes, start: int) -> _Reals:
-    """Read a number in float16 of each block, [blocks, 1]."""
+    """Read a float16 of each block, [blocks, 1]."""
     return blocks[:, start : start + 2].copy().view("<f2").astype(np.float32)
 
 

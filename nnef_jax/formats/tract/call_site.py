@@ -1,8 +1,7 @@
 """Intrinsics: operations that need to know where they are called.
 
-An ordinary operation is computed from its arguments. An intrinsic declares an input, reads the
-archive, asks for a shape, keeps a state, or evaluates a body. Its handler takes a `CallSite`, and
-`@intrinsic` registers it.
+They declare an input, read the archive, ask for a shape, keep a state, or evaluate a body.
+A handler takes a `CallSite`; `@intrinsic` registers it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from nnef_jax.formats.tract.unit import Unit
 
 
 class _Evaluator(Protocol):
-    """What evaluates a unit into a graph, as far as intrinsics need it (`flatten`)."""
+    """What intrinsics need of the evaluation of a unit into a graph (`flatten`)."""
 
     unit: Unit
     graph: FlatGraph
@@ -57,10 +56,7 @@ class _Evaluator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """A call of an operation: by whom, with what arguments, and where in which body.
-
-    `names` are wanted for its results.
-    """
+    """A call of an operation, its arguments, and the names wanted for its results."""
 
     evaluator: _Evaluator
     arguments: Mapping[str, Any]
@@ -70,28 +66,28 @@ class CallSite:
 
     @property
     def graph(self) -> FlatGraph:
-        """The graph that operations are added to."""
+        """Return the graph that operations are added to."""
         return self.evaluator.graph
 
     @property
     def unit(self) -> Unit:
-        """The network that the call is in."""
+        """Return the network that the call is in."""
         return self.evaluator.unit
 
     @property
     def span(self) -> Span:
-        """Where in the text the call is."""
+        """Return the place of the call in the text."""
         return s.span_in(self.frame.source, self.node)
 
     @property
     def invocation(self) -> s.Invocation:
-        """The call as it is written."""
+        """Return the call as it is written."""
         assert isinstance(self.node, s.Invocation)
         return self.node
 
     @property
     def name(self) -> str:
-        """What to call the result."""
+        """Return the name for the result."""
         return self.names[0] if self.names else self.frame.prefix + self.invocation.operation
 
     def named(self, *names: str) -> CallSite:
@@ -113,7 +109,7 @@ class CallSite:
         return attribute(self.arguments[name], STRING)
 
     def integer(self, name: str) -> int:
-        """Return an argument that is an integer and decides of the structure of the graph."""
+        """Return an argument that is an integer and decides the structure of the graph."""
         return known_integer(self.arguments[name], name)
 
     # Operations

@@ -1,7 +1,7 @@
-"""What tract reads in another way than NNEF, and its plain additions, as kinds.
+"""Operations that tract reads differently from NNEF, and its plain additions, as kinds.
 
-Its axes may count from the end, its bounds may lie anywhere, a bias may lie along any axis, the
-filter of a `deconv` has the layout of that of a `conv`, and borders never win a maximum.
+Axes may count from the end, bounds may lie anywhere, a bias may lie along any axis, a `deconv`'s
+filter has the layout of a `conv`'s, and borders never win a maximum.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _norm(draft: Draft) -> None:
 
 
 def _slice(draft: Draft) -> None:
-    """Bounds are clamped, and there may be no items; a negative stride goes from end to begin."""
+    """Clamp the bounds, which may leave no items; a negative stride goes from end to begin."""
     given, shape = draft.attributes, draft.shape("input")
     axes = normal_axes(given["axes"], len(shape))
     for name in ("begin", "end", "stride"):
@@ -88,7 +88,7 @@ def _slice(draft: Draft) -> None:
 
 
 def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
-    """Begin and end of a slice as Python and NNEF have them."""
+    """Return begin and end of a slice as Python and NNEF have them."""
     extent = shape[axis]
     if extent is UNKNOWN or any(x is UNKNOWN or is_symbolic(x) for x in (begin, end, step)):
         if is_symbolic(step) or step is UNKNOWN or step > 0:
@@ -118,7 +118,7 @@ def _downsample(draft: Draft) -> None:
 
 
 def _pad(draft: Draft) -> None:
-    """Cut off items where the padding is negative, before others are added, as in ONNX."""
+    """Cut off items where the padding is negative before others are added, as in ONNX."""
     shape, padding = draft.shape("input"), draft.attributes["padding"]
     require_length("padding", padding, len(shape), "axes of 'input'")
     if draft.attributes["border"] == "replicated":
@@ -132,7 +132,7 @@ def _pad(draft: Draft) -> None:
             f"'padding' {list(padding)} cuts off more items than 'input' {show(shape)} has"
         )
     bounds = [cut[axis][0] for axis in axes], [-cut[axis][1] for axis in axes]
-    for axis in axes:  # all of them: what is left begins where nothing is
+    for axis in axes:  # where all items are cut, an empty slice at the end
         if shape[axis] == sum(cut[axis]):
             bounds[0][axes.index(axis)] = bounds[1][axes.index(axis)] = shape[axis]
     draft.before("input", "slice", axes=axes, begin=bounds[0], end=bounds[1], stride=[])
@@ -158,11 +158,7 @@ def _max_pool(draft: Draft) -> None:
 
 
 def _max_pool_with_index(draft: Draft) -> None:
-    """Index the plane of one channel.
-
-    It is on the axes from 2 on, or from the first one that the windows reach along where the input
-    has no batch axis.
-    """
+    """Index the plane of one channel: axes 2 on, or without batch from the first window axis."""
     _max_pool(draft)
     size, stride = draft.attributes["size"], draft.attributes["stride"]
     steps = zip(size, stride or (1,) * len(size), strict=True)
@@ -186,10 +182,7 @@ def _multilinear(draft: Draft) -> None:
 
 
 def convolution(draft: Draft) -> None:
-    """Give the bias one item for each channel on the second axis, and the groups their number.
-
-    The padding may be given for all axes.
-    """
+    """Lay the bias along axis 1, number the groups, and keep the padding of spatial axes alone."""
     input, filter = draft.shape("input"), draft.shape("filter")
     given, rank = draft.attributes, len(input)
     if rank < 3 or len(filter) != rank:
@@ -300,7 +293,7 @@ def _legacy_matmul(draft: Draft) -> None:
 
 
 def legacy_terms(draft: Draft) -> tuple[str, str, str]:
-    """The letters of two operands and the result for the `axes` [a_m,a_k,b_k,b_n,c_m,c_n].
+    """Return the letters of two operands and the result for the `axes` [a_m,a_k,b_k,b_n,c_m,c_n].
 
     They are m, k and n, and capitals for the batch: the other axes of each, in their order. Without
     axes the matrices are in the last two.

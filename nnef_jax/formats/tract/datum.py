@@ -1,7 +1,7 @@
-"""Datum types of the dialect by name, and the dtypes that stand for them here.
+"""Datum types of the dialect by name, and their dtypes.
 
-Without jax's x64 mode there are no 64-bit numbers: integers become int32 (data that do not fit are
-an error, never wrapped), real numbers float32. `real` is what float32 itself is computed in.
+Without jax's x64 mode 64-bit integers become int32, real numbers float32; integers that do not fit
+are an error, never wrapped. `real` replaces float32.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _QUANTISED = re.compile(r"q(u8|i8|i32)\s*\(")
 
 
 def has_x64() -> bool:
-    """Whether jax keeps 64-bit numbers."""
+    """Return whether jax keeps 64-bit numbers."""
     return bool(jax.config.read("jax_enable_x64"))
 
 
 def dtype_of(name: str, real: str) -> str:
-    """The dtype for a datum type's name, in any case; a quantised one is computed in real numbers.
+    """Return the dtype for a datum type's name, in any case; `real` for a quantised type.
 
     Raises InvalidOperation for a type that no tensor here can have.
     """
@@ -47,7 +47,7 @@ def dtype_of(name: str, real: str) -> str:
 
 
 def compute_dtype(stored: str, real: str) -> str:
-    """The dtype that tensors of a stored one are computed in."""
+    """Return the dtype that tensors of a stored one are computed in."""
     if stored == "float32":
         return real
     if has_x64() or stored not in _NARROW:

@@ -23,8 +23,8 @@ REGISTRIES = (
     "tract_transformers",
 )
 
-# Names that operations had before they moved to another registry, and names of tract for
-# operations of NNEF.
+# Former names of operations that moved to another registry, and tract's names for operations of
+# NNEF.
 ALIASES = {
     "tract_transformers_rms_norm": "tract_core_rms_norm",
     "tract_transformers_silu": "tract_core_silu",
@@ -54,14 +54,14 @@ REFUSED = {
 
 @cache
 def registry(name: str) -> Mapping[str, s.Fragment]:
-    """The declarations of one registry by name."""
+    """Return the declarations of one registry by name."""
     text = files("nnef_jax.formats.tract").joinpath(f"{name}.nnef").read_text(encoding="utf-8")
     return read_library(Source(f"{name}.nnef", text))
 
 
 @cache
 def declarations() -> Mapping[str, s.Fragment]:
-    """All operations that a document of the dialect may call: those of NNEF 1.0 among them."""
+    """Return all operations that a document may call, those of NNEF 1.0 among them."""
     found = dict(library.standard())
     for name in REGISTRIES:
         found |= registry(name)
@@ -69,7 +69,7 @@ def declarations() -> Mapping[str, s.Fragment]:
 
 
 def registry_of(name: str) -> str:
-    """The registry that has an operation of this name, or would have it by its prefix."""
+    """Return the registry that has an operation of this name, or would have it by its prefix."""
     for candidate in reversed(REGISTRIES):
         if name in registry(candidate):
             return candidate
@@ -77,23 +77,23 @@ def registry_of(name: str) -> str:
 
 
 def is_element_wise(fragment: s.Fragment) -> bool:
-    """Whether an operation takes tensors and nothing else: it may be given more, and ignores it."""
+    """Return whether an operation takes only tensors: it ignores further arguments."""
     return all(isinstance(p.type, Tensor) for p in fragment.parameters)
 
 
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """The operands of an operation, and what the tensors of each hold, as `item_of` says it."""
+    """Return the operands of an operation, with the `item_of` each."""
     return {p.name: item_of(p) for p in declarations()[name].parameters if is_operand(p)}
 
 
 def is_operand(parameter: s.Parameter) -> bool:
-    """Whether a parameter takes a tensor, or an array of tensors."""
+    """Return whether a parameter takes a tensor, or an array of tensors."""
     return has_tensor(parameter.type)
 
 
 def item_of(parameter: s.Parameter) -> str | None:
-    """What the tensors of an operand hold: scalar, integer, logical, `?`, or None for anything."""
+    """Return what an operand's tensors hold: scalar, integer, logical, `?`, or None if anything."""
     type = parameter.type
     while isinstance(type, ArrayOf):
         type = type.item

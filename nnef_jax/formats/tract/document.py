@@ -1,4 +1,4 @@
-"""A document of the dialect as it was read."""
+"""A parsed document of the dialect."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ class Assertion:
 
 @dataclass(frozen=True)
 class Document:
-    """Fragments by name, the graph, and what the extension lines say.
-
-    `properties` are the key-value pairs of the fragment `tract_core_properties`.
-    """
+    """Fragments, graph and extension lines; `properties` come from `tract_core_properties`."""
 
     source: Source
     extensions: tuple[str, ...]
@@ -40,19 +37,19 @@ class Document:
 
     @property
     def names(self) -> set[str]:
-        """All that the graph's body assigns."""
+        """Return all names that the graph's body assigns."""
         return {i.name for a in self.graph.body for i in s.identifiers(a.target)}
 
     @property
     def pulsed(self) -> bool:
-        """Whether each call of the network gets the next piece of a stream."""
+        """Return whether each call of the network gets the next piece of a stream."""
         return not {"tract_pulse", "pulse"}.isdisjoint(self.registries) or any(
             key.startswith("pulse.") for key in self.properties
         )
 
     @cached_property
     def input_shapes(self) -> Mapping[str, tuple[s.Expression, ...]]:
-        """The shapes of the inputs that the graph's body declares, as expressions."""
+        """Return the shapes of the inputs that the graph's body declares, as expressions."""
         shapes: dict[str, tuple[s.Expression, ...]] = {}
         for assignment in self.graph.body:
             match assignment:
@@ -66,7 +63,6 @@ class Document:
 
 
 def _shape(external: s.Invocation) -> tuple[s.Expression, ...]:
-    """Return the extents given to the declaration of an input."""
     for position, argument in enumerate(external.arguments):
         if argument.name == "shape" or (
             argument.name is None and position == EXTERNALS[external.operation]

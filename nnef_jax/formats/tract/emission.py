@@ -1,4 +1,4 @@
-"""Operations of the dialect put into a graph, with the casts that it leaves to its reader."""
+"""Put operations of the dialect into a graph, with the casts that it leaves to its reader."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _DATUM_TYPES = frozenset(
         "out_dt", "scale_dt",
     }
 )  # fmt: skip
-# Operations with a bias, which is stored in steps of the product of the scales of the two others
-# where these are quantised, and operations whose result has the steps of their operand.
+# Operations with a bias, stored in steps of the product of the two other scales where these are
+# quantised, and operations whose result has the steps of their operand.
 _BIASED = ("conv", "deconv", "linear")
 _KEEPS_SCALE = frozenset(
     {
@@ -63,22 +63,19 @@ class Results(tuple[Any, ...]):
 
 
 class TractEmitter(Emitter):
-    """Applies declared operations to what documents give them.
-
-    That is tensors of the graph, host values (`host`), and numbers and lists of these.
-    """
+    """Applies declared operations to tensors of the graph, host values, and numbers and lists."""
 
     def __init__(self, options: Options) -> None:
         integer = datum.compute_dtype("int64", options.real)
         builder = GraphBuilder(real=options.real, integer=integer)
         super().__init__(builder, options.meter)
         self.constants: dict[Value, NDArray[Any]] = {}  # parameters, as they are stored
-        # The steps of tensors that graph.quant names, an array where each channel has its own.
+        # Steps of tensors that graph.quant names, an array where each channel has its own.
         self.scales: dict[Value, NDArray[Any]] = {}
         self.is_open = True  # whether UNKNOWN may stand for an extent
 
     def located(self, compute: Callable[[], Any], node: s.Node, frame: Frame) -> Any:
-        """What is computed; an operation that refuses its arguments becomes a located error."""
+        """Return what is computed; raise a located error where it refuses its arguments."""
         kind = getattr(node, "operation", "") or getattr(node, "operator", "")
         try:
             return compute()
@@ -104,7 +101,7 @@ class TractEmitter(Emitter):
         node: s.Node,
         frame: Frame,
     ) -> NnefError:
-        """The located error, which speaks the document's names of arguments."""
+        """Return the located error, which speaks the document's names of arguments."""
         if meaning := meanings().get(kind):
             said = meaning.in_document
             error = type(error)(said(error.message), said(error.hint))
@@ -120,7 +117,7 @@ class TractEmitter(Emitter):
         names: Sequence[str],
         rule: Rule | None = None,
     ) -> Any:
-        """The result of a declared operation: on the host if all is known, else in the graph.
+        """Return the result of an operation: on the host if all is known, else in the graph.
 
         `rule` is a user's own for it.
         """
@@ -168,9 +165,9 @@ class TractEmitter(Emitter):
         frame: Frame,
         names: Sequence[str],
     ) -> Any:
-        """The result of a fragment of the document, by a user's rule.
+        """Return the result of a fragment of the document by a user's rule.
 
-        Nobody reads the types of its parameters: tensors are operands, what is known attributes.
+        Types of parameters do not count: tensors are operands, known values attributes.
         """
         operands = {n: x for n, x in arguments.items() if _holds_tensors([x])}
         attributes = {n: _plain(x) for n, x in arguments.items() if n not in operands}
@@ -187,7 +184,7 @@ class TractEmitter(Emitter):
         names: Sequence[str],
         rule: Rule | None,
     ) -> tuple[Any, ...]:
-        """The results of an operation in the graph: by a user's rule, else as the kind it is."""
+        """Return the results in the graph: by a user's rule, else as the kind it is."""
         if rule is not None:
             return self.emit(kind, operands, attributes, node, frame, names, rule)
         stem = names[0] if names else frame.prefix + kind
@@ -207,7 +204,7 @@ class TractEmitter(Emitter):
         return self.emit(draft.kind, *arguments, node, frame, names, shown=kind)
 
     def _bias(self, operands: Mapping[str, Any], node: s.Node, frame: Frame) -> Any:
-        """The bias in real numbers, also where it is stored in steps that no entry gives."""
+        """Return the bias in real numbers, also where it is stored in steps that no entry gives."""
         input, filter, bias = (operands[name] for name in ("input", "filter", "bias"))
         if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
             return bias
@@ -244,7 +241,7 @@ class TractEmitter(Emitter):
             )
 
     def known(self, value: Any) -> Any:
-        """The value with parameters, where they are few items, as what is stored of them."""
+        """Return the value with its parameters of few items as what is stored of them."""
         if isinstance(value, list | tuple):
             return type(value)(self.known(item) for item in value)  # pyright: ignore[reportUnknownArgumentType]
         if isinstance(value, Value) and value in self.constants:
@@ -256,7 +253,7 @@ class TractEmitter(Emitter):
         return value
 
     def _known_operands(self, operands: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The operands; beside known ones, what is stored of parameters that a shape could be."""
+        """Return the operands; beside known ones, parameters that may be shapes are known too."""
         if not any(_is_known(x) for x in operands.values()):
             return operands
 
@@ -271,7 +268,7 @@ class TractEmitter(Emitter):
         return {name: known(x) for name, x in operands.items()}
 
     def _operand(self, value: Any, parameter: s.Parameter, node: s.Node, frame: Frame) -> Any:
-        """A tensor, a known value, False for one that is left out, or a list of tensors."""
+        """Return a tensor, a known value, False for one that is left out, or a list of tensors."""
         if value is False and parameter.default == s.Literal(0, False):
             return False
         if not isinstance(parameter.type, ArrayOf):
@@ -300,7 +297,7 @@ class TractEmitter(Emitter):
         node: s.Node,
         frame: Frame,
     ) -> dict[str, Any]:
-        """The operands as tensors and typed literals; those of one item type get one dtype.
+        """Return tensors and typed literals; operands of one item type get one dtype.
 
         A number where a logical value is due is true unless it is 0.
         """
@@ -338,7 +335,7 @@ class TractEmitter(Emitter):
         return {name: unify(operand, items[name]) for name, operand in operands.items()}
 
     def literal(self, value: Host, dtype: str) -> Any:
-        """A known value of one item as a literal of a dtype."""
+        """Return a known value of one item as a literal of a dtype."""
         try:
             return typed(value, dtype)
         except OverflowError:
@@ -347,7 +344,6 @@ class TractEmitter(Emitter):
             raise InvalidOperation(message, hint=x64 if dtype == "int32" else "") from None
 
     def _literals(self, known: Host, dtype: str) -> tuple[Any, ...]:
-        """The items of a known value as literals of a dtype."""
         wanted = jnp.dtype(dtype)
         if known.size and jnp.issubdtype(wanted, jnp.integer):
             for extreme in (known.min(), known.max()):  # all are of the dtype where these are
@@ -360,7 +356,7 @@ class TractEmitter(Emitter):
     def cast(
         self, x: Value, dtype: str, node: s.Node, frame: Frame, names: Sequence[str] = ()
     ) -> Value:
-        """A tensor in a dtype."""
+        """Return a tensor in a dtype."""
         if x.type.dtype == dtype:
             return x
         wanted = names or [self.builder.unreserved(f"{x.name}_{dtype}")]
@@ -374,7 +370,7 @@ class TractEmitter(Emitter):
     def tensor(
         self, value: Any, dtype: str, node: s.Node, frame: Frame, names: Sequence[str] = ()
     ) -> Value:
-        """A value as a tensor of the graph, of the dtype that it has where that is ''."""
+        """Return a value as a tensor of a dtype; '' keeps its own."""
         if _holds_tensors(value):
             value = self.apply("stack", {"values": value, "axis": 0}, node, frame, names)
         if isinstance(value, Value):
@@ -395,7 +391,7 @@ class TractEmitter(Emitter):
 
 
 def _result_steps(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
-    """The steps for the results of an operation that may have many."""
+    """Return the steps for the results of an operation that may have many."""
     try:
         return RESULT * result_count(kind, operands, attributes)
     except ExtentNeeded:
@@ -406,10 +402,7 @@ def _result_steps(kind: str, operands: Mapping[str, Any], attributes: Mapping[st
 
 
 def weight(value: Any) -> int:
-    """How many items a value has, lists in lists and host values counted by theirs.
-
-    Letters count less.
-    """
+    """Return how many items a value has, through lists and host values; letters count less."""
     if isinstance(value, np.ndarray):
         return value.size
     if isinstance(value, str):
@@ -426,14 +419,14 @@ def _is_known(operand: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A known value, or a list of these, as numbers."""
+    """Return a known value, or a list of these, as numbers."""
     if isinstance(value, list | tuple):
         return tuple(map(_plain, cast(list[Any], value)))
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Whether a list, or a list in it, has tensors of the graph among its items."""
+    """Return whether a list, however deep, has tensors of the graph among its items."""
     return isinstance(value, list) and any(
         isinstance(item, Value) or _holds_tensors(item) for item in cast(list[Any], value)
     )

@@ -24,9 +24,9 @@ from nnef_jax.formats.tract.emission import TractEmitter
 class FlatGraph(TractEmitter):
     """A graph that operations are added to.
 
-    `data` collects the arrays of variables and states by label. The body of a scan is a graph of
-    its own with another one `outer`, from which its variables are passed. `entries` are those of
-    graph.quant for tensors that have codes, `decoded` the variables that are stored as codes.
+    `data` collects the arrays of variables and states by label. A scan's body is a graph of its
+    own, with variables passed from `outer`. `entries` are graph.quant's for tensors that have
+    codes, `decoded` the variables that are stored as codes.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class FlatGraph(TractEmitter):
 
     @property
     def captured(self) -> Mapping[Value, Value]:
-        """The variables of the graph around it that it reads, with its own inputs for them."""
+        """Return the variables that it reads of the graph around it, with its inputs for them."""
         return self._captured
 
     def state(
@@ -130,7 +130,7 @@ class FlatGraph(TractEmitter):
 
 
 def _symbolic_shape(graph: Graph, shapes: Mapping[Value, Sequence[Any]]) -> tuple[Any, ...]:
-    """Return the shape of the only output of a graph, given those of its inputs."""
+    """Return the shape of a graph's only output, given those of its inputs."""
 
     def struct(value: Value) -> jax.ShapeDtypeStruct:
         shape = tuple(shapes.get(value, value.type.shape))

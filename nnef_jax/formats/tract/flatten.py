@@ -1,8 +1,7 @@
 """From a document of the dialect to the flat graph.
 
-Names may be assigned again, the last value counts. Values that follow from shapes stay on the host
-(`host`), so that they can be shapes again; operations on tensors go into the graph, with the casts
-that the dialect leaves to its reader (`promotion`).
+A name may be assigned again; the last value counts. Values that follow from shapes stay on the
+host (`host`); operations on tensors go into the graph, with the casts of `promotion`.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ def flatten(
 ) -> Graph:
     """Return the flat graph of a network, given the extents of its symbols.
 
-    `data` collects the stored arrays of its variables by label. Raises NnefError, several at once
-    where they are independent.
+    `data` collects its variables' arrays by label. Raises NnefError, several if independent.
     """
     with within_memory("the flat graph"):
         document = unit.document
@@ -204,7 +202,7 @@ class _Flattener:
                 raise _Poisoned
             return frame.values[name]
         if name in self.extents:
-            # The length of a stream stays open: what it is for does not need it before its end.
+            # The length of a stream stays open: nothing needs it before the stream's end.
             if self.extents[name] is UNKNOWN and not (
                 self.graph.is_open or self.unit.document.pulsed
             ):
@@ -301,14 +299,13 @@ class _Flattener:
         frame: Frame,
         names: Sequence[str],
     ) -> Any:
-        """Evaluate the body of a fragment, of the document or of the standard."""
         self.graph.spend(2 * CALL, node, frame)
         inner = self.enter(fragment, arguments, node, frame, names)
         results = [self.lookup(s.Identifier(r.offset, r.name), inner) for r in fragment.results]
         return results[0] if len(results) == 1 else Results(results)
 
     def refuse_recursion(self, fragment: s.Fragment, node: s.Node, frame: Frame) -> None:
-        """Refuse a call of a fragment from inside of it: nothing there could end it."""
+        """Refuse a call of a fragment from inside it: nothing there could end it."""
         if any(call.fragment == fragment.name for call in frame.calls):
             raise self.graph.error(f"fragment '{fragment.name}' calls itself", node, frame)
         if len(frame.calls) >= _DEEPEST:
