@@ -1,1 +1,1 @@
-"""From a flat graph to a pure JAX function. It knows no file format and no parser."""
+"""Lowers a flat graph to a pure JAX function; knows no file format and no parser."""

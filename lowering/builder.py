@@ -1,4 +1,4 @@
-"""Builds a flat graph one operation at a time; the rules infer the types of its values."""
+"""Builds a flat graph one operation at a time; the rules infer types."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class _Variable:
 
 @dataclass(slots=True)
 class GraphBuilder:
-    """Collects inputs, variables and operations; `graph` makes the immutable graph of them.
+    """Collects inputs, variables and operations into an immutable graph.
 
-    `real` and `integer` are the dtypes that literals and untyped tensors take. Methods raise
-    InvalidOperation; the caller knows where in its text that happened.
+    `real` and `integer` are the dtypes of literals and untyped tensors. Methods raise
+    InvalidOperation; the caller knows the place in the text.
     """
 
     real: str = "float32"
@@ -66,7 +66,7 @@ class GraphBuilder:
         self._unreserved.clear()
 
     def unreserved(self, name: str) -> str:
-        """The name, or a longer one where it is reserved."""
+        """Return the name, or a longer one where it is reserved."""
         passed: list[str] = []
         while name in self._reserved:
             passed.append(name)
@@ -75,7 +75,7 @@ class GraphBuilder:
         return name
 
     def is_taken(self, name: str) -> bool:
-        """Whether a value has this name."""
+        """Tell whether a value has this name."""
         return name in self._taken
 
     def _name(self, wanted: str, exact: bool) -> str:
@@ -88,13 +88,13 @@ class GraphBuilder:
         return name
 
     def input(self, name: str, type: TensorType) -> Value:
-        """A tensor that is fed from outside."""
+        """Add a tensor that is fed from outside."""
         value = Value(self._name(name, exact=True), type)
         self._inputs.append(value)
         return value
 
     def variable(self, name: str, label: str, type: TensorType, span: Span | None) -> Value:
-        """A tensor stored under a label: the same one each time that the label is named."""
+        """Return the tensor stored under a label, the same each time."""
         known = self._variables.get(label)
         if known is None:
             value = Value(self._name(name, exact=name in self._reserved), type)
@@ -112,7 +112,7 @@ class GraphBuilder:
         return known.value
 
     def update(self, variable: Operand, value: Value) -> Value:
-        """Have a variable take a value after each cycle; the value is also the result."""
+        """Have a variable take a value after each cycle; return that value."""
         target = self._variable_of.get(variable) if isinstance(variable, Value) else None
         if target is None:
             raise InvalidOperation(
@@ -135,7 +135,7 @@ class GraphBuilder:
         return value
 
     def literal_type(self, value: Scalar) -> TensorType:
-        """The type that a literal has where a tensor is due."""
+        """Return the type of a literal where a tensor is due."""
         match value:
             case np.generic():
                 return TensorType((), value.dtype.name)
@@ -167,10 +167,10 @@ class GraphBuilder:
         rule: Rule | None = None,
         inserted: bool = False,
     ) -> tuple[Result, ...]:
-        """Add an operation. `names` are wanted for its results; of too few more are made.
+        """Add an operation and return its results, named by `names`; missing names are made.
 
-        `rule` is a user's own for what the document calls `kind`. Results are `inserted` that the
-        document does not know.
+        `rule` is a user's own for what the document calls `kind`. The document does not know
+        results that are `inserted`.
         """
         arguments: dict[str, Any] = {}
         for name, operand in operands.items():
@@ -224,7 +224,7 @@ class GraphBuilder:
         output_names: Sequence[str],
         input_names: Sequence[str] | None = None,
     ) -> Graph:
-        """The graph of all that was added, its inputs in the order of their names, if given."""
+        """Return the graph of all that was added, inputs in the order of `input_names` if given."""
         variables = self._variables.values()
         inputs = {value.name: value for value in self._inputs}
         return Graph(
@@ -244,7 +244,6 @@ class GraphBuilder:
 
 
 def _opened(attribute: Any) -> Any:
-    """The attribute with UNKNOWN for extents that jax.export keeps symbolic."""
     if isinstance(attribute, tuple):
         items: tuple[Any, ...] = attribute
         return tuple(map(_opened, items)) if any(map(is_symbolic, items)) else items

@@ -1,4 +1,4 @@
-"""Where jax computes: the place of given arrays, or the device where nothing else is said."""
+"""Where jax computes: with given arrays, or by default."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ Device = Any  # a jax.Device, which is no type to a type checker
 
 
 class Place(NamedTuple):
-    """Where a computation runs.
+    """Where a computation runs, and whether arguments, and so results, are committed to it.
 
-    Parameters are put on the device, or on each device of the sharding. Results are committed where
-    an argument is: what reads them then runs in the same place.
+    Parameters go to the device, or to each device of the sharding.
     """
 
     where: Device | Sharding
@@ -24,7 +23,7 @@ class Place(NamedTuple):
 
 
 def default_device() -> Device:
-    """Return the device for arrays that are not committed to one."""
+    """Return the device for uncommitted arrays."""
     chosen: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is None or isinstance(chosen, str):
         return jax.local_devices(backend=chosen)[0]
@@ -32,9 +31,9 @@ def default_device() -> Device:
 
 
 def on_cpu() -> bool:
-    """Tell whether the default device is a CPU: layouts and kernels for CPUs go by it alone.
+    """Tell whether the default device is a CPU, for layouts and kernels.
 
-    What is compiled for another place is traced within `computing_at` it.
+    Tracing for another place happens within `computing_at` it.
     """
     return default_device().platform == "cpu"
 

@@ -1,4 +1,4 @@
-"""What a rule says when it cannot take its arguments. The caller adds the place in the text."""
+"""Errors that rules raise about their arguments; callers add the place in the text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InvalidShape(InvalidOperation):
 
 
 class InvalidComputation(InvalidOperation):
-    """An operation cannot be computed, or not as it was inferred: known when a graph is traced."""
+    """A traced operation cannot be computed, or not as it was inferred."""
 
     def __init__(self, message: str, operation: Operation, hint: str = "") -> None:
         super().__init__(message, hint)

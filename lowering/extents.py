@@ -1,9 +1,8 @@
 """Extents of tensors that may be unknown, and the arithmetic of shapes on them.
 
-An extent is an int, or `UNKNOWN` where a document leaves it open. `UNKNOWN` goes through integer
-arithmetic as itself and is never known to be less or greater than anything, so that a check such as
-`if padded < window: raise` stays silent until the extent is known. Equality is identity; compare
-extents with `differ`, which is true only where both are known.
+An extent is an int, or `UNKNOWN` where a document leaves it open. `UNKNOWN` survives integer
+arithmetic and is neither less nor greater than anything, so that `if padded < window: raise` stays
+silent until it is known. Equality is identity; `differ` compares extents.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ Shape = tuple[int, ...]
 
 
 class _Unknown(int):
-    """The type of `UNKNOWN`, its only instance."""
-
     __slots__ = ()
 
     def _absorb(self, *_: Any) -> _Unknown:
@@ -66,30 +63,30 @@ MAX_RANK = 64  # of an array of numpy
 
 
 def is_symbolic(extent: object) -> bool:
-    """Whether something is an extent that `jax.export` leaves symbolic: neither number nor array.
+    """Tell whether something is an extent that `jax.export` keeps symbolic.
 
-    Rules find such extents in the shapes of traced arrays; types have UNKNOWN for them.
+    Traced arrays have such extents in their shapes; types have UNKNOWN for them.
     """
     return hasattr(extent, "scope")
 
 
 def is_known(shape: Iterable[int]) -> bool:
-    """Whether no extent of the shape is unknown."""
+    """Tell whether all extents are known."""
     return all([extent is not UNKNOWN for extent in shape])
 
 
 def differ(a: int, b: int) -> bool:
-    """Whether two extents are both known and not equal."""
+    """Tell whether two extents are known and not equal."""
     return a is not UNKNOWN and b is not UNKNOWN and a != b
 
 
 def shapes_differ(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether two shapes differ, in rank or in an extent that both know."""
+    """Tell whether two shapes differ, in rank or in an extent that both know."""
     return len(a) != len(b) or any(map(differ, a, b))
 
 
 def volume(shape: Iterable[int]) -> int:
-    """The number of items in a tensor of this shape."""
+    """Return the number of items in a tensor of this shape."""
     result = 1
     for extent in shape:
         result = result * extent
@@ -97,5 +94,5 @@ def volume(shape: Iterable[int]) -> int:
 
 
 def show(shape: Sequence[int]) -> str:
-    """A shape as it is written in NNEF: `[1,3,?,?]`."""
+    """Return a shape as NNEF writes it: `[1,3,?,?]`."""
     return "[" + ",".join(str(extent) for extent in shape) + "]"

@@ -1,7 +1,6 @@
-"""Runs a network as it is written where a rewriting of it fails.
+"""Runs a network as it is written where rewriting it fails.
 
-Rewritings use what jax may change between versions (`jaxprs`). They change no result, so none of
-them is worth a network that does not run.
+Rewritings use what jax may change between versions (`jaxprs`) and change no result.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ T = TypeVar("T")
 def or_else(rewritten: Callable[[], T], as_written: Callable[[], T]) -> T:
     """Return the one; where it fails the other, with one warning a process.
 
-    Where both fail the network is at fault, and its own error is raised.
+    Where both fail raise the network's own error.
     """
     try:
         return rewritten()

@@ -1,1 +1,1 @@
-"""How the hard operations are computed: windows, convolution, pooling, interpolation."""
+"""Computes the hard operations on any platform."""

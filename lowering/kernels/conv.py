@@ -20,7 +20,7 @@ def conv(
     precision: Any,
     accumulator: Any = None,
 ) -> Array:
-    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), of the accumulator's dtype."""
+    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), in `accumulator` if given."""
     padding = windows.padding
     if border != "constant":
         x = extend(x, ((0, 0), (0, 0), *padding), border)

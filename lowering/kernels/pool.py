@@ -18,7 +18,7 @@ def window_sum(x: Array, windows: Windows, border: str, normalize: bool) -> Arra
     if border not in ("constant", "ignore"):
         x = extend(x, padding, border)
         padding = ((0, 0),) * x.ndim
-    # The sum that a mean is taken of may be beyond the range of float16.
+    # The sum under a mean may overflow float16.
     wide = accumulator(x.dtype)
     total: Array = lax.reduce_window(
         lax.convert_element_type(x, wide),
@@ -30,7 +30,7 @@ def window_sum(x: Array, windows: Windows, border: str, normalize: bool) -> Arra
         window_dilation=windows.dilation,
     )
     if normalize and border == "ignore":
-        # A window that lies on padding alone has the sum 0, and the mean 0.
+        # A window on padding alone has sum and mean 0.
         total = total / np.maximum(valid_counts(windows), 1).astype(wide)
     elif normalize:
         total = total / windows.volume
@@ -38,7 +38,7 @@ def window_sum(x: Array, windows: Windows, border: str, normalize: bool) -> Arra
 
 
 def reverse_window_sum(x: Array, windows: Windows, border: str) -> Array:
-    """Add each item to all the cells of its window in the up-scaled space."""
+    """Add each item to all cells of its window in the up-scaled space."""
     x, padding = spread(x, windows, border)
     steps = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
     spread_out = lax.pad(x, np.array(0, x.dtype), steps)
@@ -65,10 +65,9 @@ def window_max(x: Array, windows: Windows, border: str) -> Array:
 
 
 def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
-    """Return the maximum of each window and the row-major index where it is first found.
+    """Return the maximum of each window and its first row-major index; NaN counts as the greatest.
 
-    Dimension by dimension, the last one first: each keeps the first of the rows that have the
-    greatest maximum, and that row has kept its own first. NaN counts as the greatest value.
+    Each dimension, from the last, keeps the first of the rows with the greatest maximum.
     """
     x = extend(x, windows.padding, border, fill=lowest(x.dtype) if border == "ignore" else 0.0)
     index = jnp.zeros(x.shape, jnp.int32)
@@ -88,15 +87,14 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
 def window_max_and_place(x: Array, windows: Windows, first_axis: int) -> tuple[Array, Array]:
     """Return the maximum of each window and its row-major place on axes from the first one on.
 
-    The border is 'ignore': the place is on the input wherever the window is.
+    The border is 'ignore', so the place is on the input wherever the window is.
     """
     maximum, index = window_max_and_index(x, windows, "ignore")
     places = jnp.zeros(index.shape, index.dtype)
     positions = _positions(index, windows)
     for axis in range(first_axis, x.ndim):
         place = positions[axis] - windows.padding[axis][0]
-        # Padding is found first only where all the window is as low: then it is the next cell on
-        # the input.
+        # Padding comes first only where all the window is as low: take the next cell on the input.
         place = jnp.where(place < 0, place % windows.dilation[axis], place)
         places = places * x.shape[axis] + place
     return maximum, places
@@ -109,7 +107,7 @@ def sample(x: Array, index: Array, windows: Windows, border: str) -> Array:
 
 
 def desample(x: Array, index: Array, windows: Windows) -> Array:
-    """Add each item to the cell that the index names in its window; padding is cut off."""
+    """Add each item to the cell of its window that the index names; cut off padding."""
     spans = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
     covered: Shape = tuple((extent - 1) * s + span for extent, s, span in spans)
     named = (index >= 0) & (index < windows.volume)
@@ -124,7 +122,7 @@ def desample(x: Array, index: Array, windows: Windows) -> Array:
 
 
 def _positions(index: Array, windows: Windows) -> tuple[Array, ...]:
-    """Return the place that each index names in the padded up-scaled space, axis by axis."""
+    """Return the place of each index in the padded up-scaled space, axis by axis."""
     rest = jnp.clip(index, 0, windows.volume - 1)
     positions: list[Array] = []
     for axis in reversed(range(index.ndim)):

@@ -1,7 +1,6 @@
-"""Resizing along one axis: where the items of the result lie, and what they are made of.
+"""Resizing along one axis: where items of the result lie, and what they are made of.
 
-An axis of extent e is resized to a length, e * scale, of which the whole items make the result:
-n = floor(length). With scale = length / e item x lies at
+An axis of extent e and length e * scale gets n = floor(length) items. Item x lies at
 
     'half_pixel'             (x + 1/2) / scale - 1/2
     'pytorch_half_pixel'     the same, but 0 where n = 1
@@ -12,8 +11,8 @@ n = floor(length). With scale = length / e item x lies at
     'tf_crop_and_resize'     start (e - 1) + x (end - start) (e - 1) / (length - 1),
                              or (start + end) (e - 1) / 2 where length = 1
 
-as ONNX Resize has it. Beyond its ends the input goes on with its last items. Places and weights are
-numpy arrays, computed on the host, unless start and end of the region are traced.
+with scale = length / e, as in ONNX Resize. The outer items continue the input. Places and weights
+are numpy arrays unless start and end of the region are traced.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ COORDINATES = (
     CROP,
 )
 INTERPOLATORS = ("nearest", "linear", "cubic")
-# The item nearest to a place, of which `t` is the uncertainty.
+# The item nearest to a place of uncertainty `t`.
 _ROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
     "floor": lambda xp, place, t: xp.floor(place + t),
     "ceil": lambda xp, place, t: xp.ceil(place - t),
@@ -51,11 +50,11 @@ _ROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
 ROUNDINGS = tuple(_ROUND)
 CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
 
-# To gather an item takes as long as this many products of a matrix: on a CPU about 25 forwards, and
-# 200 backwards, where a gather becomes a scatter.
+# Gathering an item takes as long as this many products of a matrix: on CPUs about 25 forwards, 200
+# backwards, where it is a scatter.
 _PRODUCTS = 32
 
-# Scales are stored in single precision. The 1.7 there is a little more, 17 / 1.7 less than 10.
+# Scales have single precision: 1.7 is a little more there, 17 / 1.7 less than 10.
 _STORED = 2.0**-23
 
 
@@ -72,14 +71,14 @@ class Method:
 
 
 def length(extent: int, scale: float) -> float:
-    """extent * scale: the whole number that it is as far as the precision of scales goes."""
+    """Return extent * scale, as a whole number where that is within the precision of scales."""
     exact = extent * scale
     whole = float(round(exact))
     return whole if abs(exact - whole) <= whole * _STORED else exact
 
 
 def places(extent: int, length: float, coordinates: str, region: Any) -> Any:
-    """Return where the items lie in an axis; `region` is the start and the end for a crop."""
+    """Return where items lie in an axis; `region` is (start, end) of a crop."""
     count, scale = int(length), length / extent
     x = np.arange(count, dtype=np.float64)
     match coordinates:
@@ -108,7 +107,7 @@ def _corners(x: Any, extent: int, length: float) -> Any:
 
 
 def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> Array:
-    """Return what lies at places along an axis of an array of floats; of any numbers if nearest."""
+    """Return what lies at places along an axis of floats; of any numbers if nearest."""
     extent = x.shape[axis]
     if isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent)):
         return x
@@ -126,7 +125,7 @@ def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> A
 
 
 def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int:
-    """Return the products with weights in resizing one axis after another, those that change."""
+    """Count the products with weights in resizing axis by axis, unchanged axes left out."""
     total, result = 0, list(shape)
     for axis, (extent, wanted) in enumerate(zip(shape, lengths, strict=True)):
         result[axis] = int(wanted)
@@ -139,7 +138,7 @@ def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
     xp, extent = where.__array_namespace__(), x.shape[axis]
     items = _ROUND[mode](xp, where, (xp.abs(where) + 1) * _STORED)
     items = xp.clip(items, 0, extent - 1).astype(np.int32)
-    if isinstance(items, np.ndarray):  # what needs no gather has a fast gradient
+    if isinstance(items, np.ndarray):  # without a gather the gradient is fast
         count = len(items)
         if count % extent == 0 and np.array_equal(items, np.arange(count) // (count // extent)):
             return interpolation.repeat(x, axis, count // extent)
@@ -168,7 +167,7 @@ def _weights(where: Any, extent: int, scale: float, method: Method) -> tuple[Any
 
 
 def _shrink(scale: float, method: Method) -> float:
-    """Return how far apart items are in the kernel; with antialiasing as in the result."""
+    """Return the distance of items in the kernel; with antialiasing as in the result."""
     return min(scale, 1.0) if method.antialias else 1.0
 
 
@@ -180,7 +179,7 @@ def _taps(scale: float, method: Method) -> range:
 
 
 def cubic_kernel(distance: Any, a: float) -> Any:
-    """Return the weight of an item at a distance, not negative, in Keys' cubic convolution."""
+    """Return the weight at a distance, not negative, in Keys' cubic convolution."""
     xp, t = distance.__array_namespace__(), distance
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
@@ -188,7 +187,7 @@ def cubic_kernel(distance: Any, a: float) -> Any:
 
 
 def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
-    """Return the sums of items along an axis with their weights."""
+    """Return weighted sums of items along an axis."""
     extent, taps = x.shape[axis], items.shape[1]
     if extent <= _PRODUCTS * taps:
         xp = weights.__array_namespace__()
@@ -205,5 +204,5 @@ def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
 
 
 def along(axis: int, rank: int) -> list[int]:
-    """Return the shape in which a vector lies along an axis."""
+    """Return the shape of a vector along an axis."""
     return [-1 if a == axis else 1 for a in range(rank)]

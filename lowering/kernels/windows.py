@@ -1,8 +1,8 @@
-"""Does the window arithmetic that sliding-window operations share (spec 4.3).
+"""Window arithmetic of sliding-window operations (spec 4.3).
 
-A basic operation (conv, box, max_pool) reads the up-scaled shape and yields the down-scaled one, a
-reverse operation (deconv, debox, desample) goes the other way. Padding, stride and dilation always
-count in the up-scaled space; the border mode always extends the input.
+Basic operations (conv, box, max_pool) map the up-scaled shape to the down-scaled one, reverse ones
+(deconv, debox, desample) the other way. Padding, stride and dilation count in the up-scaled space.
+The border extends the input.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmet
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Where the windows of an operation lie: an entry for each dimension, nothing left to defaults.
+    """Where windows lie: an entry for each dimension, nothing left to defaults.
 
-    `upscaled` is the shape that the windows move over, `downscaled` has an item for each of their
-    positions. Extents, and padding that was computed from them, may be UNKNOWN.
+    They move over the shape `upscaled`; `downscaled` has an item for each position. Extents, and
+    padding computed from them, may be UNKNOWN.
     """
 
     size: Shape
@@ -52,14 +52,14 @@ class Windows:
         return volume(self.size)
 
     def cell(self, x: Array, axis: int, index: int) -> Array:
-        """Return the cell of an index in each window along one axis, of an extended array."""
+        """Return one cell of each window along an axis of an extended array."""
         start, stride = index * self.dilation[axis], self.stride[axis]
         stop = start + (self.downscaled[axis] - 1) * stride + 1
         return lax.slice_in_dim(x, start, stop, stride, axis)
 
 
 def basic(shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape) -> Windows:
-    """Return the windows of an operation that maps `shape` down; padding not given is automatic."""
+    """Return the windows of an operation that maps `shape` down; default padding is automatic."""
     size, stride, dilation = [_complete(values, len(shape)) for values in (size, stride, dilation)]
     spans = _dilated(size, dilation)
     automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
@@ -94,7 +94,7 @@ def reverse(
 
 
 def reach(windows: Windows) -> Padding:
-    """Return how far the windows of a reverse operation read beyond each edge of its input."""
+    """Return how far windows of a reverse operation read beyond each edge of its input."""
     reached: list[tuple[int, int]] = []
     for up, down, span, s, (p, _) in zip(
         windows.upscaled,
@@ -109,10 +109,7 @@ def reach(windows: Windows) -> Padding:
 
 
 def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
-    """Put its border around the array, which is `fill` in the modes 'constant' and 'ignore'.
-
-    A reflection that is longer than the array goes back and forth.
-    """
+    """Put a border around the array, `fill` in the modes 'constant' and 'ignore'."""
     if not any(p or q for p, q in padding):
         return x
     if border in _PAD_MODES:
@@ -121,7 +118,7 @@ def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
 
 
 def valid_counts(windows: Windows) -> Any:
-    """Count the cells of each window on the input, in a numpy array that fits `downscaled`."""
+    """Count the cells of each window on the input; the array fits `downscaled`."""
     rank = len(windows.size)
     counts = np.ones((1,) * rank)
     for axis, (f, d, s, (p, q)) in enumerate(
@@ -138,10 +135,9 @@ def valid_counts(windows: Windows) -> Any:
 
 
 def lowest(dtype: Any) -> Any:
-    """Return the identity of the maximum, as a numpy scalar.
+    """Return the identity of the maximum as a numpy scalar.
 
-    `lax.reduce_window` has a gradient only where it knows its initial value to be the identity:
-    a jax array will not do.
+    `lax.reduce_window` has a gradient only where it recognises that: a jax array will not do.
     """
     if jnp.issubdtype(dtype, jnp.floating):
         return np.array(-np.inf, dtype)
@@ -149,7 +145,7 @@ def lowest(dtype: Any) -> Any:
 
 
 def require_border(border: str, allowed: Sequence[str]) -> None:
-    """Refuse a border mode that is not one of the allowed."""
+    """Refuse a border mode that is not allowed."""
     if border not in allowed:
         names = ", ".join(f"'{name}'" for name in allowed)
         raise InvalidOperation(f"'border' must be one of {names}, it is '{border}'")
@@ -158,7 +154,7 @@ def require_border(border: str, allowed: Sequence[str]) -> None:
 def require_attributes(
     rank: int, padding: Padding, stride: Shape, dilation: Shape, size: Shape = ()
 ) -> None:
-    """Refuse window attributes that are too long, or have an item out of range."""
+    """Refuse window attributes that are too long or have an item out of range."""
     for name, values in (("size", size), ("stride", stride), ("dilation", dilation)):
         _require_length(name, values, rank)
         require_positive(name, values)
@@ -177,7 +173,7 @@ def require_positive(name: str, values: Shape) -> None:
 
 
 def require_basic(windows: Windows, border: str, first_axis: int = 0) -> None:
-    """Refuse windows that do not fit on the padded input, and borders that it cannot have."""
+    """Refuse windows that do not fit on the padded input, and impossible borders."""
     for axis, (extent, span, (p, q)) in enumerate(
         zip(windows.upscaled, windows.dilated, windows.padding, strict=True), first_axis
     ):
@@ -194,7 +190,7 @@ def require_basic(windows: Windows, border: str, first_axis: int = 0) -> None:
 
 
 def require_reverse(windows: Windows, padding: Padding, border: str, first_axis: int = 0) -> None:
-    """Refuse an output that is empty or cannot have the input's shape when mapped down again."""
+    """Refuse an output that is empty or does not map down to the input's shape."""
     again = basic(windows.upscaled, windows.size, padding, windows.stride, windows.dilation)
     for axis, (up, down, found, pads) in enumerate(
         zip(windows.upscaled, windows.downscaled, again.downscaled, windows.padding, strict=True),
