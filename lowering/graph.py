@@ -1,4 +1,4 @@
-"""The flat graph: single assignment, in topological order, immutable. No file format, no jax."""
+"""The flat graph: single assignment, topological order, immutable; no file format, no jax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowering.location import Span
 if TYPE_CHECKING:  # the public errors name this module, and importing them must stay light
     import numpy as np
 
-# A literal; numpy's scalars are literals of a dtype that the document gives.
+# A literal; numpy's scalars have a dtype that the document gives.
 Scalar = Union[float, int, bool, "np.generic"]
 # An operation that repeats a graph has it as an attribute.
 Attribute = Union[float, int, bool, str, "Graph", tuple["Attribute", ...]]
@@ -21,7 +21,7 @@ Attribute = Union[float, int, bool, str, "Graph", tuple["Attribute", ...]]
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Shape and dtype (a numpy name such as "float32") of a tensor; extents may be UNKNOWN."""
+    """Shape and dtype (numpy's name, such as "float32") of a tensor; extents may be UNKNOWN."""
 
     shape: Shape
     dtype: str
@@ -38,11 +38,10 @@ class Rule:
     """How one operation is checked and computed.
 
     `infer(**types_and_attributes)` returns a `TensorType` for one result, a list for a result
-    array, a tuple of these for several results; `lower(**arrays_and_attributes)` returns arrays in
-    the same structure, and takes `ctx`, a `lowering.trace.Context`, where `wants_context`.
-
-    `work` takes what it names: types and attributes with 1 for unknown extents, and `result`, the
-    type of the first result. None stands for 0.
+    array, a tuple of these for several. `lower(**arrays_and_attributes)` returns arrays likewise;
+    it takes `ctx`, a `lowering.trace.Context`, where `wants_context`. `work` takes what it names:
+    types and attributes with 1 for unknown extents, and `result`, the first result's type. None
+    means 0.
     """
 
     kind: str
@@ -58,11 +57,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """One tensor of a graph, under the name that the document gives it. Compared by identity."""
+    """One tensor of a graph, under the document's name; compared by identity."""
 
     name: str
     type: TensorType
-    # Whether a reader put it in, to say in kinds what the document says in another way.
+    # Whether a reader put it in, to say in kinds what the document says otherwise.
     inserted: bool = False
 
 
@@ -82,7 +81,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """One operation: `kind` is its canonical name, operands and attributes have parameter names."""
+    """One operation: `kind` is canonical, operands and attributes have parameter names."""
 
     kind: str
     operands: tuple[tuple[str, Operand], ...]
@@ -93,18 +92,18 @@ class Operation:
     rule: Rule | None = None  # a user's own; `kind` is then what the document calls it
 
     def reads(self) -> Iterator[Value]:
-        """The tensors that it reads, in order, with repetitions."""
+        """Yield the tensors that it reads, in order, with repetitions."""
         for _, operand in self.operands:
             yield from _values(operand)
 
     def writes(self) -> Iterator[Value]:
-        """The tensors that it yields, in order."""
+        """Yield the tensors that it writes, in order."""
         for result in self.results:
             yield from _values(result)
 
     @property
     def name(self) -> str:
-        """The name of its first result: what profiles, captures and errors call the operation."""
+        """Return its first result's name, for profiles, captures and errors."""
         return next((value.name for value in self.writes()), self.kind)
 
 
@@ -127,7 +126,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateVariable:
-    """A variable that is updated: `value` is read in a cycle, `update` takes its place after it."""
+    """A variable whose `value` is read in a cycle and replaced by `update` after it."""
 
     label: str
     value: Value
@@ -137,9 +136,9 @@ class StateVariable:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A whole network: what it takes, what it yields, what it keeps, and the operations in order.
+    """A whole network: inputs, outputs, variables, and operations in order.
 
-    A graph output may be any value, an input or a parameter too; `output_names` are the document's.
+    An output may be any value, an input or a parameter too; `output_names` are the document's.
     """
 
     name: str
@@ -149,12 +148,12 @@ class Graph:
     operations: tuple[Operation, ...]
     parameters: tuple[Parameter, ...] = ()
     states: tuple[StateVariable, ...] = ()
-    # Identifiers for values that go by another name: of variables that share a label, say.
+    # Further names of values: of variables that share a label, say.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
 
     @cached_property
     def values(self) -> dict[str, Value]:
-        """Every tensor of the document by its name, aliases included."""
+        """Return every tensor of the document by its name, aliases included."""
         found = {value.name: value for value in self.inputs}
         found.update((p.value.name, p.value) for p in self.parameters)
         found.update((s.value.name, s.value) for s in self.states)
@@ -164,11 +163,11 @@ class Graph:
 
     @cached_property
     def needed(self) -> frozenset[Value]:
-        """The values that outputs and the next states depend on, these included."""
+        """Return the values that outputs and next states depend on, these included."""
         return self.dependencies((*self.outputs, *(state.update for state in self.states)))
 
     def dependencies(self, wanted: Iterable[Value]) -> frozenset[Value]:
-        """The values that some values depend on, these included."""
+        """Return the values that some values depend on, these included."""
         found = set(wanted)
         for operation in reversed(self.operations):
             if not found.isdisjoint(operation.writes()):

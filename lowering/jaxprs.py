@@ -1,8 +1,7 @@
-"""Traced functions: what is read of their equations, and how these are evaluated.
+"""Reads and evaluates the equations of traced functions.
 
-This is the one module that uses `jax.extend.core`. Names of primitives are here too, but for the
-tables of rules by primitive in `cpu`. Where a later jax breaks any of it, `fallback` runs networks
-as they are written.
+This is the one module that uses `jax.extend.core`, and names primitives outside of `cpu`'s tables
+of rules. Where a later jax breaks it, `fallback` runs networks as they are written.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ def is_literal(operand: Any) -> bool:
 
 
 def variables(operands: Iterable[Any]) -> list[Any]:
-    """Return those operands that are no literals."""
+    """Return the operands that are no literals."""
     return [operand for operand in operands if not is_literal(operand)]
 
 
 def function(
     title: str, arguments: Sequence[Any], results: Sequence[Any], equations: Sequence[Any]
 ) -> Callable[..., list[Any]]:
-    """Return the function of these variables that evaluates the equations as they stand."""
+    """Return the function of these variables that evaluates the equations."""
     names = tuple(f"x{i}" for i in range(len(arguments)))
     paths = tuple(f"result[{i}]" for i in range(len(results)))
     info = core.DebugInfo(title, title, names, paths)
@@ -70,7 +69,7 @@ def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def inlined(closed: Any) -> Any:
-    """Return the same without calls of functions; derivatives of one's own are lost."""
+    """Inline calls of functions; derivatives of one's own are lost."""
 
     def run(*arguments: Any) -> list[Any]:
         return evaluate(closed.jaxpr, values_of(closed, arguments))
@@ -79,14 +78,14 @@ def inlined(closed: Any) -> Any:
 
 
 def values_of(closed: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
-    """Return the values of the variables that a function begins with."""
+    """Return the values of a function's constants and arguments by variable."""
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, arguments, strict=True))
     return values
 
 
 def evaluate(jaxpr: Any, values: dict[Any, Any]) -> list[Any]:
-    """Return the results of all equations, those of called functions too."""
+    """Return the results of all equations, called functions included."""
 
     def compute(equation: Any, operands: Sequence[Any]) -> list[Any]:
         parameter = _CALLS.get(primitive(equation))

@@ -1,4 +1,4 @@
-"""Where in a text something came from: `Source` is a text with a name, `Span` a place in it."""
+"""Where in a text something came from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A text and the name to show for it, usually its file name. Compared by identity."""
+    """A text and the name to show for it, usually its file name; compared by identity."""
 
     name: str
     text: str
@@ -22,12 +22,12 @@ class Source:
         return array("q", accumulate(lengths, lambda start, length: start + length + 1, initial=0))
 
     def position(self, offset: int) -> tuple[int, int]:
-        """The 1-based line and column of a character offset."""
+        """Return the 1-based line and column of a character offset."""
         line = bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
 
     def line(self, number: int) -> str:
-        """The text of a 1-based line, without its end."""
+        """Return the text of a 1-based line, without its end."""
         start = self._line_starts[number - 1]
         end = self.text.find("\n", start)
         return self.text[start : end if end >= 0 else len(self.text)].rstrip("\r")
@@ -35,7 +35,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A place in a source: the character offset where it starts and its length."""
+    """A place in a source: character offset and length."""
 
     source: Source
     offset: int
@@ -47,16 +47,16 @@ class Span:
 
     @property
     def line(self) -> int:
-        """The 1-based line."""
+        """Return the 1-based line."""
         return self.source.position(self.offset)[0]
 
     @property
     def column(self) -> int:
-        """The 1-based column."""
+        """Return the 1-based column."""
         return self.source.position(self.offset)[1]
 
     def excerpt(self, width: int = 100) -> str:
-        """The source line with a caret below the place, cut to about `width` characters."""
+        """Return the source line with a caret below the place, cut to about `width` characters."""
         line, column = self.source.position(self.offset)
         start = 0 if column <= width - 20 else column - width // 2
         shown = self.source.line(line)[start : start + width]

@@ -8,8 +8,8 @@ from typing import Any
 
 from lowering import jaxprs
 
-# A prepared value may be this many times larger than what it is computed from (a transformed filter
-# is). Beyond that it is a broadcast, which costs less to repeat in a call than to read from memory.
+# How many times larger a prepared value may be than its sources (a transformed filter is larger).
+# Beyond is a broadcast, cheaper to repeat than to read.
 _GROWTH = 4
 
 Flat = Callable[..., Sequence[Any]]
@@ -18,8 +18,8 @@ Flat = Callable[..., Sequence[Any]]
 def divided(jaxpr: Any, count: int) -> tuple[tuple[int | None, ...], tuple[int, ...], Flat, Flat]:
     """Divide a function whose first `count` arguments are parameters.
 
-    Returns `sources` and `reads` of a `Split`, a function of parameters and of constants that
-    computes what is prepared of them, and one of all that is prepared and of the other arguments.
+    Return `sources` and `reads` of a `Split`, the function that prepares (of parameters and
+    constants), and the rest (of all that is prepared, then the other arguments).
     """
     parameters, inputs = jaxpr.invars[:count], jaxpr.invars[count:]
     roots = [*parameters, *jaxpr.constvars]
@@ -34,7 +34,7 @@ def divided(jaxpr: Any, count: int) -> tuple[tuple[int | None, ...], tuple[int, 
 
 
 def partition(jaxpr: Any, roots: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return equations to evaluate early, those to evaluate late, and the variables handed over."""
+    """Return equations to evaluate early, those for later, and the variables handed over."""
     known = _known_equations(jaxpr, roots)
     sources = _source_sizes(jaxpr, known, roots)
     late = {id(e) for e in jaxpr.eqns if not all(v in known for v in e.outvars)}
@@ -71,10 +71,7 @@ def _known_equations(jaxpr: Any, roots: Iterable[Any]) -> dict[Any, Any]:
 
 
 def _source_sizes(jaxpr: Any, known: dict[Any, Any], roots: Iterable[Any]) -> dict[Any, int]:
-    """Return for each known variable the number of items of the largest root that it comes from.
-
-    What is joined comes from as many as its parts together.
-    """
+    """Return the items of each known variable's largest root; joined parts add theirs."""
     sizes = {variable: _size(variable) for variable in roots}
     for equation in jaxpr.eqns:
         if any(known.get(variable) is equation for variable in equation.outvars):

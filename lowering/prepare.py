@@ -3,9 +3,9 @@
     prepared = parts.prepare(parameters)          # once for each set of parameters
     outputs = parts.run(prepared, inputs)         # once for each call
 
-Rules know nothing of it: the function is traced to a jaxpr, and each equation that reads only
-parameters and constants goes into `prepare`. So a weight that a rule flips, transposes or scales is
-stored as the kernel wants it. No constant of any size is part of `run`.
+The function is traced to a jaxpr; equations of parameters and constants alone go into `prepare`. A
+weight that a rule flips, transposes or scales is thus stored as the kernel wants it. `run` holds no
+constant of any size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 from lowering.devices import on_cpu
 from lowering.fallback import or_else
 
-# A traced function to another one with the same results, given how many arguments are parameters.
+# A traced function, and its number of parameters, to another one with the same results.
 Rewrite = Callable[[Any, int], Any]
 
 
@@ -27,11 +27,9 @@ Rewrite = Callable[[Any, int], Any]
 class Split:
     """A function in two parts, neither of them compiled.
 
-    What is prepared is, in the order of `sources`, the parameter of an index as it is, or where
-    that is None the next result of `compute`, which reads the parameters of the indices `reads`.
-
-    `run` takes what is prepared, the inputs, and as a third argument those leaves of the inputs
-    that come before the others, if they are given apart.
+    `sources` has an item for each prepared value: the index of a parameter, or None for the next
+    result of `compute`, which reads the parameters of the indices `reads`. `run` takes prepared
+    values, inputs, and those leaves of the inputs that come first, if they are given apart.
     """
 
     sources: tuple[int | None, ...]
@@ -44,20 +42,19 @@ class Split:
         return assemble(self.sources, parameters, self.compute(parameters))
 
     def prepare_now(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the same as arrays to keep, given arrays, also within a function that is traced.
+        """Return the same as arrays to keep, given arrays, also within a traced function.
 
-        `jax.ensure_compile_time_eval` would do it, but turns what is traced within it into
-        constants: each ReLU then reads its zeros from memory.
+        `jax.ensure_compile_time_eval` would turn what is traced within into constants: each ReLU
+        then reads its zeros from memory.
         """
         if None not in self.sources:
             return self.prepare(parameters)
         return assemble(self.sources, parameters, self.lowered(parameters).compile()(parameters))
 
     def lowered(self, parameters: Sequence[Any]) -> jax.stages.Lowered:
-        """Return `compute` for these parameters, to be compiled, and run once.
+        """Return `compute` for these parameters, to be compiled and run once.
 
-        Compiling is the longer part on CPUs: for ResNet-50 it takes 2.9 s, and then 0.17 to run;
-        without optimisation 1.7 and 0.3.
+        On CPUs compiling takes longer: ResNet-50 2.9 s, then 0.17 to run; unoptimised 1.7 and 0.3.
         """
         options = {"xla_backend_optimization_level": 0} if on_cpu() else {}
         return jax.jit(self.compute, compiler_options=options).lower(parameters)
@@ -66,10 +63,7 @@ class Split:
 def assemble(
     sources: Sequence[int | None], parameters: Sequence[Any], computed: Iterable[Any]
 ) -> tuple[Any, ...]:
-    """Return what is prepared, from the parameters and what was computed of them.
-
-    Parameters are passed on here and not by the compiled function, which would copy them.
-    """
+    """Return what is prepared; parameters pass by the compiled function, which would copy them."""
     rest = iter(computed)
     return tuple(next(rest) if source is None else parameters[source] for source in sources)
 
@@ -84,10 +78,8 @@ def split(
 ) -> Split:
     """Split `function(parameters, inputs)`, given sequences of arrays or ShapeDtypeStructs.
 
-    Args:
-        differentiable: functions with derivatives of their own stay whole, and what such a function
-            computes of parameters is computed in each call.
-        rewrite: gives another traced function with the same results, which is then split.
+    Where it is `differentiable` functions with derivatives of their own stay whole, in each call.
+    `rewrite` gives another traced function with the same results, to be split.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
     count = len(jax.tree.leaves(parameters))

@@ -1,9 +1,8 @@
-"""Which rule lowers which operation.
+"""Maps operations to rules.
 
-A rule has three facets, kept side by side: `infer` says the types of the results from the types of
-the operands (and refuses arguments that break the operation's rules), `lower` computes the results
-under JAX tracing, `work` counts their multiply-adds. They take the operands and attributes under
-the names that the standard gives them; a name that Python reserves gets an underscore (`lambda_`).
+A rule has three facets: `infer` checks operands and types results, `lower` computes under JAX
+tracing, `work` counts multiply-adds. Operands and attributes have the standard's names; a name that
+Python reserves gets an underscore (`lambda_`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Registry:
         work: Callable[..., int] | None = None,
         not_differentiable: str = "",
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator that makes a function the rule of an operation; a second one is an error."""
+        """Make the decorated function the rule of an operation; a second one is an error."""
 
         def register(lower: Callable[..., Any]) -> Callable[..., Any]:
             if kind in self._rules:
@@ -54,10 +53,7 @@ class Registry:
         return register
 
     def check_signatures(self, signatures: Mapping[str, Iterable[str]]) -> None:
-        """Raise TypeError where a rule does not take the parameters of its declaration first.
-
-        Further ones must have defaults.
-        """
+        """Raise TypeError unless rules take what is declared, then parameters with defaults."""
         for kind, signature in signatures.items():
             declared, rule = tuple(signature), self.get(kind)
             if rule is None:
@@ -69,7 +65,7 @@ class Registry:
                 )
 
     def get(self, kind: str) -> Rule | None:
-        """The rule of an operation, None where there is none."""
+        """Return the rule of an operation, None where there is none."""
         return self._rules.get(kind)
 
     def __getitem__(self, kind: str) -> Rule:
@@ -86,7 +82,7 @@ class Registry:
 
 
 def python_name(name: str) -> str:
-    """The name of a rule's parameter for one of the standard's: `lambda_` for `lambda`."""
+    """Return the name of a rule's parameter: `lambda_` for the standard's `lambda`."""
     return "lambda_" if name == "lambda" else name
 
 

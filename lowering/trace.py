@@ -28,7 +28,7 @@ class Context:
         None  # of matrix products and convolutions; None is jax's default
     )
     optimized: bool = False  # what is traced is laid out by `lowering.cpu`, for CPUs
-    # Told how many items an operation on constants makes, before it is computed on the host.
+    # Is told how many items an operation on constants makes, before it runs on the host.
     fold: Callable[[int], None] = lambda items: None
 
 
@@ -40,16 +40,13 @@ def trace(
     inputs: Sequence[Any],
     wanted: Iterable[Value] | None = None,
 ) -> dict[Value, Any]:
-    """The values that outputs and states depend on, or those that the `wanted` ones do.
+    """Return the values that outputs and states, or those that the `wanted` depend on.
 
-    Args:
-        parameters, states: arrays by label; parameters that nothing wanted reads may be missing.
-        inputs: arrays in the graph's order.
+    `parameters` and `states` are arrays by label, `inputs` in the graph's order. Parameters that
+    nothing wanted reads may be missing. What depends on constants alone is a numpy array.
 
-    What depends on constants alone is a numpy array.
-
-    Raises InvalidComputation where a rule returns other types than it inferred, or cannot take an
-    empty tensor. What else a rule raises gets a note that names the operation.
+    Raise InvalidComputation where a rule returns other types than it inferred, or cannot take an
+    empty tensor. Other errors of rules get a note that names the operation.
     """
     values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     needed = graph.needed if wanted is None else graph.dependencies(wanted)
@@ -76,7 +73,6 @@ def trace(
 def _apply(
     operation: Operation, rule: Rule, context: Context, values: Mapping[Value, Any]
 ) -> list[Any]:
-    """The tensors that the operation writes."""
     operands = {name: _read(operand, values) for name, operand in operation.operands}
     arguments = {python_name(n): x for n, x in (operands | dict(operation.attributes)).items()}
     if rule.wants_context:
@@ -97,7 +93,6 @@ def _known(value: Value) -> Sequence[int]:
 
 
 def _has_symbolic(attribute: Any) -> bool:
-    """Whether an extent that jax.export keeps symbolic is in an attribute, or in one of several."""
     if isinstance(attribute, tuple):
         return any(map(_has_symbolic, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return is_symbolic(attribute)
@@ -114,10 +109,7 @@ def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:
 
 
 def _checked(operation: Operation, returned: Any) -> Iterator[Any]:
-    """What a rule returned, tensor by tensor.
-
-    Raises InvalidComputation where it is not what the rule inferred: the next rule would be blamed.
-    """
+    """Yield what a rule returned; raise InvalidComputation where it inferred something else."""
     results: Any = returned if isinstance(returned, tuple) else (returned,)
     for declared, result in _paired(operation, "results", operation.results, results):
         if isinstance(declared, Value):
@@ -137,7 +129,7 @@ def _paired(
 
 
 def _typed(operation: Operation, value: Value, array: Any) -> Any:
-    """The array, in the inferred type; one of literals alone (weakly typed) is converted to it."""
+    """Return the array in the inferred type; convert a weakly typed one, of literals alone."""
     inferred = value.type
     if isinstance(array, bool | int | float):
         array = jnp.asarray(array)
@@ -148,7 +140,7 @@ def _typed(operation: Operation, value: Value, array: Any) -> Any:
     same = any(jnp.issubdtype(array.dtype, k) and jnp.issubdtype(dtype, k) for k in kinds)
     if same and getattr(array, "weak_type", False):
         array = jnp.asarray(array, dtype)
-    # The graph does not know extents that jax.export keeps symbolic.
+    # The graph does not know symbolic extents.
     pairs = zip(inferred.shape, array.shape, strict=False)
     if (
         array.dtype != dtype

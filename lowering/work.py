@@ -1,7 +1,6 @@
-"""Counts multiply-adds: of an operation by its rule's `work`, of a graph by its operations'.
+"""Counts multiply-adds: of products of tensors, convolutions and interpolation.
 
-Counted are products of tensors, convolutions and interpolation: each product that a sum over axes,
-a window or taps takes. Elementwise arithmetic, pooling and Fourier transforms count nothing.
+Elementwise arithmetic, pooling and Fourier transforms count nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from lowering.registry import python_name
 
 
 def multiply_adds(operation: Operation) -> int:
-    """The multiply-adds of an operation, each unknown extent taken for 1."""
+    """Return the multiply-adds of an operation, with 1 for unknown extents."""
     rule = operation.rule or rules[operation.kind]
     if rule.work is None:
         return 0
@@ -28,7 +27,7 @@ def multiply_adds(operation: Operation) -> int:
 
 
 def total(graph: Graph) -> int:
-    """The multiply-adds of all operations of a graph."""
+    """Return the multiply-adds of all operations of a graph."""
     return sum([multiply_adds(operation) for operation in graph.operations])
 
 
