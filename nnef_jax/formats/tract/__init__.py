@@ -11,12 +11,12 @@ GRAPHS = ("graph.nnef",)
 
 
 def recognises(archive: Archive) -> bool:
-    """Whether the text names a registry of tract, or has identifiers in quotes."""
+    """Return whether the text names a registry of tract, or quotes identifiers."""
     return archive.exists("graph.nnef") and is_tract(archive.read_text("graph.nnef").text)
 
 
 def read(archive: Archive, options: Options) -> Frontend:
-    """The checked document of an archive, which holds the types of its variables."""
+    """Return the checked document of an archive, which holds the types of its variables."""
     from nnef_jax.formats.tract.frontend import TractFrontend
 
     if archive.has_texts_alone:

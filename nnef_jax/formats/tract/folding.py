@@ -1,8 +1,7 @@
 """Operations on host values, computed while a document is flattened.
 
-The rules of `lowering.ops` do not serve here. They compute integers in 32 bits, where those of a
-document have 64. They have no result for an extent that is open or symbolic. And to dispatch one of
-them takes ten times as long as these, to compile it ten thousand times.
+The rules of `lowering.ops` compute integers in 32 bits instead of 64 and lack results for open or
+symbolic extents. Their dispatch takes ten times as long, compilation ten thousand times.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from nnef_jax.formats.tract.host import (
     to_integer,
 )
 
-_BEYOND = 1 << 64  # what no integer of a document reaches, signed or not
+_BEYOND = 1 << 64  # no integer of a document reaches it, signed or not
 
 
 def fold(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
-    """Compute an operation on host values: the result is one of these, or a list of them.
+    """Return the result of an operation on host values: one of these, or a list of them.
 
     Raises NotFolded where it is better left to the compiled network.
     """
@@ -123,7 +122,7 @@ def _power(a: int, b: int) -> int:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    # Extents that jax.export keeps symbolic differ, for `!=`, where they may be equal too.
+    # For `!=`, symbolic extents of jax.export differ even where they may be equal.
     if is_symbolic(a - b):
         return bool(a < b) or bool(a > b)
     return a != b

@@ -27,9 +27,9 @@ from nnef_jax.storage.writer import Member
 
 
 class TractFrontend(TextFrontend):
-    """A document as torch_to_nnef and tract write it, and what its archive holds.
+    """A document of torch_to_nnef or tract and its archive's content.
 
-    The text does not say what its variables hold: they are read when it is flattened, and kept.
+    Flattening reads and keeps the variables: the text does not say what they hold.
     """
 
     def __init__(self, archive: Archive, options: Options) -> None:
@@ -50,30 +50,30 @@ class TractFrontend(TextFrontend):
         self._unit = Unit(self.document, resources, entries, options.rounds, report)
 
     def flatten(self, options: Options) -> Graph:
-        """The flat graph for the shapes in `options.input_shapes`, else the document's."""
+        """Return the flat graph for the shapes in `options.input_shapes`, else the document's."""
         shapes = {**options.input_shapes, **options.symbolic_shapes}
         values = symbols.solve(self.document, shapes, options.meter)
         return flatten(self._unit, options, values, self._data)
 
     def stored(self, graph: Graph) -> Stored:
-        """The data of the variables, which flattening has read."""
+        """Return the data of the variables, which flattening has read."""
         return Stored(self._data, self)
 
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
-        """The shapes of its inputs, None for an extent that depends on a symbol."""
+        """Return the shapes of its inputs, None for an extent that depends on a symbol."""
         return {
             name: [_extent(expression) for expression in shape]
             for name, shape in self.document.input_shapes.items()
         }
 
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """The entries of a graph.quant."""
+        """Return the entries of a graph.quant."""
         return read_quantization(source, self.document.names, self.options.meter)
 
     def converted(
         self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
     ) -> dict[str, Member]:
-        """Raise UnsupportedError: the dialect is written in no other way than it was read."""
+        """Raise UnsupportedError: the dialect is written only as it was read."""
         raise UnsupportedError(
             "a document of tract's dialect has operations that NNEF 1.0 does not have",
             span=Span(self.document.source, 0),
@@ -82,7 +82,6 @@ class TractFrontend(TextFrontend):
 
 
 def _variables(document: Document) -> int:
-    """How many variables the text has."""
     bodies = [document.graph.body, *(f.body or () for f in document.fragments.values())]
     found = s.invocations(assignment.value for body in bodies for assignment in body)
     return sum(node.operation == "variable" for node in found)

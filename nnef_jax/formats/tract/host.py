@@ -1,8 +1,8 @@
-"""Values known when a document is flattened: shapes, indices, ranges. `folding` computes with them.
+"""Values known when a document is flattened: shapes, indices, ranges.
 
-A host value is a numpy array of Python integers (dtype object), of float64 or of bool. Integers
-never wrap; among them is `UNKNOWN` where an extent is open, and whatever jax.export has for extents
-that it keeps symbolic. Among real numbers NaN stands for what depends on an open extent.
+A host value is a numpy array of Python integers (dtype object), float64 or bool. Integers never
+wrap; open extents are `UNKNOWN`, symbolic ones whatever jax.export has. NaN is a real number that
+depends on an open extent.
 """
 
 from __future__ import annotations
@@ -63,10 +63,7 @@ def is_integer(value: Host) -> bool:
 
 
 def integers(value: Host) -> list[int]:
-    """Return the items of a host value, in order, as integers.
-
-    Raises InvalidOperation for a number that is not whole.
-    """
+    """Return the items in order as integers. Raises InvalidOperation for one that is not whole."""
     if is_integer(value):
         return list(value.ravel())
     items: list[int] = []

@@ -1,4 +1,4 @@
-"""The intrinsics of the dialect: the modules that have some, which register them."""
+"""Import the modules of the dialect that register intrinsics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that introduce what is outside of the text: inputs, variables, other networks."""
+"""Operations that introduce what is outside the text: inputs, variables, other networks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NETWORK = 60  # steps, for a network within another one
 
 @intrinsic(*EXTERNALS)
 def _external(site: CallSite) -> Value:
-    """Declare an input. `external` says by its generic argument what it holds."""
+    """Declare an input; the generic argument of `external` says what it holds."""
     graph, frame, kind = site.graph, site.frame, site.invocation
     if frame.fragment is not None:
         raise site.error(f"'{kind.operation}' is not allowed in a fragment")
@@ -69,7 +69,7 @@ def _external(site: CallSite) -> Value:
 
 @intrinsic("variable")
 def _variable(site: CallSite) -> Value:
-    """Declare a parameter. Its file says what it holds, graph.quant where that is quantised."""
+    """Declare a parameter of its file's type, or graph.quant's where it is quantised."""
     graph, unit, label = site.graph, site.unit, site.string("label")
     if graph.outer is not None:  # in the body of a scan: it is passed from outside
         return graph.capture(_variable(site.into(graph.outer)))

@@ -20,7 +20,7 @@ _BEYOND = 1 << 64
 
 
 def read_json(source: Source, meter: Meter) -> Any:
-    """A JSON document; DataError where it is none, LimitError where it is nested too deeply."""
+    """Return a JSON document. Raises DataError, LimitError where it is nested too deeply."""
     deepest = meter.limits.nesting
     deep = LimitError(f"{source.name}: nested more than {deepest} deep", hint=raising("nesting"))
     try:
@@ -40,10 +40,9 @@ def read_json(source: Source, meter: Meter) -> Any:
 
 
 def value_at(document: Any, key: str, name: str, meter: Meter) -> Json:
-    """The value at a key path, '$.layers[0].size' or 'layers.0.size'; `name` is the document's.
+    """Return the value at a key path, '$.layers[0].size' or 'layers.0.size', of document `name`.
 
-    Raises DataError where there is nothing, or what is no number, truth value, string or list of
-    these.
+    Raises DataError for a missing value, or one that is no number, bool, string or list of these.
     """
     value, path, at = document, key.removeprefix("$"), 0
     while at < len(path):

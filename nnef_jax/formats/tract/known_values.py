@@ -1,4 +1,4 @@
-"""Operations whose result is known where that of their arguments is: types, shapes, ranges."""
+"""Operations whose result is known where their arguments are: types, shapes, ranges."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ from nnef_jax.formats.tract.quantized_tensors import codes_of
 
 @intrinsic("cast", "tract_core_cast")
 def _cast(site: CallSite) -> Any:
-    """Return a value as another type; without one, as the type that graph.quant gives the result.
-
-    The standard's `cast` says it by its generic argument.
-    """
+    """Cast to `to`, the standard's generic argument, or the result's type in graph.quant."""
     graph, value, generic = site.graph, site.arguments["input"], site.invocation.generic
     if "to" in site.arguments:
         name = site.string("to")
@@ -38,7 +35,7 @@ def _cast(site: CallSite) -> Any:
         return site.apply("copy", *site.names, x=value)
     dtype = datum.dtype_of(name, graph.builder.real)
     is_known = not isinstance(value, Value)
-    # Of the types that known values have, these stay known.
+    # Known values of these types stay known.
     kinds = {graph.builder.integer: "integer", graph.builder.real: "scalar", "bool": "logical"}
     try:
         if is_known and dtype in kinds:
@@ -107,7 +104,7 @@ def _number(site: CallSite, name: str) -> h.Host:
     known = h.host(value)
     if known.size != 1:
         raise InvalidOperation(f"'{name}' must be one number, these are {known.size}")
-    # NaN is what depends on an extent that is open.
+    # NaN depends on an open extent.
     if not h.is_integer(known) and (
         np.isinf(known) or (np.isnan(known) and not site.graph.is_open)
     ):

@@ -1,4 +1,4 @@
-"""How an operation of a document becomes operations of the graph."""
+"""Turn an operation of a document into operations of the graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Insert(Protocol):
     def __call__(
         self, kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any], part: str
     ) -> Value:
-        """Return its result; `part` says in the name of that what it is of the other operation."""
+        """Return the result; `part` names the part of the other operation that it is."""
         ...
 
 
@@ -31,22 +31,22 @@ class Draft:
     _insert: Insert
 
     def dtype(self, name: str) -> str:
-        """The dtype of an operand."""
+        """Return the dtype of an operand."""
         x = self.operands[name]
         return x.type.dtype if isinstance(x, Value) else x.dtype.name
 
     def shape(self, name: str) -> Shape:
-        """The shape of an operand."""
+        """Return the shape of an operand."""
         x = self.operands[name]
         return x.type.shape if isinstance(x, Value) else ()
 
     def before(self, name: str, kind: str, operand: str = "input", **attributes: Any) -> None:
-        """Have another operation on an operand before this one."""
+        """Put another operation on an operand before this one."""
         operands = {operand: self.operands[name]}
         self.operands[name] = self._insert(kind, operands, attributes, name)
 
     def after(self, kind: str, operand: str = "input", **attributes: Any) -> None:
-        """Have another operation on the result of this one."""
+        """Put another operation on the result of this one."""
         result = self._insert(self.kind, self.operands, self.attributes, self.kind)
         self.kind, self.operands, self.attributes = kind, {operand: result}, attributes
 
@@ -55,8 +55,8 @@ class Draft:
 class Meaning:
     """How an operation of a document becomes one of a kind.
 
-    Arguments that are `dropped` do not matter, others are `renamed`, `added` are attributes that
-    the dialect fixes. What is left to do `rewrite` does, maybe by further operations.
+    Arguments are `dropped` or `renamed`; `added` attributes are fixed by the dialect. `rewrite`
+    does the rest, maybe by further operations.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class Meaning:
     def draft(
         self, operands: Mapping[str, Any], attributes: Mapping[str, Any], insert: Insert
     ) -> Draft:
-        """The operation with these arguments of the document. Raises InvalidOperation."""
+        """Return the operation with these arguments of the document. Raises InvalidOperation."""
         given = {**self._named(attributes), **self.added}
         draft = Draft(self.kind, self._named(operands), given, insert)
         if self.rewrite is not None:
@@ -76,7 +76,7 @@ class Meaning:
         return draft
 
     def in_document(self, text: str) -> str:
-        """A text with quoted names of the kind's arguments as the names of the document."""
+        """Replace quoted names of the kind's arguments in a text by those of the document."""
         names = {kind: document for document, kind in self.renamed.items()}
         return re.sub(r"'(\w+)'", lambda name: f"'{names.get(name[1], name[1])}'", text)
 

@@ -1,7 +1,6 @@
-"""What the operations of the dialect are in the graph: its names and conventions as kinds.
+"""The table from the dialect's operations and conventions to kinds; no other way leads there.
 
-Operations of a document reach kinds through this table alone. Those of NNEF that tract reads as the
-standard does are kinds of the same name.
+Operations of NNEF that tract reads as the standard does are kinds of the same name.
 """
 
 from __future__ import annotations
@@ -18,6 +17,6 @@ from nnef_jax.formats.tract.meaning import Meaning
 
 @cache
 def meanings() -> Mapping[str, Meaning]:
-    """The table: operations by the names that documents give them."""
+    """Return the meanings of operations by the names that documents give them."""
     same = {name: Meaning(name) for name in standard() if name in rules}
     return {**same, **CONVENTIONS, **ADDITIONS}

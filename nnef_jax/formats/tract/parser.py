@@ -1,7 +1,6 @@
 """From the dialect's text to a `Document`, by lark's LALR parser.
 
-Sources: tract's NNEF grammar is described in its documentation of the format; what its writer and
-torch_to_nnef make of it was taken from their files.
+Sources: tract's documentation of the format, and files of its writer and of torch_to_nnef.
 """
 
 from __future__ import annotations
@@ -44,10 +43,9 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parse(source: Source, meter: Meter) -> Document:
-    """Read a document.
+    """Return the document of a text.
 
-    Raises NnefSyntaxError where the text does not follow the grammar, LimitError where expressions
-    are nested too deeply or there are too many tokens.
+    Raises NnefSyntaxError, LimitError for too deep expressions or too many tokens.
     """
     text, properties = without_properties(source.text)
     template = _TEMPLATE.search(text)
@@ -91,10 +89,9 @@ def parse(source: Source, meter: Meter) -> Document:
 
 
 def without_properties(text: str) -> tuple[str, dict[str, str]]:
-    """The text with blanks in place of the properties, and these.
+    """Return the text with its properties blanked out, and these.
 
-    They are never called, and tract does not escape the quotes in them: the grammar cannot read
-    them.
+    They are never called, and tract does not escape quotes in them: the grammar cannot read them.
     """
     start = next((x.start() for x in signs(text) if x[1].startswith("fragment")), None)
     found = _PROPERTIES.match(text, start) if start is not None else None
@@ -131,7 +128,7 @@ def _assertion(source: Source, line: _Line, meter: Meter) -> Assertion:
 
 
 def _read(source: Source, text: str, meter: Meter) -> Any:
-    """What the grammar makes of a text, but for flat statements that need no grammar."""
+    """Return the grammar's result for a text, but for flat statements, which need no grammar."""
     left, read = flat_statements(text, meter.limits.nesting)
     try:
         lines, fragments, graph = _run("document", source, left, meter)
@@ -161,7 +158,7 @@ def _parser() -> tuple[Lark, _Builder]:
 
 def _run(start: str, source: Source, text: str, meter: Meter) -> Any:
     meter.spend(TOKEN * count_tokens(text), source.name)
-    with within_memory("the text"), _LOCK:  # the builder holds what it is told of one text
+    with within_memory("the text"), _LOCK:  # the builder holds state of one text
         lark, builder = _parser()
         builder.begin(source, meter.limits.nesting)
         try:
@@ -182,7 +179,6 @@ class _Builder(Transformer[Token, Any]):
         self.begin(Source("", ""), 0)
 
     def begin(self, source: Source, nesting: int) -> None:
-        """Start on a new text."""
         self._source = source
         self._nesting = nesting
 

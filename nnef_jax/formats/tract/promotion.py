@@ -1,8 +1,8 @@
-"""Which dtype the operands of an operation take where it wants one for all of them.
+"""The common dtype of an operation's operands.
 
 Constants (literals, known values, parameters) take the dtype of the tensors beside them, as in
 tract, unless that loses their meaning: a tensor of integers times 0.5 is computed in real numbers,
-as torch means it. Tensors of different dtypes are promoted as by jax.numpy.
+as in torch. Tensors of different dtypes are promoted as by jax.numpy.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def common_dtype(
 def typed(value: Host, dtype: str) -> Any:
     """Return a known value of one item as a literal of a dtype."""
     item: Any = value.ravel()[0]
-    with np.errstate(all="ignore"):  # what a small real type does not have becomes infinite
+    with np.errstate(all="ignore"):  # small real types get infinity for numbers out of range
         return jnp.dtype(dtype).type(item)
 
 

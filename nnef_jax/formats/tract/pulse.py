@@ -1,7 +1,7 @@
 """Operations of a network cut into pulses: each call gets the next piece of a stream.
 
-What has to be kept from piece to piece becomes a state of the graph, which starts with zeros: the
-network then runs by `model.step` and `model.scan`. Source: registry tract_pulse.
+States of the graph, zeros at first, keep what later pieces need: the network runs by `model.step`
+and `model.scan`. Source: registry tract_pulse.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nnef_jax.formats.syntax.types import INTEGER, SCALAR
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.formats.tract.call_site import CallSite, intrinsic
 
-_ENDLESS = np.iinfo(np.int32).max  # where a stream ends that has no known length
+_ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 
 
 @intrinsic("tract_pulse_delay")
@@ -44,17 +44,14 @@ def _delay(site: CallSite) -> Value:
 
 @intrinsic("tract_pulse_mask")
 def _mask(site: CallSite) -> Value:
-    """Put a value instead of all before `begin` and from `end` on."""
+    """Replace all before `begin` and from `end` on by a value."""
     begin, end = (_position(site.arguments[n]) for n in ("begin", "end"))
     return _between(site, begin, end, attribute(site.arguments["value"], SCALAR))
 
 
 @intrinsic("tract_pulse_pulse_pad")
 def _pulse_pad(site: CallSite) -> Value:
-    """Put a value in the places ahead of the stream's first item, and behind its last one.
-
-    There are `before` and `after` of these: what is further away is nobody's data.
-    """
+    """Replace `before` places ahead of the stream and `after` behind it by a value."""
     border = site.string("border")
     if border != "constant":
         raise InvalidOperation(
@@ -81,7 +78,7 @@ def _cumsum(site: CallSite) -> Value:
 
 
 def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
-    """Keep the stream from `begin` to before `end`, and put a value instead of all else.
+    """Keep the stream from `begin` to before `end`, replace the rest by a value.
 
     A counter of what has passed is the state; pieces have `overlap` items of the one before.
     """
@@ -97,7 +94,7 @@ def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 
 
 
 def _stream(site: CallSite) -> tuple[Value, int]:
-    """Return the piece of the stream that a call gets, and the axis along which it is cut."""
+    """Return the call's piece of the stream, and the axis along which it is cut."""
     input, axis = site.tensor(site.arguments["input"]), site.integer("axis")
     rank = len(input.type.shape)
     if not -rank <= axis < rank:

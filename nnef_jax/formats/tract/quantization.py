@@ -3,12 +3,11 @@
     "name": zero_point_linear_quantize(zero_point = 143, scale = 0.02, bits = 8, signed = false);
     i"any name": linear_quantize(min = -1.0, max = 1.0, bits = 8);
 
-The algorithms are the standard's, with these differences: `linear_quantize` is signed, thus
-`min_max_linear_quantize(..., signed = true, symmetric = false)`; `symmetric` may be given to the
-other one and has no effect, all codes of so many bits count; integers may stand for scalars; commas
-and semicolons may be left out or trail. Of several entries for one name the last counts. A list in
-brackets, which tract does not read, has a number for each channel; bits and signs are the same for
-all of them.
+The algorithms are the standard's, but `linear_quantize` is `min_max_linear_quantize(...,
+signed = true, symmetric = false)`; the other's `symmetric` has no effect, all codes of so many bits
+count. Integers may stand for scalars; commas and semicolons may be left out or trail. The last
+entry of a name counts. A list in brackets, which tract does not read, has a number for each
+channel; bits and signs are the same for all of them.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class _Token:
 
 
 def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
-    """Read the quantisers of a graph.quant by the names of their tensors, which are among `names`.
+    """Return the quantisers of a graph.quant by their tensors' names, which are among `names`.
 
     Raises NnefSyntaxError or SemanticError for all that is wrong at once.
     """
@@ -99,11 +98,10 @@ class _Reader:
         self._meter = meter
 
     def at_end(self) -> bool:
-        """Return whether there are no more entries."""
         return self._peek().kind == "end"
 
     def entry(self) -> tuple[_Token, _Token, dict[str, s.Argument]]:
-        """Read name, algorithm and arguments of the next entry."""
+        """Return name, algorithm and arguments of the next entry."""
         start = self._peek().span.offset
         try:
             return self._entry()
@@ -255,10 +253,7 @@ def _unknown(name: _Token, names: Collection[str], meter: Meter) -> SemanticErro
 
 
 def step_of(quantizer: Quantizer) -> NDArray[Any] | None:
-    """Return how far a quantised tensor's numbers are apart, an array where channels differ.
-
-    None where the algorithm has no steps.
-    """
+    """Return a quantised tensor's steps, an array where channels differ; None without steps."""
     given: Any = quantizer.arguments
     match given:
         case {"scale": scale}:

@@ -1,7 +1,6 @@
-"""What stands for a tensor that graph.quant names: real numbers, and the codes of these.
+"""Tensors that graph.quant names, as real numbers (code - zero point) * scale and as codes.
 
-A tensor is the real numbers that its codes stand for: (code - zero point) * scale. Some operations
-take the codes, with zero points and scales of their own.
+Some operations take the codes, with zero points and scales of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.quantization import step_of
 
-# Operations on codes, with the operands that are these.
+# Operations on codes, with the operands that are codes.
 _CODED = {
     "tract_core_qconv": ("input", "filter"),
     "tract_core_qmatmul": ("A", "B"),
@@ -24,7 +23,7 @@ _CODED = {
 
 
 def quantized(site: CallSite, name: str, value: Any) -> Any:
-    """Return what a name stands for downstream: the value as graph.quant quantises it."""
+    """Return the value of a name as graph.quant quantises it."""
     entry = site.unit.quantizers.get(name)
     if entry is None:
         return value
@@ -49,7 +48,7 @@ def quantized(site: CallSite, name: str, value: Any) -> Any:
 
 
 def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
-    """Return the arguments of an operation, with the codes of tensors that it takes as such."""
+    """Return the arguments of an operation, with codes for the tensors that it takes so."""
 
     def coded(value: Any) -> Any:
         if isinstance(value, list):
@@ -62,7 +61,7 @@ def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
 
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
-    """Compute the codes of real numbers that an entry has rounded to what codes stand for."""
+    """Return the codes of real numbers that an entry has rounded to what codes stand for."""
     variable = value in site.graph.constants
     zero, scale = (
         entry.value(n, value.type.shape, variable=variable) for n in ("zero_point", "scale")
@@ -73,7 +72,6 @@ def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
 
 
 def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value:
-    """Compute the real numbers that codes stand for."""
     zero, scale = (
         entry.value(n, codes.type.shape, variable=False) for n in ("zero_point", "scale")
     )

@@ -25,10 +25,9 @@ _LARGE = "enable jax's x64 mode, jax.config.update('jax_enable_x64', True), and 
 
 
 class Resources:
-    """The texts and data of one network, read when asked for and kept.
+    """The texts and data of one network, read when asked for, and kept after the archive is closed.
 
-    What was read stays valid after the archive is closed. A label names the member LABEL.dat, or
-    any other suffix; slashes that it starts with are dropped, as tract does.
+    A label names the member LABEL.dat, or any other suffix, without leading slashes, as in tract.
     """
 
     def __init__(self, archive: Archive, meter: Meter, *, depth: int = 0) -> None:
@@ -41,17 +40,17 @@ class Resources:
 
     @cached_property
     def graph(self) -> Source:
-        """The text of the network."""
+        """Return the text of the network."""
         return self._archive.read_text(_GRAPH)
 
     @cached_property
     def quantization(self) -> Source | None:
-        """The text of graph.quant, where there is one."""
+        """Return the text of graph.quant, where there is one."""
         exists = self._archive.exists(_QUANTIZATION)
         return self._archive.read_text(_QUANTIZATION) if exists else None
 
     def get(self, label: str) -> StoredTensor:
-        """Read the tensor of a label: from LABEL.dat, or from any member in the safetensors format.
+        """Return the tensor of a label: LABEL.dat, or one of any member in the safetensors format.
 
         Raises ArchiveError where there is neither, and what reading it raises.
         """
@@ -71,7 +70,7 @@ class Resources:
 
     @cached_property
     def _safetensors(self) -> dict[str, SafetensorsFile]:
-        """The members in the safetensors format, the first of them that has it for each label."""
+        """Return the first member in the safetensors format for each label."""
         files = [
             SafetensorsFile(self._archive.open_tensor(name), name, self._meter)
             for name in self._archive.names()
@@ -80,7 +79,7 @@ class Resources:
         return {label: file for file in reversed(files) for label in file.labels}
 
     def json(self, label: str, key: str) -> Json:
-        """Read the value at a key path of LABEL.json, as `value_at` finds it.
+        """Return the value at a key path of LABEL.json, as `value_at`.
 
         Raises ArchiveError where there is no such member, and what reading it raises.
         """
@@ -122,7 +121,7 @@ class Resources:
 def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDArray[Any]:
     """Return stored data in the dtype that the network computes in.
 
-    Raises DataError where integers do not fit it, and where it is of another kind than the data.
+    Raises DataError for integers that do not fit, and for data of another kind.
     """
     hint = _LARGE if array.dtype.itemsize == 8 else ""
     return convert(array, jnp.dtype(dtype), member, meter, hint)

@@ -1,8 +1,8 @@
-"""Archive members in the safetensors format, whose tensors are named by the labels of variables.
+"""Archive members in the safetensors format, whose tensors are named by variables' labels.
 
-The length of the header in 8 bytes (little endian); the header, an object in JSON with the dtype,
-the shape and the place of each tensor behind it; the data, one tensor after the other, no holes.
-The package `safetensors` would hold all tensors a second time. Source: the format's README.
+8 bytes hold the header's length (little endian), the header (JSON) the dtype, shape and place of
+each tensor; the data follow without holes. The package `safetensors` would hold all tensors a
+second time. Source: the format's README.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DTYPES = {
 
 
 class SafetensorsFile:
-    """A member whose header has been read; its tensors are views of its bytes.
+    """A member with its header read; its tensors are views of its bytes.
 
     Raises DataError for a broken one, LimitError for a header that takes too long to read.
     """
@@ -79,14 +79,14 @@ class SafetensorsFile:
 
     @property
     def labels(self) -> Collection[str]:
-        """The names of its tensors."""
+        """Return the names of its tensors."""
         return self._entries.keys()
 
     def get(self, label: str) -> StoredTensor:
-        """The tensor of a name.
+        """Return the tensor of a name.
 
-        Raises UnsupportedError for numbers of a kind that nothing here computes with, DataError
-        where the shape is not that of the data, or one that no array can have.
+        Raises UnsupportedError for a dtype that nothing here computes with, DataError for a shape
+        that does not match the data, or one that no array can have.
         """
         entry = self._entries[label]
         name, shape = f"{self._name}: '{label}'", tuple(entry["shape"])

@@ -40,9 +40,9 @@ def body_of(node: s.Invocation) -> str:
 def _scan(site: CallSite) -> Any:
     """Flatten the body by itself and add one operation `scan` to the graph.
 
-    The parameters of the body go by name: to slices of the scanned tensors, to whole ones, and to
-    states, which start as a tensor and become a result of the body after each turn. In a network
-    that gets a stream piece by piece the states stay from call to call.
+    The body's parameters go by name: to slices of the scanned tensors, to whole ones, and to
+    states, which start as a tensor and become a result of the body after each turn. Where a network
+    gets a stream piece by piece, states stay from call to call.
     """
     name, document = site.string("body"), site.unit.document
     fragment = document.fragments.get(name)
@@ -106,17 +106,13 @@ def _entries(value: Any, key: str) -> list[tuple[Any, ...]]:
 
 
 def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
-    """Return axis and chunk; a chunk that is left out is 1."""
     chunk = known_integer(values[1], "chunk") if values[1:] else 1
     return known_integer(values[0], "axis"), chunk
 
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """The body of a scan, flattened into a graph of its own.
-
-    `skipped` is how many turns at the start of a stream leave the states as they are.
-    """
+    """The body of a scan as a graph of its own; the states wait for `skipped` turns of a stream."""
 
     site: CallSite
     fragment: s.Fragment
@@ -128,9 +124,9 @@ class _Body:
     def flatten(
         self, states: Sequence[tuple[str, Value, str]], *, again: bool = False
     ) -> tuple[Graph, list[Value], list[tuple[str, Value, str]]]:
-        """Return the graph, what goes into it whole, and the states with their initial tensors.
+        """Return the graph, its whole inputs, and the states with their initial tensors.
 
-        What a state starts from takes the dtype that the body gives the state.
+        Initial tensors take the dtype that the body gives the state.
         """
         site = self.site.into(self.site.graph.body())
         graph, bound = site.graph, _Bound(self.site, self.fragment)
@@ -164,7 +160,7 @@ class _Body:
         flat = graph.builder.graph(
             self.fragment.name, [*nexts, *results], names, [value.name for value in inputs]
         )
-        # What the body declares and does not need, the scan does not read.
+        # The scan does not read what the body declares and does not need.
         spare = {inner for inner, _ in tensors} - flat.needed
         flat = replace(flat, inputs=tuple(value for value in flat.inputs if value not in spare))
         return flat, [outer for inner, outer in tensors if inner not in spare], list(states)
@@ -185,7 +181,7 @@ class _Body:
     def kept(
         self, starts: Sequence[Any], states: Sequence[tuple[str, Value, str]], prefix: str
     ) -> list[Value]:
-        """Add variables instead of the initial states, and one for the counter."""
+        """Return new variables instead of the initial states, and one for the counter."""
         graph, variables = self.site.graph, list[Value]()
         for start, (name, value, _) in zip(starts, states, strict=True):
             known = graph.constants.get(start) if isinstance(start, Value) else host(start)
@@ -244,7 +240,6 @@ class _Bound:
         return found
 
     def refuse_missing(self) -> None:
-        """Refuse a body with parameters that have no value."""
         missing = [p.name for p in self._fragment.parameters if p.name not in self.values]
         if missing:
             message = f"nothing is given to {', '.join(map(repr, missing))} of the body"
@@ -260,7 +255,6 @@ class _Names:
 
     @cached_property
     def _alike(self) -> dict[str, list[str]]:
-        """Group the identifiers that are escaped alike."""
         found: dict[str, list[str]] = {}
         for identifier in self._known:
             found.setdefault(_escape(identifier), []).append(identifier)
@@ -277,10 +271,10 @@ class _Names:
 
 
 def _escape(name: str) -> str:
-    """Write a name as tract does where it has no identifiers in quotes.
+    """Write a name as tract does without identifiers in quotes: `/rnn/X.0` is `__rnn_X_0`.
 
-    Letters and digits of any alphabet stay, all else becomes an underscore, and another one goes in
-    front of what does not begin with a letter or an underscore: `/rnn/X.0` is `__rnn_X_0`.
+    Letters and digits of any alphabet stay, all else becomes an underscore; another one precedes
+    a name that does not begin with a letter or an underscore.
     """
     before = "" if name[:1].isalpha() or name[:1] == "_" else "_"
     return before + "".join(c if c.isalnum() else "_" for c in name)

@@ -14,7 +14,7 @@ from nnef_jax.formats.tract.document import Assertion, Document
 from nnef_jax.limits import Meter
 
 _LARGEST = 1 << 40  # that a symbol is looked for
-_BEYOND = 1 << 64  # what is larger than any extent: values of expressions stay there
+_BEYOND = 1 << 64  # larger than any extent: values of expressions stay there
 _STEPS = 20  # of the meter, for an equation or assertion
 _COMPARISONS = {
     "<": lambda a, b: a < b,
@@ -29,10 +29,7 @@ _COMPARISONS = {
 def has_open_inputs(
     document: Document, given: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
 ) -> bool:
-    """Return whether an extent of an input is left open: what depends on it is not known then.
-
-    `given` are shapes for some of the inputs, `values` those of symbols.
-    """
+    """Return whether an input's extent is open, given some inputs' shapes and symbols' values."""
     return any(
         extent is None or extent is UNKNOWN for shape in given.values() for extent in shape
     ) or any(
@@ -46,10 +43,9 @@ def has_open_inputs(
 def solve(
     document: Document, shapes: Mapping[str, Sequence[int | None]], meter: Meter
 ) -> dict[str, int]:
-    """Find the values of symbols that follow from known shapes of inputs, UNKNOWN for all others.
+    """Return the values of symbols that follow from inputs' known shapes, UNKNOWN for all others.
 
-    Raises InputError where shapes ask for different values of a symbol or for none that there is,
-    or an assertion fails.
+    Raises InputError where shapes ask for different or impossible values, or an assertion fails.
     """
     equations = [
         _Equation(name, axis, expression, extent, tuple(_leaves(expression)), meter)
@@ -96,7 +92,6 @@ class _Equation:
 
     @property
     def names(self) -> list[str]:
-        """The symbols in the expression."""
         found = [leaf.name for leaf in self.leaves if isinstance(leaf, s.Identifier)]
         return list(dict.fromkeys(found))
 
@@ -105,7 +100,7 @@ class _Equation:
         return [name for name in self.names if name not in values]
 
     def solution(self, values: Mapping[str, int]) -> int | None:
-        """Find the value of its only free symbol, None where it has none or more of them."""
+        """Return the value of its only free symbol, None where it has none or more of them."""
         free = self.free(values)
         if len(free) != 1:
             return None
@@ -128,7 +123,7 @@ class _Equation:
         return None if is_symbolic(self.extent) else self._by_doubling(at)
 
     def _by_doubling(self, at: Callable[[int], Any]) -> int | None:
-        """Find the smallest value for which an expression that grows is the extent."""
+        """Return the smallest value for which an expression that grows is the extent."""
         high = 1
         while not at(high) >= self.extent:
             high *= 2
@@ -193,7 +188,7 @@ def _binary(operator: str, a: Any, b: Any) -> Any:
 
 
 def _check(document: Document, assertion: Assertion, values: Mapping[str, int]) -> None:
-    # A scenario names a use of the network, such as the first step of decoding: not every call.
+    # A scenario names one use of the network, such as the first step of decoding.
     if assertion.scenario or evaluate(assertion.condition, values) is not False:
         return
     names = dict.fromkeys(_names(assertion.condition))
@@ -209,7 +204,6 @@ def _names(expression: s.Expression) -> Iterator[str]:
 
 
 def _leaves(expression: s.Expression) -> Iterator[s.Literal | s.Identifier]:
-    """Yield the symbols and numbers of an expression, in order."""
     pending = [expression]
     while pending:
         match pending.pop():

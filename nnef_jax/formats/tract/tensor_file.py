@@ -1,8 +1,7 @@
 """Tensor files of the dialect: those of NNEF 1.0, and the item types that tract adds to them.
 
-The header is that of NNEF 1.0 (`storage.tensorfile`). Item types of vendor 0 are the standard's,
-but its two quantised ones are integers like any other here: tract writes all integers so. Of vendor
-'TR' there are
+The header is NNEF 1.0's (`storage.tensorfile`). Item types of vendor 0 are the standard's, but its
+two quantised ones are plain integers: tract writes all integers so. Of vendor 'TR' there are
 
     0x0000    complex numbers of 32, 64 and 128 bits, the real part first
     0x1000    strings, each behind its length in bytes (4 bytes); the data length means nothing
@@ -43,10 +42,10 @@ _BLOCK_TYPES = {format.name for format in FORMATS.values()}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A tensor as it is stored: a read-only array, tract's name of its datum type, and where it is.
+    """A tensor as stored: a read-only array, tract's datum type, and its member for errors.
 
     The datum type is 'bool', 'u8' .. 'i64', 'f16' .. 'f64', 'bf16', 'complexf16' .. 'complexf64',
-    'string', 'q4_0' or 'q8_1'. Strings are an array of dtype object. `member` is for errors.
+    'string' (dtype object), 'q4_0' or 'q8_1'.
     """
 
     array: NDArray[Any]
@@ -55,7 +54,7 @@ class StoredTensor:
 
     @property
     def codes(self) -> TensorFile | None:
-        """Integers as the codes that they are where graph.quant says so; None for all else."""
+        """Return integers as codes for graph.quant, None for all else."""
         dtype = self.array.dtype
         if dtype.kind not in "iu":
             return None
@@ -64,8 +63,8 @@ class StoredTensor:
     def shaped(self, shape: Shape, label: str) -> NDArray[Any]:
         """Return the array in the shape that the variable of a label declares.
 
-        That may differ from the stored one in trailing 1s, and for block-quantised data, which are
-        stored as a matrix, in all but the number of items. Raises DataError where it does not fit.
+        Trailing 1s may differ; of block-quantised data, a matrix in the file, only the number of
+        items counts. Raises DataError where it does not fit.
         """
         if self.datum not in _BLOCK_TYPES:
             check_shape(self.array.shape, shape, label, self.member)
@@ -78,11 +77,11 @@ class StoredTensor:
 
 
 def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:
-    """Read a tensor file of the dialect; `name` is what errors call it.
+    """Return the tensor of a file of the dialect; `name` is what errors call it.
 
-    Nothing is allocated before the header agrees with itself and with the size of the file.
-    Raises DataError, UnsupportedError for item types that nothing here computes with, LimitError
-    for a tensor that cannot be used as it is stored and takes more memory than the meter allows.
+    Nothing is allocated before the header agrees with itself and with the size of the file. Raises
+    DataError, UnsupportedError for item types that nothing here computes with, LimitError for a
+    tensor that must be converted and takes more memory than the meter allows.
     """
     header = tensorfile.final_header(data, name)
     if header.vendor != _VENDOR:

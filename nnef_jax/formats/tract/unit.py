@@ -1,4 +1,4 @@
-"""One network of an archive: an archive may hold further ones under labels."""
+"""One network of an archive, which may hold further ones under labels."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nnef_jax.limits import Meter
 class Unit:
     """A document, the data beside it, and the entries of its graph.quant by tensor.
 
-    `rounds` says whether tensors that an entry names are rounded when the network runs. `progress`
-    is told how many variables are read. `labels` precedes the labels of a network within another.
+    `rounds`: tensors of entries are rounded when the network runs. `progress` is told how many
+    variables are read. `labels` precedes the labels of a network within another.
     """
 
     document: Document

@@ -1,4 +1,4 @@
-"""Finds all the operations of a document that cannot be run, before anything else is done."""
+"""Find all the operations of a document that cannot be run, before anything else is done."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from nnef_jax.similar import did_you_mean
 
 
 def refuse_unsupported(document: Document, rules: Registry, meter: Meter) -> None:
-    """Raise UnsupportedError for all the operations at once that nothing here can run.
-
-    Fragments that the graph does not lead to are not looked at.
-    """
+    """Raise UnsupportedError for all operations at once that the graph reaches but cannot run."""
     uses: dict[str, list[Span]] = {}
     for node in _reached(document, rules):
         name = node.operation
@@ -31,14 +28,14 @@ def refuse_unsupported(document: Document, rules: Registry, meter: Meter) -> Non
     raise_all(sorted(errors, key=lambda error: error.span.offset if error.span else 0))
 
 
-# Operations whose number of results depends on the data: they are padded to the most there can be.
+# Operations whose number of results depends on the data: they are padded to the most possible.
 _PADDED = ("non_zero", "non_max_suppression")
 
 
 def refuse_readers_of_padding(graph: Graph) -> None:
     """Raise UnsupportedError where an operation would take the padding of another for data.
 
-    In the body of a scan it is the scan that would: it stacks the results of all turns.
+    In a scan's body the scan itself would: it stacks the results of all turns.
     """
     padded = {
         value
@@ -127,6 +124,6 @@ def _refusal(name: str, spans: list[Span], meter: Meter) -> UnsupportedError:
 
 
 def _similar(name: str, prefix: str, meter: Meter) -> str:
-    """Ask for the operation of a registry that may be meant; '' where there is none."""
+    """Return a hint at the registry's operation that may be meant; '' where there is none."""
     known = [other for other in declarations.declarations() if other.startswith(prefix)]
     return did_you_mean(name, known, meter=meter, most=1, cutoff=0.85)
