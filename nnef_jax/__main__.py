@@ -1,8 +1,8 @@
-"""The process `nnef-jax`, or `python -m nnef_jax`: it settles what may end it, then runs `cli`.
+"""The process `nnef-jax`, or `python -m nnef_jax`.
 
-Python makes an exception of SIGINT, which callbacks of the garbage collector swallow and extensions
-do not survive while they are imported. Here a signal ends the process. Nothing is lost by that:
-files are replaced as a whole, by renaming.
+Python makes an exception of SIGINT, which callbacks of the garbage collector swallow and imports of
+extensions do not survive. Here a signal ends the process. Nothing is lost: files are replaced by
+renaming.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def bind_variables(
 ) -> dict[str, Any]:
     """Return the variables given in the argument `what`, by label, converted as inputs are.
 
-    Raises InputError, for all at once, where labels, shapes or dtypes are wrong, or `needed` ones
-    missing.
+    Raises InputError, for all at once, where labels, shapes or dtypes are wrong or `needed` ones
+    are missing.
     """
     source = "model.params" if what == "params" else "model.init_state()"
     if not isinstance(arrays, Mapping):

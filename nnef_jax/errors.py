@@ -1,16 +1,4 @@
-"""Everything that can be wrong with a network, in one tree.
-
-ValueError
- └─ NnefError                something is wrong with the document, its data, or what it is given
-     ├─ NnefSyntaxError      the text does not follow the grammar (spec 3.1, 3.2)
-     ├─ SemanticError        the text breaks a rule of the language or an operation (3.3, 4)
-     │   └─ ShapeError       shapes do not agree (spec 3.3.4, 4)
-     ├─ DataError            a tensor or quantisation file is broken or does not fit (spec 5)
-     ├─ ArchiveError         the container is not one, or lacks or hides a member (spec 5.1)
-     ├─ UnsupportedError     valid, but nothing here can run it
-     ├─ LimitError           larger or deeper than `nnef_jax.Limits` allows
-     └─ InputError           a call gives the wrong number, names, shapes or dtypes of inputs
-"""
+"""Everything that can be wrong with a network, in one tree."""
 
 from __future__ import annotations
 
@@ -78,23 +66,23 @@ class NnefError(ValueError):
 
 
 class NnefSyntaxError(NnefError):
-    """The text does not follow the grammar."""
+    """The text does not follow the grammar (spec 3.1, 3.2)."""
 
 
 class SemanticError(NnefError):
-    """The text breaks a rule of the language or of an operation."""
+    """The text breaks a rule of the language or of an operation (spec 3.3, 4)."""
 
 
 class ShapeError(SemanticError):
-    """Shapes do not agree with each other, with an attribute or with stored data."""
+    """Shapes do not agree with each other, an attribute or stored data (spec 3.3.4, 4)."""
 
 
 class DataError(NnefError):
-    """A tensor file or a quantisation file is broken or does not fit the document."""
+    """A tensor or quantisation file is broken or does not fit the document (spec 5)."""
 
 
 class ArchiveError(NnefError):
-    """The container is not one, or lacks a member, or hides one behind a link."""
+    """The container is not one, or lacks a member, or hides one behind a link (spec 5.1)."""
 
 
 class UnsupportedError(NnefError):

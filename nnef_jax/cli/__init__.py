@@ -1,7 +1,4 @@
-"""The command line, `nnef-jax`: what a terminal shows of the library, over its public names.
-
-`commands` holds the options of each command, the other modules what it reads and prints.
-"""
+"""The command line, `nnef-jax`: what a terminal shows of the library, over its public names."""
 
 from nnef_jax.cli.commands import app, main
 

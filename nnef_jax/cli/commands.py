@@ -1,7 +1,7 @@
-"""The command line, `nnef-jax`. A command reads its options, calls the library and prints.
+"""The commands: each reads its options, calls the library and prints.
 
-jax and what needs it are imported inside the commands, so that `--help` answers at once. Errors of
-the user's are raised as everywhere in the library; `main` makes a message and an exit code of them.
+jax is imported inside the commands, so that `--help` answers at once. Errors of the user's are
+raised as in the library; `main` makes a message and an exit code of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nnef_jax.cli.pictures import PictureOptions
     from nnef_jax.network import Network
 
-# Plain usage errors and help, without boxes: they may be piped, and rich is not loaded for them.
+# Usage errors and help have no boxes: they may be piped, and need no rich.
 app = typer.Typer(
     name="nnef-jax",
     no_args_is_help=True,
@@ -54,7 +54,7 @@ Source = Annotated[
         show_default=False,
     ),
 ]
-# A string, since Path("") is the working directory, and an empty variable of a shell is an error.
+# A string, since an empty one is an error, but Path("") the working directory.
 _CACHE_DIR = typer.Option(
     metavar="PATH",
     help="A folder to keep what is compiled in, and to find it in again. It holds machine code: "
@@ -282,10 +282,9 @@ def compile_ahead(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line: exit code 0, 1 for an error, 2 for wrong usage, 130 if interrupted.
+    """Run the command line; return 0, 1 for an error, 2 for wrong usage, 130 if interrupted.
 
-    An exception that is no error of the user's passes through, with its traceback. Signals stay as
-    the caller has them; `nnef_jax.__main__` is the process whose own they are.
+    An exception that is no error of the user's passes through. Signals stay as the caller has them.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(
@@ -331,7 +330,6 @@ def _picture_options(
 
 
 def _numbers(text: str, option: str) -> tuple[float, ...]:
-    """The numbers of a list such as '0.5,0.5,0.5'; usage error where there are others."""
     try:
         numbers = tuple(float(item) for item in text.split(","))
     except ValueError:
@@ -344,7 +342,6 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """The name and the extents of 'x=1,3,224,224'; usage error where it is something else."""
     name, _, extents = text.rpartition("=")
     items = [item.strip() for item in extents.split(",")] if extents else []
     if not name or not all(item.isdecimal() and int(item) for item in items):

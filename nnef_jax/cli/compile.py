@@ -11,10 +11,7 @@ from nnef_jax.errors import raise_all
 
 
 def compile_ahead(model: Model) -> None:
-    """Run a network on zeros, a recurrent one by `step` as well.
-
-    Raises InputError where the shape of an input is left open.
-    """
+    """Run a network on zeros, by `step` too if recurrent; InputError for an open shape."""
     raise_all(
         [
             InputError(

@@ -13,7 +13,7 @@ from nnef_jax.summary import summarise
 
 
 def describe(network: Network) -> str:
-    """What a network is, in some lines of text above the table of its operations."""
+    """Return what a network is as text, above the table of its operations."""
     graph, counts = network.graph, _counts(network)
     lines = [("name", graph.name), ("dialect", network.frontend.dialect)]
     lines += [("extension", extension) for extension in network.frontend.extensions]
@@ -26,7 +26,7 @@ def describe(network: Network) -> str:
 
 
 def description(network: Network) -> dict[str, Any]:
-    """The same as an object for JSON; an extent or count that is not known is null."""
+    """Return the same as an object for JSON; an unknown extent or count is null."""
     graph = network.graph
     return {
         "name": graph.name,

@@ -1,4 +1,4 @@
-"""The inputs of `nnef-jax run`: which file is which input, reading it, and batches of pictures."""
+"""The inputs of `nnef-jax run`: which file is which input, and batches of pictures."""
 
 from __future__ import annotations
 
@@ -37,15 +37,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The pictures for one input."""
-
     spec: TensorSpec
     layout: str
     paths: Sequence[Path]
     pictures: Sequence[Array]
 
     def check(self) -> None:
-        """Raise InputError where the batch extent is neither open nor 1 nor their number."""
         count, extent = len(self.pictures), self._extent
         if extent not in (None, 1, count):
             raise InputError(
@@ -54,7 +51,7 @@ class _Batch:
             )
 
     def stacks(self) -> bool:
-        """Whether the pictures make one tensor that the input takes."""
+        """Return whether the pictures make one tensor that the input takes."""
         if len(self.pictures) == 1:
             return True
         same = len({picture.shape for picture in self.pictures}) == 1
@@ -68,15 +65,13 @@ class _Batch:
 def read_inputs(
     arguments: Sequence[str], specs: Sequence[TensorSpec], options: PictureOptions
 ) -> list[Call]:
-    """The calls that the files on a command line stand for.
+    """Return the calls that the files on a command line stand for.
 
-    A file is for the input named before it (`NAME=FILE`), otherwise for the next one in the order
-    of the graph that has none; a .npz without a name holds arrays by the names of inputs. Several
-    pictures for one input are a batch: stacked where the input's batch extent is open or their
-    number, and a call each where it is 1 or there is none.
+    A file is for the input in `NAME=FILE`, else for the next one without; a .npz without a name
+    holds arrays by input name. Several pictures for one input are stacked where its batch extent is
+    open or their number, and a call each where it is 1 or there is none.
 
-    Raises InputError where files and inputs do not match, DataError for a broken file, OSError for
-    one that cannot be read.
+    Raises InputError where files and inputs do not match, DataError or OSError for a bad file.
     """
     arrays, paths = _assign(arguments, [spec.name for spec in specs])
     batches: list[_Batch] = []
@@ -91,7 +86,6 @@ def read_inputs(
 
 
 def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[Call]:
-    """All pictures in one call where every batch stacks, otherwise a call for each."""
     if not batches:
         return [Call(arrays)]
     for batch in batches:
@@ -114,7 +108,7 @@ def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[Call]:
 def _assign(
     arguments: Sequence[str], names: Sequence[str]
 ) -> tuple[dict[str, Array], dict[str, list[Path]]]:
-    """The arrays of unnamed .npz files by input name, and the files of the other inputs."""
+    """Return the arrays of unnamed .npz files, and the files of the other inputs, by input."""
     arrays: dict[str, Array] = {}
     paths: dict[str, list[Path]] = {}
     unnamed: list[Path] = []

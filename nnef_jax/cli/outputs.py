@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outputs of the network for one picture, which the title names, or one set of arrays."""
+    """The outputs for one picture, which the title names, or for one set of arrays."""
 
     title: str
     outputs: dict[str, Array]
@@ -37,7 +37,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """That only the `count` largest entries of each row are shown, with their labels if any."""
+    """How many of the largest entries of each row are shown, and the labels of all entries."""
 
     count: int
     labels: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ def run_call(model: Model, call: Call) -> list[Result]:
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """The names in a text file, one a line."""
+    """Read the names in a text file, one a line."""
     with files.open_regular(str(path), DataError) as file:
         data = file.read()
     try:
@@ -68,7 +68,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 
 def shown_results(results: Sequence[Result], top: Top | None, *, values: bool) -> str:
-    """The results as text, a block for each; without `values` only what `top` asks for."""
+    """Show results as text, a block each; without `values` only what `top` asks for."""
     blocks: list[str] = []
     for result in results:
         lines = [result.title] if len(results) > 1 else []
@@ -85,10 +85,7 @@ def shown_results(results: Sequence[Result], top: Top | None, *, values: bool) -
 def results_as_json(
     network: str, results: Sequence[Result], top: Top | None, *, values: bool, files: Sequence[str]
 ) -> str:
-    """The results as one JSON object.
-
-    Numbers that JSON does not have are the strings "NaN", "Infinity" and "-Infinity".
-    """
+    """Show results as one JSON object, in which "NaN", "Infinity", "-Infinity" are strings."""
     shown: list[dict[str, Any]] = []
     for result in results:
         outputs: list[dict[str, Any]] = []
@@ -121,9 +118,9 @@ _Entry = tuple[int, str | None, Any]
 
 
 def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[_Entry]]]:
-    """The position of each row, and the index, name and value of its largest entries.
+    """Return the position of each row, and the index, name and value of its largest entries.
 
-    Rows run along the last axis that is longer than 1, so that [1,1000,1,1] is one row of 1000.
+    Rows run along the last axis that is longer than 1: [1,1000,1,1] is one row of 1000.
     """
     shape = _row_shape(array)
     rows = array.reshape(-1, shape[-1])
@@ -199,8 +196,7 @@ def check_output(path: Path, names: Sequence[str]) -> None:
 def save_results(path: Path, results: Sequence[Result]) -> list[str]:
     """Save the outputs of all results together, and return the names of the files.
 
-    Outputs of several results are put together along their first axis where it is 1, and along a
-    new one otherwise.
+    Several are put together along their first axis where it is 1, along a new one otherwise.
     """
     arrays = {name: _together([r.outputs[name] for r in results]) for name in results[0].outputs}
     match path.suffix.lower():

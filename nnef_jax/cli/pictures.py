@@ -26,8 +26,7 @@ Array = NDArray[Any]
 class PictureOptions:
     """How a picture becomes a tensor: value = (pixel - mean) * scale, pixels being 0 to 255.
 
-    Mean and scale hold one number or one for each channel. The layout has a letter for each axis of
-    the input: n batch, which comes first where there is one, c channels, h height, w width.
+    Mean and scale hold a number, or one a channel; the layout a letter for each axis of the input.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -37,12 +36,12 @@ class PictureOptions:
 
 
 def is_picture(path: str | Path) -> bool:
-    """Whether a file is a picture by its suffix."""
+    """Return whether a file is a picture by its suffix."""
     return Path(path).suffix.lower() in _PICTURES
 
 
 def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array:
-    """A picture as a tensor in the layout of the input, its batch extent being 1."""
+    """Read a picture as a tensor in the layout of the input, its batch extent being 1."""
     layout = options.layout
     if len(spec.shape) != len(layout):
         raise InputError(
@@ -88,7 +87,7 @@ def _pixels(
     size: tuple[int | None, int | None],
     resize: bool,
 ) -> Array:
-    """The pixels from 0 to 255 as float32 in the order height, width, channel."""
+    """Return the pixels from 0 to 255 as float32[height, width, channel]."""
     image = _open_picture(path)
     if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
         image = _image_module().fromarray(np.asarray(image, np.float32) / 257)

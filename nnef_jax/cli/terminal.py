@@ -1,4 +1,4 @@
-"""What commands write to a terminal: results, the progress of what takes longer, errors."""
+"""What commands write to a terminal: results, progress, errors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def print_result(text: str) -> None:
 
 @contextmanager
 def status(text: str) -> Generator[Callable[[int, int], None] | None]:
-    """A spinner on a terminal's stderr while the block takes longer than a moment.
+    """Show a spinner on a terminal's stderr where the block takes longer than `STATUS_AFTER`.
 
-    It gives a function that makes a bar of it, given how much is done and of how much.
+    Yields a function of how much is done and of how much, which makes a bar of it.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -52,7 +52,7 @@ def status(text: str) -> Generator[Callable[[int, int], None] | None]:
 
 
 def report_error(message: str) -> None:
-    """An error as it is, neither wrapped nor read as markup; names in it may hold anything."""
+    """Print an error unwrapped, without markup; names in it may hold anything."""
     text = "".join(
         c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in message
     )

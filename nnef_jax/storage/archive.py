@@ -1,7 +1,4 @@
-"""Opening a container for reading: a folder, a tar archive, or the bytes of one (spec 5.1).
-
-Nothing is ever extracted. Links, devices and fifos are not followed, and no name leads outside.
-"""
+"""Opening a container (spec 5.1): nothing is extracted, and no name or link leads outside."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ class _Container(Protocol):
 class Archive:
     """A container that is open for reading; a context manager.
 
-    Member names have '/' between their parts and no leading './'. An absolute name, or one with a
-    '..' part, matches nothing. Arrays that were read stay valid after closing.
+    Member names are relative, with '/' between their parts; a name with '..' matches nothing. What
+    was read stays valid after closing.
     """
 
     def __init__(self, container: _Container, name: str, meter: Meter) -> None:
@@ -49,7 +46,7 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close the container; what was read from it stays valid."""
+        """Close the container."""
         if isinstance(self._container, Folder):
             self._container.close()
         self._container = None
@@ -71,10 +68,9 @@ class Archive:
         return self._open.location(name)
 
     def read_text(self, name: str) -> Source:
-        """Read a text member as UTF-8, once.
+        """Read a text member as UTF-8; raise ArchiveError where no regular member has this name.
 
-        Raises `NnefSyntaxError` at the first byte that is NUL or not UTF-8, `LimitError` for more
-        bytes than there are steps, `ArchiveError` where no regular member has this name.
+        Raises NnefSyntaxError at a byte that is NUL or not UTF-8, LimitError for too long a text.
         """
         if name not in self._texts:
             data = self._open.read(name)
@@ -84,10 +80,7 @@ class Archive:
         return self._texts[name]
 
     def open_tensor(self, name: str) -> memoryview:
-        """Return the bytes of a member, read-only: a map of a large file, a view of an archive.
-
-        Raises `ArchiveError` where no regular member has this name.
-        """
+        """Return a regular member, read-only, mapped or viewed if possible; raise ArchiveError."""
         return self._open.read(name)
 
     def below(self, folder: str) -> Archive:
@@ -107,8 +100,6 @@ class Archive:
 
 
 class _Below:
-    """The members in one folder of a container."""
-
     def __init__(self, container: _Container, folder: str) -> None:
         self._container = container
         self._prefix = f"{folder}/"

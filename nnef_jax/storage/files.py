@@ -79,10 +79,7 @@ def _require_regular(mode: int, path: str, error: type[NnefError]) -> None:
 
 @contextmanager
 def reported(shown: str, error: type[NnefError]) -> Generator[None]:
-    """Raise `error` where `shown` cannot be opened or read, LimitError where memory is short.
-
-    FileNotFoundError passes through.
-    """
+    """Raise `error` for what is unreadable, LimitError for want of memory, or FileNotFoundError."""
     try:
         yield
     except (FileNotFoundError, NnefError):
@@ -103,7 +100,7 @@ def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memo
     """Return the bytes of an open file, read-only: a memory map from `MAP_FROM` bytes on.
 
     The meter counts what is read. The file may be closed, renamed or deleted afterwards, but a
-    mapped one must not be written to or cut while it is in use. Raises MemoryError and OSError.
+    mapped one must not be changed while it is in use. Raises MemoryError and OSError.
     """
     descriptor = file.fileno()
     size = os.fstat(descriptor).st_size
@@ -120,10 +117,7 @@ def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memo
 
 
 def _may_map(descriptor: int) -> bool:
-    """Return whether a map may take a descriptor: a quarter of the process's is left to others.
-
-    A new descriptor gets the lowest free number, which tells how many are in use.
-    """
+    """Return whether a quarter of the descriptors is free: a new one has the lowest number."""
     if _UNTRACKED or resource is None:
         return True
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -136,10 +130,7 @@ def _may_map(descriptor: int) -> bool:
 
 
 def release(array: NDArray[Any]) -> None:
-    """Give back the memory behind an array that looks into a mapped file, until it is read again.
-
-    Other arrays, and pages shared with others, are kept.
-    """
+    """Free the memory of an array that views a mapped file, until it is read again; keep others."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -159,11 +150,10 @@ def _address(array: NDArray[Any]) -> int:
 
 @contextmanager
 def replacing(path: str, *, overwrite: bool = True) -> Generator[BinaryIO]:
-    """Open a new file that takes the place of `path` when the block ends, complete and on the disk.
+    """Open a new file that takes the place of `path` as the block ends, complete and on the disk.
 
-    Where the block raises or the process is killed, the old one stays. The next writer into the
-    folder removes what a killed one left. The new file keeps the old mode; a link itself is
-    replaced.
+    If the block raises or the process is killed, the old one stays. The new one keeps the old mode;
+    a link itself is replaced. The next writer into the folder removes what a killed one left.
 
     Raises FileExistsError for a device, fifo or socket, and for anything with `overwrite` off;
     IsADirectoryError for a folder; OSError for a full disk, naming the path.
@@ -187,10 +177,7 @@ def replacing(path: str, *, overwrite: bool = True) -> Generator[BinaryIO]:
 
 
 def bytes_of(source: Any, meter: Meter, name: str) -> memoryview:
-    """Return the bytes of something bytes-like, or the rest of a binary file object.
-
-    The file need not be seekable. Raises LimitError where it holds more than the meter allows.
-    """
+    """Return something bytes-like, or the rest of a binary file; LimitError for too much."""
     try:
         return memoryview(source).cast("B").toreadonly()
     except TypeError:

@@ -1,7 +1,7 @@
 """A folder as a container: its files are mapped or read where they are.
 
-Each part of a member's name is looked up from the descriptor of the part above it, and the kernel
-follows no link. So nobody who swaps a folder for a link during a load leads a read outside.
+A member is opened part by part, from descriptor to descriptor, and the kernel follows no link: so
+nobody who swaps a folder for a link during a load leads a read outside.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ _BY_DESCRIPTOR = os.scandir in os.supports_fd and (
 
 
 class Folder:
-    """The files below a folder: of the one that was opened, even if another has its name by now.
+    """The files below the folder that was opened, even if another has its name by now.
 
-    A symbolic link may only lead to one of them. A hard link is a file like any other.
+    A symbolic link may only lead to one of them; a hard link is a file like any other.
     """
 
     def __init__(self, path: str, meter: Meter) -> None:
         self._path = path
         self._meter = meter
-        # The path itself may lead over links: it is the user's.
         self._real = os.path.realpath(path)
         self._root = os.open(path or ".", _ROOT_FLAGS) if _BY_DESCRIPTOR else None
         self._close = weakref.finalize(self, _close, self._root)
 
     def close(self) -> None:
-        """Close the folder; what was read from it stays valid."""
+        """Close the folder."""
         self._close()
 
     def location(self, name: str) -> str:
@@ -51,9 +50,9 @@ class Folder:
         return os.path.join(self._path, name)
 
     def names(self) -> Iterator[str]:
-        """Yield the files below the folder, and all links, which are not entered.
+        """Yield the files below the folder and all links, unentered; leave out what cannot be read.
 
-        Folders that cannot be read are left out. Raises LimitError where they are nested too deep.
+        Raises LimitError where folders are nested too deep.
         """
         self._check_open()
         return self._names(self._root, ".", "", _MAX_DEPTH)
@@ -80,7 +79,7 @@ class Folder:
             _close(opened)
 
     def exists(self, name: str) -> bool:
-        """Return whether this name is that of something but a folder, readable or not."""
+        """Return whether this name is that of something but a folder."""
         self._check_open()
         parts = split_name(name)
         if not parts:
@@ -93,10 +92,9 @@ class Folder:
         return not stat.S_ISDIR(mode)
 
     def read(self, name: str) -> memoryview:
-        """Return the bytes of a member: a map of a large file.
+        """Return the bytes of a regular file, mapped if large; raise ArchiveError otherwise.
 
-        Raises ArchiveError where it is no regular file below the folder or cannot be read,
-        LimitError where it does not fit into memory.
+        Raises LimitError where it does not fit into memory.
         """
         self._check_open()
         location = self.location(name)
@@ -124,10 +122,7 @@ class Folder:
     def _parent(
         self, name: str, parts: Sequence[str], *, follow: bool
     ) -> Generator[tuple[int | None, str]]:
-        """Yield the descriptor of a member's folder, and its name there.
-
-        Links are walked part by part; with `follow` off, a last one is not.
-        """
+        """Yield a member's folder and name there, links walked (a last one only with `follow`)."""
         if self._root is None:
             yield None, self._resolved(name, parts, follow=follow)
             return
@@ -163,7 +158,7 @@ class Folder:
                 os.close(descriptor)
 
     def _below_root(self, name: str, target: str) -> str:
-        """Make an absolute path one from the folder on, by the text of both alone."""
+        """Make an absolute path relative to the folder, by the text of both alone."""
         for root in (self._real, os.path.abspath(self._path)):
             if f"{target}/".startswith(f"{root}/"):
                 return target.removeprefix(root)

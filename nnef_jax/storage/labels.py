@@ -13,9 +13,9 @@ _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
 
 def split_name(name: str) -> tuple[str, ...] | None:
-    """Return the parts of a member name without '.' and empty ones: './a//b' is ('a', 'b').
+    """Return the parts of a member name, by which members are compared: ('a', 'b') for './a//b'.
 
-    Members are compared in this form. An absolute name, or one with a '..' part, has none.
+    An absolute name, or one with a '..' part, has none.
     """
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     return None if name.startswith("/") or ".." in parts else parts
@@ -29,8 +29,8 @@ def above(name: str) -> set[str]:
 def member_of(label: str, suffix: str = ".dat") -> str:
     """Return the member that holds the data of a label: 'conv1/filter.dat' for 'conv1/filter'.
 
-    One leading '/' is dropped, as the Khronos tools do. Raises `ArchiveError`, without a place in
-    the text, for a label that could name anything but a file below the container.
+    One leading '/' is dropped, as the Khronos tools do. Raises ArchiveError, with no place in the
+    text, for a label that could name anything but a file below the container.
     """
     reason = refusal(label)
     if reason:
@@ -44,10 +44,7 @@ def member_of(label: str, suffix: str = ".dat") -> str:
 
 
 def quoted_members(text: str) -> set[str]:
-    """Return the members that a document can name: each of its strings is taken as a label.
-
-    The text need not be valid. A label that it computes is not found.
-    """
+    """Return the members that the strings of a text, valid or not, can name as labels."""
     members: set[str] = set()
     for match in _QUOTED.finditer(text):
         label = re.sub(r"\\(.)", r"\1", match[1] or match[2] or "").lstrip("/")
@@ -57,7 +54,7 @@ def quoted_members(text: str) -> set[str]:
 
 
 def refusal(label: str) -> str:
-    """Say why a label or member name can be that of no file below the container, or ''."""
+    """Say why a label or member name names no file below the container, or ''."""
     path = label.removeprefix("/")
     if not path:
         return "is empty"

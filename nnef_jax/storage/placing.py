@@ -1,6 +1,6 @@
 """Placing what is complete: a file by renaming, a folder by exchanging names.
 
-The caller checks what is replaced. An error of the disk is an OSError that names the target.
+The caller checks what is replaced. An OSError names the target.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def status(path: str) -> os.stat_result | None:
-    """Return what is at a path to be replaced, a link as itself; None where there is nothing.
-
-    Raises FileExistsError for a device, a fifo or a socket, or a link to one.
-    """
+    """Return what is at a path, a link as itself, or None; FileExistsError for a device, say."""
     for look in (os.stat, os.lstat):
         with suppress(FileNotFoundError):
             mode = look(path).st_mode
@@ -49,10 +46,7 @@ def keep_mode(path: str, old: os.stat_result | None) -> None:
 
 
 def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
-    """Give a complete file the name of its target, in one step.
-
-    Raises FileExistsError where there is something and `overwrite` is off.
-    """
+    """Give a complete file its name in one step; FileExistsError if taken, unless `overwrite`."""
     if overwrite:
         os.replace(temporary, target)
     else:
@@ -70,10 +64,9 @@ def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
 def place_folder(temporary: str, target: str, check: Callable[[str], None] | None) -> None:
     """Give a complete folder the name of its target; what had that name gets the temporary's.
 
-    This is one step where the system can exchange names: on Linux and macOS, in their own file
-    systems. Elsewhere it is two: between them nothing is at the target, and the old folder is
-    beside it as TARGET.replaced-HEX. `check` raises for the path of what must stay. Without it
-    nothing is replaced.
+    Where the system cannot exchange names (Linux and macOS can, in their own file systems), nothing
+    is at the target for a moment, and the old folder is beside it as TARGET.replaced-HEX. `check`
+    raises for the path of what must stay; without it nothing is replaced.
     """
     try:
         os.rename(temporary, target)  # replaces nothing but an empty folder

@@ -1,7 +1,6 @@
 """A tar archive as a container: expanded in memory if compressed, indexed, never extracted.
 
-The index is made here: so members are views of the archive's bytes, and a broken header in the
-middle is an error, where the standard library sees the end of the archive.
+The index is not the standard library's, which copies members and takes a broken header for the end.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ def is_tarball(start: bytes) -> bool:
 
 
 class Tarball:
-    """The members of a tar archive; of several with one name the last counts, as in tar.
+    """The members of a tar archive, of which the last of a name counts, as in tar.
 
-    A folder of the archive that holds one of `graphs` is the container. Folders, and names that are
-    absolute or have a '..' part, are left out.
+    The folder that holds graph.nnef is the container. Folders, absolute names and those with a '..'
+    part are left out.
     """
 
     def __init__(self, data: memoryview, name: str, meter: Meter, graphs: Sequence[str]) -> None:
@@ -109,7 +108,6 @@ class Tarball:
 def _without_folder(
     members: dict[str, _Member], name: str, graphs: Sequence[str]
 ) -> dict[str, _Member]:
-    """Return the members of the one folder that has one of `graphs`, unless it is at the top."""
     if any(graph in members for graph in graphs):
         return members
     paths = [path.split("/") for path in members]
@@ -209,7 +207,6 @@ def _pieces(
 
 
 def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
-    """Yield the members in order, under the names of their extended headers."""
     if not len(data):
         raise ArchiveError(f"{name} is empty, not a tar archive")
     position = 0
@@ -273,7 +270,7 @@ def _is_header(block: bytes) -> bool:
 
 
 def _number(field: bytes) -> int:
-    """Read a number of a header: octal digits, or base 256 behind a byte of 0x80."""
+    """Read octal digits, or base 256 behind a byte of 0x80."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.split(b"\0")[0].strip()
@@ -293,10 +290,7 @@ def _text(field: bytes) -> str:
 
 
 def _records(data: bytes) -> dict[str, str]:
-    """Read the path, the size and the mark of sparseness from an extended header.
-
-    A record is its own length, a space, the key, '=', the value and a newline.
-    """
+    """Read path, size and sparseness from records: length, space, key, '=', value, newline."""
     records: dict[str, str] = {}
     position = 0
     while position < len(data):

@@ -1,7 +1,7 @@
-"""Temporary names, from which what is complete takes the place of its target.
+"""Temporary names, beside their targets, from which what is complete is put in place.
 
-A temporary is beside its target, and locked while its writer lives: the system frees the lock of a
-process however it ends. The next writer into the folder removes those whose lock is free.
+A temporary is locked while its writer lives: the system frees the lock of a process however it
+ends. The next writer into the folder removes those whose lock is free.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC | getattr(os, "O_BINAR
 
 @contextmanager
 def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, BinaryIO]]:
-    """Open a new file beside its target for writing, and remove it when the block ends.
-
-    Nobody else may read a `private` one. Others get the mode of any new file.
-    """
+    """Open a new file beside its target, until the block ends; `private` is for the owner alone."""
     with _temporary(target, folder=False, private=private) as (path, descriptor):
         assert descriptor is not None
         with open(descriptor, "wb") as file:
@@ -144,9 +141,8 @@ def remove(path: str) -> None:
 def held(folder: str) -> Generator[None]:
     """Hold the lock of a folder, so that nobody else replaces or sweeps it; wait 2 s for it.
 
-    A writer has the lock of what it placed until it has removed what was there. Without the lock
-    one of two writers may, at worst, find a folder that the other is removing, and refuse to
-    replace it.
+    A writer holds that of what it placed until it has removed what was there. Without it one of two
+    writers may, at worst, find a folder that the other is removing, and refuse to replace it.
     """
     while True:
         try:

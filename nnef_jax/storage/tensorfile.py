@@ -66,11 +66,10 @@ _WRITABLE = {np.dtype(c) for c in ("?", *np.typecodes["AllInteger"], *"efd")}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorFile:
-    """A tensor as its file stores it.
+    """A tensor as its file stores it; `array` is read-only, and a view of the file where possible.
 
-    `array` is read-only, and a view of the file where possible. Integers of odd widths are in the
-    next larger dtype. Quantised items are the stored codes. `quantization` is the algorithm of a
-    provisional header, such as 'linear_quantize(min = -1.0, max = 1.0, bits = 8)', or ''.
+    Integers of odd widths are in the next larger dtype. Quantised items are the stored codes.
+    `quantization` is what a provisional header says, as 'linear_quantize(min = -1.0, ...)', or ''.
     """
 
     array: npt.NDArray[Any]
@@ -82,10 +81,7 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True)
 class FinalHeader:
-    """The used fields of a header of NNEF 1.0, before any of them means anything.
-
-    `vendor` is 0 for the standard's item types. `signed` is the first reserved word.
-    """
+    """The used fields of an NNEF 1.0 header, unchecked; `vendor` is 0 for the standard's items."""
 
     length: int
     shape: tuple[int, ...]
@@ -129,11 +125,10 @@ def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> npt.
 def read_tensor_file(
     source: files.Readable, *, name: str = "", meter: Meter | None = None, empty: bool = False
 ) -> TensorFile:
-    """Read a tensor file with all that its header says; `name` is what errors call it.
+    """Read a tensor file, called `name` in errors, with all that its header says.
 
-    Nothing is allocated before the header agrees with itself and with the size of the file. With
-    `empty` extents may be 0, which the standard forbids and other writers write. Raises as
-    `read_tensor` does.
+    Nothing is allocated before the header fits the size of the file. With `empty` extents may be 0,
+    which the standard forbids and other writers write. Raises as `read_tensor` does.
     """
     meter = meter or Meter()
     data, name = _contents(source, name, meter)
@@ -169,7 +164,7 @@ def _contents(source: files.Readable, name: str, meter: Meter) -> tuple[memoryvi
 
 
 def _start(data: memoryview, name: str) -> tuple[int, int]:
-    """Return the first word after the version, and the rank: both headers start alike."""
+    """Return the first word after the version, and the rank, of either header."""
     if bytes(data[:2]) != _MAGIC:
         found = f"starts with {bytes(data[:2]).hex(' ')}" if len(data) else "is empty"
         raise DataError(f"{name}: {found}, expected the magic number 4e ef of a tensor file")
@@ -209,10 +204,7 @@ def _read_header(data: memoryview, name: str) -> _Header:
 
 
 def final_header(data: memoryview, name: str) -> FinalHeader:
-    """Read the header of NNEF 1.0, of any vendor; raise DataError where there is none.
-
-    Whether its fields agree is for the caller to check.
-    """
+    """Read the header of NNEF 1.0, of any vendor, unchecked; DataError where there is none."""
     _, rank = _start(data, name)
     if len(data) < HEADER_SIZE:
         raise DataError(f"{name}: the header ends after {len(data)} of {HEADER_SIZE} bytes")

@@ -49,25 +49,21 @@ def write_archive(
     """Write members by name into a container: bytes as they are, arrays as tensor files (spec 5.1).
 
     A path that ends in .tar, .tar.gz, .tgz, .tar.xz, .txz, .tar.bz2 or .tbz2 is an archive, every
-    other a folder. Members are sorted, without time and owner: equal ones make equal archives. A
-    `TensorFile` keeps its bits and its quantised mark.
+    other a folder. Equal members make equal archives. A `TensorFile` keeps its bits and its
+    quantised mark.
 
     The container appears complete and on the disk, or what was there stays, even if the process is
-    killed. Of several writers one wins whole. The next writer into the same folder removes what a
-    killed one left.
+    killed. Of several writers one wins whole. The next writer into the folder removes what a killed
+    one left. With `overwrite` modes are kept, and a link itself is replaced. A folder is replaced
+    only if it holds nothing but graph.nnef, graph.quant, the tensor files of labels in that
+    graph.nnef, and files named as the new ones. Its readers may miss old files, but never mix old
+    and new. Where the system cannot exchange folders (Linux and macOS can, in their own file
+    systems), nothing is at the path for a moment: a writer killed then leaves the old folder as
+    PATH.replaced-HEX, which nothing removes.
 
-    With `overwrite` the container replaces what is there in one step, and keeps its modes. A link
-    is replaced itself. A folder is replaced only if it holds nothing but graph.nnef, graph.quant,
-    the tensor files of labels in that graph.nnef, and files named as the new ones. Readers
-    meanwhile may miss files of the old folder, but never mix old and new. Where the system cannot
-    exchange folders (Linux and macOS can, in their own file systems), nothing is at the path for a
-    moment: a writer killed then leaves the old folder as PATH.replaced-HEX, which nothing removes.
-
-    Raises:
-        FileExistsError: something is there that is not to be replaced.
-        ArchiveError: a name could lead outside or collides with another.
-        DataError: no tensor file can hold an array.
-        OSError: the disk is full or cannot be written to.
+    Raises FileExistsError for what is not to be replaced, ArchiveError for a name that could lead
+    outside or collides with another, DataError for an array that no tensor file can hold, OSError
+    for a disk that is full or cannot be written to.
     """
     target = os.path.abspath(os.fsdecode(path))
     named = _by_normal_name(members)
