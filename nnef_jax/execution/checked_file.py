@@ -8,17 +8,8 @@ The digest is the sha256 of the size, of the file's name, and of the crc32 of ea
 content. So every byte counts, and a file that is given another's name does not pass for it.
 
 A crc32 finds every error of up to 32 bits in a row, and misses one of 4 billion other ones. It is
-for accidents: whoever changes a file on purpose can change its digest too. MB/s over 100 MB of a
-file that is newly mapped, and by the MiB on both of two cores of a Xeon that others used as well:
-
-                         1 thread       2
-    zlib.crc32               2500    4200
-    zlib.adler32             2100    3600
-    hashlib.sha256           1500    2400   with the processor's instructions for it
-    hashlib.blake2b           900    1800
-    xxhash.xxh3_64          15500   14900   not in the standard library
-
-So 100 MB take 0.025 s here, of a start of 0.69 s; a dependency would save 0.02 s of it.
+for accidents: whoever changes a file on purpose can change its digest too. On two cores it takes
+0.025 s for 100 MB, and sha256 0.042. xxh3 would take 0.007, but is not in the standard library.
 """
 
 from __future__ import annotations
