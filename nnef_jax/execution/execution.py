@@ -18,8 +18,8 @@ class Execution:
     """
 
     def __init__(self, network: Network, context: Context, options: RunOptions) -> None:
-        self.network = network
         self.own = OwnArrays(network, options)
+        network = self.network = self.own.network
         self.functions = Functions(network, context, options)
         self.compiler = Compiler(options, context, self.own)
         parts = self.functions, self.own, self.compiler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -22,19 +23,21 @@ _Where = Device | Sharding
 class OwnArrays:
     """The stored data of a network, put on a device when something there asks for them.
 
+    The host's own are let go then. A device that comes later is given those of the first.
+
     Parameters that nothing reads stay on the host, if options do not say otherwise.
     """
 
     def __init__(self, network: Network, options: RunOptions) -> None:
-        self._network = network
+        self.network = replace(network, data={})  # which would keep what is on the host
         self._options = options
         self._stored: dict[str, Any] = dict(network.data)  # of numpy, of jax once they are put
         self._placed: dict[tuple[_Where, tuple[str, ...]], dict[str, jax.Array]] = {}
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
-        left_out = frozenset[str]() if self._options.unused else self._network.unused
-        labels = (parameter.label for parameter in self._network.graph.parameters)
+        left_out = frozenset[str]() if self._options.unused else self.network.unused
+        labels = (parameter.label for parameter in self.network.graph.parameters)
         return tuple(label for label in labels if label not in left_out)
 
     @property
@@ -48,7 +51,7 @@ class OwnArrays:
 
     def initial_state(self, where: _Where | None = None) -> dict[str, jax.Array]:
         """Return the stored values of the variables that the graph updates, on the device."""
-        return self._at(where, tuple(state.label for state in self._network.graph.states))
+        return self._at(where, tuple(state.label for state in self.network.graph.states))
 
     def first_state(self) -> dict[str, jax.Array]:
         """Return the initial state, in memory of its own if a step takes that for the next one."""

@@ -132,8 +132,8 @@ def test_they_are_marked(tmp_path: Path) -> None:
 def test_they_stay_on_the_host() -> None:
     model = network()
     model(X)
-    select = model._execution.own.select  # pyright: ignore[reportPrivateUsage]
-    stored = select([*model.params, *_UNUSED])
+    assert not model._network.data  # pyright: ignore[reportPrivateUsage]
+    stored = model._execution.own._stored  # pyright: ignore[reportPrivateUsage]
     assert {label for label, array in stored.items() if isinstance(array, np.ndarray)} == _UNUSED
 
 
