@@ -57,9 +57,8 @@ def calibrate(
         names: identifiers of the tensors to quantise; by default the inputs, all that the graph
             computes, and variables that are a filter or a factor of a matrix product.
 
-    Raises:
-        InputError: there is no sample, one does not fit, or a tensor has no finite range.
-        TypeError, ValueError: an option is of a wrong type or value.
+    Raises InputError where there is no sample, one does not fit, or a range is not finite;
+    TypeError or ValueError for wrong options.
 
     >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
     >>> nnef_jax.save("quantised", document, model.params, quantization=text)

@@ -175,9 +175,9 @@ class Model:
     ) -> Any:
         """Run one cycle: `outputs, state = model.step(state, x)`.
 
-        `state` is from `init_state` or an earlier step. `params` replace the network's own, to
-        differentiate with respect to, say. A network loaded with `donate_state` reuses the memory
-        of the state, whose arrays cannot be read afterwards.
+        `state` is from `init_state` or an earlier step. `params` are used instead of the network's
+        own, to differentiate by, say. With `load(..., donate_state=True)` the arrays of `state` are
+        gone afterwards.
         """
         return self._recur(self._execution.step, state, self._bind(args, kwargs), params)
 
@@ -266,7 +266,6 @@ class Model:
         return {x: bound[x] for x in self._needed} if unused and not all else bound
 
     def _check_state(self, state: Any) -> dict[str, Any]:
-        """Return the state in the graph's order."""
         labels = list(self._states)
         bound = bind_variables("state", state, self._states, labels)
         return {label: jnp.asarray(bound[label]) for label in labels}

@@ -304,9 +304,6 @@ def main(args: Sequence[str] | None = None) -> int:
     return 1
 
 
-# For the commands
-
-
 def _read(source: str, dialect: str) -> Network:
     with status(f"reading {source}") as progress:
         from nnef_jax.reading import read

@@ -158,9 +158,6 @@ def _assign(
     return arrays, paths
 
 
-# Arrays
-
-
 def _read_array(path: Path, name: str) -> Array:
     match path.suffix.lower():
         case ".npy":

@@ -112,8 +112,6 @@ def _json_number(value: Any) -> Any:
     return value if abs(value) < float("inf") else "Infinity" if value > 0 else "-Infinity"
 
 
-# The largest entries
-
 _Entry = tuple[int, str | None, Any]
 
 
@@ -171,8 +169,6 @@ def _top_object(position: tuple[int, ...], entries: Sequence[_Entry]) -> dict[st
         ],
     }
 
-
-# Saving
 
 _SUFFIXES = (".npz", ".npy", ".dat")
 

@@ -89,7 +89,7 @@ class Archive:
 
     @property
     def has_texts_alone(self) -> bool:
-        """Whether it is of `archive_of_texts`."""
+        """Whether this is an `archive_of_texts`."""
         return isinstance(self._open, _Texts)
 
     @property
@@ -153,13 +153,11 @@ def open_archive(
 
 
 def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
-    """Return a container of texts that are given, and of nothing else."""
+    """Return a container of texts by member name, and of nothing else."""
     return Archive(_Texts(texts), "the document", meter)
 
 
 class _Texts:
-    """Texts by member name."""
-
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
 

@@ -1,7 +1,6 @@
-"""Integers of any width as one stream of bits, most significant bit first (spec 5.2).
+"""Integers of any width as one stream of bits, the most significant first (spec 5.2).
 
-Items of 12 bits, 0xABC and 0x123, are the bytes AB C1 23. Zero bits fill the last byte. Signed
-items are two's complement.
+Items 0xABC and 0x123 of 12 bits are the bytes AB C1 23. Zero bits fill the last byte.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def packed_size(items: int, bits: int) -> int:
 
 
 def unpack(data: memoryview, items: int, dtype: np.dtype[Any], bits: int) -> npt.NDArray[Any]:
-    """Read `items` items of `bits` bits each into integers of `dtype`, sign-extended if signed."""
+    """Read `items` items of `bits` bits each into integers of `dtype`, by two's complement."""
     width = dtype.itemsize * 8
     unsigned = np.dtype(f"u{dtype.itemsize}")
     result = np.empty(items, unsigned)

@@ -61,8 +61,8 @@ def is_tarball(start: bytes) -> bool:
 class Tarball:
     """The members of a tar archive, of which the last of a name counts, as in tar.
 
-    The folder that holds graph.nnef is the container. Folders, absolute names and those with a '..'
-    part are left out.
+    Without any of `graphs` at the top, the folder that holds one is the container. Folders, and
+    names that are absolute or have a '..' part, are left out.
     """
 
     def __init__(self, data: memoryview, name: str, meter: Meter, graphs: Sequence[str]) -> None:

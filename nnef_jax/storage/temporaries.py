@@ -1,7 +1,7 @@
 """Temporary names, beside their targets, from which what is complete is put in place.
 
-A temporary is locked while its writer lives: the system frees the lock of a process however it
-ends. The next writer into the folder removes those whose lock is free.
+A temporary is locked while its writer lives. The next writer into the folder removes those whose
+lock is free: the system frees the lock of a process however it ends.
 """
 
 from __future__ import annotations

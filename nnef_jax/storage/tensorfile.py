@@ -298,15 +298,13 @@ def write_tensor(
 ) -> None:
     """Write a tensor file of NNEF 1.0 (spec 5.2) to a path or a binary file object.
 
-    Args:
-        file: a path gets the whole file or, where something fails, keeps what was there.
-        array: float16, float32, float64, integers, or bool (1 bit). bfloat16 is written as float32.
-        bits: of an item: 1 to 64 for integers, 1 or 8 for bool.
-        quantized: whether integers are codes, whose algorithm graph.quant gives.
+    A path gets the whole file or, where something fails, keeps what was there. The array is of
+    float16, float32, float64, integers, or bool (1 bit); bfloat16 is written as float32. `bits`
+    stores integers in 1 to 64 bits, bool in 1 or 8. `quantized` marks codes, whose algorithm
+    graph.quant gives.
 
-    Raises:
-        DataError: no tensor file holds the dtype, a value in `bits`, rank above 8, an extent of 0,
-            or 4 GiB.
+    Raises `DataError` for another dtype, values that do not fit `bits`, rank above 8, an extent of
+    0, or 4 GiB of data and more.
 
     >>> nnef_jax.write_tensor("model/conv1/filter.dat", filter)
     """
