@@ -18,10 +18,7 @@ class NotSeparableError(Exception):
 
 
 def batch_axes(jaxpr: Any, known: Mapping[Any, int]) -> dict[Any, int]:
-    """Return the axis of the batch's items for each variable that depends on them.
-
-    Raises NotSeparableError unless each item of a result depends on one item of the inputs.
-    """
+    """Map variables to their axis of the batch's items. Raises NotSeparableError if items mix."""
     axes = dict(known)
     uses = Counter(variables([*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]))
     repeated: dict[Any, set[int]] = {}  # what is the same along these axes, and read once

@@ -1,8 +1,4 @@
-"""Rules of primitives on arrays whose transposition is pending.
-
-A rule takes an equation and the views of its operands, and returns one view or several.
-A primitive without one takes tensors in their own layout.
-"""
+"""Rules of primitives on arrays with pending transpositions; all others take plain tensors."""
 
 from __future__ import annotations
 
@@ -38,10 +34,7 @@ def _elementwise(equation: Any, views: Sequence[View]) -> View:
 
 
 def _extremum(equation: Any, views: Sequence[View]) -> View:
-    """Take a maximum or minimum; by a constant, its derivative (1, 0, half) is a selection.
-
-    jax writes that by divisions, which are not fused with what follows but stored.
-    """
+    """Take a maximum or minimum; by a constant, its derivative is a selection, which is fused."""
     constants = [isinstance(view.array, np.ndarray) and view.shape == () for view in views]
     if sum(constants) != 1 or not runs("extrema"):
         return _elementwise(equation, views)

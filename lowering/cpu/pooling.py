@@ -23,10 +23,7 @@ _LARGEST = 8  # cells along an axis; XLA's running forms are better for wider wi
 
 
 def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
-    """Apply `reduce_window_max` or `reduce_window_sum`; None for windows that are too large.
-
-    The derivative of a maximum gives all to the first of equal items, as XLA's own does.
-    """
+    """Apply `reduce_window_max` or `_sum`, differentiated as XLA's own; None for large windows."""
     (view,) = views
     params = equation.params
     size, dilation = params["window_dimensions"], params["window_dilation"]

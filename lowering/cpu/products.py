@@ -27,10 +27,7 @@ def is_turned(rows: int, columns: int) -> bool:
 
 
 def product(x: Array, matrix: Array, axis: int, params: dict[str, Any], turned: bool) -> Array:
-    """Sum over an axis of the input and the first of the matrix (K,N).
-
-    The result has the input's other axes, then the columns; if turned, the columns come first.
-    """
+    """Sum over an axis of x and the first of the matrix (K,N); N is last, or first if turned."""
     sums = params["preferred_element_type"]
     if turned:
         left = left_operand(matrix.T, sums)

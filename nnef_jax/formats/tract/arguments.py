@@ -72,10 +72,7 @@ def bind(
 
 
 def attribute(value: Any, type: Type) -> Any:
-    """Return the value of an argument as an attribute of its declared type.
-
-    Raises InvalidOperation for any other value, such as one that depends on the network's data.
-    """
+    """Return an argument as an attribute of its type. Raises InvalidOperation where it is none."""
     match type:
         case Primitive("string"):
             if not isinstance(value, str):
@@ -109,10 +106,7 @@ def attribute(value: Any, type: Type) -> Any:
 
 
 def known_integer(value: Any, name: str) -> int:
-    """Return an integer attribute that decides the structure of the graph.
-
-    Raises InvalidOperation for any other value, and for one that depends on an open extent.
-    """
+    """Return an integer that decides the graph's structure. Raises InvalidOperation for others."""
     integer = attribute(value, INTEGER)
     if integer is UNKNOWN or is_symbolic(integer):
         raise InvalidOperation(

@@ -1,8 +1,4 @@
-"""Intrinsics: operations that need to know where they are called.
-
-They declare an input, read the archive, ask for a shape, keep a state, or evaluate a body.
-A handler takes a `CallSite`; `@intrinsic` registers it.
-"""
+"""Intrinsics: operations that need their call site, as for an input, a shape, a state or a body."""
 
 from __future__ import annotations
 

@@ -88,7 +88,6 @@ def _slice(draft: Draft) -> None:
 
 
 def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
-    """Return begin and end of a slice as Python and NNEF have them."""
     extent = shape[axis]
     if extent is UNKNOWN or any(x is UNKNOWN or is_symbolic(x) for x in (begin, end, step)):
         if is_symbolic(step) or step is UNKNOWN or step > 0:
@@ -167,7 +166,6 @@ def _max_pool_with_index(draft: Draft) -> None:
 
 
 def _upsample(draft: Draft) -> None:
-    """Take the items of `factor` for the last axes."""
     rank, factor = len(draft.shape("input")), draft.attributes["factor"]
     if len(factor) <= rank - 2:
         draft.attributes["factor"] = [1] * (rank - 2 - len(factor)) + list(factor)

@@ -29,10 +29,7 @@ def has_x64() -> bool:
 
 
 def dtype_of(name: str, real: str) -> str:
-    """Return the dtype for a datum type's name, in any case; `real` for a quantised type.
-
-    Raises InvalidOperation for a type that no tensor here can have.
-    """
+    """Return the dtype of a datum type, in any case. Raises InvalidOperation where it has none."""
     key = name.lower()
     if _QUANTISED.match(key):
         return real

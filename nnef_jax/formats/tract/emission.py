@@ -117,10 +117,7 @@ class TractEmitter(Emitter):
         names: Sequence[str],
         rule: Rule | None = None,
     ) -> Any:
-        """Return the result of an operation: on the host if all is known, else in the graph.
-
-        `rule` is a user's own for it.
-        """
+        """Return an operation's result, on the host if all is known; `rule` is a user's own."""
 
         def compute() -> Any:
             self.spend(_APPLICATION, node, frame)
@@ -165,10 +162,7 @@ class TractEmitter(Emitter):
         frame: Frame,
         names: Sequence[str],
     ) -> Any:
-        """Return the result of a fragment of the document by a user's rule.
-
-        Types of parameters do not count: tensors are operands, known values attributes.
-        """
+        """Apply a user's rule to a fragment: tensors are operands, known values attributes."""
         operands = {n: x for n, x in arguments.items() if _holds_tensors([x])}
         attributes = {n: _plain(x) for n, x in arguments.items() if n not in operands}
         results = self.emit(kind, operands, attributes, node, frame, names, rule)
@@ -231,7 +225,6 @@ class TractEmitter(Emitter):
             raise type(error)(message, error.hint) from None
 
     def _require_known(self, value: Any) -> None:
-        """Refuse a number that no shape of an input can make known."""
         if isinstance(value, list | tuple):
             for item in cast(list[Any], value):
                 self._require_known(item)
@@ -297,10 +290,7 @@ class TractEmitter(Emitter):
         node: s.Node,
         frame: Frame,
     ) -> dict[str, Any]:
-        """Return tensors and typed literals; operands of one item type get one dtype.
-
-        A number where a logical value is due is true unless it is 0.
-        """
+        """Return operands of one item type in one dtype; nonzero numbers are logically true."""
         dtypes = {"logical": "bool"}
         defaults = Defaults(self.builder.real, self.builder.integer, self.constants.keys())
         for item in ("?", "scalar"):
@@ -391,7 +381,6 @@ class TractEmitter(Emitter):
 
 
 def _result_steps(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
-    """Return the steps for the results of an operation that may have many."""
     try:
         return RESULT * result_count(kind, operands, attributes)
     except ExtentNeeded:
@@ -419,14 +408,12 @@ def _is_known(operand: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a known value, or a list of these, as numbers."""
     if isinstance(value, list | tuple):
         return tuple(map(_plain, cast(list[Any], value)))
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Return whether a list, however deep, has tensors of the graph among its items."""
     return isinstance(value, list) and any(
         isinstance(item, Value) or _holds_tensors(item) for item in cast(list[Any], value)
     )

@@ -103,7 +103,6 @@ class _Flattener:
     # Statements
 
     def outputs(self, frame: Frame) -> list[Value]:
-        """Evaluate the body of the unit's graph in a frame, and return its outputs."""
         document = self.unit.document
         refuse_unsupported(document, self.graph.options.rules, self._meter)
         self._refuse_undeclared_inputs()
@@ -135,7 +134,6 @@ class _Flattener:
         return outputs
 
     def _refuse_undeclared_inputs(self) -> None:
-        """Refuse a document whose header has inputs that its body does not declare."""
         document = self.unit.document
         missing = [p for p in document.graph.parameters if p.name not in document.input_shapes]
         frame = Frame(None, document.source, {})
@@ -324,7 +322,6 @@ class _Flattener:
         frame: Frame,
         names: Sequence[str],
     ) -> Frame:
-        """Evaluate a fragment's body, and return its frame."""
         calls = self._calls(fragment, node, frame)
         prefix = f"{names[0] if names else frame.prefix + fragment.name}_"[-_LONGEST_PREFIX:]
         inner = Frame(fragment, fragment.source, dict(arguments), prefix, calls)

@@ -33,10 +33,7 @@ _BEYOND = 1 << 64  # no integer of a document reaches it, signed or not
 
 
 def fold(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
-    """Return the result of an operation on host values: one of these, or a list of them.
-
-    Raises NotFolded where it is better left to the compiled network.
-    """
+    """Return an operation's host value or a list. Raises NotFolded if the network computes it."""
     if kind not in _FOLDS:
         raise NotFolded
     try:

@@ -27,10 +27,7 @@ from nnef_jax.storage.writer import Member
 
 
 class TractFrontend(TextFrontend):
-    """A document of torch_to_nnef or tract and its archive's content.
-
-    Flattening reads and keeps the variables: the text does not say what they hold.
-    """
+    """A document and its archive; flattening reads variables: the text has no types of them."""
 
     def __init__(self, archive: Archive, options: Options) -> None:
         resources, progress = Resources(archive, options.meter), options.progress

@@ -24,10 +24,7 @@ _DEEPEST = 32  # lists in lists
 
 
 def host(value: Any) -> Host:
-    """Return a number, an array or nested lists of these as a host value.
-
-    Raises InvalidOperation for lists of different lengths, and for what is not a real number.
-    """
+    """Return numbers, arrays or nested lists as a host value. Raises InvalidOperation."""
     if isinstance(value, np.ndarray):
         kind = value.dtype.kind
         if kind == "c":

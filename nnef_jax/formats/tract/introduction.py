@@ -108,13 +108,11 @@ def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], boo
 
 @intrinsic("tract_resource_get")
 def _resource(site: CallSite) -> Any:
-    """Return a value of a JSON file beside the document."""
     return site.unit.resources.json(site.string("label"), site.string("key"))
 
 
 @intrinsic("tract_core_submodel")
 def _submodel(site: CallSite) -> Any:
-    """Evaluate the network that lies in the archive under a label."""
     graph, label = site.graph, site.string("label")
     given: Any = site.arguments["input"]
     operands = [site.tensor(value) for value in (given if isinstance(given, list) else [given])]

@@ -40,10 +40,7 @@ def read_json(source: Source, meter: Meter) -> Any:
 
 
 def value_at(document: Any, key: str, name: str, meter: Meter) -> Json:
-    """Return the value at a key path, '$.layers[0].size' or 'layers.0.size', of document `name`.
-
-    Raises DataError for a missing value, or one that is no number, bool, string or list of these.
-    """
+    """Return the value at a path such as '$.a[0].b' or 'a.0.b'. Raises DataError without one."""
     value, path, at = document, key.removeprefix("$"), 0
     while at < len(path):
         step = _STEP.match(path, at)

@@ -53,7 +53,6 @@ def _cast(site: CallSite) -> Any:
 
 @intrinsic("constant")
 def _constant(site: CallSite) -> Any:
-    """Return a literal in a shape, which one value fills."""
     value = h.host(site.arguments["value"]).ravel()
     shape = attribute(site.arguments["shape"], ArrayOf(INTEGER))
     if value.size == 1:

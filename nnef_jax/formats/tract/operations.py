@@ -1,7 +1,4 @@
-"""The table from the dialect's operations and conventions to kinds; no other way leads there.
-
-Operations of NNEF that tract reads as the standard does are kinds of the same name.
-"""
+"""The table from the dialect's operations to kinds; those not in it are kinds of the same name."""
 
 from __future__ import annotations
 

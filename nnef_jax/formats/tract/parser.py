@@ -43,10 +43,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parse(source: Source, meter: Meter) -> Document:
-    """Return the document of a text.
-
-    Raises NnefSyntaxError, LimitError for too deep expressions or too many tokens.
-    """
+    """Return the document of a text. Raises NnefSyntaxError or LimitError."""
     text, properties = without_properties(source.text)
     template = _TEMPLATE.search(text)
     if template is not None:
@@ -89,10 +86,7 @@ def parse(source: Source, meter: Meter) -> Document:
 
 
 def without_properties(text: str) -> tuple[str, dict[str, str]]:
-    """Return the text with its properties blanked out, and these.
-
-    They are never called, and tract does not escape quotes in them: the grammar cannot read them.
-    """
+    """Blank out the properties, whose quotes tract does not escape; return the text and them."""
     start = next((x.start() for x in signs(text) if x[1].startswith("fragment")), None)
     found = _PROPERTIES.match(text, start) if start is not None else None
     if found is None:

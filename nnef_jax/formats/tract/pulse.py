@@ -51,7 +51,7 @@ def _mask(site: CallSite) -> Value:
 
 @intrinsic("tract_pulse_pulse_pad")
 def _pulse_pad(site: CallSite) -> Value:
-    """Replace `before` places ahead of the stream and `after` behind it by a value."""
+    """Replace all ahead of the stream and behind it; `before` and `after` items of it matter."""
     border = site.string("border")
     if border != "constant":
         raise InvalidOperation(
@@ -78,10 +78,7 @@ def _cumsum(site: CallSite) -> Value:
 
 
 def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
-    """Keep the stream from `begin` to before `end`, replace the rest by a value.
-
-    A counter of what has passed is the state; pieces have `overlap` items of the one before.
-    """
+    """Replace the stream outside [begin, end) by a value; a counter of items is the state."""
     input, axis = _stream(site)
     position = site.state(TensorType((), site.graph.builder.integer), f"{site.name}_position")
     passed = input.type.shape[axis] - overlap

@@ -70,10 +70,7 @@ class _Token:
 
 
 def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
-    """Return the quantisers of a graph.quant by their tensors' names, which are among `names`.
-
-    Raises NnefSyntaxError or SemanticError for all that is wrong at once.
-    """
+    """Return quantisers by tensor. Raises NnefSyntaxError or SemanticError for all at once."""
     found: dict[str, Quantizer] = {}
     errors: list[NnefError] = []
     reader = _Reader(source, meter)
@@ -101,7 +98,6 @@ class _Reader:
         return self._peek().kind == "end"
 
     def entry(self) -> tuple[_Token, _Token, dict[str, s.Argument]]:
-        """Return name, algorithm and arguments of the next entry."""
         start = self._peek().span.offset
         try:
             return self._entry()

@@ -1,7 +1,4 @@
-"""Tensors that graph.quant names, as real numbers (code - zero point) * scale and as codes.
-
-Some operations take the codes, with zero points and scales of their own.
-"""
+"""Tensors that graph.quant names: real numbers (code - zero point) * scale, or their codes."""
 
 from __future__ import annotations
 

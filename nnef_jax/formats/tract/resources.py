@@ -50,10 +50,7 @@ class Resources:
         return self._archive.read_text(_QUANTIZATION) if exists else None
 
     def get(self, label: str) -> StoredTensor:
-        """Return the tensor of a label: LABEL.dat, or one of any member in the safetensors format.
-
-        Raises ArchiveError where there is neither, and what reading it raises.
-        """
+        """Return the tensor in LABEL.dat or safetensors. Raises ArchiveError without either."""
         if label not in self._tensors:
             self._tensors[label] = self._read(label)
         return self._tensors[label]
@@ -79,10 +76,7 @@ class Resources:
         return {label: file for file in reversed(files) for label in file.labels}
 
     def json(self, label: str, key: str) -> Json:
-        """Return the value at a key path of LABEL.json, as `value_at`.
-
-        Raises ArchiveError where there is no such member, and what reading it raises.
-        """
+        """Return the value at a key path of LABEL.json. Raises ArchiveError without the file."""
         self._meter.spend(len(label) + len(key), "the label of a resource")
         member = _member(label, ".json")
         if member not in self._documents:
@@ -90,10 +84,7 @@ class Resources:
         return value_at(self._documents[member], key, member, self._meter)
 
     def submodel(self, label: str) -> Resources:
-        """Open the network in LABEL.nnef.tgz, LABEL.nnef.tar or the folder LABEL.
-
-        Raises ArchiveError where there is none, LimitError where networks are nested too deeply.
-        """
+        """Open LABEL.nnef.tgz, LABEL.nnef.tar or LABEL/. Raises ArchiveError or LimitError."""
         if label not in self._networks:
             self._meter.spend(len(label), "the label of a network")
             if self._depth == _MAX_DEPTH:
@@ -119,10 +110,7 @@ class Resources:
 
 
 def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDArray[Any]:
-    """Return stored data in the dtype that the network computes in.
-
-    Raises DataError for integers that do not fit, and for data of another kind.
-    """
+    """Return stored data in a network's dtype. Raises DataError if values or kind do not fit."""
     hint = _LARGE if array.dtype.itemsize == 8 else ""
     return convert(array, jnp.dtype(dtype), member, meter, hint)
 

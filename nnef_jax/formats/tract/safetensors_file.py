@@ -33,10 +33,7 @@ _DTYPES = {
 
 
 class SafetensorsFile:
-    """A member with its header read; its tensors are views of its bytes.
-
-    Raises DataError for a broken one, LimitError for a header that takes too long to read.
-    """
+    """A member whose tensors are views of its bytes. Raises DataError, LimitError if too long."""
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
         self._name = name
@@ -83,11 +80,7 @@ class SafetensorsFile:
         return self._entries.keys()
 
     def get(self, label: str) -> StoredTensor:
-        """Return the tensor of a name.
-
-        Raises UnsupportedError for a dtype that nothing here computes with, DataError for a shape
-        that does not match the data, or one that no array can have.
-        """
+        """Return a tensor. Raises UnsupportedError for its dtype, DataError for its shape."""
         entry = self._entries[label]
         name, shape = f"{self._name}: '{label}'", tuple(entry["shape"])
         if entry["dtype"] not in _DTYPES:

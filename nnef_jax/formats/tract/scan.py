@@ -124,10 +124,7 @@ class _Body:
     def flatten(
         self, states: Sequence[tuple[str, Value, str]], *, again: bool = False
     ) -> tuple[Graph, list[Value], list[tuple[str, Value, str]]]:
-        """Return the graph, its whole inputs, and the states with their initial tensors.
-
-        Initial tensors take the dtype that the body gives the state.
-        """
+        """Return graph, whole inputs and states; initial tensors take the body's dtypes."""
         site = self.site.into(self.site.graph.body())
         graph, bound = site.graph, _Bound(self.site, self.fragment)
         slices = [self._slice(graph, bound, *entry) for entry in self.scanned]
@@ -271,10 +268,6 @@ class _Names:
 
 
 def _escape(name: str) -> str:
-    """Write a name as tract does without identifiers in quotes: `/rnn/X.0` is `__rnn_X_0`.
-
-    Letters and digits of any alphabet stay, all else becomes an underscore; another one precedes
-    a name that does not begin with a letter or an underscore.
-    """
+    """Write a name as tract does without quotes: `/rnn/X.0` as `__rnn_X_0`; any alphabet stays."""
     before = "" if name[:1].isalpha() or name[:1] == "_" else "_"
     return before + "".join(c if c.isalnum() else "_" for c in name)

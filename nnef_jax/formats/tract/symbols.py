@@ -43,10 +43,7 @@ def has_open_inputs(
 def solve(
     document: Document, shapes: Mapping[str, Sequence[int | None]], meter: Meter
 ) -> dict[str, int]:
-    """Return the values of symbols that follow from inputs' known shapes, UNKNOWN for all others.
-
-    Raises InputError where shapes ask for different or impossible values, or an assertion fails.
-    """
+    """Return symbols' values by inputs' shapes, or UNKNOWN. Raises InputError where none fit."""
     equations = [
         _Equation(name, axis, expression, extent, tuple(_leaves(expression)), meter)
         for name, shape in document.input_shapes.items()
@@ -96,7 +93,6 @@ class _Equation:
         return list(dict.fromkeys(found))
 
     def free(self, values: Mapping[str, int]) -> list[str]:
-        """Return the symbols in it that have no value yet."""
         return [name for name in self.names if name not in values]
 
     def solution(self, values: Mapping[str, int]) -> int | None:
@@ -136,7 +132,6 @@ class _Equation:
         return low if at(low) == self.extent else None
 
     def check(self, document: Document, values: Mapping[str, int]) -> None:
-        """Raise InputError where the values of the symbols give another extent."""
         if is_symbolic(self.extent):
             return
         found, free = evaluate(self.expression, values), self.free(values)

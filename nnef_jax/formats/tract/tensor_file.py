@@ -117,7 +117,6 @@ def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Mete
 
 
 def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> memoryview:
-    """Return the data, once header and file agree on their size."""
     found = len(data) - HEADER_SIZE
     if header.length != size or found != size:
         raise DataError(

@@ -30,10 +30,7 @@ class Unit:
     _within: dict[str, Unit] = field(default_factory=dict[str, "Unit"], compare=False)
 
     def within(self, label: str, meter: Meter) -> Unit:
-        """Return the network in this one's archive that has a label, read once.
-
-        Raises ArchiveError where there is none, and what reading it raises.
-        """
+        """Return the archive's network of a label, read once. Raises ArchiveError without it."""
         if label not in self._within:
             resources = self.resources.submodel(label)
             document, text = parse(resources.graph, meter), resources.quantization

@@ -33,10 +33,7 @@ _PADDED = ("non_zero", "non_max_suppression")
 
 
 def refuse_readers_of_padding(graph: Graph) -> None:
-    """Raise UnsupportedError where an operation would take the padding of another for data.
-
-    In a scan's body the scan itself would: it stacks the results of all turns.
-    """
+    """Raise UnsupportedError where an operation, or a scan's stack, reads another's padding."""
     padded = {
         value
         for operation in graph.operations
@@ -70,7 +67,6 @@ def refuse_readers_of_padding(graph: Graph) -> None:
 
 
 def _in_bodies(graph: Graph) -> Iterator[Operation]:
-    """Yield the operations in the bodies of scans."""
     for operation in graph.operations:
         for _, attribute in operation.attributes:
             if isinstance(attribute, Graph):
