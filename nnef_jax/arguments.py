@@ -83,8 +83,7 @@ def bind_variables(
 ) -> dict[str, Any]:
     """Return the variables given in the argument `what`, by label, converted as inputs are.
 
-    Raises InputError, for all at once, where labels, shapes or dtypes are wrong or `needed` ones
-    are missing.
+    Raises InputError, for all at once: wrong labels, shapes or dtypes, or missing `needed` ones.
     """
     source = "model.params" if what == "params" else "model.init_state()"
     if not isinstance(arrays, Mapping):
@@ -135,7 +134,6 @@ def _is_of(array: Any, value: Value) -> bool:
 
 
 def _as_array(what: str, array: Any, type: TensorType) -> Any:
-    """Take what numpy takes for numbers; whole ones may stand for scalars."""
     if _is_array(array):
         return array
     try:

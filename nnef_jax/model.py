@@ -50,8 +50,6 @@ class Model:
         inputs, outputs = (", ".join(map(_shown, specs)) for specs in (self.inputs, self.outputs))
         return f"<nnef_jax.Model {self.graph.name}({inputs}) -> ({outputs})>"
 
-    # What it is
-
     @property
     def graph(self) -> Graph:
         """The flat graph, with the shapes that hold before a call."""
@@ -84,14 +82,12 @@ class Model:
         meter = Meter(self._network.options.meter.limits)
         return summarise(self.graph, self._network.unused, meter)
 
-    # Running it
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network; a recurrent one for a single cycle from its initial state.
 
         Another width of the same kind is converted (float64 to float32). Integers must fit; of
-        traced ones the dtype must. Raises InputError where the inputs do not fit, ShapeError where
-        an operation does not take shapes that follow from them.
+        traced ones the dtype must. Raises InputError where inputs do not fit, ShapeError where
+        shapes inside do not.
         """
         outputs = self._execution.outputs
         known = None if kwargs else outputs.known(args)
@@ -120,7 +116,7 @@ class Model:
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Compute tensors inside the network, by name: all of them without `names`.
+        """Compute tensors inside the network: arrays by name, of all tensors without `names`.
 
         Raises InputError for a name that the graph does not have.
 
@@ -164,8 +160,6 @@ class Model:
         inputs = bind_inputs(self._network, args, kwargs, abstract=True)
         return jax.jit(self.apply).lower(self._execution.own.parameters(), *inputs)
 
-    # Recurrent networks (spec 4.7)
-
     def init_state(self) -> dict[str, jax.Array]:
         """Return the state before a first cycle: stored values of updated variables by label."""
         return self._execution.own.first_state()
@@ -173,7 +167,7 @@ class Model:
     def step(
         self, state: State, *args: Any, params: Parameters | None = None, **kwargs: Any
     ) -> Any:
-        """Run one cycle: `outputs, state = model.step(state, x)`.
+        """Run one cycle (spec 4.7): `outputs, state = model.step(state, x)`.
 
         `state` is from `init_state` or an earlier step. `params` are used instead of the network's
         own, to differentiate by, say. With `load(..., donate_state=True)` the arrays of `state` are
@@ -190,9 +184,8 @@ class Model:
     ) -> Any:
         """Run many cycles along the inputs' first axis, time: `outputs, state = model.scan(xs)`.
 
-        The cycles are one `lax.scan`: what is compiled does not grow with their number, and
-        gradients pass through time. Outputs are stacked along a new first axis. Without `state` it
-        starts from `init_state()`. `params` are as in `step`.
+        They are one `lax.scan`: what is compiled does not grow with their number, and gradients
+        pass through time. Outputs get a new first axis. `state` is `init_state()` by default.
         """
         inputs = bind_inputs(self._network, args, kwargs, leading=1)
         if len({x.shape[0] for x in inputs}) > 1:
@@ -212,8 +205,6 @@ class Model:
         if params is None:
             return entry([*state.values(), *inputs])
         return entry.pure(self._check_params(params), state, inputs)
-
-    # Storing it
 
     def save(
         self,
@@ -253,8 +244,6 @@ class Model:
 
             text = calibrate(self, quantize)
         write_network(path, self._network, arrays, text, overwrite=overwrite)
-
-    # Checks
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         return bind_inputs(self._network, args, kwargs)

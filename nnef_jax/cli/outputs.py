@@ -190,10 +190,7 @@ def check_output(path: Path, names: Sequence[str]) -> None:
 
 
 def save_results(path: Path, results: Sequence[Result]) -> list[str]:
-    """Save the outputs of all results together, and return the names of the files.
-
-    Several are put together along their first axis where it is 1, along a new one otherwise.
-    """
+    """Save outputs, of several results along axis 0 or a new one; return the names of files."""
     arrays = {name: _together([r.outputs[name] for r in results]) for name in results[0].outputs}
     match path.suffix.lower():
         case ".npz":

@@ -25,7 +25,7 @@ def print_result(text: str) -> None:
 def status(text: str) -> Generator[Callable[[int, int], None] | None]:
     """Show a spinner on a terminal's stderr where the block takes longer than `STATUS_AFTER`.
 
-    Yields a function of how much is done and of how much, which makes a bar of it.
+    Yields a function of how much is done, and of how much, which makes a bar of it.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None

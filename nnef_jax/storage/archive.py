@@ -27,10 +27,9 @@ class _Container(Protocol):
 
 
 class Archive:
-    """A container that is open for reading; a context manager.
+    """A container that is open for reading; a context manager. What was read outlives it.
 
-    Member names are relative, with '/' between their parts; a name with '..' matches nothing. What
-    was read stays valid after closing.
+    Member names are relative, with '/' between their parts; a name with '..' matches nothing.
     """
 
     def __init__(self, container: _Container, name: str, meter: Meter) -> None:
@@ -68,10 +67,7 @@ class Archive:
         return self._open.location(name)
 
     def read_text(self, name: str) -> Source:
-        """Read a text member as UTF-8; raise ArchiveError where no regular member has this name.
-
-        Raises NnefSyntaxError at a byte that is NUL or not UTF-8, LimitError for too long a text.
-        """
+        """Read a member as UTF-8 without NUL; raise ArchiveError, NnefSyntaxError, LimitError."""
         if name not in self._texts:
             data = self._open.read(name)
             location = self.location(name)

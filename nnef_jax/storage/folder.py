@@ -50,10 +50,7 @@ class Folder:
         return os.path.join(self._path, name)
 
     def names(self) -> Iterator[str]:
-        """Yield the files below the folder and all links, unentered; leave out what cannot be read.
-
-        Raises LimitError where folders are nested too deep.
-        """
+        """Yield the readable files below the folder and all links; LimitError for too deep ones."""
         self._check_open()
         return self._names(self._root, ".", "", _MAX_DEPTH)
 
@@ -92,10 +89,7 @@ class Folder:
         return not stat.S_ISDIR(mode)
 
     def read(self, name: str) -> memoryview:
-        """Return the bytes of a regular file, mapped if large; raise ArchiveError otherwise.
-
-        Raises LimitError where it does not fit into memory.
-        """
+        """Return the bytes of a regular file, mapped if large; raise ArchiveError, LimitError."""
         self._check_open()
         location = self.location(name)
         parts = split_name(name)

@@ -13,10 +13,7 @@ _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
 
 def split_name(name: str) -> tuple[str, ...] | None:
-    """Return the parts of a member name, by which members are compared: ('a', 'b') for './a//b'.
-
-    An absolute name, or one with a '..' part, has none.
-    """
+    """Return the parts of a member name, ('a', 'b') for './a//b'; None if absolute or with '..'."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     return None if name.startswith("/") or ".." in parts else parts
 

@@ -1,7 +1,4 @@
-"""Placing what is complete: a file by renaming, a folder by exchanging names.
-
-The caller checks what is replaced. An OSError names the target.
-"""
+"""Placing what is complete under its name: the caller checks what is replaced."""
 
 from __future__ import annotations
 

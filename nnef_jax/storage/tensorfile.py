@@ -1,6 +1,6 @@
-"""Tensor files, '.dat': the data of one tensor behind a header (spec 5.2).
+"""Tensor files, '.dat': the data of one tensor behind a header (spec 5.2), little endian.
 
-All numbers are little endian. The header of NNEF 1.0 is 128 bytes:
+The header of NNEF 1.0 is 128 bytes:
 
     0   4E EF, major 1, minor 0
     4   data length in bytes          8   rank, at most 8          12  8 extents, the unused ones 0
@@ -13,10 +13,9 @@ That of the provisional specification is as long as it has to be:
     +0  item type (one byte)          +1  bits of an item (one byte)
     +2  length of the text            +4  quantisation algorithm, as text
 
-Items of 8, 16, 32 and 64 bits follow as they are, others as a stream of bits (`bitstream`).
-
-The Khronos tools from before 2018-10-19 wrote 4 bytes more. Nothing tells such a file from one with
-stray bytes at its end, so it is refused.
+Items of 8, 16, 32 and 64 bits follow as they are, others as a stream of bits (`bitstream`). Files
+of the Khronos tools from before 2018-10-19 have 4 bytes more: they are refused, since nothing tells
+these from stray bytes.
 """
 
 from __future__ import annotations
