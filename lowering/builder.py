@@ -42,10 +42,9 @@ class _Variable:
 
 @dataclass(slots=True)
 class GraphBuilder:
-    """Collects inputs, variables and operations into an immutable graph.
+    """Builds an immutable graph of inputs, variables and operations; raises InvalidOperation.
 
-    `real` and `integer` are the dtypes of literals and untyped tensors. Methods raise
-    InvalidOperation; the caller knows the place in the text.
+    `real` and `integer` are the dtypes of literals and untyped tensors.
     """
 
     real: str = "float32"
@@ -169,8 +168,7 @@ class GraphBuilder:
     ) -> tuple[Result, ...]:
         """Add an operation and return its results, named by `names`; missing names are made.
 
-        `rule` is a user's own for what the document calls `kind`. The document does not know
-        results that are `inserted`.
+        `rule` is a user's own for `kind`. The document does not know results that are `inserted`.
         """
         arguments: dict[str, Any] = {}
         for name, operand in operands.items():

@@ -13,10 +13,7 @@ Device = Any  # a jax.Device, which is no type to a type checker
 
 
 class Place(NamedTuple):
-    """Where a computation runs, and whether arguments, and so results, are committed to it.
-
-    Parameters go to the device, or to each device of the sharding.
-    """
+    """Where a computation runs, and whether arguments, and so results, are committed to it."""
 
     where: Device | Sharding
     is_committed: bool
@@ -31,10 +28,7 @@ def default_device() -> Device:
 
 
 def on_cpu() -> bool:
-    """Tell whether the default device is a CPU, for layouts and kernels.
-
-    Tracing for another place happens within `computing_at` it.
-    """
+    """Tell whether the default device (see `computing_at`) is a CPU."""
     return default_device().platform == "cpu"
 
 

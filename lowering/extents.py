@@ -63,10 +63,7 @@ MAX_RANK = 64  # of an array of numpy
 
 
 def is_symbolic(extent: object) -> bool:
-    """Tell whether something is an extent that `jax.export` keeps symbolic.
-
-    Traced arrays have such extents in their shapes; types have UNKNOWN for them.
-    """
+    """Tell an extent that `jax.export` keeps symbolic; types have UNKNOWN for it."""
     return hasattr(extent, "scope")
 
 

@@ -1,7 +1,4 @@
-"""Runs a network as it is written where rewriting it fails.
-
-Rewritings use what jax may change between versions (`jaxprs`) and change no result.
-"""
+"""Runs a network as it is written where rewriting fails, as it may in a later jax (`jaxprs`)."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ T = TypeVar("T")
 
 
 def or_else(rewritten: Callable[[], T], as_written: Callable[[], T]) -> T:
-    """Return the one; where it fails the other, with one warning a process.
-
-    Where both fail raise the network's own error.
-    """
+    """Return `rewritten()`; if it fails `as_written()`, with one warning a process."""
     try:
         return rewritten()
     except Exception:

@@ -67,7 +67,7 @@ class Value:
 
 # What an operation reads: a tensor, a literal that stands for a constant one, or an array of these.
 Operand = Value | Scalar | tuple["Operand", ...]
-# What it yields for one declared result: a tensor, or as many as the result array has items.
+# What it yields for one declared result: a tensor, or an array of them.
 Result = Value | tuple[Value, ...]
 
 
@@ -136,10 +136,7 @@ class StateVariable:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A whole network: inputs, outputs, variables, and operations in order.
-
-    An output may be any value, an input or a parameter too; `output_names` are the document's.
-    """
+    """A whole network; any value may be an output, and `output_names` are the document's."""
 
     name: str
     inputs: tuple[Value, ...]

@@ -1,7 +1,6 @@
-"""Reads and evaluates the equations of traced functions.
+"""Reads and evaluates equations of traced functions.
 
-This is the one module that uses `jax.extend.core`, and names primitives outside of `cpu`'s tables
-of rules. Where a later jax breaks it, `fallback` runs networks as they are written.
+No other module uses `jax.extend.core`. If a later jax breaks this one, `fallback` steps in.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from typing import Any
 
 from lowering import jaxprs
 
-# How many times larger a prepared value may be than its sources (a transformed filter is larger).
-# Beyond is a broadcast, cheaper to repeat than to read.
+# Beyond this growth a prepared value is a broadcast, cheaper to repeat than to read.
 _GROWTH = 4
 
 Flat = Callable[..., Sequence[Any]]
@@ -18,8 +17,7 @@ Flat = Callable[..., Sequence[Any]]
 def divided(jaxpr: Any, count: int) -> tuple[tuple[int | None, ...], tuple[int, ...], Flat, Flat]:
     """Divide a function whose first `count` arguments are parameters.
 
-    Return `sources` and `reads` of a `Split`, the function that prepares (of parameters and
-    constants), and the rest (of all that is prepared, then the other arguments).
+    Return `sources`, `reads`, `compute` (which takes constants too) and `run` of a `Split`.
     """
     parameters, inputs = jaxpr.invars[:count], jaxpr.invars[count:]
     roots = [*parameters, *jaxpr.constvars]
@@ -62,7 +60,6 @@ def partition(jaxpr: Any, roots: Sequence[Any]) -> tuple[list[Any], list[Any], l
 
 
 def _known_equations(jaxpr: Any, roots: Iterable[Any]) -> dict[Any, Any]:
-    """Return the equation of each variable that depends on the roots alone."""
     known: dict[Any, Any] = dict.fromkeys(roots)
     for equation in jaxpr.eqns:
         if not equation.effects and all(v in known for v in jaxprs.variables(equation.invars)):

@@ -1,8 +1,7 @@
 """Maps operations to rules.
 
-A rule has three facets: `infer` checks operands and types results, `lower` computes under JAX
-tracing, `work` counts multiply-adds. Operands and attributes have the standard's names; a name that
-Python reserves gets an underscore (`lambda_`).
+A rule's `infer` checks operands and types results, `lower` computes under tracing, `work` counts
+multiply-adds. Their arguments have the standard's names, `lambda_` for `lambda`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Values known on the host: literals, constants, and what is computed from them alone.
-
-They stay numpy arrays or Python numbers, so that rules find concrete shapes, indices and exponents.
-"""
+"""Values known on the host, not traced: literals, constants, and what is computed from these."""
 
 from __future__ import annotations
 

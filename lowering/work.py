@@ -1,7 +1,4 @@
-"""Counts multiply-adds: of products of tensors, convolutions and interpolation.
-
-Elementwise arithmetic, pooling and Fourier transforms count nothing.
-"""
+"""Counts multiply-adds of tensor products, convolutions and interpolation, of nothing else."""
 
 from __future__ import annotations
 

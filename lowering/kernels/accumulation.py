@@ -9,10 +9,7 @@ import numpy as np
 
 
 def accumulator(dtype: Any) -> Any:
-    """Return the dtype for sums of a dtype's items: at least 32 bits, signed for integers.
-
-    Half precision is then rounded once; sums of unsigned integers are the same modulo 2**32.
-    """
+    """Return the dtype to sum a dtype's items in: at least 32 bits, signed for integers."""
     dtype = np.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.integer):
         return np.dtype(np.int64 if dtype.itemsize == 8 else np.int32)

@@ -1,8 +1,7 @@
 """Sums of products over named axes, as in `ij,kj->ik` (Einstein's convention).
 
-Letters that the result lacks are summed over, also those of a single operand; a letter twice in an
-operand takes its diagonal. Extents along an axis are equal or 1. A letter of the result alone is an
-axis of 1.
+Letters that the result lacks are summed over; a letter twice in an operand takes its diagonal.
+Extents along an axis are equal or 1. A letter of the result alone is an axis of 1.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ from lowering.kernels.precision import left_operand_anywhere
 
 
 def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Return the letters of each operand, and those of the result.
-
-    Letters of their own replace `...`, the axes without letters, matched from the last one.
-    """
+    """Return the letters of each operand and of the result, with new ones for `...`."""
     left, arrow, output = expr.replace(" ", "").partition("->")
     if not arrow or "," in output:
         raise InvalidOperation(
@@ -103,7 +99,6 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
 
 
 def _order(terms: Sequence[set[str]], output: str, extents: dict[str, int]) -> list[Any]:
-    """Return the operands that `jnp.einsum` takes together; results go to the end."""
     if len(terms) <= 2:
         return [tuple(range(len(terms)))]
     names = dict(zip(extents, string.ascii_letters, strict=False))
@@ -165,7 +160,6 @@ def _product(
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:
-    """Tell whether all sums are those of one matrix product."""
     if len(terms) != 2 or any(len(set(term)) != len(term) for term in terms):
         return False
     a, b = map(set, terms)

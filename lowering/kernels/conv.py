@@ -102,8 +102,7 @@ def deconv(
 def spread(x: Array, windows: Windows, border: str, first_axis: int = 0) -> tuple[Array, Padding]:
     """Return the input of a reverse operation, extended as far as windows reach, and its padding.
 
-    Padding applies once items are spread `stride` apart; it is negative where the output is cut. A
-    window of stride 1 then has a position for each output item.
+    That applies once items are spread `stride` apart; where the output is cut it is negative.
     """
     before = (0,) * len(windows.size)
     if border not in ("constant", "ignore"):

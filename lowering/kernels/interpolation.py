@@ -59,10 +59,7 @@ def upsample_aligned(x: Array, axis: int, factor: int) -> Array:
 
 
 def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
-    """Interpolate (B,C,H,W) on N grids of points (N,C,h,w); points outside take the nearest value.
-
-    `row` is (N,h), `column` (N,w), and `batch` (N) the item of the batch.
-    """
+    """Interpolate (B,C,H,W) at rows (N,h), columns (N,w) of items (N), clipped: (N,C,h,w)."""
     top, bottom, down = _neighbours(row, x.shape[2], x.dtype)
     left, right, across = _neighbours(column, x.shape[3], x.dtype)
     down, across = down[:, :, None, None], across[:, None, :, None]
@@ -89,6 +86,5 @@ def _between(a: Array, b: Array, weight: float) -> Array:
 
 
 def _merge(x: Array, axis: int) -> Array:
-    """Merge an axis with the next."""
     shape = (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
     return x.reshape(shape)

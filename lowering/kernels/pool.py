@@ -85,10 +85,7 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
 
 
 def window_max_and_place(x: Array, windows: Windows, first_axis: int) -> tuple[Array, Array]:
-    """Return the maximum of each window and its row-major place on axes from the first one on.
-
-    The border is 'ignore', so the place is on the input wherever the window is.
-    """
+    """Return each window's maximum, border 'ignore', and its place on axes from `first_axis` on."""
     maximum, index = window_max_and_index(x, windows, "ignore")
     places = jnp.zeros(index.shape, index.dtype)
     positions = _positions(index, windows)
@@ -122,7 +119,6 @@ def desample(x: Array, index: Array, windows: Windows) -> Array:
 
 
 def _positions(index: Array, windows: Windows) -> tuple[Array, ...]:
-    """Return the place of each index in the padded up-scaled space, axis by axis."""
     rest = jnp.clip(index, 0, windows.volume - 1)
     positions: list[Array] = []
     for axis in reversed(range(index.ndim)):

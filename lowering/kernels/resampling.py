@@ -187,7 +187,6 @@ def cubic_kernel(distance: Any, a: float) -> Any:
 
 
 def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
-    """Return weighted sums of items along an axis."""
     extent, taps = x.shape[axis], items.shape[1]
     if extent <= _PRODUCTS * taps:
         xp = weights.__array_namespace__()

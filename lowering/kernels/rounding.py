@@ -9,10 +9,7 @@ TIES = ("up", "away", "even")
 
 
 def rounded(x: Array, ties: str) -> Array:
-    """Return the nearest whole number; `ties` says which of two equally near ones.
-
-    "up" is floor(x + 0.5) (spec 4.2.1) without the sum, inexact below 0.5 and from 2**23 on.
-    """
+    """Round; "up" is floor(x + 0.5) (spec 4.2.1) without a sum inexact below 0.5 and from 2**23."""
     if ties == "up":
         whole = jnp.floor(x)
         return jnp.where(x - whole >= 0.5, whole + 1, whole)

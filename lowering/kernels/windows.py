@@ -1,8 +1,7 @@
 """Window arithmetic of sliding-window operations (spec 4.3).
 
 Basic operations (conv, box, max_pool) map the up-scaled shape to the down-scaled one, reverse ones
-(deconv, debox, desample) the other way. Padding, stride and dilation count in the up-scaled space.
-The border extends the input.
+back. Padding, stride and dilation count in the up-scaled space. The border extends the input.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmet
 class Windows:
     """Where windows lie: an entry for each dimension, nothing left to defaults.
 
-    They move over the shape `upscaled`; `downscaled` has an item for each position. Extents, and
-    padding computed from them, may be UNKNOWN.
+    `upscaled` is the shape under them, `downscaled` that of their positions. Extents and computed
+    padding may be UNKNOWN.
     """
 
     size: Shape
@@ -135,10 +134,7 @@ def valid_counts(windows: Windows) -> Any:
 
 
 def lowest(dtype: Any) -> Any:
-    """Return the identity of the maximum as a numpy scalar.
-
-    `lax.reduce_window` has a gradient only where it recognises that: a jax array will not do.
-    """
+    """Return the maximum's identity; `reduce_window` needs a numpy scalar to have a gradient."""
     if jnp.issubdtype(dtype, jnp.floating):
         return np.array(-np.inf, dtype)
     return np.array(jnp.iinfo(dtype).min, dtype)

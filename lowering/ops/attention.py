@@ -1,7 +1,4 @@
-"""Attention, masked softmax, rotary embedding.
-
-Masks, cosines and sines match their tensor from the right, as in torch.
-"""
+"""Attention, masked softmax, rotary embedding; shapes match from the right, as in torch."""
 
 from __future__ import annotations
 
@@ -105,8 +102,8 @@ def attention(
 
     Each head of keys and values serves as many consecutive heads of queries as there are to one. A
     logical mask keeps scores where it is true; one of real numbers is added. With `is_causal` a
-    query sees keys up to its own time; the last query and the last key have one time (torch aligns
-    the first ones). A query that sees no key yields zeros. `scale` 0 means 1 / sqrt(items).
+    query sees keys up to its own time, counted from the last ones (in torch from the first). A
+    query that sees no key yields zeros. `scale` 0 means 1 / sqrt(items).
     """
     query, keys, values = (jnp.asarray(x) for x in (query, key, value))
     scale = scale or 1 / math.sqrt(query.shape[-1])
@@ -137,9 +134,9 @@ def _masked_softmax_type(input: TensorType, mask: TensorType, scale: float) -> T
 
 @rules.rule("masked_softmax", _masked_softmax_type)
 def masked_softmax(input: Any, mask: Any, scale: float) -> Array:
-    """Return softmax over the last axis of the input times `scale`, masked.
+    """Return softmax over the last axis of input * scale plus a mask of real numbers.
 
-    A logical mask keeps items where it is true; others are 0. A mask of real numbers is added.
+    A logical mask keeps items where it is true; others are 0, also where none is kept.
     """
     input = jnp.asarray(input)
     return _softmax(_masked(widened(input) * scale, mask)).astype(input.dtype)
@@ -159,10 +156,7 @@ def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorT
 
 @rules.rule("rotary_embedding", _rotary_type)
 def rotary_embedding(input: Any, cos: Any, sin: Any) -> Array:
-    """Rotate by position: along the last axis (a, b) becomes (a, b) cos + (-b, a) sin.
-
-    a and b are the halves of the axis (RoFormer, Su et al. 2021).
-    """
+    """Rotate halves (a, b) of the last axis: (a, b) cos + (-b, a) sin (Su et al. 2021)."""
     x = jnp.asarray(input)
     first, second = jnp.split(x, 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)

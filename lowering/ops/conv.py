@@ -1,11 +1,9 @@
 """Convolution and deconvolution (spec 4.3.1).
 
-`conv` takes an input (B,C,X...), a filter (c,C/G,f...) and a bias (1,c) or singular to (B,c,x...);
-`deconv` takes (B,c,x...), the same filter and a bias (1,C) to (B,C,X...). Padding, stride and
-dilation have an item for each spatial dimension. `groups = 0` makes each plane a group.
-
-float16 and bfloat16 are summed in float32 and rounded once. Integers are summed in int32, the dtype
-of the result.
+`conv` maps (B,C,X...) by a filter (c,C/G,f...) and a bias (1,c) or singular to (B,c,x...), `deconv`
+maps back, with a bias (1,C). Padding, stride and dilation are spatial. `groups = 0` makes each
+plane a group. Half precision is summed in float32 and rounded once; integers are summed in int32,
+the dtype of the result.
 """
 
 from __future__ import annotations
@@ -200,8 +198,7 @@ def deconv(
 
 
 def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int) -> int:
-    # Planes are those of the output where its shape is given: (c,1,...) then reverses a plane-wise
-    # conv with c / C filters for each plane.
+    # Planes are the output's if its shape is given: c / C filters for each, to reverse a conv.
     if groups == 0:
         return output_shape[1] // filter[1] if output_shape else input[1]
     return groups

@@ -1,7 +1,6 @@
 """Operations that choose items by their values.
 
-The count depends on the data, so results have room for the most there can be: int32 indices of what
-was chosen first, then -1.
+Results have room for the most there can be: int32 indices of what was chosen first, then -1.
 """
 
 from __future__ import annotations

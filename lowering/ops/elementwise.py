@@ -1,7 +1,4 @@
-"""Element-wise operations (spec 4.2): unary, binary, comparison, logic, bits, selection.
-
-Integers wrap around, are divided towards 0, and are left alone by rounding.
-"""
+"""Element-wise operations (spec 4.2); integers wrap around and divide towards 0."""
 
 from __future__ import annotations
 
@@ -243,7 +240,7 @@ def _shift_type(x: TensorType, y: TensorType) -> TensorType:
 
 
 def _shift_bounds(x: Any, y: Any) -> tuple[Array, Array, Array, int]:
-    # Hardware differs in shifts by less than 0, and by all the bits and more.
+    # Hardware differs in shifts out of range.
     x, y = jnp.broadcast_arrays(*align(x, y))
     width = jnp.iinfo(x.dtype).bits
     return x, y, (y >= 0) & (y < width), width
@@ -313,10 +310,7 @@ def _clamp_type(x: TensorType, a: TensorType, b: TensorType, inclusive: bool = F
 
 @rules.rule("clamp", _clamp_type)
 def clamp(x: Any, a: Any, b: Any, inclusive: bool = False) -> Array:
-    """Return x kept between a and b; a wins where it is above b.
-
-    At a bound the derivative to x is 1/2, or 1 where the bounds are `inclusive`.
-    """
+    """Keep x between a and b (a wins); at a bound its derivative is 1/2, or 1 if `inclusive`."""
     x, a, b = align(x, a, b)
     if not inclusive:
         return jnp.maximum(jnp.minimum(x, b), a)

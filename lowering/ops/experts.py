@@ -109,12 +109,12 @@ def mixture_of_experts(
     """Return for each token x the weighted sum of the `k` experts with the largest logits.
 
     The input is [tokens...,items], `router` [experts,items], w1 and w3 [experts,items,hidden], w2
-    [experts,hidden,items]. Logits are products with the rows of `router`; equal ones go to the
-    first expert. An expert is (f(x w1) * (x w3)) w2, or f(x w1) w2 without w3, each product with
-    its bias. f is silu (or "swiglu", with w3), relu, or `gelu` by tanh; a positive `limit` has
-    `clamped_swiglu` of both products instead. `gate` makes weights of the logits of the k: their
-    softmax, their part in the softmax of all, their sigmoid, or themselves. All experts are
-    computed for all tokens, in float32 at least; the result has the dtype of the input.
+    [experts,hidden,items]. Logits are products with the rows of `router`; the first of equal ones
+    wins. An expert is (f(x w1) * (x w3)) w2, or f(x w1) w2 without w3, with biases. f is silu (with
+    w3 also "swiglu"), relu, or `gelu` by tanh; a positive `limit` means `clamped_swiglu` instead.
+    `gate` weighs by the softmax of the k logits, their part in the softmax of all, their sigmoid,
+    or themselves. All experts see all tokens, in float32 at least; the result has the input's
+    dtype.
     """
     x = jnp.asarray(input)
     operands = (router, w1, w2, w3, router_bias, w1_bias, w3_bias, w2_bias)

@@ -1,8 +1,7 @@
-"""Items by their indices: gather, scatter, top-k, one-hot.
+"""Items by their indices: gather, scatter, top-k, one-hot; resulting indices are int32.
 
-Negative indices count from the end. Reading beyond the axis gives NaN (of signed integers the least
-value, of unsigned ones the greatest, of logical values true); writing there does nothing. Results
-that are indices are int32.
+Negative indices count from the end. Reading beyond the axis gives NaN (least of signed integers,
+greatest of unsigned ones, true); writing there does nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ _REDUCTIONS = ("none", "add", "mul", "min", "max")
 
 
 def _index(indices: Any) -> Array:
-    """Return indices in a type that fits the extent of every axis."""
     indices = jnp.asarray(indices)
     return indices if indices.dtype.itemsize == 8 else indices.astype(jnp.int32)
 
@@ -64,10 +62,7 @@ def _require_same_rank(name: str, shape: Shape, other: str, whole: Shape) -> Non
 
 @rules.rule("gather_elements", _gather_elements_type)
 def gather_elements(input: Any, indices: Any, axis: int) -> Array:
-    """Return for each index the item that it names along the axis (ONNX GatherElements).
-
-    Along the other axes the indices may be smaller than the input; its first items count.
-    """
+    """Return items at indices along an axis (ONNX GatherElements); other axes may be shorter."""
     x, places = jnp.asarray(input), _index(indices)
     axis = axis % x.ndim
     kept = [e if a == axis else places.shape[a] for a, e in enumerate(x.shape)]
@@ -198,10 +193,7 @@ def _scatter_nd_type(
 
 @rules.rule("scatter_nd", _scatter_nd_type)
 def scatter_nd(input: Any, indices: Any, updates: Any, reduction: str) -> Array:
-    """Return the input with each update at the coordinates in the last axis of the indices.
-
-    This is ONNX ScatterND; updates at one place are joined as in `scatter_elements`.
-    """
+    """Return the input with updates at coordinates (ONNX ScatterND); see `scatter_elements`."""
     return _scatter(jnp.asarray(input), _places(indices), jnp.asarray(updates), reduction)
 
 
@@ -266,8 +258,7 @@ def _topk_type(
 def topk(input: Any, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
     """Return the k largest or smallest items along the axis in order, and their indices.
 
-    Of equal items the lower index comes first. NaN counts as infinity. The derivative goes to the
-    chosen items.
+    Of equal items the first wins. NaN counts as infinity. The derivative goes to the chosen items.
     """
     x = jnp.asarray(input)
     axis = axis % x.ndim
@@ -295,10 +286,7 @@ def _one_hot_type(
 
 @rules.rule("one_hot", _one_hot_type, not_differentiable="its operand holds indices")
 def one_hot(indices: Any, axis: int, depth: int, off_value: float, on_value: float) -> Array:
-    """Return `on_value` at each index along a new axis of `depth` items, else `off_value`; float32.
-
-    `axis` counts in the result. An index beyond the axis is nowhere on.
-    """
+    """Return `on_value` at indices along a new axis of the result, else `off_value`; in float32."""
     index = _index(indices)
     axis = axis % (index.ndim + 1)
     index = jnp.expand_dims(jnp.where(index < 0, index + depth, index), axis)

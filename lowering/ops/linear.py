@@ -144,7 +144,6 @@ def _generality(dtype: str) -> int:
 
 
 def _einsum_work(inputs: list[TensorType], expr: str) -> int:
-    """Count the products of the inputs in pairs, in the order of computation."""
     terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     return contraction.multiply_adds([x.shape for x in inputs], terms, result)
 

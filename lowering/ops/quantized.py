@@ -170,10 +170,7 @@ def quantized_conv(
     groups: int,
     dtype: str,
 ) -> Array:
-    """Compute `conv` of quantised tensors, to `dtype`; padding is the real number 0.
-
-    Parameters of the filter may have an item for each output channel.
-    """
+    """Compute quantised `conv` to `dtype`; padding is 0, filter scales may be per channel."""
     rank = input.ndim
     total = convolve(
         _wide(input) - _along(_wide(input_zero_point), "", ""),

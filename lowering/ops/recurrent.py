@@ -1,7 +1,4 @@
-"""Recurrent cells and sequences: LSTM, GRU, gated delta rule, causal convolution.
-
-States are operands, and the next states results.
-"""
+"""Recurrent cells and sequences; states are operands, and next states results."""
 
 from __future__ import annotations
 
@@ -57,10 +54,7 @@ def _lstm_type(gates: TensorType, cell: TensorType) -> tuple[TensorType, TensorT
 
 @rules.rule("lstm_pointwise", _lstm_type)
 def lstm_pointwise(gates: Any, cell: Any) -> tuple[Array, Array]:
-    """Return the output and the next cell of an LSTM, given the sum of its products and biases.
-
-    The last axis of `gates` has ONNX's order: input, output, forget, cell.
-    """
+    """Return an LSTM's output and next cell, given summed gates: input, output, forget, cell."""
     i, o, f, g = jnp.split(jnp.asarray(gates), 4, axis=-1)
     cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
@@ -75,8 +69,7 @@ def _gru_type(input_gates: TensorType, state_gates: TensorType, state: TensorTyp
 def gru_pointwise(input_gates: Any, state_gates: Any, state: Any) -> Array:
     """Return the next state of a GRU, given the products of input and of state, biases added.
 
-    The last axis has ONNX's order: update, reset, new. The reset gate applies after the product
-    (`linear_before_reset`).
+    Gates are update, reset, new, as in ONNX, with `linear_before_reset`.
     """
     xz, xr, xn = jnp.split(jnp.asarray(input_gates), 3, axis=-1)
     rz, rr, rn = jnp.split(jnp.asarray(state_gates), 3, axis=-1)
@@ -144,11 +137,10 @@ def gru_sequence(
 ) -> tuple[Array, Array]:
     """Run a GRU over [batch,time,items]; return all states [batch,time,hidden] and the last.
 
-    `weight` [3*hidden,items], `recurrent_weight` [3*hidden,hidden] and `bias` (6*hidden, those of
-    `weight` first) are as in ONNX, gates as in `gru_pointwise`. Without `weight` the input is its
-    product already, bias added, and only the second half of the bias counts. `reverse` starts at
-    the end. Without `emit_states` all states have no items. The first and the last state are
-    [batch,1,hidden].
+    `weight` [3*hidden,items], `recurrent_weight` [3*hidden,hidden] and `bias` [6*hidden] are as in
+    ONNX, states [batch,1,hidden]. Without `weight` the input is its product already, and the first
+    half of `bias` does not count. `reverse` starts at the end. Without `emit_states` all states
+    have no items.
     """
     x, recurrent = jnp.asarray(input), jnp.asarray(recurrent_weight)
     hidden = recurrent.shape[1]
@@ -199,9 +191,8 @@ def causal_conv1d_update(input: Any, weight: Any, initial_state: Any) -> tuple[A
     """Return silu of each channel convolved with its filter, one step in time, and the last inputs.
 
     Each item of the input is a channel, whatever its shape. Weight and state have four items a
-    channel: taps, the last for the input itself; and the last four inputs, the first of which is no
-    longer seen. Compute in float32 at least; shapes and dtypes of the results are those of input
-    and state. It is part of the linear attention of Qwen3.5.
+    channel: the taps, the last for the input; and the last four inputs. Compute in float32 at
+    least; results have shapes and dtypes of input and state. This is of Qwen3.5's linear attention.
     """
     x, state = jnp.asarray(input), jnp.asarray(initial_state)
     dtype = wide_dtype(x, weight, state)

@@ -1,7 +1,7 @@
 """Resampling of the spatial dimensions by whole factors (spec 4.3.4).
 
 `factor` has an item for each spatial dimension; missing ones are 1. Multilinear up-sampling takes
-one dimension after another. Output i lies in an input of extent x at
+one dimension after another. Output i lies in an input of extent x, for a factor f, at
 
     'asymmetric'   i / f
     'symmetric'    (i - (f - 1) / 2) / f

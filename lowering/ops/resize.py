@@ -121,9 +121,8 @@ def resize(
 ) -> Array:
     """Resize the input as ONNX Resize does.
 
-    `roi` counts in 'tf_crop_and_resize' alone, where `extrapolation_value` lies outside the input.
-    `exclude_outside` gives items beyond the ends no weight. `antialias` widens the kernel of a
-    reduction.
+    `roi` and `extrapolation_value`, outside the input, count in 'tf_crop_and_resize' alone. Items
+    beyond the ends have no weight with `exclude_outside`. `antialias` widens a reduction's kernel.
     """
     coordinates = coordinate_transformation_mode
     method = Method(coordinates, mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)

@@ -171,7 +171,6 @@ def scan(
 
 
 def _parts(x: Array, axis: int, chunk: int) -> Array:
-    """Return the chunks along a new first axis, in the order of iterations."""
     axis, size = axis % x.ndim, abs(chunk)
     missing = -x.shape[axis] % size
     if missing:
@@ -184,7 +183,6 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
 
 
 def _joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
-    """Join the values of all iterations, which are along the first axis."""
     if skipped:
         values = jnp.pad(values, [(skipped, 0)] + [(0, 0)] * (values.ndim - 1))
     if chunk < 0:

@@ -105,8 +105,7 @@ def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis:
 def dynamic_slice(input: Any, start: Any, length: int, axis: int) -> Array:
     """Return `length` items along the axis from item `start` on, which depends on the data.
 
-    A `start` below 0 counts from the end. Items past the end are NaN; of signed integers the least
-    number, of unsigned ones the greatest, of logical values true.
+    A `start` below 0 counts from the end. Items past the end are as in `indexing`: NaN, say.
     """
     first = jnp.asarray(start).reshape(())
     return jnp.take(jnp.asarray(input), first + jnp.arange(length, dtype=first.dtype), axis=axis)
@@ -121,10 +120,7 @@ def _triangle_type(input: TensorType, k: TensorType, upper: bool) -> TensorType:
 
 @rules.rule("triangle", _triangle_type)
 def triangle(input: Any, k: Any, upper: bool) -> Array:
-    """Keep the last two axes on and above diagonal k, or on and below it; other items are 0.
-
-    Item [row,column] is on diagonal column - row. k may depend on the data.
-    """
+    """Keep items [row,column] with column - row >= k (`upper`) or <= k, else 0; k may be traced."""
     x = jnp.asarray(input)
     limit = jnp.asarray(k).reshape(())
     rows, columns = (lax.broadcasted_iota(limit.dtype, x.shape[-2:], axis) for axis in (0, 1))

@@ -106,10 +106,7 @@ def _is_free(extent: int) -> bool:
 
 @rules.rule("reshape", _reshape_type)
 def reshape(input: Any, shape: tuple[int, ...], axis_start: int, axis_count: int) -> Array:
-    """Reshape `axis_count` axes from `axis_start` on, in row-major order (spec 4.5.1).
-
-    Item 0 copies the extent as far behind `axis_start`; one -1 stands for the rest.
-    """
+    """Reshape `axis_count` axes row-major (spec 4.5.1); 0 copies its extent, one -1 is the rest."""
     x = jnp.asarray(input)
     if 0 in x.shape:  # jax does not say what -1 stands for
         known = TensorType(x.shape, str(x.dtype))

@@ -1,7 +1,4 @@
-"""Fourier transforms, and tract's exponential averages.
-
-Transforms take pairs [re,im] along the last axis, which `axis` counts, in float32 at least.
-"""
+"""Fourier transforms of pairs [re,im] on a last axis, in float32 at least; tract's averages."""
 
 from __future__ import annotations
 
@@ -68,7 +65,6 @@ def complex_to_pairs(input: Any) -> Array:
 
 
 def _signal_axis(input: TensorType, axis: int) -> int:
-    """Count the axis from the first one; refuse that of the pairs."""
     _require_pairs(input)
     axis = normal_axis(axis, len(input.shape))
     if axis == len(input.shape) - 1:
@@ -238,10 +234,7 @@ def exp_mean_norm(
     skip: int,
     scaling_factor: float,
 ) -> Array:
-    """Return y = (x - s) / scaling_factor along the axis, where s <- (1 - alpha) x + alpha s.
-
-    State and `skip` are those of `exp_unit_norm`.
-    """
+    """Return (x - s) / scaling_factor; s averages x itself, as in `exp_unit_norm`."""
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     result = (x - _averages(x, state, alpha, skip)) / scaling_factor
     return jnp.moveaxis(result, 0, axis).astype(input.dtype)

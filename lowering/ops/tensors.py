@@ -1,8 +1,4 @@
-"""Constants (spec 4.1.2) and ranges.
-
-They stay on the host until a traced value needs them. Items and bounds may be symbolic extents of
-`jax.export`.
-"""
+"""Constants (spec 4.1.2) and ranges, on the host until traced; extents may be symbolic."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Boxes, pools and index based sampling (spec 4.3.2, 4.3.3, 4.8.3).
 
-Size, padding, stride and dilation have an item for every dimension. Window indices count cells in
-row-major order, from 0.
+Attributes have an item for every dimension. Window indices count row-major, from 0.
 """
 
 from __future__ import annotations
@@ -221,10 +220,7 @@ def max_pool_with_index(
     dilation: Shape,
     first_axis: int = -1,
 ) -> tuple[Array, Array]:
-    """Return the maximum of each window and its first index in the window.
-
-    With `first_axis` the index is row-major on the input's axes from that one on.
-    """
+    """Return the maximum of each window and its first index in it, or from `first_axis` on."""
     input, windows = jnp.asarray(input), basic(input.shape, size, padding, stride, dilation)
     if first_axis >= 0:
         return kernels.window_max_and_place(input, windows, first_axis)
