@@ -1,7 +1,4 @@
-"""Run a batch a few items at a time, where all that is computed of one item fits the caches.
-
-Larger tensors go through memory; beyond 32 MB the C library maps new pages in each call.
-"""
+"""Run a large batch a few items at a time, so that all that is computed of them fits the caches."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ def _filter_gradient(gradient: Array, x: Array, filter: Array, window: Window) -
     return jnp.stack(sums).reshape(filter.shape).astype(filter.dtype)
 
 
-# XLA computes again what a loop reads of another loop's results, unless it reads more than 15 parts
-# of them: nine cells would compute all that the gradient depends on nine times.
+# XLA computes again what a loop reads of another loop's results, unless it reads more than 15
+# parts of them: nine times, for nine cells.
 _PARTS = 16
 
 

@@ -141,5 +141,4 @@ def merged(equation: Any, operands: list[View | Product]) -> Product | None:
 
 
 def _along(items: Any, rank: int, axis: int) -> Any:
-    """Reshape one item for each channel, or a scalar, to lie along an axis of a rank."""
     return items.reshape(*(1,) * axis, -1, *(1,) * (rank - 1 - axis)) if items.ndim else items

@@ -93,7 +93,6 @@ def _squeeze(equation: Any, views: Sequence[View]) -> View:
 
 
 def _ranks(axes: Sequence[int]) -> Order:
-    """Number the axes anew, in the same relative order."""
     ranked = sorted(axes)
     return tuple(ranked.index(axis) for axis in axes)
 

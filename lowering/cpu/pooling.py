@@ -1,4 +1,4 @@
-"""Maxima and sums of small windows on shifted tensors, a loop for each dimension."""
+"""Maxima and sums of small windows on shifted tensors, axis by axis, as a vectorised loop."""
 
 from __future__ import annotations
 

@@ -37,11 +37,7 @@ class Stage:
 
 
 def stages(jaxpr: Any, inputs: Sequence[Any], axes: Axes, batch: int) -> list[Stage]:
-    """Divide the equations into stages of as many items as each and all later ones allow.
-
-    The last layers of a network have little memory and large matrices, read once for each part of
-    the batch. `inputs` are the variables that hold the batch.
-    """
+    """Divide equations into stages of as many items as each and all later ones allow."""
     dependent = set(inputs)
     makers: dict[Any, Any] = {}  # of what is the same for all items
     own: list[Any] = []

@@ -18,9 +18,8 @@ from jax import Array, lax
 
 from lowering.kernels.windows import extend
 
-# Bytes of transformed inputs and products at a time. Data beyond the caches are slower to move than
-# to multiply; beyond 32 MB each call also takes memory anew: 3x3x64x64 windows on 128x128
-# positions take 24 ms in one part, 6.0 in four, 8.0 directly.
+# Bytes of transformed inputs and products at a time. Beyond the caches data move slowly: 3x3x64x64
+# windows on 128x128 positions take 24 ms in one part, 6.0 in four, 8.0 directly.
 _BLOCK = 8 << 20
 
 

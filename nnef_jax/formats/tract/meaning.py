@@ -53,11 +53,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """How an operation of a document becomes one of a kind.
-
-    Arguments are `dropped` or `renamed`; `added` attributes are fixed by the dialect. `rewrite`
-    does the rest, maybe by further operations.
-    """
+    """How an operation becomes one of a kind; `rewrite` does what the other fields cannot."""
 
     kind: str
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
