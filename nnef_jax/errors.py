@@ -1,4 +1,16 @@
-"""Everything that can be wrong with a network, in one tree."""
+"""Everything that can be wrong with a network, in one tree.
+
+    ValueError
+     └─ NnefError
+         ├─ NnefSyntaxError
+         ├─ SemanticError
+         │   └─ ShapeError
+         ├─ DataError
+         ├─ ArchiveError
+         ├─ UnsupportedError
+         ├─ LimitError
+         └─ InputError
+"""
 
 from __future__ import annotations
 
