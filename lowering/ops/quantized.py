@@ -48,12 +48,6 @@ def _einsum_type(
             hint="there must be two, or also those of bias, a_zero_point, a_scale, b_zero_point, "
             "b_scale, output_zero_point and output_scale",
         )
-    integers = {"a_zero_point": a_zero_point, "b_zero_point": b_zero_point}
-    integers["output_zero_point"] = output_zero_point
-    require_integer(a=a, b=b, bias=bias, **integers)
-    require_real(a_scale=a_scale, b_scale=b_scale, output_scale=output_scale)
-    shape = contraction.contracted_shape([a.shape, b.shape], [left, right], result)
-    places = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
     parameters = {
         "bias": bias,
         "a_zero_point": a_zero_point,
@@ -63,6 +57,9 @@ def _einsum_type(
         "output_zero_point": output_zero_point,
         "output_scale": output_scale,
     }
+    _require_types({"a": a, "b": b} | parameters)
+    shape = contraction.contracted_shape([a.shape, b.shape], [left, right], result)
+    places = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
     for (name, type), letter in zip(parameters.items(), letters or [""] * 7, strict=True):
         _require_channels(name, type.shape, letter, *places.get(name, (result, shape)))
     return _result_type(shape, dtype)
@@ -135,14 +132,8 @@ def _conv_type(
     of_input = {"input_zero_point": input_zero_point, "input_scale": input_scale}
     of_filter = {"filter_zero_point": filter_zero_point, "filter_scale": filter_scale}
     of_output = {"output_zero_point": output_zero_point, "output_scale": output_scale}
-    given = of_input | of_filter | of_output
-    require_integer(
-        input=input,
-        filter=filter,
-        bias=bias,
-        **{name: type for name, type in given.items() if name.endswith("point")},
-    )
-    require_real(**{name: type for name, type in given.items() if name.endswith("scale")})
+    given = {"input": input, "filter": filter, "bias": bias}
+    _require_types(given | of_input | of_filter | of_output)
     shape = conv_shape(
         input.shape, filter.shape, bias.shape, border, padding, stride, dilation, groups
     )
@@ -191,6 +182,13 @@ def quantized_conv(
         _along(_wide(output_zero_point), "", ""),
         dtype,
     )
+
+
+def _require_types(operands: dict[str, TensorType]) -> None:
+    """Refuse scales that are not real, and other operands that are not integers."""
+    scales = {name: type for name, type in operands.items() if name.endswith("scale")}
+    require_integer(**{name: type for name, type in operands.items() if name not in scales})
+    require_real(**scales)
 
 
 def _require_channels(name: str, found: Shape, letter: str, term: str, shape: Shape) -> None:
