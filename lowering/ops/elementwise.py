@@ -33,9 +33,6 @@ def _is_real(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-# One operand
-
-
 def _real_type(x: TensorType) -> TensorType:
     require_real(x=x)
     return x
@@ -108,9 +105,6 @@ def round_(x: Any, ties: str = "up") -> Array:
     """Return the nearest whole number; halves go "up", "away" from zero, or to "even" (`ties`)."""
     x = jnp.asarray(x)
     return rounded(x, ties) if _is_real(x) else x
-
-
-# Arithmetic
 
 
 def _same_type(x: TensorType, y: TensorType) -> TensorType:
@@ -209,9 +203,6 @@ def _integer_power(x: Array, y: Array) -> Array:
     return jnp.where(y >= 0, whole, jnp.where(jnp.abs(x) == 1, sign, 0))
 
 
-# Bits and logic
-
-
 def _not_type(x: TensorType) -> TensorType:
     require_logical(x=x)
     return x
@@ -282,9 +273,6 @@ def is_inf(x: Any, positive: bool, negative: bool) -> Array:
     """Return where x is infinite, in the directions asked for."""
     x = jnp.asarray(x)
     return ((x == jnp.inf) & positive) | ((x == -jnp.inf) & negative)
-
-
-# Selection
 
 
 def _select_type(

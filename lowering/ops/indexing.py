@@ -33,9 +33,6 @@ def _index(indices: Any) -> Array:
     return indices if indices.dtype.itemsize == 8 else indices.astype(jnp.int32)
 
 
-# Reading
-
-
 def _gather_elements_type(input: TensorType, indices: TensorType, axis: int) -> TensorType:
     _require_elements(input, indices, axis)
     return TensorType(indices.shape, input.dtype)
@@ -123,9 +120,6 @@ def gather_nd(input: Any, indices: Any, batch_dims: int) -> Array:
     for _ in range(batch_dims):
         read = jax.vmap(read)
     return read(jnp.asarray(input), jnp.asarray(indices))
-
-
-# Writing
 
 
 def _require_reduction(input: TensorType, updates: TensorType, reduction: str) -> None:
@@ -235,9 +229,6 @@ def _multiply_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
     moved = jnp.zeros_like(x).at[places].add(du * others, mode="drop")
     change = dx * jnp.where(zeros == 0, product, 0.0) + x * moved
     return _multiply(x, places, updates), change
-
-
-# Choosing
 
 
 def _topk_type(

@@ -1,7 +1,6 @@
-"""Products of matrices (spec 4.6, 4.8.2) and of more tensors.
+"""Products of matrices (spec 4.6, 4.8.2) and of more tensors, all of one dtype.
 
-Operands have one dtype. float16 and bfloat16 are summed in float32 and rounded once; integers keep
-their dtype and wrap around.
+Half precision is summed in float32 and rounded once; integers wrap around.
 """
 
 from __future__ import annotations

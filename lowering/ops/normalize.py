@@ -50,7 +50,7 @@ def _root(squares: Array) -> Array:
 
 
 def _unit(x: Array, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
-    # The result does not depend on the unit of input, bias and epsilon: no derivative goes through
+    # The unit of input, bias and epsilon does not change the result, so no derivative goes through
     # it. With the largest as the unit nothing overflows nor vanishes.
     largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
     unit = lax.stop_gradient(jnp.maximum(largest, max(abs(bias), epsilon)))
@@ -143,12 +143,10 @@ def _batch_type(
 def batch_normalization(
     input: Any, mean: Any, variance: Any, offset: Any, scale: Any, epsilon: float
 ) -> Array:
-    """Return offset + scale * (input - mean) / sqrt(variance + epsilon), as a factor and a term.
-
-    Both depend on parameters alone and can be prepared. Their difference takes 32 bits at least.
-    """
+    """Return offset + scale * (input - mean) / sqrt(variance + epsilon)."""
     x, *rest = align(jnp.asarray(input), mean, variance, offset, scale)
     mean, variance, offset, scale = (widened(jnp.asarray(y, x.dtype)) for y in rest)
+    # Factor and term depend on parameters alone, to be prepared. Their sum takes 32 bits at least.
     factor = scale * lax.rsqrt(variance + epsilon)
     return (widened(x) * factor + (offset - mean * factor)).astype(x.dtype)
 
@@ -172,7 +170,7 @@ def _rms_norm_type(
 def rms_norm(input: Any, scale: Any, epsilon: Any, axis: int, dtype: str) -> Array:
     """Return scale * input / sqrt(mean(input^2) + epsilon) along the axis (Zhang, Sennrich 2019).
 
-    Compute in 32 bits at least and rounded once, to `dtype` or the input's.
+    Compute in 32 bits at least and round once, to `dtype` or the input's.
     """
     x = widened(jnp.asarray(input))
     squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)

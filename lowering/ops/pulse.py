@@ -21,10 +21,7 @@ def _pulse_mask_type(
 
 @rules.rule("tract.pulse_mask", _pulse_mask_type)
 def pulse_mask(input: Any, position: Any, axis: int, begin: int, end: int, value: float) -> Array:
-    """Return the input where its place in the stream is in begin ... end - 1, else the value.
-
-    `position` is the place of the input's first item.
-    """
+    """Return the input in begin ... end - 1 of the stream, from `position` on, else the value."""
     x = jnp.asarray(input)
     places = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
     return jnp.where((places >= begin) & (places < end), x, jnp.asarray(value, x.dtype))

@@ -1,7 +1,7 @@
 """Quantisation to even or logarithmic levels, as real values (spec 4.8.5).
 
-`ties` chooses between two equally near codes, as in `round`. Rounding has the derivative 0, as the
-standard's letter says. The standard library expands `linear_quantize` to `min_max_linear_quantize`.
+`ties` chooses between equally near codes, as in `round`, whose derivative is 0. The standard
+library expands `linear_quantize` to `min_max_linear_quantize`.
 """
 
 from __future__ import annotations

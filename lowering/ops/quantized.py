@@ -161,7 +161,10 @@ def quantized_conv(
     groups: int,
     dtype: str,
 ) -> Array:
-    """Compute quantised `conv` to `dtype`; padding is 0, filter scales may be per channel."""
+    """Compute `conv` of quantised tensors, to `dtype`; padding is the real number 0.
+
+    The filter's zero points and scales may have an item for each output channel.
+    """
     rank = input.ndim
     total = convolve(
         _wide(input) - _along(_wide(input_zero_point), "", ""),

@@ -31,9 +31,6 @@ def _require_rank(rank: int, layout: str, **operands: TensorType) -> None:
             raise InvalidShape(f"'{name}' must be {layout}, its shape is {show(operand.shape)}")
 
 
-# Cells, after the matrix products
-
-
 def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:
     name, before = state
     require_real(**products, **{name: before})
@@ -75,9 +72,6 @@ def gru_pointwise(input_gates: Any, state_gates: Any, state: Any) -> Array:
     rz, rr, rn = jnp.split(jnp.asarray(state_gates), 3, axis=-1)
     new = jnp.tanh(xn + jax.nn.sigmoid(xr + rr) * rn)
     return new + jax.nn.sigmoid(xz + rz) * (state - new)
-
-
-# Sequences
 
 
 def _sequence_type(

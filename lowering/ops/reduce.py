@@ -39,9 +39,6 @@ def _count(x: Array, axes: Ints, dtype: Any) -> Array:
     return jnp.asarray(math.prod(x.shape[axis] for axis in axes)).astype(dtype)
 
 
-# Sums and products
-
-
 def _real_type(input: TensorType, axes: Ints) -> TensorType:
     require_real(input=input)
     return _reduced(input, axes, input.dtype)
@@ -92,9 +89,6 @@ def moments(input: Any, axes: Ints) -> tuple[Array, Array]:
     x = jnp.asarray(input)
     mean = jnp.mean(x, axis=axes, keepdims=True)
     return mean, jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
-
-
-# Extrema
 
 
 def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
@@ -149,8 +143,6 @@ _index_of("argmax_reduce", lax.argmax)
 _index_of("argmin_reduce", lax.argmin)
 
 
-# Logic
-
 _LOGICAL = "its results are logical values"
 
 
@@ -169,9 +161,6 @@ def any_reduce(input: Any, axes: Ints) -> Array:
 def all_reduce(input: Any, axes: Ints) -> Array:
     """Return whether all items along the axes are true."""
     return jnp.all(jnp.asarray(input), axis=axes, keepdims=True)
-
-
-# Running sums
 
 
 def _cumsum_type(x: TensorType, axis: int, exclusive: bool, reverse: bool) -> TensorType:

@@ -146,8 +146,6 @@ def resize(
     return x if x.dtype == dtype else cast(x, dtype.name)
 
 
-# Sampling at the points of a grid
-
 # An item along an axis and its weight, both for each point.
 _Tap = tuple[Array, Array]
 

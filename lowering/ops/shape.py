@@ -41,9 +41,6 @@ def with_extent(shape: Shape, axis: int, extent: int) -> Shape:
     return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
-# Reshaping
-
-
 def _reshape_type(
     input: TensorType, shape: tuple[int, ...], axis_start: int, axis_count: int
 ) -> TensorType:
@@ -166,9 +163,6 @@ def unsqueeze(input: Any, axes: tuple[int, ...]) -> Array:
     return jnp.expand_dims(jnp.asarray(input), axes)
 
 
-# Splitting and joining
-
-
 def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
     _require_values(values)
     require_axis(axis, len(values[0].shape))
@@ -256,9 +250,6 @@ def unstack(value: Any, axis: int) -> list[Array]:
     """Return the sub-tensors along the axis, without it."""
     x = jnp.asarray(value)
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
-
-
-# Types and lists
 
 
 def _cast_type(input: TensorType, dtype: str) -> TensorType:

@@ -15,8 +15,6 @@ from lowering.kernels.precision import widened
 from lowering.ops import rules
 from lowering.ops.typing import ABSENT, is_complex, normal_axis, require_real, require_same_dtype
 
-# Complex numbers
-
 
 def _require_pairs(input: TensorType) -> None:
     require_real(input=input)
@@ -59,9 +57,6 @@ def complex_to_pairs(input: Any) -> Array:
     """Return pairs [re,im] along a new last axis."""
     x = jnp.asarray(input)
     return _pairs(x, jnp.real(x).dtype)
-
-
-# Fourier transforms
 
 
 def _signal_axis(input: TensorType, axis: int) -> int:
@@ -134,9 +129,6 @@ def stft(input: Any, window: Any, axis: int, frame_length: int, frame_step: int)
         weights = jnp.pad(weights, (left, frame_length - weights.size - left))
         frames *= jnp.expand_dims(weights, [i for i in range(frames.ndim) if i != axis + 1])
     return _pairs(jnp.fft.fft(_complex(frames), axis=axis + 1), input.dtype)
-
-
-# Exponential averages
 
 
 def _average_type(
