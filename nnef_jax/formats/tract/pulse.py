@@ -51,7 +51,7 @@ def _mask(site: CallSite) -> Value:
 
 @intrinsic("tract_pulse_pulse_pad")
 def _pulse_pad(site: CallSite) -> Value:
-    """Replace all ahead of the stream and behind it; `before` and `after` items of it matter."""
+    """Put a value ahead of the stream and behind it, for `before` and `after` items at least."""
     border = site.string("border")
     if border != "constant":
         raise InvalidOperation(

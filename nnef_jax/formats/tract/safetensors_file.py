@@ -33,7 +33,7 @@ _DTYPES = {
 
 
 class SafetensorsFile:
-    """A member whose tensors are views of its bytes. Raises DataError, LimitError if too long."""
+    """A member; its tensors are views. Raises DataError or LimitError for its header."""
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
         self._name = name
