@@ -1,15 +1,15 @@
 """Everything that can be wrong with a network, in one tree.
 
-    ValueError
-     └─ NnefError
-         ├─ NnefSyntaxError
-         ├─ SemanticError
-         │   └─ ShapeError
-         ├─ DataError
-         ├─ ArchiveError
-         ├─ UnsupportedError
-         ├─ LimitError
-         └─ InputError
+ValueError
+ └─ NnefError
+     ├─ NnefSyntaxError
+     ├─ SemanticError
+     │   └─ ShapeError
+     ├─ DataError
+     ├─ ArchiveError
+     ├─ UnsupportedError
+     ├─ LimitError
+     └─ InputError
 """
 
 from __future__ import annotations
