@@ -1,8 +1,7 @@
 """Extents of tensors that may be unknown, and the arithmetic of shapes on them.
 
-An extent is an int, or `UNKNOWN` where a document leaves it open. `UNKNOWN` survives integer
-arithmetic and is neither less nor greater than anything, so that `if padded < window: raise` stays
-silent until it is known. Equality is identity; `differ` compares extents.
+An extent is an int, or `UNKNOWN`, which survives integer arithmetic and is neither less nor greater
+than anything: `if padded < window: raise` stays silent. `differ` compares; equality is identity.
 """
 
 from __future__ import annotations

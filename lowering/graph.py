@@ -38,10 +38,10 @@ class Rule:
     """How one operation is checked and computed.
 
     `infer(**types_and_attributes)` returns a `TensorType` for one result, a list for a result
-    array, a tuple of these for several. `lower(**arrays_and_attributes)` returns arrays likewise;
-    it takes `ctx`, a `lowering.trace.Context`, where `wants_context`. `work` takes what it names:
-    types and attributes with 1 for unknown extents, and `result`, the first result's type. None
-    means 0.
+    array, a tuple of these for several. `lower(**arrays_and_attributes)` returns arrays likewise,
+    and takes a `lowering.trace.Context` as `ctx` if `wants_context`. `work` takes types and
+    attributes that it names, with 1 for unknown extents, and `result`, the first result's type.
+    None means 0.
     """
 
     kind: str

@@ -3,9 +3,8 @@
     prepared = parts.prepare(parameters)          # once for each set of parameters
     outputs = parts.run(prepared, inputs)         # once for each call
 
-The function is traced to a jaxpr; equations of parameters and constants alone go into `prepare`. A
-weight that a rule flips, transposes or scales is thus stored as the kernel wants it. `run` holds no
-constant of any size.
+So a weight that a rule flips, transposes or scales is stored as the kernel wants it, and no
+constant of any size is part of `run`.
 """
 
 from __future__ import annotations

@@ -42,11 +42,10 @@ def trace(
 ) -> dict[Value, Any]:
     """Return the values that outputs and states, or those that the `wanted` depend on.
 
-    `parameters` and `states` are arrays by label, `inputs` in the graph's order. Parameters that
-    nothing wanted reads may be missing. What depends on constants alone is a numpy array.
-
-    Raise InvalidComputation where a rule returns other types than it inferred, or cannot take an
-    empty tensor. Other errors of rules get a note that names the operation.
+    `parameters` (of those needed) and `states` are arrays by label, `inputs` in the graph's order.
+    What depends on constants alone is a numpy array. Raise InvalidComputation where a rule returns
+    other types than it inferred, or cannot take an empty tensor; other errors get a note that names
+    the operation.
     """
     values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     needed = graph.needed if wanted is None else graph.dependencies(wanted)

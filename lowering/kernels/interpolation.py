@@ -25,7 +25,7 @@ def mean_of_blocks(x: Array, axis: int, factor: int) -> Array:
 def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
     """Interpolate output i at i / factor, with `shift` at (i - (factor - 1) / 2) / factor.
 
-    Output k * factor + r has the same weights for every k, so each r is a sum of two slices.
+    Output k * factor + r has the same weights for every k: r is a sum of two slices.
     """
     extent = x.shape[axis]
     edges = [(0, 0)] * x.ndim

@@ -65,13 +65,11 @@ def window_max(x: Array, windows: Windows, border: str) -> Array:
 
 
 def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
-    """Return the maximum of each window and its first row-major index; NaN counts as the greatest.
-
-    Each dimension, from the last, keeps the first of the rows with the greatest maximum.
-    """
+    """Return each window's maximum and its first row-major index; NaN counts as the greatest."""
     x = extend(x, windows.padding, border, fill=lowest(x.dtype) if border == "ignore" else 0.0)
     index = jnp.zeros(x.shape, jnp.int32)
     volume = 1
+    # Each dimension, from the last, keeps the first of the rows with the greatest maximum.
     for axis in reversed(range(x.ndim)):
         best, best_index = windows.cell(x, axis, 0), windows.cell(index, axis, 0)
         for j in range(1, windows.size[axis]):

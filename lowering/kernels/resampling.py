@@ -167,7 +167,6 @@ def _weights(where: Any, extent: int, scale: float, method: Method) -> tuple[Any
 
 
 def _shrink(scale: float, method: Method) -> float:
-    """Return the distance of items in the kernel; with antialiasing as in the result."""
     return min(scale, 1.0) if method.antialias else 1.0
 
 

@@ -89,7 +89,6 @@ def _attention_type(
 
 
 def _attention_work(result: TensorType, key: TensorType, value: TensorType) -> int:
-    # Masked keys and values are computed too.
     items = key.shape[-1] + value.shape[-1]
     return volume(result.shape[:-1]) * max(key.shape[-2], value.shape[-2]) * items
 

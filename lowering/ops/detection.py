@@ -1,7 +1,4 @@
-"""Operations that choose items by their values.
-
-Results have room for the most there can be: int32 indices of what was chosen first, then -1.
-"""
+"""Operations that choose items by value: their int32 indices, with room for all, then -1."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _gru_type(input_gates: TensorType, state_gates: TensorType, state: TensorTyp
 
 @rules.rule("gru_pointwise", _gru_type)
 def gru_pointwise(input_gates: Any, state_gates: Any, state: Any) -> Array:
-    """Return the next state of a GRU, given the products of input and of state, biases added.
+    """Return a GRU's next state, given the products of input and of state, biases added.
 
     Gates are update, reset, new, as in ONNX, with `linear_before_reset`.
     """

@@ -1,9 +1,8 @@
 """Interpolation between items: resize, grid_sample.
 
-A resize takes one axis after another; `scales` or `sizes` has an item for every axis. Extents of
-the result are `sizes`, or floor(extent * scale), scales being exact to single precision; with
-`sizes` scales are ratios of extents. `lowering.kernels.resampling` places the items. Half-precision
-numbers and integers are interpolated as float32 and cast back.
+A resize takes one axis after another, with `scales` or `sizes` for every axis. Extents become
+`sizes`, or floor(extent * scale) with single-precision scales. Half precision and integers are
+interpolated as float32. `lowering.kernels.resampling` places the items.
 """
 
 from __future__ import annotations

@@ -4,18 +4,15 @@
 region's item of the batch; `output_size = [h,w]` makes (N,C,h,w). All are differentiable in the
 input, `roi_resample` in `rois` too.
 
-Pools follow Fast R-CNN: corners are rounded half away from zero and belong to the region, which has
-at least one row and column. Bin i of n over an extent e covers [floor(i e / n), ceil((i + 1) e /
-n)) from the first corner. Items outside the input do not count; an empty bin is 0.
+Pools follow Fast R-CNN: corners are rounded half away from zero and belong to the region, of one
+row and column at least. Bin i of n over an extent e covers [floor(i e / n), ceil((i + 1) e / n)) of
+it. Items outside the input do not count; an empty bin is 0.
 
-`roi_resample` interpolates linearly. Output i of n lies at
+`roi_resample` interpolates linearly and continues the edges. Output i of n lies at
 
     'symmetric'    x1 + (i + 1/2) (x2 - x1) / n - 1/2
     'asymmetric'   x1 + i (x2 - x1) / n
     'aligned'      x1 + i (x2 - x1 - 1) / (n - 1), or x1 where n = 1
-
-and takes the nearest item outside. The region 0, 0, W, H resampled to a multiple of its size is
-thus `multilinear_upsample` with border 'replicate'.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The repetition of a graph along an axis.
 
-The operands of `scan` are three arrays of tensors:
+`scan` takes three arrays of tensors and these attributes:
 
     scanned   cut into chunks along an axis, one for each iteration; at least one tensor
     full      whole in every iteration, variables of the fragment among them
     initial   the states before the first iteration
-
-Its attributes:
-
     body      a Graph without parameters or states. It maps a chunk of each scanned tensor, the full
               tensors and the states to the next states and a value for each item of `outputs`
     axes      the axis of each scanned tensor
@@ -16,11 +13,10 @@ Its attributes:
               from its end where chunk is negative (only its sign counts); "last" is the last value
     skip      iterations to leave out at the start: states stay, values are zeros
 
-The results are an array with a tensor for each item of `outputs`.
-
-The first scanned tensor has a chunk for each iteration; others have no less. A chunk that the axis
-does not fill ends with zeros, or begins with them where chunks come from the end; its values count.
-Without iterations the last value of a state is the initial one, any other is zeros.
+It returns a tensor for each item of `outputs`. The first scanned tensor has a chunk for each
+iteration; others have no less. Zeros fill up the last chunk, after its items, or before them where
+chunks come from the end. Without iterations the last value of a state is the initial one, any other
+is zeros.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, Shape, differ, show, volume
 from lowering.graph import TensorType
 
-# The type of an optional operand that is absent; its value is False.
+# The type of an absent optional operand; its value is False.
 ABSENT = TensorType((), "bool")
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})

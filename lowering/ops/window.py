@@ -1,7 +1,4 @@
-"""Boxes, pools and index based sampling (spec 4.3.2, 4.3.3, 4.8.3).
-
-Attributes have an item for every dimension. Window indices count row-major, from 0.
-"""
+"""Boxes, pools and sampling by row-major window indices (spec 4.3.2, 4.3.3, 4.8.3)."""
 
 from __future__ import annotations
 
