@@ -15,10 +15,7 @@ Flat = Callable[..., Sequence[Any]]
 
 
 def divided(jaxpr: Any, count: int) -> tuple[tuple[int | None, ...], tuple[int, ...], Flat, Flat]:
-    """Divide a function whose first `count` arguments are parameters.
-
-    Return `sources`, `reads`, `compute` (which takes constants too) and `run` of a `Split`.
-    """
+    """Return `sources`, `reads`, `compute`, `run` of a `Split` of `count` leading parameters."""
     parameters, inputs = jaxpr.invars[:count], jaxpr.invars[count:]
     roots = [*parameters, *jaxpr.constvars]
     early, late, kept = partition(jaxpr, roots)

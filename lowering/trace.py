@@ -24,9 +24,7 @@ Item = TypeVar("Item")
 class Context:
     """What a rule may know beside its arguments."""
 
-    precision: jax.lax.PrecisionLike = (
-        None  # of matrix products and convolutions; None is jax's default
-    )
+    precision: jax.lax.PrecisionLike = None  # of products; None is jax's default
     optimized: bool = False  # what is traced is laid out by `lowering.cpu`, for CPUs
     # Is told how many items an operation on constants makes, before it runs on the host.
     fold: Callable[[int], None] = lambda items: None
@@ -108,7 +106,6 @@ def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:
 
 
 def _checked(operation: Operation, returned: Any) -> Iterator[Any]:
-    """Yield what a rule returned; raise InvalidComputation where it inferred something else."""
     results: Any = returned if isinstance(returned, tuple) else (returned,)
     for declared, result in _paired(operation, "results", operation.results, results):
         if isinstance(declared, Value):

@@ -23,10 +23,7 @@ def mean_of_blocks(x: Array, axis: int, factor: int) -> Array:
 
 
 def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
-    """Interpolate output i at i / factor, with `shift` at (i - (factor - 1) / 2) / factor.
-
-    Output k * factor + r has the same weights for every k: r is a sum of two slices.
-    """
+    """Interpolate output i at i / factor, with `shift` at (i - (factor - 1) / 2) / factor."""
     extent = x.shape[axis]
     edges = [(0, 0)] * x.ndim
     edges[axis] = (1 if shift else 0, 1)
@@ -36,11 +33,11 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
         start = offset + edges[axis][0]
         return lax.slice_in_dim(extended, start, start + extent, 1, axis)
 
+    # Output k * factor + r has the same weights for every k: each r is a sum of two slices.
     phases: list[Array] = []
     for r in range(factor):
-        doubled = (
-            2 * r - (factor - 1) if shift else 2 * r
-        )  # the place is k + doubled / (2 * factor)
+        # The place is k + doubled / (2 * factor).
+        doubled = 2 * r - (factor - 1) if shift else 2 * r
         left, rest = divmod(doubled, 2 * factor)
         phases.append(_between(neighbour(left), neighbour(left + 1), rest / (2 * factor)))
     return _merge(jnp.stack(phases, axis + 1), axis)
@@ -74,7 +71,6 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
 
 
 def _neighbours(place: Array, extent: int, dtype: np.dtype) -> tuple[Array, Array, Array]:
-    """Return the items on both sides of each place and the weight of the second."""
     place = jnp.clip(place, 0, extent - 1)
     first = jnp.floor(place)
     index = first.astype(jnp.int32)

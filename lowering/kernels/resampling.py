@@ -171,7 +171,6 @@ def _shrink(scale: float, method: Method) -> float:
 
 
 def _taps(scale: float, method: Method) -> range:
-    """Return the items under the kernel, counted from the one before a place."""
     reach = (1 if method.interpolator == "linear" else 2) / _shrink(scale, method)
     first = math.floor(-reach) + 1
     return range(first, 2 - first)

@@ -47,7 +47,7 @@ def _silu(x: Array) -> Array:
 
 
 def _hard_swish(x: Array) -> Array:
-    # The derivative at -3 and 3 is the inner one, as in PyTorch.
+    # As in PyTorch, the derivative at -3 and 3 is the inner one.
     return x * jnp.where(x < -3, 0.0, jnp.where(x > 3, 1.0, (x + 3) / 6))
 
 

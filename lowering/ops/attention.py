@@ -133,10 +133,7 @@ def _masked_softmax_type(input: TensorType, mask: TensorType, scale: float) -> T
 
 @rules.rule("masked_softmax", _masked_softmax_type)
 def masked_softmax(input: Any, mask: Any, scale: float) -> Array:
-    """Return softmax over the last axis of input * scale plus a mask of real numbers.
-
-    A logical mask keeps items where it is true; others are 0, also where none is kept.
-    """
+    """Return softmax over the last axis of input * scale + mask, or where a logical one is true."""
     input = jnp.asarray(input)
     return _softmax(_masked(widened(input) * scale, mask)).astype(input.dtype)
 

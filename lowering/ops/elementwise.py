@@ -184,7 +184,7 @@ def divide(x: Any, y: Any) -> Array:
 def power(x: Any, y: Any) -> Array:
     """Return x to the power y; integers with y below 0 are cut off towards 0.
 
-    A known whole exponent has a finite derivative at negative x.
+    Known whole exponents up to 16 have finite derivatives at negative x.
     """
     x = jnp.asarray(x)
     if not _is_real(x):

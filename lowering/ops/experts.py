@@ -141,7 +141,6 @@ def mixture_of_experts(
 
 
 def _gates(logits: Array, k: int, gate: str) -> Array:
-    """Return the weight of each expert for each token; 0 for all but k."""
     largest, chosen = lax.top_k(logits, k)
     match gate:
         case "softmax_topk":

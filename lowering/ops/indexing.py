@@ -152,7 +152,7 @@ def scatter_elements(input: Any, indices: Any, updates: Any, axis: int, reductio
     """Return the input with each update at its index along the axis (ONNX ScatterElements).
 
     Of updates at one place 'none' keeps one, on most platforms the last; other reductions join all
-    with the item of the input. Equal extremes share the derivative. Indices may be smaller than the
+    with the input's item; equal extremes share the derivative. Indices may be smaller than the
     input and, as in torch, than the updates; the first ones count. A single update serves all
     places.
     """

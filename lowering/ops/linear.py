@@ -78,15 +78,11 @@ def matmul_work(
 
 @rules.rule("matmul", _matmul_type, work=matmul_work)
 def matmul(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> Array:
-    """Multiply the matrices in the last two axes; the leading axes broadcast.
-
-    A shape of less than two axes is continued by 1s: a vector is a column.
-    """
+    """Multiply matrices in the last two axes; a vector is a column, other axes broadcast."""
     return _product(ctx, A, B, transposeA, transposeB).astype(jnp.result_type(A, B))
 
 
 def _product(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> Array:
-    """Compute `matmul` in the type of its sums."""
     left, right = (expand(x, max(x.ndim, 2)) for x in (jnp.asarray(A), jnp.asarray(B)))
     left = jnp.swapaxes(left, -1, -2) if transposeA else left
     right = jnp.swapaxes(right, -1, -2) if transposeB else right
@@ -151,8 +147,7 @@ def _einsum_work(inputs: list[TensorType], expr: str) -> int:
 def einsum(ctx: Context, inputs: Sequence[Any], expr: str, accumulator: str, dtype: str) -> Array:
     """Sum the products of all inputs over the letters that the result lacks; extents 1 broadcast.
 
-    Sums have the type of `accumulator`, and no smaller one than the inputs' or float32; the result
-    is cast to `dtype`.
+    Sums have the largest type of `accumulator`, the inputs and float32; the result has `dtype`.
     """
     terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     dtypes = (np.dtype(accumulator), np.dtype(inputs[0].dtype))

@@ -4,9 +4,8 @@ An integer q stands for (q - zero point) * scale. Products are summed in int32, 
 in steps of the product of both scales. The sum times that product over `output_scale` is rounded
 half to even, shifted by `output_zero_point`, and saturated. The factor is applied in float32: 8 and
 16 bit results are exact, or the neighbour where the exact number is within 2**-21 of itself from
-the middle of two. A factor 1 leaves int32 as it is.
-
-Zero points and scales have one item, or one a channel where the operation says so.
+the middle of two. A factor 1 leaves int32 as it is. Zero points and scales have one item, or one a
+channel where the operation says so.
 """
 
 from __future__ import annotations

@@ -93,7 +93,6 @@ def _extent(extent: int, scale: float) -> int:
 
 
 def _lengths(shape: Shape, scales: tuple[float, ...], sizes: Shape) -> tuple[float, ...]:
-    """Return the extents of the result, fractions included."""
     return tuple(map(length, shape, scales)) if scales else sizes
 
 

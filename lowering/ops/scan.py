@@ -41,7 +41,6 @@ Outputs = tuple[tuple[str, int, int], ...]
 
 
 def _iterations(shape: Shape, axis: int, chunk: int) -> int:
-    """Return the number of chunks, the last one perhaps not full; UNKNOWN where the extent is."""
     if chunk == 0:
         raise InvalidOperation("'scan' must cut a tensor into chunks of at least 1, one has 0")
     return -(-shape[normal_axes((axis,), len(shape), "scan")[0]] // abs(chunk))

@@ -260,10 +260,7 @@ def _cast_type(input: TensorType, dtype: str) -> TensorType:
 
 @rules.rule("cast", _cast_type)
 def cast(input: Any, dtype: str) -> Array:
-    """Convert to another dtype: non-zero is true; reals are cut off towards 0.
-
-    Reals out of range become the nearest integer, NaN 0; integers out of range lose upper bits.
-    """
+    """Cast: non-zero is true, reals go towards 0 and saturate, NaN is 0, integers wrap."""
     x = jnp.asarray(input)
     if dtype == "bool":
         return x != 0

@@ -188,10 +188,9 @@ def exp_unit_norm(
     complex: bool,
     epsilon: float,
 ) -> Array:
-    """Return y = x / sqrt(s) along the axis, where s <- (1 - alpha) max(|x|, epsilon) + alpha s.
+    """Return x / sqrt(s) along the axis, where s <- (1 - alpha) max(|x|, epsilon) + alpha s.
 
-    The first s is the state, and the first `skip` items leave it. With `complex` the last axis
-    holds pairs [re,im] and |x| is the magnitude of a pair.
+    s begins with the state; `skip` items leave it. If `complex` |x| is that of pairs [re,im].
     """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     if complex:
