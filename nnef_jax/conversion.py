@@ -22,17 +22,19 @@ def convert(
     overwrite: bool = False,
     limits: Limits | None = None,
 ) -> str:
-    """The text of a network as a document of NNEF 1.0 final; with a path, all of it is written.
+    """Return the text of a network as its format is written today; with a path, write all of it.
 
-    A document of 1.0 final keeps its text, unless it is to be flat. One of 1.0 provisional always
-    becomes flat: its variables may stand in fragments, which 1.0 final does not allow. Tensor files
-    get the layout of 1.0 final, with the same items. Codes whose algorithm stands in the header of
-    their file get a line in graph.quant for it, or become real numbers where it would not do.
+    A document of NNEF 1.0 final, or of tract's dialect, keeps its text unless it is to be flat. One
+    of 1.0 provisional always becomes flat: its variables may stand in fragments, which 1.0 final
+    does not allow. Tensor files get the layout of 1.0 final, with the same items. Codes whose
+    algorithm stands in the header of their file get a line in graph.quant for it, or become real
+    numbers where it would not do. A flat document of tract's dialect says casts and rounding by
+    operations: its data are as the network computes with them, and it needs no graph.quant.
 
     Args:
         source: a network as `load` takes it. Without a path its tensor files are not read.
         path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
-        flat: expand the fragments of the document: what is left are operations of the standard.
+        flat: expand the fragments of the document: what is left are operations of its format.
         expand: "all" expands the compound operations of the standard to primitives too, and makes
             the document flat.
         dialect: how to read the document, as `load` takes it.
@@ -40,8 +42,8 @@ def convert(
         limits: bounds on what is read.
 
     Raises:
-        NnefError: something is wrong with the network, or (UnsupportedError) it is in tract's
-            dialect, or a flat document cannot describe it.
+        NnefError: something is wrong with the network, or (UnsupportedError, which names all that
+            is in the way) a flat document cannot describe it.
         TypeError, ValueError: an argument is of a wrong type or value.
 
     Example:

@@ -146,7 +146,7 @@ def flatten(
         bool, typer.Option("--overwrite", help="Replace what is at the output.")
     ] = False,
 ) -> None:
-    """Print a network as one flat graph of NNEF 1.0 final, or save it so."""
+    """Print a network as one flat graph, or save it so."""
     with status(f"reading {source}"):
         from nnef_jax import convert
 

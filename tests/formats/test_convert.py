@@ -265,13 +265,3 @@ def test_the_flatten_command(tmp_path: Path) -> None:
     assert ok("flatten", path, "--output", saved, "--expand", "all") == f"saved {saved}\n"
     assert load(saved).graph.output_names == load(path).graph.output_names
     assert str(saved) in fails("flatten", path, "--output", saved)
-
-
-def test_tract_s_dialect_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "graph.nnef").write_text(
-        "version 1.0;\nextension tract_registry tract_core;\ngraph g(x) -> (y)\n"
-        "{ x = tract_core_external(shape = [2], datum_type = 'f32'); y = tract_core_silu(x); }\n"
-    )
-    with pytest.raises(UnsupportedError, match="tract's dialect") as info:
-        convert(tmp_path)
-    assert "model.save" in info.value.hint

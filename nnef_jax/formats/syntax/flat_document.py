@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lowering.extents import UNKNOWN
@@ -29,9 +29,7 @@ from nnef_jax.formats.syntax.types import (
 )
 from nnef_jax.limits import Limits, Meter
 
-_RESERVED = KEYWORDS | {
-    "integer"
-}  # a keyword of 1.0 final that provisional texts may use as a name
+_RESERVED = KEYWORDS | {"integer"}  # which provisional texts may use as a name
 _EXPRESSION = 5  # steps to make one and to print it
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
@@ -54,10 +52,7 @@ def flat_document(graph: Graph, meter: Meter | None = None) -> FlatDocument:
 
     Raises UnsupportedError, several at once, for what the language cannot say, LimitError.
     """
-    writer = _Writer(graph, meter or Meter(Limits.unbounded()))
-    document = writer.document()
-    raise_all(writer.errors)
-    return FlatDocument(document, writer.names)
+    return FlatWriter(graph, meter or Meter(Limits.unbounded())).write()
 
 
 def print_graph(graph: Graph) -> str:
@@ -72,55 +67,86 @@ def print_graph(graph: Graph) -> str:
     return print_document(flat_document(graph).document)
 
 
-class _Names:
+class Names:
     """Hands out valid identifiers, each once."""
 
-    def __init__(self, taken: Iterator[str]) -> None:
-        self._taken = set(taken)
+    def __init__(self, taken: Iterable[str]) -> None:
+        self.taken = set(taken)
         self._suffixes: dict[str, int] = {}
 
     def fresh(self, wanted: str) -> str:
         """The name itself, or where it is taken or not valid one that is close to it."""
-        base = _NOT_IN_NAMES.sub("_", wanted)
-        if not base or base[0].isdigit():
-            base = f"_{base}"
-        name = base
-        while name in self._taken:
+        name = base = self.valid(wanted)
+        while name in self.taken:
             self._suffixes[base] = self._suffixes.get(base, 0) + 1
             name = f"{base}_{self._suffixes[base]}"
-        self._taken.add(name)
+        return self.take(name)
+
+    def take(self, name: str) -> str:
+        """Note that a name is taken."""
+        self.taken.add(name)
         return name
 
+    def valid(self, wanted: str) -> str:
+        """A name that is close to the one that is wanted."""
+        base = _NOT_IN_NAMES.sub("_", wanted)
+        return f"_{base}" if not base or base[0].isdigit() else base
 
-@dataclass(slots=True)
-class _Writer:
-    graph: Graph
-    meter: Meter
-    errors: list[NnefError] = field(default_factory=list[NnefError])
-    names: dict[Value, str] = field(default_factory=dict[Value, str])
 
-    def document(self) -> s.Document:
+@dataclass(frozen=True, slots=True)
+class Invoked:
+    """An operation of the graph as a document invokes it: arguments by parameter."""
+
+    declaration: s.Fragment
+    arguments: Mapping[str, Any]
+    generic: str | None = None
+
+
+class FlatWriter:
+    """Writes a graph as a flat document in the operations of NNEF 1.0 final."""
+
+    def __init__(self, graph: Graph, meter: Meter) -> None:
+        self.graph = graph
+        self.meter = meter
+        self.errors: list[NnefError] = []
+        self.names: dict[Value, str] = {}
+
+    def write(self) -> FlatDocument:
+        """The document; UnsupportedError for all that cannot be said."""
+        document = self._document()
+        raise_all(self.errors)
+        return FlatDocument(document, self.names)
+
+    def _document(self) -> s.Document:
         graph = self.graph
         if not graph.inputs:
-            self._refuse("a graph without inputs cannot be written")
-        names = _Names(iter(_RESERVED))
+            self.refuse("a graph without inputs cannot be written")
+        names = self.identifiers()
         self.names.update((value, names.fresh(value.name)) for value in graph.inputs)
         results, copies = self._results(names)
         for value in self._computed():
             if value not in self.names:
                 self.names[value] = names.fresh(value.name)
-        body = [*self._externals(), *self._variables()]
+        body: list[s.Assignment] = []
+        for value in graph.inputs:
+            target = s.Identifier(0, self.names[value])
+            body.append(s.Assignment(0, target, self.external(value)))
+        body += self._variables()
         for operation in graph.operations:
             body += self._operation(operation)
         updates = list(self._updates(names, copies))
         body += [_assign(name, "copy", (None, self._tensor(v))) for name, v in copies.items()]
         body += updates
-        own = _Names(iter((*_RESERVED, *standard()))).fresh(graph.name)
+        own = Names({*_RESERVED, *standard()}).fresh(graph.name)
         inputs = tuple(s.Identifier(0, self.names[value]) for value in graph.inputs)
         definition = s.GraphDefinition(0, own, inputs, results, tuple(body))
         return s.Document(Source("graph.nnef", ""), "1.0", False, (), (), definition)
 
     # Names
+
+    def identifiers(self) -> Names:
+        """What hands out the names of values."""
+        return Names(_RESERVED)
 
     def _computed(self) -> Iterator[Value]:
         """The values besides the inputs, in the order in which they are assigned."""
@@ -129,7 +155,7 @@ class _Writer:
         for operation in self.graph.operations:
             yield from operation.writes()
 
-    def _results(self, names: _Names) -> tuple[tuple[s.Identifier, ...], dict[str, Value]]:
+    def _results(self, names: Names) -> tuple[tuple[s.Identifier, ...], dict[str, Value]]:
         """The identifiers of the graph's results, and those of them that are copies of values."""
         copies: dict[str, Value] = {}
         results: list[s.Identifier] = []
@@ -142,18 +168,10 @@ class _Writer:
             elif value in computed or value in self.names:
                 copies[name] = value
             else:
-                self._refuse(f"result '{wanted}' is not computed by the graph")
+                self.refuse(f"result '{wanted}' is not computed by the graph")
         return tuple(results), copies
 
     # Statements
-
-    def _externals(self) -> Iterator[s.Assignment]:
-        for value in self.graph.inputs:
-            shape = tuple(0 if extent is UNKNOWN else extent for extent in value.type.shape)
-            generic = _generic(value.type.dtype)
-            yield _assign(
-                self.names[value], "external", ("shape", _integers(shape)), generic=generic
-            )
 
     def _variables(self) -> Iterator[s.Assignment]:
         for variable in (*self.graph.parameters, *self.graph.states):
@@ -163,10 +181,10 @@ class _Writer:
                 "variable",
                 ("shape", _integers(value.type.shape)),
                 ("label", s.Literal(0, variable.label)),
-                generic=_generic(value.type.dtype),
+                generic=generic_of(value.type.dtype),
             )
 
-    def _updates(self, names: _Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
+    def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
         """The updates, each under the name of a result that is a copy of the new value, if any."""
         copies_of: dict[Value, list[str]] = {}
         for name, value in reversed(copies.items()):
@@ -181,27 +199,41 @@ class _Writer:
             variable, value = self._tensor(state.value), self._tensor(state.update)
             yield _assign(name, "update", (None, variable), (None, value))
 
-    def _operation(self, operation: Operation) -> Iterator[s.Assignment]:
-        declaration = standard().get(operation.kind)
+    def external(self, value: Value) -> s.Invocation:
+        """The declaration of an input."""
+        shape = tuple(0 if extent is UNKNOWN else extent for extent in value.type.shape)
+        return _invocation(
+            "external", ("shape", _integers(shape)), generic=generic_of(value.type.dtype)
+        )
+
+    def invoked(self, operation: Operation) -> Invoked | None:
+        """How the document invokes an operation; None where it does not, maybe for an error."""
+        kind = operation.kind
+        declaration = standard().get(kind)
         if declaration is None:
-            self._refuse(f"'{operation.kind}' is not an operation of the standard", operation)
-            return
-        if next(operation.writes(), None) is None:  # an array of no items has nothing to name
-            return
+            self.refuse(f"'{kind}' is not an operation of the standard", operation)
+            return None
         given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
-        defaults = rules[operation.kind].defaults if operation.rule is None else {}
+        defaults = rules[kind].defaults if operation.rule is None else {}
         for name, value in given.items():
             if defaults.get(name, value) != value:  # the standard has the default alone
-                self._refuse(f"'{name}' {value!r} of '{operation.kind}' is not NNEF", operation)
-        generic = None
-        if operation.kind in GENERIC_RESULT:
-            generic = _generic(given["dtype"]) or "scalar"
+                self.refuse(f"'{name}' {value!r} of '{kind}' is not NNEF", operation)
+        generic = generic_of(given["dtype"]) or "scalar" if kind in GENERIC_RESULT else None
+        return Invoked(declaration, given, generic)
+
+    def _operation(self, operation: Operation) -> Iterator[s.Assignment]:
+        if next(operation.writes(), None) is None:  # an array of no items has nothing to name
+            return
+        invoked = self.invoked(operation)
+        if invoked is None:
+            return
+        declaration, generic = invoked.declaration, invoked.generic
         arguments: list[s.Argument] = []
         positional = True
         for parameter in declaration.parameters:
             type = substitute(parameter.type, generic)
             default = parameter.default
-            expression = self._expression(given[parameter.name], type, operation)
+            expression = self._expression(invoked.arguments[parameter.name], type, operation)
             # Equal trees may differ: 1 == 1.0, and 0.0 == -0.0.
             if default is not None and repr(expression) == repr(default):
                 positional = False
@@ -211,7 +243,7 @@ class _Writer:
             arguments.append(s.Argument(0, name, expression))
         if generic == declaration.generic_default:
             generic = None
-        invocation = s.Invocation(0, operation.kind, generic, tuple(arguments))
+        invocation = s.Invocation(0, declaration.name, generic, tuple(arguments))
         yield s.Assignment(0, self._target(operation), invocation)
 
     def _target(self, operation: Operation) -> s.Target:
@@ -234,8 +266,8 @@ class _Writer:
         match value:
             case Value():
                 return self._tensor(value)
-            case tuple():
-                items: tuple[Any, ...] = value
+            case tuple() | list():
+                items: Sequence[Any] = value
                 match type:
                     case TupleOf(types):
                         pairs = zip(items, types, strict=True)
@@ -247,11 +279,12 @@ class _Writer:
                         found = tuple(self._expression(v, inner, operation) for v in items)
                         return s.Array(0, found)
             case _:
-                return s.Literal(0, self._literal(value, type, operation))
+                return self.literal(value, type, operation)
 
-    def _literal(self, value: Any, type: Type, operation: Operation) -> Any:
+    def literal(self, value: Any, type: Type, operation: Operation) -> s.Expression:
+        """A number, string or truth value."""
         if value is UNKNOWN:
-            self._refuse(
+            self.refuse(
                 f"an argument of '{operation.kind}' depends on an extent that is left open",
                 operation,
                 hint="write the extents of the inputs into the document",
@@ -259,12 +292,13 @@ class _Writer:
         elif type in (SCALAR, Tensor("scalar")):
             value = float(value)
         if isinstance(value, float) and not math.isfinite(value):
-            self._refuse(
+            self.refuse(
                 f"an argument of '{operation.kind}' is {value}, NNEF cannot write that", operation
             )
-        return value
+        return s.Literal(0, value)
 
-    def _refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
+    def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
+        """Note what cannot be said."""
         span, calls = (operation.span, operation.calls) if operation else (None, ())
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
 
@@ -275,14 +309,21 @@ def _assign(
     *arguments: tuple[str | None, s.Expression],
     generic: str | None = None,
 ) -> s.Assignment:
+    value = _invocation(operation, *arguments, generic=generic)
+    return s.Assignment(0, s.Identifier(0, name), value)
+
+
+def _invocation(
+    operation: str, *arguments: tuple[str | None, s.Expression], generic: str | None = None
+) -> s.Invocation:
     given = tuple(s.Argument(0, key, value) for key, value in arguments)
-    return s.Assignment(0, s.Identifier(0, name), s.Invocation(0, operation, generic, given))
+    return s.Invocation(0, operation, generic, given)
 
 
 def _integers(values: tuple[int, ...]) -> s.Array:
     return s.Array(0, tuple(s.Literal(0, value) for value in values))
 
 
-def _generic(dtype: str) -> str | None:
+def generic_of(dtype: str) -> str | None:
     """What `?` stands for where a tensor has a dtype; None for scalars, which it does by itself."""
     return "logical" if dtype == "bool" else "integer" if "int" in dtype else None

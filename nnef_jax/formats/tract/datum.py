@@ -12,7 +12,7 @@ import jax
 
 from lowering.errors import InvalidOperation
 
-_TYPES = {
+TYPES = {
     "bool": "bool",
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "tdim": "int64",
@@ -33,14 +33,14 @@ def dtype_of(name: str, real: str) -> str:
     key = name.lower()
     if _QUANTISED.match(key):
         return real
-    if key not in _TYPES:
-        known = ", ".join(_TYPES)
+    if key not in TYPES:
+        known = ", ".join(TYPES)
         reason = (
             "cannot be computed with" if key in ("string", "blob") or "complexi" in key
             else "is not one of tract's"
         )  # fmt: skip
         raise InvalidOperation(f"datum type '{name}' {reason}", hint=f"there are {known}")
-    return compute_dtype(_TYPES[key], real)
+    return compute_dtype(TYPES[key], real)
 
 
 def compute_dtype(stored: str, real: str) -> str:

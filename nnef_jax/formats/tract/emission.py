@@ -34,7 +34,7 @@ from nnef_jax.formats.tract.promotion import (
 )
 from nnef_jax.limits import LETTERS_PER_STEP, RESULT
 
-_DATUM_TYPES = frozenset(
+DATUM_TYPES = frozenset(
     {
         "to", "datum_type", "acc", "acc_datum_type", "output", "output_type", "output_dt",
         "out_dt", "scale_dt",
@@ -58,6 +58,10 @@ _STORED_PER_STEP = 8  # items of a parameter made host values
 _WEIGHTY = frozenset({list, tuple, str, np.ndarray})
 
 
+# How documents say operations, by their first results: name, operands and attributes.
+Said = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
+
+
 class Results(tuple[Any, ...]):
     """The results of an operation that has several."""
 
@@ -73,6 +77,7 @@ class TractEmitter(Emitter):
         # Steps of tensors that graph.quant names, an array where each channel has its own.
         self.scales: dict[Value, NDArray[Any]] = {}
         self.is_open = True  # whether UNKNOWN may stand for an extent
+        self.said: Said = {}
 
     def located(self, compute: Callable[[], Any], node: s.Node, frame: Frame) -> Any:
         """Return what is computed; raise a located error where it refuses its arguments."""
@@ -195,7 +200,13 @@ class TractEmitter(Emitter):
         except InvalidOperation as error:
             raise self.invalid(error, kind, operands, node, frame) from None
         arguments = draft.operands, draft.attributes
-        return self.emit(draft.kind, *arguments, node, frame, names, shown=kind)
+        results = self.emit(draft.kind, *arguments, node, frame, names, shown=kind)
+        first = results[0]
+        if first and isinstance(first, list):
+            first = cast(list[Any], first)[0]
+        if isinstance(first, Value):
+            self.said[first] = kind, operands, attributes
+        return results
 
     def _bias(self, operands: Mapping[str, Any], node: s.Node, frame: Frame) -> Any:
         """Return the bias in real numbers, also where it is stored in steps that no entry gives."""
@@ -216,7 +227,7 @@ class TractEmitter(Emitter):
     def _attribute(self, value: Any, parameter: s.Parameter) -> Any:
         try:
             found = attribute(self.known(value), parameter.type)
-            if parameter.name in _DATUM_TYPES and found:
+            if parameter.name in DATUM_TYPES and found:
                 found = datum.dtype_of(found, self.builder.real)
             self._require_known(found)
             return found

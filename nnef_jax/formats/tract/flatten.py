@@ -26,7 +26,7 @@ from nnef_jax.formats.syntax.types import INTEGER
 from nnef_jax.formats.tract.arguments import attribute, bind
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.declarations import declarations
-from nnef_jax.formats.tract.emission import Results, weight
+from nnef_jax.formats.tract.emission import Results, Said, weight
 from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import meanings
@@ -52,8 +52,8 @@ class _Poisoned(Exception):
 
 def flatten(
     unit: Unit, options: Options, extents: Mapping[str, Any], data: dict[str, NDArray[Any]]
-) -> Graph:
-    """Return the flat graph of a network, given the extents of its symbols.
+) -> tuple[Graph, Said]:
+    """Return the flat graph of a network, given the extents of its symbols, and how it is said.
 
     `data` collects its variables' arrays by label. Raises NnefError, several if independent.
     """
@@ -74,7 +74,7 @@ def flatten(
         names = [result.name for result in header.results]
         flat = graph.builder.graph(header.name, outputs, names, inputs)
         refuse_readers_of_padding(flat)
-        return flat
+        return flat, graph.said
 
 
 class _Flattener:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph
-from lowering.location import Source, Span
-from nnef_jax.errors import UnsupportedError
+from lowering.location import Source
 from nnef_jax.formats.base import Options, Stored
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.frontend import TextFrontend
+from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION, TextFrontend
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract import symbols
 from nnef_jax.formats.tract.document import Document
+from nnef_jax.formats.tract.flat_document import print_flat
 from nnef_jax.formats.tract.flatten import flatten
 from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization
@@ -47,10 +48,12 @@ class TractFrontend(TextFrontend):
         self._unit = Unit(self.document, resources, entries, options.rounds, report)
 
     def flatten(self, options: Options) -> Graph:
-        """Return the flat graph for the shapes in `options.input_shapes`, else the document's."""
+        """The flat graph for the shapes in `options.input_shapes`, else the document's."""
+        return flatten(self._unit, options, self._extents(options), self._data)[0]
+
+    def _extents(self, options: Options) -> Mapping[str, Any]:
         shapes = {**options.input_shapes, **options.symbolic_shapes}
-        values = symbols.solve(self.document, shapes, options.meter)
-        return flatten(self._unit, options, values, self._data)
+        return symbols.solve(self.document, shapes, options.meter)
 
     def stored(self, graph: Graph) -> Stored:
         """Return the data of the variables, which flattening has read."""
@@ -70,12 +73,17 @@ class TractFrontend(TextFrontend):
     def converted(
         self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
     ) -> dict[str, Member]:
-        """Raise UnsupportedError: the dialect is written only as it was read."""
-        raise UnsupportedError(
-            "a document of tract's dialect has operations that NNEF 1.0 does not have",
-            span=Span(self.document.source, 0),
-            hint="nnef_jax.load reads it, and model.save stores it in its own dialect",
-        )
+        """The text as it was read, or a flat one in which its graph.quant is written out."""
+        if not flat:
+            return self.members(data or {}, None)
+        unit, real = replace(self._unit, rounds=True), dict[str, NDArray[Any]]()
+        options = self.options
+        found, said = flatten(unit, options, self._extents(options), real)
+        text = print_flat(self.document, found, said, options.meter)
+        arrays = {} if data is None else {p.label: real[p.label] for p in found.parameters}
+        members = self.members(arrays, None) | {GRAPH: text.encode()}
+        members.pop(QUANTIZATION, None)
+        return members
 
 
 def _variables(document: Document) -> int:

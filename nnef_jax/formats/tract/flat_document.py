@@ -1,0 +1,108 @@
+"""A network of the dialect as a flat document of it, with casts and rounding written out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lowering.graph import Graph, Operation, Value
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names, generic_of
+from nnef_jax.formats.syntax.printing import print_document
+from nnef_jax.formats.syntax.types import Type
+from nnef_jax.formats.tract import datum, declarations
+from nnef_jax.formats.tract.document import EXTERNALS, Document
+from nnef_jax.formats.tract.emission import DATUM_TYPES, Said
+from nnef_jax.limits import Meter
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_NUMBERS = ("inf", "nan")
+
+
+def print_flat(document: Document, graph: Graph, said: Said, meter: Meter) -> str:
+    """The text of a flat document for the graph of a document.
+
+    Raises UnsupportedError, several at once: loops, streams, what depends on an open extent.
+    """
+    writer = _Writer(document, graph, said, meter)
+    flat = writer.write().document
+    registries = [*document.registries, "tract_core", *writer.registries]
+    wanted = dict.fromkeys(name for name in registries if name not in ("", "tract_nnef"))
+    lines = [f"tract_registry {name}" for name in wanted]
+    lines += [x for x in document.extensions if not x.startswith("tract_registry")]
+    head, _, graph_text = print_document(flat).partition("\n")
+    return "\n".join([head, *(f"extension {line};" for line in lines), graph_text])
+
+
+class _QuotedNames(Names):
+    """Hands out the names of a document, in quotes where they are no identifiers."""
+
+    def fresh(self, wanted: str) -> str:
+        quoted = f'i"{wanted}"'
+        if _IDENTIFIER.fullmatch(wanted) or not re.fullmatch(r'[^"\\\n]+', wanted):
+            return super().fresh(wanted)
+        return super().fresh(wanted) if quoted in self.taken else self.take(quoted)
+
+
+class _Writer(FlatWriter):
+    def __init__(self, document: Document, graph: Graph, said: Said, meter: Meter) -> None:
+        super().__init__(graph, meter)
+        self.registries: dict[str, None] = {}
+        self._document_read = document
+        self._said = said
+        for state in graph.states:
+            self.refuse(f"'{state.label}' is kept from call to call, which has no flat form")
+
+    def identifiers(self) -> Names:
+        return _QuotedNames({*super().identifiers().taken, *_NUMBERS, *self._document_read.symbols})
+
+    def external(self, value: Value) -> s.Invocation:
+        """The declaration as it was read: its shape may have symbols."""
+        return next(
+            assignment.value
+            for assignment in self._document_read.graph.body
+            if isinstance(assignment.value, s.Invocation)
+            and assignment.value.operation in EXTERNALS
+            and assignment.target == s.Identifier(0, value.name)
+        )
+
+    def invoked(self, operation: Operation) -> Invoked | None:
+        first = next(operation.writes())
+        given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
+        if first in self._said:
+            name, operands, attributes = self._said[first]
+            types = {n: _datum(x) for n, x in attributes.items() if n in DATUM_TYPES and x}
+            return self._invoked(name, {**operands, **attributes, **types})
+        if first.inserted:  # for an operation that says it
+            return None
+        match operation.kind:
+            case "cast":
+                given = {"input": given["input"], "to": _datum(given["dtype"])}
+                return self._invoked("tract_core_cast", given)
+            case "constant":
+                generic = generic_of(given["dtype"]) or "scalar"
+                return self._invoked("constant", given, generic)
+            case kind:
+                self.refuse(f"'{kind}' has no flat form", operation)
+                return None
+
+    def _invoked(self, name: str, given: Mapping[str, Any], generic: str | None = None) -> Invoked:
+        self.registries[declarations.registry_of(name)] = None
+        return Invoked(declarations.declarations()[name], given, generic)
+
+    def literal(self, value: Any, type: Type, operation: Operation) -> s.Expression:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if not isinstance(value, float) or math.isfinite(value):
+            return super().literal(value, type, operation)
+        name = s.Identifier(0, "nan" if math.isnan(value) else "inf")
+        return s.Unary(0, "-", name) if value < 0 else name
+
+
+def _datum(dtype: str) -> str:
+    """The name of the datum type that stands for a dtype."""
+    return next(name for name, stored in datum.TYPES.items() if stored == dtype)
