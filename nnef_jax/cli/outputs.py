@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import show
-from nnef_jax.errors import DataError, InputError
+from nnef_jax import DataError, InputError, write_tensor
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import member_of
-from nnef_jax.storage.tensorfile import write_tensor
 
 if TYPE_CHECKING:
+    from nnef_jax import Model
     from nnef_jax.cli.inputs import Call
-    from nnef_jax.model import Model
 
 Array = NDArray[Any]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax.errors import DataError, InputError, UnsupportedError
+from nnef_jax import DataError, InputError, UnsupportedError
 from nnef_jax.storage import files
 
 if TYPE_CHECKING:
-    from nnef_jax.model import TensorSpec
+    from nnef_jax import TensorSpec
 
 _PICTURES = (".png", ".jpg", ".jpeg")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
