@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 
 from nnef_jax import LimitError, Limits, NnefError
 from nnef_jax.formats.syntax.types import INTEGER, ArrayOf, TupleOf, Type, nesting
-from nnef_jax.reading import network_of_text
 from tests.text_support import error, flat, graph, in_fragment, network
 
 CALLS = "fragment f0( x: T ) -> ( y: T ) { y = neg(x); }\n" + "\n".join(
@@ -164,16 +161,3 @@ def test_generous_documents_are_within_the_limits() -> None:
     assert len(flat(graph(f"a0 = neg(x);\n{many}y = neg(a2000);")).operations) == 2002
     text = f"y = constant(shape = [20000], value = [{', '.join(['1.5'] * 20_000)}]);"
     assert flat(graph(text)).outputs[0].type.shape == (20_000,)
-
-
-def test_reading_leaves_frozen_what_the_program_froze() -> None:
-    text = "version 1.0; graph g(x) -> (y) { x = external<scalar>(shape = [1]); y = neg(x); }"
-    network_of_text(text)
-    assert gc.get_freeze_count() == 0
-    assert gc.isenabled()
-    gc.freeze()
-    try:
-        network_of_text(text)
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
