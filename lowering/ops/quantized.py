@@ -40,13 +40,14 @@ def _einsum_type(
     expr: str,
     dtype: str,
 ) -> TensorType:
-    (left, right, *letters), result = contraction.parse(expr, [len(a.shape), len(b.shape)])
-    if len(letters) not in (0, 7):
+    terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
+    if len(terms) not in (2, 9):
         raise InvalidOperation(
-            f"'expr' names the axes of {len(letters) + 2} tensors",
+            f"'expr' names the axes of {len(terms)} tensor(s)",
             hint="there must be two, or also those of bias, a_zero_point, a_scale, b_zero_point, "
             "b_scale, output_zero_point and output_scale",
         )
+    left, right, *letters = terms
     parameters = {
         "bias": bias,
         "a_zero_point": a_zero_point,
