@@ -189,7 +189,7 @@ class Worker:
         return self.answer()
 
     def ask(self, message: Mapping[str, str]) -> None:
-        """Send a line; that nobody reads it any more is for `answer` to say."""
+        """Send a line. `answer` tells of a process that has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             print(json.dumps(message), file=self._process.stdin, flush=True)

@@ -1,4 +1,4 @@
-"""How much a figure changed, beside how much it differs between runs of one commit."""
+"""Compares the change of a figure with its spread between runs of one commit."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def trace(
     inputs: Sequence[Any],
     wanted: Iterable[Value] | None = None,
 ) -> dict[Value, Any]:
-    """Return the values that outputs and states, or those that the `wanted` depend on.
+    """Return the `wanted` values and all that they depend on; by default outputs and next states.
 
     `parameters` (of those needed) and `states` are arrays by label, `inputs` in the graph's order.
     What depends on constants alone is a numpy array. Raise InvalidComputation where a rule returns

@@ -19,7 +19,7 @@ def require(name: str, value: Any, types: type | tuple[type, ...], expected: str
 
 
 def require_flags(**flags: Any) -> None:
-    """Raise TypeError for options that are neither True nor False."""
+    """Require each option to be True or False, else raise TypeError."""
     for name, value in flags.items():
         require(name, value, bool, "True or False")
 

@@ -43,7 +43,7 @@ def mobilenet_v2(
     last: int = 1280,
     classes: int = 1000,
 ) -> T:
-    """Inverted residuals of depthwise convolutions."""
+    """Build MobileNetV2: inverted residuals of depthwise convolutions."""
 
     def block(name: str, x: T, inputs: int, outputs: int, expansion: int, stride: int) -> T:
         hidden, y = inputs * expansion, x

@@ -50,7 +50,7 @@ def _convolution(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _factors(filter: Array, cell: tuple[int, ...], dtype: Any) -> Array:
-    """Return a cell of the filter, to multiply an array (N,X...,O)."""
+    """Return the factors of one filter cell, shaped to multiply an array (N,X...,O)."""
     return filter[cell].reshape(*(1,) * (filter.ndim - 1), -1).astype(dtype)
 
 

@@ -106,7 +106,7 @@ def mixture_of_experts(
     alpha: float,
     limit: float,
 ) -> Array:
-    """Return for each token x the weighted sum of the `k` experts with the largest logits.
+    """Return the weighted sum of the `k` experts with the largest logits, for each token x.
 
     The input is [tokens...,items], `router` [experts,items], w1 and w3 [experts,items,hidden], w2
     [experts,hidden,items]. Logits are products with the rows of `router`; the first of equal ones

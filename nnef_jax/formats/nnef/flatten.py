@@ -1,29 +1,23 @@
-"""From a checked document to the flat graph: fragments expanded, expressions evaluated (3.3.3, 6).
-
-Evaluation is a walk over the syntax tree by generators that a small loop drives
-(`_Flattener._run`), not by recursion: how deep fragments call each other is bounded by `Limits`,
-not by the interpreter's stack.
-"""
+"""From a checked document to the flat graph: fragments are expanded (spec 6)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, cast
 
 from lowering import ops
-from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.graph import Call, Graph, Rule, Value
 from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options
+from nnef_jax.formats.nnef.evaluation import ITEMS_PER_STEP, Evaluator, Poisoned, Step
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.unsupported import Body, refuse_unsupported
-from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import values as v
-from nnef_jax.formats.syntax.emission import Emitter, Frame
+from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.invocation import Form
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
@@ -34,10 +28,8 @@ from nnef_jax.formats.syntax.tensors import (
     result_count,
     variable_type,
 )
-from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, RESULT, within_memory
 
-_ITEMS_PER_STEP = 16
 _LONGEST_PREFIX = 200
 _POSITIVE = {"constant": "shape", "tile": "repeats"}  # which kinds take with items 0 too
 
@@ -73,14 +65,7 @@ def evaluate(
         raise ExtentNeeded from None
 
 
-class _Poisoned(Exception):
-    """An expression reads a name whose own error is already reported."""
-
-
-_Step = Generator["_Step", Any, Any]
-
-
-class _Flattener(Emitter):
+class _Flattener(Evaluator):
     def __init__(
         self,
         document: s.Document,
@@ -88,10 +73,8 @@ class _Flattener(Emitter):
         options: Options,
         quantizers: Mapping[str, Quantizer],
     ) -> None:
-        super().__init__(GraphBuilder(real=options.real), options.meter)
-        self.document = document
+        super().__init__(document, options)
         self.scope = scope
-        self.options = options
         self.quantizers = quantizers
         self.errors: list[NnefError] = []
         self.identifiers: set[str] = set()
@@ -129,7 +112,7 @@ class _Flattener(Emitter):
                     if self.quantizers:
                         item = self._quantized(name, item)
                     frame.values[name] = item
-            except _Poisoned:
+            except Poisoned:
                 pass
             except LimitError as error:
                 error.span = error.span or self._span(assignment.value, None)
@@ -138,7 +121,7 @@ class _Flattener(Emitter):
                 self.meter.steps += ERROR
                 self.errors += kept(error)
             for name in names:
-                frame.values.setdefault(name, _Poisoned)
+                frame.values.setdefault(name, Poisoned)
         raise_all(self.errors)
         inputs = [parameter.name for parameter in graph.parameters]
         outputs = [frame.values[result.name] for result in graph.results]
@@ -176,182 +159,8 @@ class _Flattener(Emitter):
         self.unquantized[result] = value
         return result
 
-    # The loop that drives evaluation
-
-    def _run(self, step: Any) -> Any:
-        """What evaluation ends in: it yields generators for parts, or values that are there."""
-        stack: list[_Step] = []
-        while True:
-            if isinstance(step, GeneratorType):
-                stack.append(step)
-                step = None
-            if not stack:
-                return step
-            try:
-                step = stack[-1].send(step)
-            except StopIteration as stop:
-                stack.pop()
-                step = stop.value
-
     def _span(self, node: s.Node, frame: Frame | None) -> Span:
         return s.span_in(frame.source if frame else self.document.source, node)
-
-    # Expressions
-
-    def _evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
-        """The value of an expression, or a generator that finds it.
-
-        `names` are those wanted for the tensors that it makes.
-        """
-        self.meter.steps += 1
-        if self.meter.steps > self.limits.steps:
-            self.spend(0, node, frame)
-        match node:
-            case s.Literal(value=value):
-                return value
-            case s.Identifier(name=name):
-                found = frame.values[name]
-                if found is _Poisoned:
-                    raise _Poisoned
-                return found
-            case s.Invocation():
-                return self._invoke(node, frame, names)
-            case s.Array(items=items):
-                return self._all(items, frame)
-            case s.Tuple(items=items):
-                found = self._all(items, frame)
-                return (
-                    self._then(found, tuple) if isinstance(found, GeneratorType) else tuple(found)
-                )
-            case s.Binary(operator=operator, left=left, right=right):
-                self.meter.steps += EVALUATION
-                return self._binary(node, operator, left, right, frame, names)
-            case s.Comprehension():
-                return self._comprehension(node, frame)
-            case _:
-                self.meter.steps += EVALUATION
-                return self._compound(node, frame, names)
-
-    def _all(self, items: Sequence[s.Expression], frame: Frame) -> Any:
-        """A list of the values of some expressions, or a generator that finds it."""
-        values: list[Any] = []
-        pending = iter(items)
-        known, meter, most = frame.values, self.meter, self.limits.steps
-        for item in pending:
-            if meter.steps < most:  # short cuts through `_evaluate` for what most items are
-                if isinstance(item, s.Literal):
-                    meter.steps += 1
-                    values.append(item.value)
-                    continue
-                if isinstance(item, s.Identifier) and isinstance(known[item.name], Value):
-                    meter.steps += 1
-                    values.append(known[item.name])
-                    continue
-            value = self._evaluate(item, frame)
-            if isinstance(value, GeneratorType):
-                return self._rest(value, values, pending, frame)
-            values.append(value)
-        return values
-
-    def _rest(
-        self, step: Any, values: list[Any], pending: Iterator[s.Expression], frame: Frame
-    ) -> _Step:
-        """The list with the value of a step behind it, and with those of more expressions."""
-        values.append((yield step))
-        for item in pending:
-            values.append((yield self._evaluate(item, frame)))
-        return values
-
-    def _then(self, step: _Step, use: Callable[[Any], Any]) -> _Step:
-        return (yield use((yield step)))
-
-    def _compound(self, node: s.Expression, frame: Frame, names: Sequence[str]) -> _Step:
-        match node:
-            case s.Select(condition=condition, true_value=true_value, false_value=false_value):
-                chosen = true_value if (yield self._evaluate(condition, frame)) else false_value
-                return (yield self._evaluate(chosen, frame, names))
-            case s.Unary(operator=operator, operand=operand):
-                value = yield self._evaluate(operand, frame)
-                if v.holds_tensor(value):
-                    kind = library.UNARY_OPERATORS[operator]
-                    rule = self.options.rules.get(kind)
-                    return self._emit(kind, {"x": value}, {}, node, frame, names, rule)[0]
-                return v.unary(operator, value)
-            case s.Subscript(sequence=sequence, index=index):
-                values = yield self._evaluate(sequence, frame)
-                position = yield self._evaluate(index, frame)
-                return self._value(node, frame, lambda: v.item(values, position))
-            case s.Subrange(sequence=sequence, begin=begin, end=end):
-                values = yield self._evaluate(sequence, frame)
-                first = (yield self._evaluate(begin, frame)) if begin else None
-                last = (yield self._evaluate(end, frame)) if end else None
-                return self._value(node, frame, lambda: v.subrange(values, first, last))
-            case s.Builtin(function=function, argument=argument):
-                value = yield self._evaluate(argument, frame)
-                if function == "range_of":  # integers are objects of their own
-                    self.spend(len(value) // 2, node, frame)
-                return self._value(node, frame, lambda: v.builtin(function, value), value)
-            case _:
-                raise TypeError(f"not an expression: {node!r}")
-
-    def _declared(self, node: s.Node, frame: Frame, value: Any, type: Type) -> Any:
-        """The value of an argument as its parameter has it."""
-        if not self.document.provisional:
-            return value
-        return self._value(node, frame, lambda: v.as_declared(value, type, self.meter))
-
-    def _value(self, node: s.Node, frame: Frame, compute: Any, *read: Any) -> Any:
-        try:
-            value = compute()
-        except v.InvalidValue as error:
-            raise self.error(str(error), node, frame) from None
-        except v.TooLarge as error:
-            raise self.beyond(str(error), "array_items", node, frame) from None
-        for sequence in (value, *read):  # time and memory that one step does not stand for
-            if isinstance(sequence, list | str):
-                self.spend(len(sequence) // _ITEMS_PER_STEP, node, frame)
-        return value
-
-    def _binary(
-        self,
-        node: s.Binary,
-        operator: str,
-        left: s.Expression,
-        right: s.Expression,
-        frame: Frame,
-        names: Sequence[str],
-    ) -> _Step:
-        a = yield self._evaluate(left, frame)
-        # As everywhere, && and || look at their right side only where the left one leaves it open.
-        if (operator == "&&" and a is False) or (operator == "||" and a is True):
-            return a
-        b = yield self._evaluate(right, frame)
-        if operator in ("&&", "||") and not v.holds_tensor(a):
-            return b
-        if v.holds_tensor(a) or v.holds_tensor(b):
-            a, b = (self._declared(node, frame, x, Tensor("scalar")) for x in (a, b))
-            kind = library.OPERATORS[operator]
-            rule = self.options.rules.get(kind)
-            return self._emit(kind, {"x": a, "y": b}, {}, node, frame, names, rule)[0]
-        return self._value(node, frame, lambda: v.binary(operator, a, b, self.meter), a, b)
-
-    def _comprehension(self, node: s.Comprehension, frame: Frame) -> _Step:
-        iterables: list[Any] = []
-        for loop in node.loops:
-            iterables.append((yield self._evaluate(loop.iterable, frame)))
-        if len({len(iterable) for iterable in iterables}) > 1:
-            lengths = " and ".join(str(len(iterable)) for iterable in iterables)
-            raise self.error(f"the arrays iterated together have lengths {lengths}", node, frame)
-        items: list[Any] = []
-        for together in zip(*iterables, strict=True):
-            self.spend(len(node.loops), node, frame)
-            for loop, item in zip(node.loops, together, strict=True):
-                frame.values[loop.name] = item
-            if node.condition is None or (yield self._evaluate(node.condition, frame)):
-                items.append((yield self._evaluate(node.item, frame)))
-        for loop in node.loops:
-            frame.values.pop(loop.name, None)
-        return items
 
     # Invocations
 
@@ -406,7 +215,7 @@ class _Flattener(Emitter):
         node: s.Invocation,
         frame: Frame,
         names: Sequence[str],
-    ) -> _Step:
+    ) -> Step:
         """Evaluate the body of a fragment."""
         calls = (*frame.calls, Call(fragment.name, self._span(node, frame)))
         if len(calls) > self.limits.call_depth:
@@ -478,7 +287,7 @@ class _Flattener(Emitter):
                 return self.bound(self.builder.input(name, type), node, frame)
             if kind == "variable":
                 label = arguments["label"]
-                self.spend(len(label) // _ITEMS_PER_STEP, node, frame)
+                self.spend(len(label) // ITEMS_PER_STEP, node, frame)
                 type = variable_type(arguments["shape"], label, dtype)
                 made = self.builder.variable(name, label, type, self._span(node, frame))
                 self.variables.add(made)

@@ -83,7 +83,7 @@ def is_element_wise(fragment: s.Fragment) -> bool:
 
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """Return the operands of an operation, with the `item_of` each."""
+    """Return what `item_of` says of each operand of an operation, by name."""
     return {p.name: item_of(p) for p in declarations()[name].parameters if is_operand(p)}
 
 
