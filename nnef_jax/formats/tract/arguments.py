@@ -28,6 +28,7 @@ from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean, listed
 
 _LARGEST = (1 << 63) - 1
+_CLASSES = {"string": str, "scalar": float, "logical": bool}
 
 
 def bind(
@@ -40,7 +41,7 @@ def bind(
     """
     names = [p.name for p in fragment.parameters]
     known = set(names)
-    given: dict[str, s.Argument] = {}
+    given: dict[str, s.Expression] = {}
     for position, argument in enumerate(invocation.arguments):
         name = argument.name
         if name is None:
@@ -62,25 +63,42 @@ def bind(
             )
         if name in given:
             raise InvalidInvocation(f"argument '{name}' is given twice", argument)
-        given[name] = argument
-    missing = [p.name for p in fragment.parameters if p.name not in given and p.default is None]
+        given[name] = argument.value
+    missing = [p.name for p in fragment.parameters if p.default is None and p.name not in given]
     if missing:
         raise InvalidInvocation(
-            f"'{fragment.name}' lacks {', '.join(repr(name) for name in missing)}", invocation
+            f"'{fragment.name}' lacks {', '.join(map(repr, missing))}", invocation
         )
-    return {name: argument.value for name, argument in given.items()}
+    return given
+
+
+def is_attribute(value: Any, type: Type) -> bool:
+    """Return whether an argument is a known attribute of its type as it is, as nearly all are."""
+    match type:
+        case Primitive("integer"):
+            return value.__class__ is int and -_LARGEST <= value <= _LARGEST
+        case Primitive(name):
+            return value.__class__ is _CLASSES.get(name)
+        case ArrayOf(item):
+            return value.__class__ is list and all([is_attribute(part, item) for part in value])
+        case TupleOf(items):
+            return (
+                value.__class__ is tuple
+                and len(value) == len(items)
+                and all([is_attribute(*part) for part in zip(value, items, strict=True)])
+            )
+        case _:
+            return False
 
 
 def attribute(value: Any, type: Type) -> Any:
     """Return an argument as an attribute of its type. Raises InvalidOperation where it is none."""
+    if is_attribute(value, type):
+        return value
     match type:
         case Primitive("string"):
-            if not isinstance(value, str):
-                raise InvalidOperation(f"a string is due, this is {_shown(value)}")
-            return value
+            raise InvalidOperation(f"a string is due, this is {_shown(value)}")
         case Primitive("integer"):
-            if value.__class__ is int and abs(value) <= _LARGEST:  # as nearly always
-                return value
             return _signed(_one(integers(_number(value)), value))
         case Primitive("scalar"):
             number = _one(_number(value).ravel().tolist(), value)

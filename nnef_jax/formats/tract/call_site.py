@@ -50,7 +50,7 @@ class _Evaluator(Protocol):
     def refuse_recursion(self, fragment: s.Fragment, node: s.Node, frame: Frame) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallSite:
     """A call of an operation, its arguments, and the names wanted for its results."""
 

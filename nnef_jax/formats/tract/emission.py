@@ -21,7 +21,7 @@ from nnef_jax.formats.syntax.emission import Emitter, Frame
 from nnef_jax.formats.syntax.tensors import result_count
 from nnef_jax.formats.syntax.types import ArrayOf
 from nnef_jax.formats.tract import datum, declarations
-from nnef_jax.formats.tract.arguments import attribute
+from nnef_jax.formats.tract.arguments import attribute, is_attribute
 from nnef_jax.formats.tract.folding import fold
 from nnef_jax.formats.tract.host import Host, NotFolded, boxes, host, integers, is_plain
 from nnef_jax.formats.tract.operations import meanings
@@ -54,9 +54,7 @@ _LARGEST_SHAPE = 16
 _APPLICATION = 40  # steps, beside one for each item of a known value
 _STORED_PER_STEP = 8  # items of a parameter made host values
 
-
-_WEIGHTY = frozenset({list, tuple, str, np.ndarray})
-
+WEIGHTY = frozenset({list, tuple, str, np.ndarray})  # values that have a weight
 
 # How documents say operations, by their first results: name, operands and attributes.
 Said = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
@@ -78,6 +76,7 @@ class TractEmitter(Emitter):
         self.scales: dict[Value, NDArray[Any]] = {}
         self.is_open = True  # whether UNKNOWN may stand for an extent
         self.said: Said = {}
+        self.defaults = Defaults(builder.real, builder.integer, self.constants.keys())
 
     def located(self, compute: Callable[[], Any], node: s.Node, frame: Frame) -> Any:
         """Return what is computed; raise a located error where it refuses its arguments."""
@@ -225,6 +224,8 @@ class TractEmitter(Emitter):
         return self.apply("mul", {"x": real, "y": step}, node, frame, [f"{bias.name}_real"])
 
     def _attribute(self, value: Any, parameter: s.Parameter) -> Any:
+        if is_attribute(value, parameter.type) and parameter.name not in DATUM_TYPES:
+            return value
         try:
             found = attribute(self.known(value), parameter.type)
             if parameter.name in DATUM_TYPES and found:
@@ -303,7 +304,6 @@ class TractEmitter(Emitter):
     ) -> dict[str, Any]:
         """Return operands of one item type in one dtype; nonzero numbers are logically true."""
         dtypes = {"logical": "bool"}
-        defaults = Defaults(self.builder.real, self.builder.integer, self.constants.keys())
         for item in ("?", "scalar"):
             group = [
                 x
@@ -313,7 +313,7 @@ class TractEmitter(Emitter):
             ]
             if group:
                 exact = kind == "div"  # where a whole divisor does not mean integers
-                dtypes[item] = common_dtype(group, item, defaults, exact=exact)
+                dtypes[item] = common_dtype(group, item, self.defaults, exact=exact)
         if kind == "sub" and dtypes["?"] == "bool":
             dtypes["?"] = self.builder.integer  # with it begin sums over logical values: counts
 
@@ -328,7 +328,7 @@ class TractEmitter(Emitter):
             if item == "integer":
                 x = boxes(integers(x)).reshape(x.shape)
                 self._require_known(x.ravel().tolist())
-            dtype = dtype or own_dtype(x, item, defaults)
+            dtype = dtype or own_dtype(x, item, self.defaults)
             if x.ndim == 0 and is_plain(x.ravel()):
                 return self.literal(x, dtype)
             return self.tensor(x, dtype, node, frame)
@@ -378,8 +378,7 @@ class TractEmitter(Emitter):
             return self.cast(value, dtype, node, frame) if dtype else value
         try:
             known = host(value)
-            defaults = Defaults(self.builder.real, self.builder.integer, set())
-            dtype = dtype or own_dtype(known, None, defaults)
+            dtype = dtype or own_dtype(known, None, self.defaults)
             items = tuple(known.ravel().tolist())
             self._require_known(items)
             if is_plain(items):
@@ -409,7 +408,7 @@ def weight(value: Any) -> int:
         return len(value) // LETTERS_PER_STEP
     if not isinstance(value, list | tuple):
         return 0
-    return len(value) + sum([weight(x) for x in value if type(x) in _WEIGHTY])  # pyright: ignore
+    return len(value) + sum([weight(x) for x in value if type(x) in WEIGHTY])  # pyright: ignore
 
 
 def _is_known(operand: Any) -> bool:

@@ -26,7 +26,7 @@ from nnef_jax.formats.syntax.types import INTEGER
 from nnef_jax.formats.tract.arguments import attribute, bind
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.declarations import declarations
-from nnef_jax.formats.tract.emission import Results, Said, weight
+from nnef_jax.formats.tract.emission import WEIGHTY, Results, Said, weight
 from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import meanings
@@ -173,12 +173,18 @@ class _Flattener:
             case s.Literal(value=value):
                 return value
             case s.Identifier():
-                return self.lookup(node, frame)
+                value = self.lookup(node, frame)
+                if type(value) in WEIGHTY:  # it may be read again and again
+                    self.graph.spend(2 * weight(value), node, frame)
+                return value
             case s.Invocation():
                 return self._invoke(node, frame, names)
             case s.Array(items=items) | s.Tuple(items=items):
-                found = [self.evaluate(item, frame) for item in items]
-                self.graph.spend(_nested(found, self._most), node, frame)
+                self.graph.spend(len(items), node, frame)
+                found = [
+                    item.value if type(item) is s.Literal else self.evaluate(item, frame)
+                    for item in items
+                ]
                 return found if isinstance(node, s.Array) else tuple(found)
             case s.Unary(operand=operand):
                 operands = {"x": self.evaluate(operand, frame)}
@@ -187,8 +193,11 @@ class _Flattener:
                 operands = {"x": self.evaluate(left, frame), "y": self.evaluate(right, frame)}
                 return self._operator(OPERATORS[operator], operands, node, frame, names)
             case s.Subscript(sequence=sequence, index=index):
-                values, position = self.evaluate(sequence, frame), self.evaluate(index, frame)
-                return self._item(values, position, node, frame)
+                if isinstance(sequence, s.Identifier):  # of its value one item is read
+                    values = self.lookup(sequence, frame)
+                else:
+                    values = self.evaluate(sequence, frame)
+                return self._item(values, self.evaluate(index, frame), node, frame)
             case _:
                 raise self.graph.error("this cannot be computed in the dialect", node, frame)
 
@@ -258,7 +267,7 @@ class _Flattener:
                     calls = self._calls(fragment, node, frame)
                     inner = Frame(fragment, fragment.source, {}, "", calls)
                 arguments[parameter.name] = self.evaluate(parameter.default, inner)
-        self.graph.spend(_INVOCATION + 2 * weight(list(arguments.values())), node, frame)
+        self.graph.spend(_INVOCATION + 2 * len(arguments), node, frame)
         if rule is None:
             if own is not None:
                 return self._call(own, arguments, node, frame, names)
@@ -331,14 +340,3 @@ class _Flattener:
             wanted = [own.get(t) or self.graph.local(prefix + t) for t in targets]
             self._assign(assignment, wanted, inner)
         return inner
-
-
-def _nested(items: Sequence[Any], most: int) -> int:
-    """Count the items of the lists in a list, as far as `most`: one may be in it many times."""
-    count = 0
-    pending = [x for x in items if isinstance(x, list | tuple)]
-    while pending and count <= most:
-        inner = cast(Sequence[Any], pending.pop())
-        count += len(inner)
-        pending += [x for x in inner if isinstance(x, list | tuple)]
-    return count
