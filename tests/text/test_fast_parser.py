@@ -36,11 +36,12 @@ graph net( x, k ) -> ( y, z )   # another
 
 
 def whole(node: Any) -> Any:
-    """A tree with the offsets and depths that its equality leaves out, and types of literals."""
+    """A tree with the offsets that its equality leaves out, and types of literals."""
     if isinstance(node, Source):
         return None
     if dataclasses.is_dataclass(node):
-        return (type(node), *(whole(getattr(node, f.name)) for f in dataclasses.fields(node)))
+        names = [field.name for field in dataclasses.fields(node) if field.init]
+        return (type(node), *(whole(getattr(node, name)) for name in names))
     if isinstance(node, tuple):
         return tuple(map(whole, node))
     return (type(node), repr(node))

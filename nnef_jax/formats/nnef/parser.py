@@ -56,8 +56,10 @@ def parse_by_grammar(source: Source, meter: Meter) -> s.Document:
         spaced = dialects.space_statements(text)
         source = source if spaced == text else Source(source.name, spaced)
         text = dialects.end_statements(spaced)
-    tree, features = _run("document", source, text, meter.limits.nesting, provisional)
-    version, extensions, fragments, graph = tree
+    nesting = meter.limits.nesting
+    version, extensions, fragments, graph, features = _read(
+        "document", source, text, nesting, provisional=provisional
+    )
     document = s.Document(source, version, provisional, extensions, fragments, graph)
     dialects.check_features(source, provisional, features)
     _check_extensions(document, features)
@@ -67,24 +69,22 @@ def parse_by_grammar(source: Source, meter: Meter) -> s.Document:
 def parse_library(source: Source) -> dict[str, s.Fragment]:
     """The declarations of a text of 1.0 final that holds nothing else, by name.
 
-    `library_reader` reads those of the package faster.
+    `syntax.declarations` reads those of the package faster.
     """
-    (_, _, fragments), _ = _run("library", source, source.text, Meter().limits.nesting)
+    _, _, fragments = _read("library", source, source.text, Meter().limits.nesting)
     return {fragment.name: fragment for fragment in fragments}
 
 
-def parse_quantization(source: Source, meter: Meter) -> list[tuple[s.Literal, s.Invocation]]:
+def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal, s.Expression]]:
     """The entries of a graph.quant text (spec 5.3): tensor identifier and quantising operation."""
     meter.spend(TOKEN * count_tokens(source.text), source.name)
-    return _run("quantization", source, source.text, meter.limits.nesting)[0]
+    return _read("quantization", source, source.text, meter.limits.nesting)
 
 
-def _run(
-    start: str, source: Source, text: str, nesting: int, provisional: bool = False
-) -> tuple[Any, list[tuple[str, int]]]:
-    from nnef_jax.formats.nnef.tree_builder import build
+def _read(start: str, source: Source, text: str, nesting: int, *, provisional: bool = False) -> Any:
+    from nnef_jax.formats.nnef.tree_builder import grammar_reader
 
-    return build(start, source, text, nesting, provisional)
+    return grammar_reader().read(start, source, text, nesting, provisional=provisional)
 
 
 def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:

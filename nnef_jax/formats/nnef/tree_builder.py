@@ -1,21 +1,25 @@
-"""The syntax tree, built from the productions of the grammar by lark's LALR parser as it goes."""
+"""What the grammar of both dialects has beside expressions, and the features of one dialect."""
 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from lark import Lark, Token, Transformer
-from lark.exceptions import UnexpectedInput
+from lark import Token
 
 from lowering.location import Source, Span
-from nnef_jax.errors import LimitError, NnefSyntaxError, SemanticError
+from nnef_jax.errors import SemanticError
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.tokens import BUILTINS, KEYWORDS, PROVISIONAL_KEYWORDS
+from nnef_jax.formats.syntax.tree_builder import (
+    GrammarReader,
+    TreeBuilder,
+    at,
+    by_production,
+    present,
+)
 from nnef_jax.formats.syntax.types import (
     GENERIC,
     INTEGER,
@@ -28,373 +32,218 @@ from nnef_jax.formats.syntax.types import (
     Type,
     nesting,
 )
-from nnef_jax.formats.syntax.unexpected import syntax_error
-from nnef_jax.limits import raising
 
 _LARGEST_INTEGER = 2**63 - 1
-_LOCK = threading.Lock()
-
-
-@cache
-def _parser() -> tuple[Lark, _Builder]:
-    grammar = files("nnef_jax.formats.nnef").joinpath("grammar.lark").read_text(encoding="utf-8")
-    builder = _Builder()
-    starts = ["document", "library", "quantization"]
-    return Lark(grammar, parser="lalr", start=starts, transformer=builder), builder
-
-
-def build(
-    start: str, source: Source, text: str, nesting: int, provisional: bool = False
-) -> tuple[Any, list[tuple[str, int]]]:
-    """What the grammar makes of a text from one of its start symbols, and the features noted.
-
-    Raises NnefSyntaxError, LimitError or SemanticError.
-    """
-    with _LOCK:  # the builder holds what it notes while one text is read
-        lark, builder = _parser()
-        builder.begin(source, nesting, provisional)
-        try:
-            return lark.parse(text, start=start), builder.features
-        except UnexpectedInput as error:
-            raise syntax_error(lark, source, text, error, provisional) from None
-        finally:
-            builder.end()
-
-
 _GENERIC = re.compile(r"[A-Za-z_]+|\?")
 _GENERIC_HINT = "the types are scalar, integer, logical and string"
-_ESCAPE = re.compile(r"\\(.)")
 _TYPES = {name: Primitive(name) for name in PRIMITIVES} | {"extent": INTEGER}
 
 
-def _depth(items: Sequence[s.Node | None]) -> int:
-    return 1 + max((item.depth for item in items if item is not None), default=0)
+@cache
+def grammar_reader() -> GrammarReader:
+    """The reader of documents, of libraries of declarations, and of graph.quant."""
+    starts = ["document", "library", "quantization"]
+    return GrammarReader("nnef_jax.formats.nnef", starts, _Builder())
 
 
-class _Builder(Transformer[Token, Any]):
-    """Builds the syntax tree from the productions of the grammar; notes features of one dialect."""
-
-    def __init__(self) -> None:
-        super().__init__(visit_tokens=False)
-        self.end()
+@by_production
+class _Builder(TreeBuilder):
+    """Builds the syntax tree; notes the features that only one dialect has, with their places."""
 
     def begin(self, source: Source, nesting: int, provisional: bool) -> None:
-        """Start on a new text."""
-        self._source: Source = source
-        self._nesting = nesting
+        super().begin(source, nesting, provisional)
         self._keywords = PROVISIONAL_KEYWORDS if provisional else KEYWORDS
-        self.features: list[tuple[str, int]] = []
-        self._operators: list[int] = []
-
-    def end(self) -> None:
-        """Forget the text."""
-        self._source = Source("", "")
-
-    def _fail(self, message: str, offset: int, hint: str = "", length: int = 1) -> NnefSyntaxError:
-        return NnefSyntaxError(message, span=Span(self._source, offset, length), hint=hint)
+        self._features: list[tuple[str, int]] = []
 
     def _note(self, feature: str, offset: int) -> None:
-        self.features.append((feature, offset))
+        self._features.append((feature, offset))
 
-    def _nested(self, items: Sequence[s.Node | None], offset: int) -> int:
-        depth = _depth(items)
-        self._check_nesting("expressions", depth, offset)
-        return depth
-
-    def _check_nesting(self, what: str, depth: int, offset: int) -> None:
-        if depth > self._nesting:
-            raise LimitError(
-                f"{what} are nested more than {self._nesting} deep",
-                span=Span(self._source, offset),
-                hint=raising("nesting"),
-            )
+    def _note_operators(self, body: str) -> None:
+        self._features += [(f"operator in {body}", offset) for offset in self._operators]
+        self._operators.clear()
 
     def _name(self, token: Token) -> str:
         if token in self._keywords:
-            offset = token.start_pos or 0
-            raise self._fail(
-                f"'{token}' is a keyword, it cannot be a name", offset, length=len(token)
-            )
+            raise self._fail(f"'{token}' is a keyword, it cannot be a name", token)
         return str(token)
 
     # Documents
 
-    def document(self, items: list[Any]) -> tuple[Any, ...]:
+    def document(self, version: str, *items: Any) -> tuple[Any, ...]:
         *definitions, graph = items
-        return (*self._definitions(definitions), graph)
+        return (*self.library(version, *definitions), graph, self._features)
 
-    def library(self, items: list[Any]) -> tuple[Any, ...]:
-        return self._definitions(items)
+    def library(self, version: str, *items: Any) -> tuple[Any, ...]:
+        extensions = tuple(name for item in items if isinstance(item, list) for name in item)
+        return version, extensions, present(items)
 
-    def _definitions(self, items: list[Any]) -> tuple[Any, ...]:
-        version, *rest = items
-        extensions = tuple(name for item in rest if isinstance(item, list) for name in item)
-        return version, extensions, tuple(item for item in rest if isinstance(item, s.Fragment))
-
-    def version(self, items: list[Token]) -> str:
-        number = items[0]
+    def version(self, number: Token, end: Token | None) -> str:
         if "." not in number or "e" in number.lower():
-            offset = number.start_pos or 0
-            raise self._fail("a version is two numbers with a point between, as in 1.0", offset)
-        if not re.fullmatch(r"1\.0", number):
-            raise SemanticError(
-                f"version {number} is not supported, only 1.0 is",
-                span=Span(self._source, number.start_pos or 0, len(number)),
-            )
+            raise self._fail("a version is two numbers with a point between, as in 1.0", number)
+        if number != "1.0":
+            message = f"version {number} is not supported, only 1.0 is"
+            raise SemanticError(message, span=Span(self._source, at(number), len(number)))
         return str(number)
 
-    def extension(self, items: list[Token]) -> list[str]:
+    def extension(self, *items: Token) -> list[str]:
         *names, _ = items
-        self._note("extension", names[0].start_pos or 0)
+        self._note("extension", at(names[0]))
         return [name.strip() for name in names]
 
-    def fragment(self, items: list[Any]) -> s.Fragment:
-        name, generic, opening, parameters, _, results, body = items
+    def fragment(
+        self,
+        name: Token,
+        generic: Token | None,
+        opening: Token,
+        parameters: tuple[s.Parameter, ...],
+        results_opening: Token,
+        results: tuple[s.ResultDeclaration, ...],
+        body: tuple[s.Assignment, ...] | Token,
+    ) -> s.Fragment:
         default = None
         if generic:
-            self._note("generic", generic.start_pos)
-            words = _GENERIC.findall(generic)
-            default = words[1] if len(words) > 1 else None
+            self._note("generic", at(generic))
+            _, default, *_ = [*_GENERIC.findall(generic), None]
             if default and default not in PRIMITIVES:
-                message, hint = f"'{default}' is not a type that '?' can stand for", _GENERIC_HINT
-                raise self._fail(message, generic.start_pos, hint, len(generic))
-        del opening
-        for offset in self._operators:
-            self._note("operator in fragment", offset)
-        self._operators.clear()
+                message = f"'{default}' is not a type that '?' can stand for"
+                raise self._fail(message, generic, _GENERIC_HINT)
+        self._note_operators("fragment")
         return s.Fragment(
-            name.start_pos, self._name(name), generic is not None, default, parameters, results,
+            at(name), self._name(name), generic is not None, default, parameters, results,
             None if isinstance(body, Token) else body, self._source,
         )  # fmt: skip
 
-    def graph(self, items: list[Any]) -> s.GraphDefinition:
-        name, _, parameters, _, results, body = items
-        for offset in self._operators:
-            self._note("operator in graph", offset)
-        self._operators.clear()
-        return s.GraphDefinition(name.start_pos, self._name(name), parameters, results, body)
+    def graph(self, *items: Any) -> s.GraphDefinition:
+        self._note_operators("graph")
+        return super().graph(*items)
 
-    def parameters(self, items: list[s.Parameter | None]) -> tuple[s.Parameter, ...]:
-        return tuple(item for item in items if item is not None)
+    def parameters(self, *items: s.Parameter | None) -> tuple[s.Parameter, ...]:
+        return present(items)
 
-    def parameter(self, items: list[Any]) -> s.Parameter:
-        name, type, default = items
-        self._check_nesting("types", nesting(type), name.start_pos)
-        return s.Parameter(name.start_pos, self._name(name), type, default)
+    def parameter(self, name: Token, type: Type, default: s.Expression | None) -> s.Parameter:
+        self._check_nesting("types", nesting(type), at(name))
+        return s.Parameter(at(name), self._name(name), type, default)
 
-    def results(self, items: list[s.ResultDeclaration]) -> tuple[s.ResultDeclaration, ...]:
-        return tuple(items)
-
-    def result(self, items: list[Any]) -> s.ResultDeclaration:
-        name, type = items
-        self._check_nesting("types", nesting(type), name.start_pos)
-        return s.ResultDeclaration(name.start_pos, self._name(name), type)
-
-    def names(self, items: list[Token]) -> tuple[s.Identifier, ...]:
-        return tuple(s.Identifier(item.start_pos or 0, self._name(item)) for item in items)
-
-    def body(self, items: list[s.Assignment]) -> tuple[s.Assignment, ...]:
-        return tuple(items)
-
-    def assignment(self, items: list[Any]) -> s.Assignment:
-        target, value = items[0], items[1]
-        if not isinstance(value, s.Invocation):
-            self._operators.append(value.offset)
-        return s.Assignment(target.offset, target, value)
-
-    def quantization(self, items: list[Any]) -> list[Any]:
+    def results(self, *items: s.ResultDeclaration) -> tuple[s.ResultDeclaration, ...]:
         return items
 
-    def quantization_entry(self, items: list[Any]) -> Any:
-        return self.string(items), items[1]
+    def result(self, name: Token, type: Type) -> s.ResultDeclaration:
+        self._check_nesting("types", nesting(type), at(name))
+        return s.ResultDeclaration(at(name), self._name(name), type)
+
+    def assignment(self, target: s.Target, value: s.Expression, end: Token) -> s.Assignment:
+        if not isinstance(value, s.Invocation):
+            self._operators.append(value.offset)
+        return super().assignment(target, value, end)
+
+    def quantization(self, *items: Any) -> Sequence[Any]:
+        return items
+
+    def quantization_entry(self, name: Token, quantizer: s.Expression, end: Token | None) -> Any:
+        return self.string(name), quantizer
 
     # Types
 
-    def named_type(self, items: list[Any]) -> Type:
-        name, generic = items
-        word = str(name)
-        if word == "tensor":
-            self._note("typed tensor" if generic else "untyped tensor", name.start_pos)
-            if generic is None:
+    def named_type(self, name: Token, generic: Token | None) -> Type:
+        if name == "tensor":
+            self._note("typed tensor" if generic else "untyped tensor", at(name))
+            item = _GENERIC.search(generic or "")
+            if generic is None or item is None:
                 return TENSOR
-            words = _GENERIC.findall(generic)
-            if not words:
-                return Tensor(None)
-            if words[0] in ("scalar", "integer", "logical", "?"):
-                return Tensor(words[0])
-            message, hint = (
-                f"a tensor cannot hold '{words[0]}'",
-                "it holds scalar, integer or logical",
-            )
-            raise self._fail(message, generic.start_pos, hint, len(generic))
-        if word in ("extent", "integer"):
-            self._note(f"{word} type", name.start_pos)
-        if word not in _TYPES or generic:
-            raise self._fail(f"'{word}' is not a type", name.start_pos, length=len(word))
-        return _TYPES[word]
+            if item[0] in ("scalar", "integer", "logical", "?"):
+                return Tensor(item[0])
+            message = f"a tensor cannot hold '{item[0]}'"
+            raise self._fail(message, generic, "it holds scalar, integer or logical")
+        if name in ("extent", "integer"):
+            self._note(f"{name} type", at(name))
+        if name not in _TYPES or generic:
+            raise self._fail(f"'{name}' is not a type", name)
+        return _TYPES[name]
 
-    def generic_type(self, items: list[Any]) -> Type:
+    def generic_type(self) -> Type:
         return GENERIC
 
-    def array_type(self, items: list[Any]) -> Type:
-        return ArrayOf(items[0])
+    def array_type(self, item: Type, bracket: Token) -> Type:
+        return ArrayOf(item)
 
-    def tuple_type(self, items: list[Any]) -> Type:
-        return TupleOf(tuple(items[1:]))
+    def tuple_type(self, opening: Token, *items: Type) -> Type:
+        return TupleOf(items)
 
     # Expressions
 
-    def number(self, items: list[Token]) -> s.Literal:
-        text, offset = items[0], items[0].start_pos or 0
-        if text.isdigit():
-            if len(text) > 19 or int(text) > _LARGEST_INTEGER:
-                raise self._fail("an integer must fit 64 bits", offset, length=len(text))
-            return s.Literal(offset, int(text))
-        value = float(text)
-        if value == float("inf"):
-            raise self._fail("the number is too large for a double", offset, length=len(text))
-        return s.Literal(offset, value)
+    def number(self, token: Token) -> s.Literal:
+        literal = super().number(token)
+        if isinstance(literal.value, int) and literal.value > _LARGEST_INTEGER:
+            raise self._fail("an integer must fit 64 bits", token)
+        if literal.value == float("inf"):
+            raise self._fail("the number is too large for a double", token)
+        return literal
 
-    def string(self, items: list[Token]) -> s.Literal:
-        text, offset = items[0], items[0].start_pos or 0
-        value = _ESCAPE.sub(r"\1", text[1:-1])
-        if not value.isprintable():
-            raise self._fail("a string must not hold control characters", offset, length=len(text))
-        return s.Literal(offset, value)
+    def string(self, token: Token) -> s.Literal:
+        literal = super().string(token)
+        if not str(literal.value).isprintable():
+            raise self._fail("a string must not hold control characters", token)
+        return literal
 
-    def true(self, items: list[Token]) -> s.Literal:
-        return s.Literal(items[0].start_pos or 0, True)
-
-    def false(self, items: list[Token]) -> s.Literal:
-        return s.Literal(items[0].start_pos or 0, False)
-
-    def identifier(self, items: list[Token]) -> s.Identifier:
-        return s.Identifier(items[0].start_pos or 0, self._name(items[0]))
-
-    def array_expression(self, items: list[Any]) -> s.Array:
-        opening, *rest = items
-        found = tuple(item for item in rest if item is not None)
-        return s.Array(opening.start_pos, found, depth=self._nested(found, opening.start_pos))
-
-    def tuple_expression(self, items: list[Any]) -> s.Tuple:
-        opening, *rest = items
-        return s.Tuple(opening.start_pos, tuple(rest), depth=self._nested(rest, opening.start_pos))
-
-    def bare_tuple(self, items: list[Any]) -> s.Tuple:
+    def bare_value(self, *items: s.Expression) -> s.Tuple:
         self._note("tuple without parentheses", items[0].offset)
-        return s.Tuple(items[0].offset, tuple(items), depth=self._nested(items, items[0].offset))
+        return self.bare_tuple(*items)
 
-    def bare_tuple_lvalue(self, items: list[Any]) -> s.Tuple:
-        return s.Tuple(items[0].offset, tuple(items), depth=self._nested(items, items[0].offset))
+    def select(self, value: s.Expression, condition: s.Expression, other: s.Expression) -> s.Select:
+        node = s.Select(value.offset, condition, value, other)
+        return self._computed(node, value, condition, other)
 
-    def parenthesised(self, items: list[Any]) -> s.Expression:
-        opening, inner = items
-        self._operators.append(opening.start_pos)
-        inner.depth = self._nested([inner], opening.start_pos)
-        return inner
+    def subrange(
+        self,
+        sequence: s.Expression,
+        bracket: Token,
+        begin: s.Expression | None,
+        end: s.Expression | None,
+    ) -> s.Subrange:
+        node = s.Subrange(sequence.offset, sequence, begin, end)
+        return self._computed(node, sequence, begin, end)
 
-    def select(self, items: list[Any]) -> s.Select:
-        true_value, condition, false_value = items
-        offset = true_value.offset
-        self._operators.append(offset)
-        return s.Select(
-            offset, condition, true_value, false_value, depth=self._nested(items, offset)
-        )
-
-    def binary(self, items: list[Any]) -> s.Binary:
-        left, operator, right = items
-        offset = operator.start_pos
-        self._operators.append(offset)
-        return s.Binary(
-            offset, str(operator), left, right, depth=self._nested([left, right], offset)
-        )
-
-    def unary(self, items: list[Any]) -> s.Expression:
-        operator, operand = items
-        offset = operator.start_pos
-        match operand:
-            case s.Literal(value=int() | float() as value) if operator != "!" and not isinstance(
-                value, bool
-            ):
-                return s.Literal(offset, -value if operator == "-" else value)
-            case _:
-                self._operators.append(offset)
-                return s.Unary(
-                    offset, str(operator), operand, depth=self._nested([operand], offset)
-                )
-
-    def subscript(self, items: list[Any]) -> s.Subscript:
-        sequence, _, index = items
-        self._operators.append(sequence.offset)
-        depth = self._nested([sequence, index], sequence.offset)
-        return s.Subscript(sequence.offset, sequence, index, depth=depth)
-
-    def subrange(self, items: list[Any]) -> s.Subrange:
-        sequence, _, begin, end = items
-        self._operators.append(sequence.offset)
-        depth = self._nested([sequence, begin, end], sequence.offset)
-        return s.Subrange(sequence.offset, sequence, begin, end, depth=depth)
-
-    def loops(self, items: list[s.Loop]) -> list[s.Loop]:
+    def loops(self, *items: s.Loop) -> Sequence[s.Loop]:
         return items
 
-    def loop(self, items: list[Any]) -> s.Loop:
-        name, _, iterable = items
-        return s.Loop(name.start_pos, self._name(name), iterable, depth=iterable.depth)
+    def loop(self, name: Token, operator: Token, iterable: s.Expression) -> s.Loop:
+        return s.Loop(at(name), self._name(name), iterable)
 
-    def comprehension(self, items: list[Any]) -> s.Comprehension:
-        opening, loops, condition, item = items
-        self._note("yield", opening.start_pos)
-        return self._comprehension(opening, loops, condition, item)
-
-    def provisional_comprehension(self, items: list[Any]) -> s.Comprehension:
-        opening, item, loop, condition = items
-        self._note("comprehension without yield", opening.start_pos)
-        return self._comprehension(opening, [loop], condition, item)
-
-    def _comprehension(
+    def comprehension(
         self,
         opening: Token,
-        loops: list[s.Loop],
+        loops: Sequence[s.Loop],
         condition: s.Expression | None,
         item: s.Expression,
+        feature: str = "yield",
     ) -> s.Comprehension:
-        offset = opening.start_pos or 0
-        self._operators.append(offset)
-        depth = self._nested([*loops, condition, item], offset)
-        return s.Comprehension(offset, tuple(loops), condition, item, depth=depth)
+        self._note(feature, at(opening))
+        node = s.Comprehension(at(opening), tuple(loops), condition, item)
+        return self._computed(node, *(loop.iterable for loop in loops), condition, item)
 
-    def argument(self, items: list[Any]) -> s.Argument:
-        return s.Argument(items[0].offset, None, items[0], depth=items[0].depth)
+    def provisional_comprehension(
+        self, opening: Token, item: s.Expression, loop: s.Loop, condition: s.Expression | None
+    ) -> s.Comprehension:
+        return self.comprehension(opening, [loop], condition, item, "comprehension without yield")
 
-    def named_argument(self, items: list[Any]) -> s.Argument:
-        name, value = items
-        return s.Argument(name.start_pos, str(name), value, depth=value.depth)
-
-    def invocation(self, items: list[Any]) -> s.Expression:
-        name, generic, _, *rest = items
-        offset = name.start_pos
-        arguments = tuple(item for item in rest if item is not None)
-        depth = self._nested(arguments, offset)
+    def invocation(
+        self, name: Token, generic: Token | None, opening: Token, *items: s.Argument | None
+    ) -> s.Expression:
+        arguments: tuple[s.Argument, ...] = present(items)
+        values = [argument.value for argument in arguments]
         if name in BUILTINS:
             if generic or len(arguments) != 1 or arguments[0].name is not None:
-                raise self._fail(
-                    f"'{name}' takes one positional argument", offset, length=len(name)
-                )
-            if name == "shape_of":
-                self._note("shape_of", offset)
-            if name == "extent":
-                self._note("extent type", offset)
-            self._operators.append(offset)
-            return s.Builtin(offset, str(name), arguments[0].value, depth=depth)
+                raise self._fail(f"'{name}' takes one positional argument", name)
+            if name in ("shape_of", "extent"):
+                self._note("shape_of" if name == "shape_of" else "extent type", at(name))
+            return self._computed(s.Builtin(at(name), str(name), *values), *values)
         if name == "tensor":  # chapter 7 of the provisional text calls 'external' so
-            self._note("tensor()", offset)
-            return s.Invocation(offset, "external", None, arguments, depth=depth)
+            self._note("tensor()", at(name))
+            return self._nested(s.Invocation(at(name), "external", None, arguments), *values)
         type = None
         if generic:
-            self._note("generic", generic.start_pos)
-            type = (_GENERIC.findall(generic) or [""])[0]
+            self._note("generic", at(generic))
+            type = "".join(_GENERIC.findall(generic))
             if type not in (*PRIMITIVES, "?"):
-                message = f"'{generic}' does not name a type"
-                raise self._fail(message, generic.start_pos, _GENERIC_HINT, len(generic))
-        return s.Invocation(offset, self._name(name), type, arguments, depth=depth)
+                raise self._fail(f"'{generic}' does not name a type", generic, _GENERIC_HINT)
+        return self._nested(s.Invocation(at(name), self._name(name), type, arguments), *values)

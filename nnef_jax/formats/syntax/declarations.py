@@ -8,6 +8,8 @@ which are right: a test holds the two equal on each of them, and for errors it k
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 from lowering.location import Source
 from nnef_jax.formats.syntax import tree as s
@@ -28,7 +30,6 @@ _TOKEN = re.compile(
     r"([A-Za-z_]\w*|[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|'[^'\\\n]*'"
     r"|<\s*(?:\?(?:\s*=\s*\w+)?|[A-Za-z_]+)?\s*>|->|&&|\|\||[<>=!]=|[^\s#])"
 )
-_GENERIC = re.compile(r"<\s*(\?|[A-Za-z_]+)\s*>")
 _WORDS = re.compile(r"[A-Za-z_]+|\?")
 _TYPES = {name: Primitive(name) for name in PRIMITIVES} | {"?": GENERIC}
 # Binary operators, those that bind the least first.
@@ -40,6 +41,7 @@ _LEVELS = (
     frozenset({"*", "/"}),
 )
 _DISJUNCTION = 0
+_T = TypeVar("_T")
 
 
 def read_library(source: Source) -> dict[str, s.Fragment]:
@@ -47,11 +49,7 @@ def read_library(source: Source) -> dict[str, s.Fragment]:
     header = _HEADER.match(source.text)
     assert header is not None
     reader = _Reader(source, header.end())
-    fragments: dict[str, s.Fragment] = {}
-    while reader.token != "":
-        fragment = reader.fragment()
-        fragments[fragment.name] = fragment
-    return fragments
+    return {fragment.name: fragment for fragment in reader.listed("", reader.fragment)}
 
 
 class _Reader:
@@ -60,7 +58,7 @@ class _Reader:
     def __init__(self, source: Source, position: int) -> None:
         self._source = source
         self._tokens = [(m[1], m.start(1)) for m in _TOKEN.finditer(source.text, position)]
-        self._tokens.append(("", len(source.text)))
+        self._tokens += [("", len(source.text))] * 2
         self._at = 0
 
     @property
@@ -85,8 +83,24 @@ class _Reader:
 
     def found(self, token: str) -> bool:
         """Step over a token if it is there."""
-        self._at += self.token == token
-        return self._tokens[self._at - 1][0] == token
+        found = self.token == token
+        self._at += found
+        return found
+
+    def several(self, item: Callable[[], _T]) -> list[_T]:
+        """Items with commas between them, at least one."""
+        items = [item()]
+        while self.found(","):
+            items.append(item())
+        return items
+
+    def listed(self, end: str, item: Callable[[], _T]) -> list[_T]:
+        """Items up to a token, with commas between them or not."""
+        items: list[_T] = []
+        while not self.found(end):
+            items.append(item())
+            self.found(",")
+        return items
 
     # Declarations
 
@@ -97,39 +111,33 @@ class _Reader:
         generic = _WORDS.findall(self.take()) if self.token[0] == "<" else None
         default = generic[1] if generic and len(generic) > 1 else None
         self.expect("(")
-        parameters: list[s.Parameter] = []
-        while not self.found(")"):
-            place, (word, type) = self.offset, self.declared()
-            value = self.expression() if self.found("=") else None
-            parameters.append(s.Parameter(place, word, type, value))
-            self.found(",")
+        parameters = tuple(self.listed(")", self.parameter))
         self.expect("->")
         self.expect("(")
-        results: list[s.ResultDeclaration] = []
-        while not self.found(")"):
-            results.append(s.ResultDeclaration(self.offset, *self.declared()))
-            self.found(",")
+        results = tuple(self.listed(")", self.result))
         body = None if self.found(";") else self.body()
         return s.Fragment(
-            offset, name, generic is not None, default, tuple(parameters), tuple(results), body,
-            self._source,
-        )  # fmt: skip
+            offset, name, generic is not None, default, parameters, results, body, self._source
+        )
 
-    def declared(self) -> tuple[str, Type]:
-        """`name: type`"""
-        name = self.take()
+    def parameter(self) -> s.Parameter:
+        """`name: type`, and maybe a default."""
+        result = self.result()
+        default = self.expression() if self.found("=") else None
+        return s.Parameter(result.offset, result.name, result.type, default)
+
+    def result(self) -> s.ResultDeclaration:
+        """`name: type`."""
+        offset, name = self.offset, self.take()
         self.expect(":")
-        return name, self.type()
+        return s.ResultDeclaration(offset, name, self.type())
 
     def type(self) -> Type:
         """A primitive, a tensor, a tuple, or an array of one of these."""
         word = self.take()
         if word == "(":
-            items = [self.type()]
-            while self.found(","):
-                items.append(self.type())
+            type: Type = TupleOf(tuple(self.several(self.type)))
             self.expect(")")
-            type: Type = TupleOf(tuple(items))
         elif word == "tensor":
             item = _WORDS.findall(self.take())
             type = Tensor(item[0] if item else None)
@@ -141,18 +149,18 @@ class _Reader:
         return type
 
     def body(self) -> tuple[s.Assignment, ...]:
-        """`{ target = value; ... }`"""
+        """`{ target = value; ... }`."""
         self.expect("{")
-        body: list[s.Assignment] = []
-        while not self.found("}"):
-            names = [self.identifier()]
-            while self.found(","):
-                names.append(self.identifier())
-            target = names[0] if len(names) == 1 else _tuple(names[0].offset, names)
-            self.expect("=")
-            body.append(s.Assignment(target.offset, target, self.expression()))
-            self.expect(";")
-        return tuple(body)
+        return tuple(self.listed("}", self.assignment))
+
+    def assignment(self) -> s.Assignment:
+        """`target = value;`, the target being a name or several."""
+        names = self.several(self.identifier)
+        target = names[0] if len(names) == 1 else s.Tuple(names[0].offset, tuple(names))
+        self.expect("=")
+        value = self.expression()
+        self.expect(";")
+        return s.Assignment(target.offset, target, value)
 
     def identifier(self) -> s.Identifier:
         """A name that stands for a value."""
@@ -167,9 +175,7 @@ class _Reader:
             return value
         condition = self.binary(_DISJUNCTION)
         self.expect("else")
-        other = self.expression()
-        depth = _depth(value, condition, other)
-        return s.Select(value.offset, condition, value, other, depth=depth)
+        return s.Select(value.offset, condition, value, self.expression())
 
     def binary(self, level: int) -> s.Expression:
         """Operations of a level, from the left."""
@@ -177,9 +183,7 @@ class _Reader:
             return self.unary()
         left = self.binary(level + 1)
         while self.token in _LEVELS[level]:
-            offset, operator = self.offset, self.take()
-            right = self.binary(level + 1)
-            left = s.Binary(offset, operator, left, right, depth=_depth(left, right))
+            left = s.Binary(self.offset, self.take(), left, self.binary(level + 1))
         return left
 
     def unary(self) -> s.Expression:
@@ -191,13 +195,10 @@ class _Reader:
                 case s.Literal(value=float() | int() as value) if not isinstance(value, bool):
                     return s.Literal(offset, -value if operator == "-" else value)
                 case _:
-                    return s.Unary(offset, operator, operand, depth=_depth(operand))
+                    return s.Unary(offset, operator, operand)
         base = self.postfix()
         offset = self.offset
-        if not self.found("^"):
-            return base
-        exponent = self.unary()
-        return s.Binary(offset, "^", base, exponent, depth=_depth(base, exponent))
+        return s.Binary(offset, "^", base, self.unary()) if self.found("^") else base
 
     def postfix(self) -> s.Expression:
         """An atom with subscripts."""
@@ -206,11 +207,10 @@ class _Reader:
             begin = None if self.token == ":" else self.expression()
             if self.found(":"):
                 end = None if self.token == "]" else self.expression()
-                depth = _depth(value, begin, end)
-                value = s.Subrange(value.offset, value, begin, end, depth=depth)
+                value = s.Subrange(value.offset, value, begin, end)
             else:
                 assert begin is not None
-                value = s.Subscript(value.offset, value, begin, depth=_depth(value, begin))
+                value = s.Subscript(value.offset, value, begin)
             self.expect("]")
         return value
 
@@ -223,66 +223,43 @@ class _Reader:
             return s.Literal(offset, token[1:-1])
         if token in ("true", "false"):
             return s.Literal(offset, token == "true")
+        if token == "[" and self.found("for"):
+            return self.comprehension(offset)
         if token == "[":
-            return self.comprehension(offset) if self.found("for") else self.array(offset)
+            return s.Array(offset, tuple(self.listed("]", self.expression)))
         if token == "(":
-            items = [self.expression()]
-            while self.found(","):
-                items.append(self.expression())
+            items = self.several(self.expression)
             self.expect(")")
-            if len(items) > 1:
-                return _tuple(offset, items)
-            items[0].depth = _depth(items[0])
-            return items[0]
-        generic = (
-            _WORDS.findall(self.take())[0] if self.token[0] == "<" and len(self.token) > 1 else None
-        )
-        return self.call(offset, token, generic) if self.found("(") else s.Identifier(offset, token)
-
-    def array(self, offset: int) -> s.Array:
-        """`[a, b]`, from behind the bracket."""
-        items: list[s.Expression] = []
-        while not self.found("]"):
-            items.append(self.expression())
-            self.found(",")
-        return s.Array(offset, tuple(items), depth=_depth(*items))
+            return items[0] if len(items) == 1 else s.Tuple(offset, tuple(items))
+        is_generic = self.token[0] == "<" and len(self.token) > 1
+        generic = _WORDS.findall(self.take())[0] if is_generic else None
+        if not self.found("("):
+            return s.Identifier(offset, token)
+        arguments = tuple(self.listed(")", self.argument))
+        if token in BUILTINS:
+            return s.Builtin(offset, token, arguments[0].value)
+        return s.Invocation(offset, token, generic, arguments)
 
     def comprehension(self, offset: int) -> s.Comprehension:
         """`[for name in array, ... if condition yield item]`, from behind `for`."""
-        loops: list[s.Loop] = []
-        while not loops or self.found(","):
-            place, name = self.offset, self.take()
-            self.expect("in")
-            iterable = self.binary(_DISJUNCTION)
-            loops.append(s.Loop(place, name, iterable, depth=iterable.depth))
+        loops = tuple(self.several(self.loop))
         condition = self.binary(_DISJUNCTION) if self.found("if") else None
         self.expect("yield")
         item = self.expression()
         self.expect("]")
-        depth = _depth(*loops, condition, item)
-        return s.Comprehension(offset, tuple(loops), condition, item, depth=depth)
+        return s.Comprehension(offset, loops, condition, item)
 
-    def call(self, offset: int, name: str, generic: str | None) -> s.Expression:
-        """`name<generic>(arguments)`, from behind the parenthesis."""
-        arguments: list[s.Argument] = []
-        while not self.found(")"):
-            place, key = self.offset, None
-            if self._tokens[self._at + 1][0] == "=":
-                key = self.take()
-                self.expect("=")
+    def loop(self) -> s.Loop:
+        """`name in array`."""
+        offset, name = self.offset, self.take()
+        self.expect("in")
+        return s.Loop(offset, name, self.binary(_DISJUNCTION))
+
+    def argument(self) -> s.Argument:
+        """An expression, with a name or without one."""
+        if self._tokens[self._at + 1][0] != "=":
             value = self.expression()
-            start = value.offset if key is None else place
-            arguments.append(s.Argument(start, key, value, depth=value.depth))
-            self.found(",")
-        depth = _depth(*arguments)
-        if name in BUILTINS:
-            return s.Builtin(offset, name, arguments[0].value, depth=depth)
-        return s.Invocation(offset, name, generic, tuple(arguments), depth=depth)
-
-
-def _tuple(offset: int, items: list[s.Expression] | list[s.Identifier]) -> s.Tuple:
-    return s.Tuple(offset, tuple(items), depth=_depth(*items))
-
-
-def _depth(*items: s.Node | None) -> int:
-    return 1 + max((item.depth for item in items if item is not None), default=0)
+            return s.Argument(value.offset, None, value)
+        offset, name = self.offset, self.take()
+        self.expect("=")
+        return s.Argument(offset, name, self.expression())

@@ -48,6 +48,7 @@ _NOT_NAMES = KEYWORDS | BUILTINS
 _LOGICAL = {"true": True, "false": False}
 _CLOSING = {"[": "]", "(": ")"}
 _LARGEST_INTEGER_DIGITS = 18
+_MATCHED_LEVELS = 3  # of expressions that `_VALUE` may match at once, with the invocation
 
 
 class NotFlat(Exception):
@@ -117,16 +118,13 @@ class FlatReader:
         if generic is not None and generic not in PRIMITIVES:
             raise NotFlat
         arguments: list[s.Argument] = []
-        depth = 1
         nothing = _NO_ARGUMENTS.match(self.text, self.at)
         if nothing is None:
-            depth += self.values(")", 0, arguments)
+            self.values(")", 0, arguments)
         else:
             self.at = nothing.end()
         self.take(_SEMICOLON)
-        if depth > self.nesting:
-            raise NotFlat
-        value = s.Invocation(offset, _name(operation), generic, tuple(arguments), depth=depth)
+        value = s.Invocation(offset, _name(operation), generic, tuple(arguments))
         return s.Assignment(target.offset, target, value)
 
     def several(self) -> s.Target:
@@ -134,19 +132,21 @@ class FlatReader:
         found = _OPENING.match(self.text, self.at)
         if found is None:
             items = self.names("=")
-            return s.Tuple(items[0].offset, items, depth=1)
+            return s.Tuple(items[0].offset, items)
         self.at = found.end()
         items = self.names(_CLOSING[found[1]])
         self.take(_EQUALS)
-        return _sequence(found[1], found.start(1), items, 1)
+        return _sequence(found[1], found.start(1), items)
 
-    def values(self, closing: str, level: int, into: list[Any]) -> int:
-        """Literals, names, arrays and tuples up to a bracket; how deep the deepest of them is.
+    def values(self, closing: str, level: int, into: list[Any]) -> None:
+        """Read literals, names, arrays and tuples up to a bracket.
 
         At level 0 they are arguments, which may have names.
         """
+        if level + _MATCHED_LEVELS > self.nesting:
+            raise NotFlat
         text, match = self.text, _VALUE.match
-        at, deepest, after = self.at, 0, ","
+        at, after = self.at, ","
         value: s.Expression
         while after == ",":
             found = match(text, at)
@@ -177,12 +177,9 @@ class FlatReader:
                 value = self.sequence(opening, found.start(8), level + 1, after)
                 after = self.take(_AFTER)[1]
                 at = self.at
-            depth = value.depth
-            if depth > deepest:
-                deepest = depth
             if not level and argument not in _LOGICAL:
                 offset = value.offset if argument is None else found.start(1)
-                into.append(s.Argument(offset, argument, value, depth=depth))
+                into.append(s.Argument(offset, argument, value))
             elif level and argument is None:
                 into.append(value)
             else:
@@ -190,19 +187,15 @@ class FlatReader:
         if after != closing:
             raise NotFlat
         self.at = at
-        return deepest
 
     def sequence(self, opening: str, offset: int, level: int, after: str) -> s.Array | s.Tuple:
         """An array or a tuple; `after` is what follows its bracket, if that is a bracket too."""
-        if level > self.nesting:
-            raise NotFlat
         items: list[s.Expression] = []
-        depth = 1
         if not after:
-            depth += self.values(_CLOSING[opening], level, items)
+            self.values(_CLOSING[opening], level, items)
         elif after != _CLOSING[opening]:
             raise NotFlat
-        return _sequence(opening, offset, items, depth)
+        return _sequence(opening, offset, items)
 
 
 def _integers(text: str, offset: int) -> s.Array | s.Tuple:
@@ -210,30 +203,24 @@ def _integers(text: str, offset: int) -> s.Array | s.Tuple:
     if text[-1] != _CLOSING[text[0]]:
         raise NotFlat
     items = [s.Literal(offset + m.start(), int(m[0])) for m in _DIGITS.finditer(text)]
-    return _sequence(text[0], offset, items, 1)
+    return _sequence(text[0], offset, items)
 
 
 def _pairs(text: str, offset: int) -> s.Array:
     """An array of pairs of integers without signs, which is what padding is."""
     items: list[s.Tuple] = []
     for found in _PAIR.finditer(text):
-        start, first, second = found.start(1), found.start(2), found.start(3)
-        pair = (
-            s.Literal(offset + first, int(found[2])),
-            s.Literal(offset + second, int(found[3])),
-        )
-        items.append(s.Tuple(offset + start, pair, depth=1))
-    return s.Array(offset, tuple(items), depth=2)
+        pair = [s.Literal(offset + found.start(i), int(found[i])) for i in (2, 3)]
+        items.append(s.Tuple(offset + found.start(1), tuple(pair)))
+    return s.Array(offset, tuple(items))
 
 
-def _sequence(
-    opening: str, offset: int, items: Sequence[s.Expression], depth: int
-) -> s.Array | s.Tuple:
+def _sequence(opening: str, offset: int, items: Sequence[s.Expression]) -> s.Array | s.Tuple:
     if opening == "[":
-        return s.Array(offset, tuple(items), depth=depth)
+        return s.Array(offset, tuple(items))
     if len(items) < 2:
         raise NotFlat
-    return s.Tuple(offset, tuple(items), depth=depth)
+    return s.Tuple(offset, tuple(items))
 
 
 def _name(name: str) -> str:

@@ -12,10 +12,13 @@ from nnef_jax.formats.syntax.types import Type
 
 @dataclass(slots=True)
 class Node:
-    """Anything that has a place in the text. `depth` counts the expressions nested in it."""
+    """Anything that has a place in the text.
+
+    `depth` counts the expressions nested in it, while a grammar is followed.
+    """
 
     offset: int = field(compare=False, repr=False)
-    depth: int = field(default=0, compare=False, repr=False, kw_only=True)
+    depth: int = field(init=False, compare=False, repr=False)
 
 
 @dataclass(slots=True)
@@ -219,11 +222,14 @@ class Document:
 def span_in(source: Source, node: Node) -> Span:
     """Where a node stands; as long as its name or literal, where it starts with one."""
     match node:
-        case Identifier(name=name) | Invocation(operation=name) | Builtin(function=name):
-            return Span(source, node.offset, len(name))
-        case Parameter(name=name) | ResultDeclaration(name=name):
-            return Span(source, node.offset, len(name))
-        case Argument(name=str(name)):
+        case (
+            Invocation(operation=name)
+            | Identifier(name=name)
+            | Builtin(function=name)
+            | Parameter(name=name)
+            | ResultDeclaration(name=name)
+            | Argument(name=str(name))
+        ):
             return Span(source, node.offset, len(name))
         case _:
             return Span(source, node.offset)

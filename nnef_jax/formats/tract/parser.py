@@ -6,26 +6,29 @@ Sources: tract's documentation of the format, and files of its writer and of tor
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from lark import Lark, Token, Transformer
-from lark.exceptions import UnexpectedInput
+from lark import Token
 
 from lowering.location import Source, Span
-from nnef_jax.errors import LimitError, NnefError, NnefSyntaxError, SemanticError
+from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.tokens import count_tokens
+from nnef_jax.formats.syntax.tree_builder import (
+    GrammarReader,
+    TreeBuilder,
+    at,
+    by_production,
+    present,
+)
 from nnef_jax.formats.syntax.types import ANY
-from nnef_jax.formats.syntax.unexpected import syntax_error
 from nnef_jax.formats.tract.document import Assertion, Document
 from nnef_jax.formats.tract.fast_parser import flat_statements
 from nnef_jax.formats.tract.recognition import signs
-from nnef_jax.limits import TOKEN, Meter, raising, within_memory
+from nnef_jax.limits import TOKEN, Meter, within_memory
 
 _LINE = re.compile(r"extension\s++(\w*+)\s*+(.*);", re.DOTALL)
 _RUN_ON = re.compile(
@@ -134,61 +137,20 @@ def _read(source: Source, text: str, meter: Meter) -> Any:
     return lines, fragments, replace(graph, body=tuple(body))
 
 
-_LOCK = threading.Lock()
-
-
 @cache
-def _parser() -> tuple[Lark, _Builder]:
-    grammar = files("nnef_jax.formats.tract").joinpath("grammar.lark").read_text(encoding="utf-8")
-    builder = _Builder()
-    return Lark(
-        grammar,
-        parser="lalr",
-        start=["document", "assertion"],
-        transformer=builder,
-        maybe_placeholders=True,
-    ), builder
+def _grammar_reader() -> GrammarReader:
+    return GrammarReader("nnef_jax.formats.tract", ["document", "assertion"], _Builder())
 
 
 def _run(start: str, source: Source, text: str, meter: Meter) -> Any:
     meter.spend(TOKEN * count_tokens(text), source.name)
-    with within_memory("the text"), _LOCK:  # the builder holds state of one text
-        lark, builder = _parser()
-        builder.begin(source, meter.limits.nesting)
-        try:
-            return lark.parse(text, start=start)
-        except UnexpectedInput as error:
-            raise syntax_error(lark, source, text, error, provisional=False) from None
+    with within_memory("the text"):
+        return _grammar_reader().read(start, source, text, meter.limits.nesting)
 
 
-def _present(items: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(item for item in items if isinstance(item, s.Node))
-
-
-class _Builder(Transformer[Token, Any]):
-    """Builds the syntax tree; methods are named after the grammar's productions."""
-
-    def __init__(self) -> None:
-        super().__init__(visit_tokens=False)
-        self.begin(Source("", ""), 0)
-
-    def begin(self, source: Source, nesting: int) -> None:
-        self._source = source
-        self._nesting = nesting
-
-    def _depth(self, items: Sequence[s.Node], offset: int) -> int:
-        depth = 1 + max((item.depth for item in items), default=0)
-        if depth > self._nesting:
-            raise LimitError(
-                f"expressions are nested more than {self._nesting} deep",
-                span=Span(self._source, offset),
-                hint=raising("nesting"),
-            )
-        return depth
-
-    def _fail(self, message: str, token: Token) -> NnefSyntaxError:
-        span = Span(self._source, token.start_pos or 0, len(token))
-        return NnefSyntaxError(message, span=span)
+@by_production
+class _Builder(TreeBuilder):
+    """Builds the syntax tree of what the dialect has beside expressions."""
 
     def _name(self, token: Token) -> str:
         if token[-1] not in "\"'":
@@ -200,128 +162,55 @@ class _Builder(Transformer[Token, Any]):
 
     # Documents
 
-    def document(self, items: list[Any]) -> Any:
-        _, *rest, graph = items
+    def document(self, version: None, *items: Any) -> Any:
+        *rest, graph = items
         lines = [item for item in rest if isinstance(item, _Line)]
-        return lines, [item for item in rest if isinstance(item, s.Fragment)], graph
+        return lines, present(rest), graph
 
-    def version(self, items: list[Token]) -> None:
-        if items[0] != "1.0":
-            raise self._fail(f"version {items[0]} is not supported, only 1.0 is", items[0])
+    def version(self, number: Token, end: Token) -> None:
+        if number != "1.0":
+            raise self._fail(f"version {number} is not supported, only 1.0 is", number)
 
-    def extension(self, items: list[Token]) -> _Line:
-        (line,) = items
+    def extension(self, line: Token) -> _Line:
         found = _LINE.fullmatch(line)
         assert found is not None
-        return _Line(found[1], found[2].rstrip(), (line.start_pos or 0) + found.start(2))
+        return _Line(found[1], found[2].rstrip(), at(line) + found.start(2))
 
-    def fragment(self, items: list[Any]) -> s.Fragment:
-        name, body = items[0], items[-1]
+    def fragment(self, name: Token, *items: Any) -> s.Fragment:
         parameters = tuple(item for item in items if isinstance(item, s.Parameter))
         results = tuple(item for item in items if isinstance(item, s.ResultDeclaration))
         return s.Fragment(
-            name.start_pos, self._name(name), False, None, parameters, results, body, self._source
+            at(name), self._name(name), False, None, parameters, results, items[-1], self._source
         )
 
-    def graph(self, items: list[Any]) -> s.GraphDefinition:
-        name, _, parameters, _, results, body = items
-        return s.GraphDefinition(name.start_pos, self._name(name), parameters, results, body)
+    def parameter(self, name: Token, type: None, default: s.Expression | None) -> s.Parameter:
+        return s.Parameter(at(name), self._name(name), ANY, default)
 
-    def parameter(self, items: list[Any]) -> s.Parameter:
-        name, _, default = items
-        return s.Parameter(name.start_pos, self._name(name), ANY, default)
+    def result(self, name: Token, type: None) -> s.ResultDeclaration:
+        return s.ResultDeclaration(at(name), self._name(name), ANY)
 
-    def result(self, items: list[Any]) -> s.ResultDeclaration:
-        return s.ResultDeclaration(items[0].start_pos, self._name(items[0]), ANY)
-
-    def names(self, items: list[Any]) -> tuple[s.Identifier, ...]:
-        return tuple(
-            s.Identifier(item.start_pos or 0, self._name(item))
-            for item in items
-            if item is not None
-        )
-
-    def type(self, items: list[Any]) -> None:
+    def type(self, *items: Any) -> None:
         return None
 
-    def body(self, items: list[s.Assignment]) -> tuple[s.Assignment, ...]:
-        return tuple(items)
-
-    def assignment(self, items: list[Any]) -> s.Assignment:
-        target, value, _ = items
-        return s.Assignment(target.offset, target, value)
-
-    def assertion(self, items: list[Any]) -> tuple[str, s.Expression]:
-        scenario, condition = items
+    def assertion(
+        self, scenario: Token | None, condition: s.Expression
+    ) -> tuple[str, s.Expression]:
         return self._name(scenario) if scenario else "", condition
 
     # Expressions
 
-    def number(self, items: list[Token]) -> s.Literal:
-        text, offset = items[0], items[0].start_pos or 0
-        if not text.isdigit():
-            return s.Literal(offset, float(text))
-        if len(text) > 20:
-            raise self._fail("an integer must fit 64 bits", text)
-        return s.Literal(offset, int(text))
+    def number(self, token: Token) -> s.Literal:
+        if token.isdigit() and len(token) > 20:
+            raise self._fail("an integer must fit 64 bits", token)
+        return super().number(token)
 
-    def string(self, items: list[Token]) -> s.Literal:
-        return s.Literal(items[0].start_pos or 0, _ESCAPE.sub(r"\1", items[0][1:-1]))
+    def named_argument(self, name: Token, value: s.Expression) -> s.Argument:
+        return s.Argument(at(name), self._name(name), value)
 
-    def true(self, items: list[Token]) -> s.Literal:
-        return s.Literal(items[0].start_pos or 0, True)
-
-    def false(self, items: list[Token]) -> s.Literal:
-        return s.Literal(items[0].start_pos or 0, False)
-
-    def identifier(self, items: list[Token]) -> s.Identifier:
-        return s.Identifier(items[0].start_pos or 0, self._name(items[0]))
-
-    def bare_tuple(self, items: list[Any]) -> s.Tuple:
-        return s.Tuple(items[0].offset, tuple(items), depth=self._depth(items, items[0].offset))
-
-    def tuple(self, items: list[Any]) -> s.Tuple:
-        offset, found = items[0].start_pos, _present(items)
-        return s.Tuple(offset, found, depth=self._depth(found, offset))
-
-    def array(self, items: list[Any]) -> s.Array:
-        offset, found = items[0].start_pos, _present(items)
-        return s.Array(offset, found, depth=self._depth(found, offset))
-
-    def parenthesised(self, items: list[Any]) -> s.Expression:
-        opening, inner = items
-        inner.depth = self._depth([inner], opening.start_pos)
-        return inner
-
-    def binary(self, items: list[Any]) -> s.Binary:
-        left, operator, right = items
-        depth = self._depth([left, right], operator.start_pos)
-        return s.Binary(operator.start_pos, str(operator), left, right, depth=depth)
-
-    def negative(self, items: list[Any]) -> s.Expression:
-        sign, operand = items
-        offset = sign.start_pos
-        match operand:
-            case s.Literal(value=int() | float() as value) if not isinstance(value, bool):
-                return s.Literal(offset, -value)
-            case _:
-                return s.Unary(offset, "-", operand, depth=self._depth([operand], offset))
-
-    def subscript(self, items: list[Any]) -> s.Subscript:
-        sequence, _, index = items
-        depth = self._depth([sequence, index], sequence.offset)
-        return s.Subscript(sequence.offset, sequence, index, depth=depth)
-
-    def argument(self, items: list[Any]) -> s.Argument:
-        return s.Argument(items[0].offset, None, items[0], depth=items[0].depth)
-
-    def named_argument(self, items: list[Any]) -> s.Argument:
-        name, value = items
-        return s.Argument(name.start_pos, self._name(name), value, depth=value.depth)
-
-    def invocation(self, items: list[Any]) -> s.Invocation:
-        name, generic, *rest = items
-        offset, arguments = name.start_pos, _present(rest)
+    def invocation(
+        self, name: Token, generic: Token | None, opening: Token, *items: Any
+    ) -> s.Invocation:
+        arguments: tuple[s.Argument, ...] = present(items)
         kind = generic.strip("<>").strip() if generic else None
-        depth = self._depth(arguments, offset)
-        return s.Invocation(offset, self._name(name), kind, arguments, depth=depth)
+        node = s.Invocation(at(name), self._name(name), kind, arguments)
+        return self._nested(node, *(argument.value for argument in arguments))
