@@ -7,11 +7,11 @@ so that one mistake is reported once.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
-from lowering.location import Source, Span
+from lowering.location import Span
 from nnef_jax.errors import NnefError, SemanticError, raise_all
-from nnef_jax.formats.nnef.expressions import ExpressionTypes
+from nnef_jax.formats.nnef.expressions import Calls, ExpressionTypes
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.types import (
@@ -29,12 +29,16 @@ from nnef_jax.formats.syntax.types import (
 from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 
 
-def check(document: s.Document, scope: Scope) -> None:
-    """Raise the errors of a document, all at once (SemanticError with `others`)."""
+def check(document: s.Document, scope: Scope) -> Calls:
+    """What the graph's body invokes, by operation.
+
+    Raises the errors of the document, all at once (SemanticError with `others`).
+    """
     checker = _Checker(document, scope)
     with within_memory("the text"):  # with a nesting far above the default one
-        checker.run()
+        calls = checker.run()
     raise_all(sorted(checker.errors, key=lambda error: error.span.offset if error.span else 0))
+    return calls
 
 
 class _Checker:
@@ -44,19 +48,30 @@ class _Checker:
         self.errors: list[NnefError] = []
         self.unknown: defaultdict[str, list[s.Invocation]] = defaultdict(list)
 
-    def run(self) -> None:
+    def run(self) -> Calls:
         self._fragment_names()
         for fragment in self.document.fragments:
             self._fragment(fragment)
-        self._graph(self.document.graph)
+        calls = self._graph(self.document.graph)
         self._unknown_operations()
+        return calls
 
-    def _report(
-        self, message: str, node: s.Node, hint: str = "", source: Source | None = None
-    ) -> None:
+    def _report(self, message: str, node: s.Node, hint: str = "") -> None:
         self.scope.meter.spend(len(message) // LETTERS_PER_STEP, "the text")
-        span = s.span_in(source or self.document.source, node)
+        span = s.span_in(self.document.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
+
+    def _types(
+        self,
+        fragment: s.Fragment | None,
+        types: dict[str, Type],
+        body: Sequence[s.Assignment] = (),
+    ) -> ExpressionTypes:
+        """The types of expressions in a body, where their errors are those of the document."""
+        source, provisional = self.document.source, self.document.provisional
+        return ExpressionTypes(
+            self.scope, source, fragment, types, body, self.errors, provisional=provisional
+        )
 
     # Declarations
 
@@ -95,23 +110,22 @@ class _Checker:
                 )
             if parameter.default is not None:
                 self._default(fragment, parameter, parameter.default)
-        if fragment.body is not None:
-            types = {p.name: p.type for p in fragment.parameters}
-            results = {r.name: r for r in fragment.results}
-            assigned = self._body(
-                fragment.body, types, {n: r.type for n, r in results.items()}, fragment
-            )
-            for name, result in results.items():
-                if name not in assigned:
-                    self._report(f"result '{name}' of '{fragment.name}' is never assigned", result)
+        if fragment.body is None:
+            return
+        types = {parameter.name: parameter.type for parameter in fragment.parameters}
+        results = {result.name: result.type for result in fragment.results}
+        self._body(fragment.body, types, results, fragment)
+        for result in fragment.results:
+            if result.name not in types:
+                message = f"result '{result.name}' of '{fragment.name}' is never assigned"
+                self._report(message, result)
 
     def _default(self, fragment: s.Fragment, parameter: s.Parameter, default: s.Expression) -> None:
-        if not _is_literal(default):
+        if not s.is_literal(default):
             self._report(f"the default of '{parameter.name}' is not a literal", default)
             return
-        expressions = ExpressionTypes(self.scope, fragment, {}, self.document.provisional)
+        expressions = self._types(fragment, {})
         actual = expressions.of(default)
-        self._report_all(expressions)
         if not expressions.fits(actual, substitute(parameter.type, fragment.generic_default)):
             self._report(
                 f"the default of '{parameter.name}' has type {actual}, "
@@ -127,12 +141,11 @@ class _Checker:
         types: dict[str, Type],
         results: Mapping[str, Type],
         fragment: s.Fragment | None,
-    ) -> set[str]:
-        """Check the assignments in order; the names that they assign."""
-        parameters = types.keys() - results.keys() if fragment else set[str]()
+    ) -> Calls:
+        """Check the assignments in order, which add to the types of names."""
+        parameters = types.keys() - results.keys()
         assigned: set[str] = set()
-        expressions = ExpressionTypes(self.scope, fragment, types, self.document.provisional)
-        expressions.targets = {i.name for a in body for i in s.identifiers(a.target)}
+        expressions = self._types(fragment, types, body)
         for assignment in body:
             actual = expressions.of(assignment.value)
             for identifier, type in self._unpack(assignment.target, actual):
@@ -149,53 +162,43 @@ class _Checker:
                     )
                 assigned.add(name)
                 types[name] = results.get(name, type)
-        self._report_all(expressions)
-        for name, uses in expressions.unknown.items():
-            self.unknown[name].extend(uses)
-        return assigned
+        for name, uses in expressions.calls.items():
+            if self.scope.lookup(name, fragment) is None:
+                self.unknown[name] += uses
+        return expressions.calls
 
-    def _report_all(self, expressions: ExpressionTypes) -> None:
-        for error in expressions.errors:
-            self._report(error.message, error.node, error.hint)
-
-    def _unpack(self, target: s.Target, type: Type) -> list[tuple[s.Identifier, Type]]:
+    def _unpack(self, target: s.Expression, type: Type) -> list[tuple[s.Identifier, Type]]:
         """The identifiers of a target with the types that they get."""
+        if isinstance(target, s.Identifier):
+            return [(target, type)]
+        assert isinstance(target, s.Array | s.Tuple)
+        count = len(target.items)
+        types: Sequence[Type] = [ANY] * count
         match target, type:
-            case s.Identifier(), _:
-                return [(target, type)]
-            case ((s.Array(items=targets) | s.Tuple(items=targets)), Anything()):
-                types: Sequence[Type] = [ANY] * len(targets)
-            case s.Array(items=targets), ArrayOf(item):
-                types = [item] * len(targets)
-            case s.Tuple(items=targets), TupleOf(items):
+            case _, Anything():
+                pass
+            case s.Array(), ArrayOf(item):
+                types = [item] * count
+            case s.Tuple(), TupleOf(items) if len(items) == count:
                 types = items
-                if len(items) != len(targets):
-                    self._report(
-                        f"{len(items)} results cannot be assigned to {len(targets)} names", target
-                    )
-                    types = [ANY] * len(targets)
+            case s.Tuple(), TupleOf(items):
+                self._report(f"{len(items)} results cannot be assigned to {count} names", target)
             case _:
                 self._report(f"a value of type {type} cannot be assigned to this target", target)
-                targets = target.items
-                types = [ANY] * len(targets)
-        pairs: list[tuple[s.Identifier, Type]] = []
-        for item, item_type in zip(targets, types, strict=True):
-            if isinstance(item, s.Identifier | s.Array | s.Tuple):
-                pairs += self._unpack(item, item_type)
-        return pairs
+        pairs = zip(target.items, types, strict=True)
+        return [found for item, its in pairs for found in self._unpack(item, its)]
 
     # The graph
 
-    def _graph(self, graph: s.GraphDefinition) -> None:
+    def _graph(self, graph: s.GraphDefinition) -> Calls:
         for kind, names in (("parameter", graph.parameters), ("result", graph.results)):
             seen: set[str] = set()
             for identifier in names:
-                if identifier.name in seen:
-                    self._report(
-                        f"{kind} '{identifier.name}' of the graph is declared twice", identifier
-                    )
-                seen.add(identifier.name)
-        parameters = {p.name for p in graph.parameters}
+                name = identifier.name
+                if name in seen:
+                    self._report(f"{kind} '{name}' of the graph is declared twice", identifier)
+                seen.add(name)
+        parameters = {parameter.name for parameter in graph.parameters}
         for result in graph.results:
             if result.name in parameters:
                 self._report(
@@ -205,56 +208,56 @@ class _Checker:
                     "and return y",
                 )
         types: dict[str, Type] = {}
-        externals: set[str] = set()
-        for assignment in graph.body:
-            self._external(assignment, parameters, externals)
-        assigned = self._body(graph.body, types, {}, None)
+        calls = self._body(graph.body, types, {}, None)
         for parameter in graph.parameters:
-            if parameter.name not in assigned:
+            if parameter.name not in types:
                 self._report(
                     f"graph parameter '{parameter.name}' is never assigned",
                     parameter,
                     hint=f"write {parameter.name} = external(shape = [...]);",
                 )
         for result in graph.results:
-            if result.name not in assigned:
+            if result.name not in types:
                 self._report(f"graph result '{result.name}' is never assigned", result)
+        self._assigned_in_graph(graph, types, parameters, calls.get("external", ()))
+        return calls
+
+    def _assigned_in_graph(
+        self,
+        graph: s.GraphDefinition,
+        types: Mapping[str, Type],
+        parameters: Set[str],
+        externals: Sequence[s.Invocation],
+    ) -> None:
+        """Check that names are tensors, and 'external' assigns all parameters alone (3.3.1)."""
+        excused: set[int] = set()  # externals that are right, or in what is wrong already
         for assignment in graph.body:
+            value = assignment.value
+            is_external = isinstance(value, s.Invocation) and value.operation == "external"
+            if is_external:
+                excused.add(id(value))
             for identifier in s.identifiers(assignment.target):
-                type = types.get(identifier.name, ANY)
+                name = identifier.name
+                type = types[name]
                 if not isinstance(type, Tensor) and not fits(type, TENSOR):
                     self._report(
-                        f"'{identifier.name}' has type {type}, "
-                        "in the graph every name stands for one tensor",
+                        f"'{name}' has type {type}, in the graph every name stands for one tensor",
                         identifier,
                         hint="unpack tuples as (a, b) = ... and arrays as [a, b] = ...",
                     )
-
-    def _external(
-        self, assignment: s.Assignment, parameters: set[str], externals: set[str]
-    ) -> None:
-        """Graph parameters, and only they, are assigned by 'external' (spec 3.3.1)."""
-        value = assignment.value
-        is_external = isinstance(value, s.Invocation) and value.operation == "external"
-        wrong = False
-        for identifier in s.identifiers(assignment.target):
-            if identifier.name in parameters and not is_external:
-                wrong = True
-                self._report(
-                    f"graph parameter '{identifier.name}' must be assigned by 'external'",
-                    identifier,
-                )
-            elif is_external and identifier.name not in parameters:
-                self._report(
-                    f"'{identifier.name}' is assigned by 'external' but is not a parameter "
-                    "of the graph",
-                    identifier,
-                    hint=f"add it: graph {self.document.graph.name}"
-                    f"( ..., {identifier.name} ) -> ...",
-                )
-        for node in s.invocations([value]):
-            if node.operation == "external" and node is not value and not wrong:
-                hint = f"make it a parameter: graph {self.document.graph.name}( ..., name ) -> ..."
+                if is_external and name not in parameters:
+                    self._report(
+                        f"'{name}' is assigned by 'external' but is not a parameter of the graph",
+                        identifier,
+                        hint=f"add it: graph {graph.name}( ..., {name} ) -> ...",
+                    )
+                elif name in parameters and not is_external:
+                    excused.update(map(id, s.invocations([value])))
+                    message = f"graph parameter '{name}' must be assigned by 'external'"
+                    self._report(message, identifier)
+        for node in externals:
+            if id(node) not in excused:
+                hint = f"make it a parameter: graph {graph.name}( ..., name ) -> ..."
                 self._report("'external' must be assigned to a parameter of the graph", node, hint)
 
     def _unknown_operations(self) -> None:
@@ -272,13 +275,3 @@ class _Checker:
                     hint=hint,
                 )
             )
-
-
-def _is_literal(expression: s.Expression) -> bool:
-    match expression:
-        case s.Literal():
-            return True
-        case s.Array(items=items) | s.Tuple(items=items):
-            return all(map(_is_literal, items))
-        case _:
-            return False

@@ -114,21 +114,20 @@ class Evaluator(Emitter, ABC):
         """A list of the values of some expressions, or a generator that finds it."""
         values: list[Any] = []
         pending = iter(items)
-        known, meter, most = frame.values, self.meter, self.limits.steps
+        known = frame.values
+        self.meter.steps += len(items)
+        if self.meter.steps > self.limits.steps:
+            self.spend(0, items[0], frame)
         for item in pending:
-            if meter.steps < most:  # short cuts through `_evaluate` for what most items are
-                if isinstance(item, s.Literal):
-                    meter.steps += 1
-                    values.append(item.value)
-                    continue
-                if isinstance(item, s.Identifier) and isinstance(known[item.name], Value):
-                    meter.steps += 1
-                    values.append(known[item.name])
-                    continue
-            value = self._evaluate(item, frame)
-            if isinstance(value, GeneratorType):
-                return self._rest(value, values, pending, frame)
-            values.append(value)
+            if isinstance(item, s.Literal):  # short cuts for what most items are
+                values.append(item.value)
+            elif isinstance(item, s.Identifier) and isinstance(known[item.name], Value):
+                values.append(known[item.name])
+            else:
+                value = self._evaluate(item, frame)
+                if isinstance(value, GeneratorType):
+                    return self._rest(value, values, pending, frame)
+                values.append(value)
         return values
 
     def _rest(

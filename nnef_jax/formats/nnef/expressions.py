@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from functools import cached_property
 
+from lowering.location import Source
+from nnef_jax.errors import NnefError, SemanticError
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.invocation import InvalidInvocation
+from nnef_jax.formats.syntax.invocation import Form, InvalidInvocation
 from nnef_jax.formats.syntax.types import (
     ANY,
     INTEGER,
     LOGICAL,
     SCALAR,
     STRING,
+    TENSOR,
     Anything,
     ArrayOf,
     Primitive,
@@ -38,38 +41,38 @@ _ORDER = frozenset({"<", "<=", ">", ">="})
 _EQUALITY = frozenset({"==", "!="})
 _LOGIC = frozenset({"&&", "||"})
 _LARGEST_TUPLE = 1000
+_NUMBERS = {INTEGER, SCALAR}
 
 
-@dataclass(frozen=True, slots=True)
-class TypeProblem:
-    """What is wrong with an expression, and where."""
-
-    message: str
-    node: s.Node
-    hint: str = ""
+Calls = Mapping[str, Sequence[s.Invocation]]  # by operation
 
 
 class ExpressionTypes:
-    """Types of expressions in one body; collects problems and unknown operations as it goes."""
+    """Types of expressions in one body; adds to `errors` and `calls` as it goes."""
 
     def __init__(
         self,
         scope: Scope,
+        source: Source,
         fragment: s.Fragment | None,
         types: Mapping[str, Type],
+        body: Sequence[s.Assignment],
+        errors: list[NnefError],
+        *,
         provisional: bool,
     ) -> None:
         self._scope = scope
+        self._source = source
         self._fragment = fragment
         self._types = types
+        self._body = body
         self._provisional = provisional
         self._loops: dict[str, Type] = {}
         self._undefined: set[str] = set()
         self._results: dict[object, Type] = {}  # of invocations without errors
         self._tuples: dict[tuple[Type, ...], TupleOf] = {}
-        self.targets: set[str] = set()  # names that the body assigns anywhere
-        self.errors: list[TypeProblem] = []
-        self.unknown: defaultdict[str, list[s.Invocation]] = defaultdict(list)
+        self.errors = errors
+        self.calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
 
     def fits(self, actual: Type, formal: Type) -> bool:
         """As `types.fits`; provisional texts may write scalars as integers (spec 3.2.2)."""
@@ -87,7 +90,8 @@ class ExpressionTypes:
 
     def _wrong(self, message: str, node: s.Node, hint: str = "") -> Type:
         self._scope.meter.spend(ERROR + len(message) // LETTERS_PER_STEP, "the text")
-        self.errors.append(TypeProblem(message, node, hint))
+        span = s.span_in(self._source, node)
+        self.errors.append(SemanticError(message, span=span, hint=hint))
         return ANY
 
     def of(self, expression: s.Expression) -> Type:
@@ -97,16 +101,17 @@ class ExpressionTypes:
                 return _LITERALS[value.__class__]
             case s.Identifier(name=name):
                 type = self._loops.get(name) or self._types.get(name)
+                if isinstance(type, Tensor):
+                    return type
                 return self._paid(type) if type else self._not_defined(expression)
             case s.Array(items=items):
-                return self._array(items, expression)
+                return self._array(items)
             case s.Tuple(items=items):
                 type = self._tuple(tuple([self.of(item) for item in items]))
-                if type.size > _LARGEST_TUPLE:  # sharing makes such tuples from little text
-                    return self._wrong(
-                        f"tuples within tuples have over {_LARGEST_TUPLE} items here", expression
-                    )
-                return type
+                if type.size <= _LARGEST_TUPLE:  # sharing makes larger ones from little text
+                    return type
+                message = f"tuples within tuples have over {_LARGEST_TUPLE} items here"
+                return self._wrong(message, expression)
             case s.Invocation():
                 return self._invocation(expression)
             case s.Unary(operator=operator, operand=operand):
@@ -138,17 +143,29 @@ class ExpressionTypes:
 
     def _not_defined(self, node: s.Identifier) -> Type:
         """Report a name once, however often it is used."""
-        name = node.name
-        if name not in self._undefined:
-            self._undefined.add(name)
-            if name in self.targets:
-                hint = "it is assigned later: a name must be assigned before it is used"
-            else:
-                hint = did_you_mean(
-                    name, self._types, self._loops, meter=self._scope.meter, most=1, cutoff=0.7
-                ) or ("assign it before this" + ", or make it a parameter" * bool(self._fragment))
-            self._wrong(f"'{name}' is not defined here", node, hint)
+        if node.name not in self._undefined:
+            self._undefined.add(node.name)
+            self._wrong(f"'{node.name}' is not defined here", node, self.how_to_define(node.name))
         return ANY
+
+    def how_to_define(self, name: str) -> str:
+        """What to do about a name that is not defined."""
+        if name in self._targets:
+            return "it is assigned later: a name must be assigned before it is used"
+        known, meter = (self._types, self._loops), self._scope.meter
+        return did_you_mean(name, *known, meter=meter, most=1, cutoff=0.7) or (
+            "assign it before this" + ", or make it a parameter" * bool(self._fragment)
+        )
+
+    def _common(self, a: Type, b: Type) -> Type | None:
+        """As `types.common`, with numbers of both kinds in provisional texts."""
+        mixed = self._provisional and {a, b} == _NUMBERS
+        return SCALAR if mixed else common(a, b)
+
+    @cached_property
+    def _targets(self) -> Set[str]:
+        """The names that the body assigns anywhere."""
+        return {i.name for a in self._body for i in s.identifiers(a.target)}
 
     def _expect(self, expression: s.Expression, expected: Type, what: str) -> None:
         actual = self.of(expression)
@@ -161,19 +178,19 @@ class ExpressionTypes:
             known = self._tuples[items] = TupleOf(items)
         return known
 
-    def _array(self, items: tuple[s.Expression, ...], node: s.Node) -> Type:
+    def _array(self, items: Sequence[s.Expression]) -> Type:
         item: Type = ANY
         for position, expression in enumerate(items):
-            type = self.of(expression)
+            if isinstance(expression, s.Literal):  # as nearly always
+                type = _LITERALS[expression.value.__class__]
+            else:
+                type = self.of(expression)
             if type is item or type == item:
                 continue
-            unified = common(item, type)
-            if unified is None and self._provisional and {item, type} == {INTEGER, SCALAR}:
-                unified = SCALAR
+            unified = self._common(item, type)
             if unified is None:
-                return self._wrong(
-                    f"item {position} has type {type}, the items before it {item}", expression
-                )
+                message = f"item {position} has type {type}, the items before it {item}"
+                return self._wrong(message, expression)
             item = unified
         return ArrayOf(item)
 
@@ -187,9 +204,8 @@ class ExpressionTypes:
             case Tensor(item) if item is None or item in wanted[:1]:
                 return Tensor(wanted[0])
             case _:
-                return self._wrong(
-                    f"operator '{operator}' does not take a value of type {type}", node
-                )
+                message = f"operator '{operator}' does not take a value of type {type}"
+                return self._wrong(message, node)
 
     def _binary(self, operator: str, left: Type, right: Type, node: s.Node) -> Type:
         if isinstance(left, Anything) or isinstance(right, Anything):
@@ -218,40 +234,31 @@ class ExpressionTypes:
                 return LOGICAL
             case _:
                 pass
-        if self._provisional and {left, right} == {INTEGER, SCALAR}:
+        mixed = {left, right} == _NUMBERS
+        if mixed and self._provisional:
             return self._binary(operator, SCALAR, SCALAR, node)
-        mixed = {left, right} == {INTEGER, SCALAR}
-        hint = (
-            "integers and scalars do not mix: write scalar(...) or a number with a point"
-            if mixed
-            else ""
-        )
-        return self._wrong(
-            f"operator '{operator}' does not take types {left} and {right}", node, hint
-        )
+        hint = "integers and scalars do not mix: write scalar(...) or a number with a point"
+        return self._wrong_operands(operator, left, right, node, hint * mixed)
 
     def _tensor_binary(self, operator: str, left: Type, right: Type, node: s.Node) -> Type:
-        item = "logical" if operator in _LOGIC else "scalar"
-        result = Tensor("scalar" if operator in _ARITHMETIC else "logical")
-        if operator == "in" or not (
-            self.fits(left, Tensor(item)) and self.fits(right, Tensor(item))
-        ):
-            hint = (
-                "write an integer with a point to use it with a tensor"
-                if INTEGER in (left, right)
-                else ""
+        item = Tensor("logical" if operator in _LOGIC else "scalar")
+        if operator == "in" or not (self.fits(left, item) and self.fits(right, item)):
+            hint = "write an integer with a point to use it with a tensor"
+            return self._wrong_operands(
+                operator, left, right, node, hint * (INTEGER in (left, right))
             )
-            return self._wrong(
-                f"operator '{operator}' does not take types {left} and {right}", node, hint
-            )
-        return result
+        return Tensor("scalar" if operator in _ARITHMETIC else "logical")
+
+    def _wrong_operands(
+        self, operator: str, left: Type, right: Type, node: s.Node, hint: str
+    ) -> Type:
+        message = f"operator '{operator}' does not take types {left} and {right}"
+        return self._wrong(message, node, hint)
 
     def _select(self, node: s.Select) -> Type:
         self._expect(node.condition, LOGICAL, "the condition of 'if'")
         left, right = self.of(node.true_value), self.of(node.false_value)
-        unified = common(left, right)
-        if unified is None and self._provisional and {left, right} == {INTEGER, SCALAR}:
-            return SCALAR
+        unified = self._common(left, right)
         if unified is None:
             return self._wrong(f"the two sides of 'if' have types {left} and {right}", node)
         return unified
@@ -263,10 +270,9 @@ class ExpressionTypes:
                     case s.Literal(value=int(index)) if 0 <= index < len(items):
                         return items[index]
                     case _:
-                        return self._wrong(
-                            f"the index into a tuple must be a literal from 0 to {len(items) - 1}",
-                            node,
-                        )
+                        last = len(items) - 1
+                        message = f"the index into a tuple must be a literal from 0 to {last}"
+                        return self._wrong(message, node)
             case ArrayOf(item):
                 self._expect(node.index, INTEGER, "an index")
                 return item
@@ -304,29 +310,28 @@ class ExpressionTypes:
         return ArrayOf(item)
 
     def _builtin(self, function: str, type: Type, node: s.Node) -> Type:
-        if isinstance(type, Anything):
-            pass
-        elif function == "shape_of":
-            if not isinstance(type, Tensor) and not fits(type, Tensor(None)):
-                return self._wrong(f"'shape_of' takes a tensor, this is {type}", node)
-        elif function in ("length_of", "range_of"):
-            if not isinstance(type, ArrayOf) and type != STRING:
-                return self._wrong(f"'{function}' takes an array or a string, this is {type}", node)
-        elif not isinstance(type, Primitive):
-            return self._wrong(f"'{function}' takes a primitive value, this is {type}", node)
+        match function:
+            case "shape_of":
+                taken, takes = isinstance(type, Tensor) or fits(type, TENSOR), "a tensor"
+            case "length_of" | "range_of":
+                taken = isinstance(type, ArrayOf) or type == STRING
+                takes = "an array or a string"
+            case _:
+                taken, takes = isinstance(type, Primitive), "a primitive value"
+        if not taken and not isinstance(type, Anything):
+            return self._wrong(f"'{function}' takes {takes}, this is {type}", node)
         return _BUILTIN_RESULTS[function]
 
     def _invocation(self, node: s.Invocation) -> Type:
+        self.calls[node.operation].append(node)
         fragment = self._scope.lookup(node.operation, self._fragment)
         if fragment is None:
-            self.unknown[node.operation].append(node)
             for argument in node.arguments:
                 self.of(argument.value)
             return ANY
         if node.operation == "external" and self._fragment is not None:
-            self._wrong(
-                "'external' is not allowed in a fragment", node, "pass the tensor as an argument"
-            )
+            hint = "pass the tensor as an argument"
+            self._wrong("'external' is not allowed in a fragment", node, hint)
         try:
             form = self._scope.form(fragment, node)
         except InvalidInvocation as error:
@@ -339,21 +344,17 @@ class ExpressionTypes:
         result = self._results.get(key)
         if result is None:
             count = len(self.errors)
-            given = {name: arguments[at].value for name, at in form.given}
-            result = self._result(fragment, node, given, dict(types))
+            result = self._result(fragment, node, form, dict(types))
             if len(self.errors) == count:
                 self._results[key] = result
-        return self._paid(result)
+        return result if isinstance(result, Tensor) else self._paid(result)
 
     def _result(
-        self,
-        fragment: s.Fragment,
-        node: s.Invocation,
-        given: Mapping[str, s.Expression],
-        types: Mapping[str, Type],
+        self, fragment: s.Fragment, node: s.Invocation, form: Form, types: Mapping[str, Type]
     ) -> Type:
         """The type of an invocation with arguments of some types."""
         generic = self._generic(fragment, node, types)
+        given = dict(form.given)
         for parameter in fragment.parameters:
             if parameter.name not in types:
                 continue
@@ -362,10 +363,10 @@ class ExpressionTypes:
             if generic is not None:
                 formal = told
             if not self.fits(actual, told):
+                name = f"'{parameter.name}' of '{fragment.name}'"
                 self._wrong(
-                    f"'{parameter.name}' of '{fragment.name}' must be of type {formal}, "
-                    f"this is {actual}",
-                    given[parameter.name],
+                    f"{name} must be of type {formal}, this is {actual}",
+                    node.arguments[given[parameter.name]].value,
                     _how_to_write(formal, actual),
                 )
         results = tuple(substitute(result.type, generic) for result in fragment.results)
@@ -397,9 +398,8 @@ class ExpressionTypes:
         ):
             name = fragment.name
             hint = f"write {name}<scalar>(...), {name}<integer>(...) or {name}<logical>(...)"
-            self._wrong(
-                f"the arguments of '{name}' do not tell what its '?' stands for", node, hint
-            )
+            message = f"the arguments of '{name}' do not tell what its '?' stands for"
+            self._wrong(message, node, hint)
         return fragment.generic_default
 
 

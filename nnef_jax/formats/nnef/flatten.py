@@ -13,8 +13,9 @@ from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.nnef.evaluation import ITEMS_PER_STEP, Evaluator, Poisoned, Step
+from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
-from nnef_jax.formats.nnef.unsupported import Body, refuse_unsupported
+from nnef_jax.formats.nnef.unsupported import calls_of, refuse_unsupported
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import values as v
 from nnef_jax.formats.syntax.emission import Frame
@@ -37,17 +38,18 @@ _POSITIVE = {"constant": "shape", "tile": "repeats"}  # which kinds take with it
 def flatten(
     document: s.Document,
     scope: Scope,
+    calls: Calls,
     options: Options,
-    quantizers: Mapping[str, Quantizer] | None = None,
+    quantizers: Mapping[str, Quantizer],
 ) -> Graph:
-    """The flat graph of a document that `checks.check` has passed.
+    """The flat graph of a document that `checks.check` has passed, which found what it calls.
 
     `quantizers` round tensors, by their names, once they are computed.
 
     Raises SemanticError, ShapeError, UnsupportedError or LimitError, several at once where they do
     not depend on each other; `ExtentNeeded` where something depends on an extent left open.
     """
-    return _Flattener(document, scope, options, quantizers or {}).flatten()
+    return _Flattener(document, scope, options, quantizers).flatten(calls)
 
 
 def evaluate(
@@ -80,6 +82,7 @@ class _Flattener(Evaluator):
         self.identifiers: set[str] = set()
         self.variables: set[Value] = set()
         self.unquantized: dict[Value, Value] = {}
+        self._atomic: dict[int, bool] = {}  # fragments by id
 
     def evaluate(self, expression: s.Expression, frame: Frame) -> Any:
         called = next(s.invocations([expression]), None)
@@ -88,14 +91,14 @@ class _Flattener(Evaluator):
             raise self.error("an expression here must not call operations", called, frame, hint)
         return self._run(self._evaluate(expression, frame))
 
-    def flatten(self) -> Graph:
+    def flatten(self, calls: Calls) -> Graph:
         with within_memory("the flat graph"):
-            return self._flatten()
+            return self._flatten(calls)
 
-    def _flatten(self) -> Graph:
+    def _flatten(self, calls: Calls) -> Graph:
         graph, source = self.document.graph, self.document.source
-        bodies: list[Body] = [(None, [assignment.value for assignment in graph.body], source)]
-        bodies += [(None, [q.node], q.source) for q in self.quantizers.values()]
+        bodies = [(calls_of([q.node]), q.source) for q in self.quantizers.values()]
+        bodies.append((calls, source))
         refuse_unsupported(bodies, self.scope, self._has_rule, self._is_atomic)
         frame = Frame(None, source, {})
         self.identifiers = {i.name for a in graph.body for i in s.identifiers(a.target)}
@@ -258,7 +261,7 @@ class _Flattener(Evaluator):
     ) -> tuple[Any, ...]:
         """Add an operation whose operands are all known to the graph; `rule` is a user's own."""
         self.spend(RESULT * result_count(kind, operands, attributes), node, frame)
-        v.require_known(*operands.values(), meter=self.meter)
+        v.require_known(operands.values(), self.meter)
         name = _POSITIVE.get(kind)
         if name is not None and rule is None and any([item < 1 for item in attributes[name]]):
             error = InvalidOperation(f"'{name}' must be positive, it is {list(attributes[name])}")
@@ -308,9 +311,13 @@ class _Flattener(Evaluator):
 
     def _is_atomic(self, fragment: s.Fragment) -> bool:
         """Whether an operation stays one: it has a rule, and nothing asks for its body."""
-        if fragment.body is None:
-            return True
-        return self.options.expand != "all" and self._has_rule(fragment)
+        known = self._atomic.get(id(fragment))
+        if known is None:
+            known = fragment.body is None or (
+                self.options.expand != "all" and self._has_rule(fragment)
+            )
+            self._atomic[id(fragment)] = known
+        return known
 
     def _has_rule(self, fragment: s.Fragment) -> bool:
         """Whether an operation is a kind of the graph, or has a rule of the user's.

@@ -36,7 +36,7 @@ class StandardFrontend(TextFrontend):
     def __init__(self, archive: Archive, options: Options) -> None:
         self.document = document = parse(archive.read_text(GRAPH), options.meter)
         self.scope = Scope(document, options.meter)
-        check(document, self.scope)
+        self._calls = check(document, self.scope)
         super().__init__(document, archive, options)
         self.reader = QuantizationReader(document, self.scope, options)
         self._entries = self.quantizers(self.quantization) if self.quantization else {}
@@ -67,7 +67,7 @@ class StandardFrontend(TextFrontend):
 
     def flatten(self, options: Options) -> Graph:
         """The flat graph for the shapes in `options.input_shapes`, else the document's."""
-        graph = flatten(self.document, self.scope, options, self._rounding)
+        graph = flatten(self.document, self.scope, self._calls, options, self._rounding)
         if self._rounding:
             message = "a quantisation algorithm must not have variables"
             variables = (*graph.parameters, *graph.states)

@@ -33,6 +33,11 @@ _REAL = (SCALAR, Tensor("scalar"))
 _NAMES = "an entry names what the graph's own body assigns"
 
 
+class _ArgumentTypes(ExpressionTypes):
+    def how_to_define(self, name: str) -> str:
+        return "the arguments are numbers, tensors have no value here"
+
+
 class QuantizationReader:
     """Reads and checks the quantisation of one document."""
 
@@ -111,9 +116,9 @@ class QuantizationReader:
         fragment = self._algorithm(node, source)
         assert isinstance(node, s.Invocation)
         given = _bound(fragment, node, source)
-        types = ExpressionTypes(self._scope, None, {}, provisional)
         values: dict[str, Given] = {}
         errors: list[NnefError] = []
+        types = _ArgumentTypes(self._scope, source, None, {}, (), errors, provisional=provisional)
         for parameter in fragment.parameters[1:]:
             expression = given.get(parameter.name)
             if expression is None:
@@ -122,15 +127,10 @@ class QuantizationReader:
             if not _suits(types, actual, parameter.type):
                 span = s.span_in(source, expression)
                 errors.append(_unsuitable(parameter, fragment, actual, span))
-            elif not types.errors:
+            elif not errors:
                 value = _as_declared(self._value(expression, source), parameter.type)
                 if not isinstance(parameter.type, ArrayOf | TupleOf):
                     values[parameter.name] = value
-        for problem in types.errors:
-            span, hint = s.span_in(source, problem.node), problem.hint
-            if isinstance(problem.node, s.Identifier):
-                hint = "the arguments are numbers, tensors have no value here"
-            errors.append(SemanticError(problem.message, span=span, hint=hint))
         raise_all(errors)
         quantizer = Quantizer(source, node, fragment.name, values)
         if fragment.name in ALGORITHMS:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from lowering.location import Source, Span
 from nnef_jax.errors import UnsupportedError, raise_all
+from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.standard import INTRODUCING
 
-Body = tuple[
-    s.Fragment | None, Iterable[s.Expression], Source
-]  # the fragment that it belongs to, if any
+
+def calls_of(expressions: Iterable[s.Expression]) -> Calls:
+    """What some expressions invoke, by operation."""
+    found: defaultdict[str, list[s.Invocation]] = defaultdict(list)
+    for node in s.invocations(expressions):
+        found[node.operation].append(node)
+    return found
 
 
 def refuse_unsupported(
-    bodies: Iterable[Body],
+    bodies: Iterable[tuple[Calls, Source]],
     scope: Scope,
     has_rule: Callable[[s.Fragment], bool],
     is_atomic: Callable[[s.Fragment], bool],
@@ -25,35 +31,25 @@ def refuse_unsupported(
 
     The search starts from some bodies and goes on in those of the fragments that they call.
     """
-    uses: dict[str, list[Span]] = {}
+    uses: defaultdict[str, list[Span]] = defaultdict(list)
     seen: set[int] = set()
-    # With each body where the document leads into it, for fragments that are not the document's
-    # own.
-    pending: list[tuple[Body, Span | None]] = [(body, None) for body in bodies]
-    sources = {body[2] for body, _ in pending}
+    # With each body its fragment, and where the document leads into one that is not its own.
+    pending: list[tuple[s.Fragment | None, Calls, Source, Span | None]]
+    pending = [(None, *body, None) for body in bodies]
+    own = {source for _, _, source, _ in pending}
     while pending:
-        (caller, expressions, source), reached = pending.pop()
-        runs: set[str] = set()  # what needs no second look in this body
-        for node in s.invocations(expressions):
-            if node.operation in runs:
+        caller, calls, source, reached = pending.pop()
+        for operation, nodes in calls.items():
+            fragment = scope.lookup(operation, caller)
+            if fragment is None or fragment.name in INTRODUCING or id(fragment) in seen:
                 continue
-            fragment = scope.lookup(node.operation, caller)
-            if fragment is None or fragment.name in INTRODUCING:
-                continue
-            span = reached or s.span_in(source, node)
-            if fragment.body is None:
-                if not has_rule(fragment):
-                    uses.setdefault(fragment.name, []).append(span)
-                    continue
-            elif not is_atomic(fragment) and id(fragment) not in seen:
+            if fragment.body is None and not has_rule(fragment):
+                uses[fragment.name] += [reached or s.span_in(source, node) for node in nodes]
+            elif fragment.body is not None and not is_atomic(fragment):
                 seen.add(id(fragment))
-                body = (
-                    fragment,
-                    [assignment.value for assignment in fragment.body],
-                    fragment.source,
-                )
-                pending.append((body, None if fragment.source in sources else span))
-            runs.add(node.operation)
+                into = None if fragment.source in own else reached or s.span_in(source, nodes[0])
+                inner = calls_of(assignment.value for assignment in fragment.body)
+                pending.append((fragment, inner, fragment.source, into))
     first = {name: min(spans, key=lambda span: span.offset) for name, spans in uses.items()}
     raise_all(
         [

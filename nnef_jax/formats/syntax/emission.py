@@ -96,11 +96,8 @@ class Emitter:
         arrays = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
         arrays += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
         self.spend(OPERATION + sum(arrays), node, frame)
-        operands = {
-            name: operand if isinstance(operand, Value) else v.freeze(operand)
-            for name, operand in operands.items()
-        }
-        attributes = {name: v.freeze(value) for name, value in attributes.items()}
+        operands = {k: v.freeze(x) if type(x) in _SEQUENCES else x for k, x in operands.items()}
+        attributes = {k: v.freeze(x) if type(x) in _SEQUENCES else x for k, x in attributes.items()}
         wanted = names or [self.builder.unreserved(frame.prefix + (shown or kind))]
         try:
             results = self.builder.operation(

@@ -140,7 +140,7 @@ class _Printer:
 
     def items(self, items: Sequence[s.Expression]) -> str:
         """The items of an array or tuple, set tight where all are literals, as in `[1,1]`."""
-        return ("," if all(map(_is_plain, items)) else ", ").join(map(self.expression, items))
+        return ("," if all(map(s.is_literal, items)) else ", ").join(map(self.expression, items))
 
     def comprehension(self, node: s.Comprehension) -> str:
         loops = [f"{loop.name} in {self.expression(loop.iterable, _OR)}" for loop in node.loops]
@@ -165,16 +165,6 @@ def _declaration(head: str, parameters: Sequence[str], results: Sequence[str]) -
         lines = f",\n{_INDENT}".join(parameters)
         taken = f"{head}(\n{_INDENT}{lines} )"
     return f"{taken}\n{given}"
-
-
-def _is_plain(node: s.Expression) -> bool:
-    match node:
-        case s.Literal():
-            return True
-        case s.Array(items=items) | s.Tuple(items=items):
-            return all(map(_is_plain, items))
-        case _:
-            return False
 
 
 def _literal(value: float | int | bool | str) -> str:

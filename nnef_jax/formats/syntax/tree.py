@@ -267,6 +267,17 @@ def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
                 pass
 
 
+def is_literal(expression: Expression) -> bool:
+    """Whether an expression is a literal, or an array or a tuple of such."""
+    match expression:
+        case Literal():
+            return True
+        case Array(items=items) | Tuple(items=items):
+            return all(map(is_literal, items))
+        case _:
+            return False
+
+
 def identifiers(target: Expression) -> Sequence[Identifier]:
     """The identifiers of the target of an assignment, in order."""
     match target:

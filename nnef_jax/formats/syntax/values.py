@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lowering.extents import UNKNOWN
@@ -21,6 +21,7 @@ from nnef_jax.limits import Meter
 
 Known = Any  # a value of the language, see the module's docstring
 _INTEGER_BITS = 63
+_SEQUENCES = (list, tuple)  # arrays and tuples
 
 
 class InvalidValue(ValueError):
@@ -100,10 +101,10 @@ _COMPARISON: dict[str, Callable[[Known, Known], bool]] = {
 def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
     """The value of `left symbol right`, neither of them a tensor."""
     if symbol in _COMPARISON:
-        require_known(left, right, meter=meter)
+        require_known((left, right), meter)
         return _COMPARISON[symbol](left, right)
     if symbol == "in":
-        require_known(left, right, meter=meter)
+        require_known((left, right), meter)
         return left in right
     if symbol == "*" and isinstance(left, list | str):
         _require_extent(right)
@@ -137,22 +138,23 @@ def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
     count, most = len(pending), meter.limits.array_items
     while pending:
         value = pending.pop()
-        if isinstance(value, list | tuple):
-            count += len(value)  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(value, _SEQUENCES):
+            count += len(value)
             if count > most:
                 raise TooLarge(f"arrays of arrays have more than {most} items here")
-            meter.spend(len(value))  # pyright: ignore[reportUnknownArgumentType]
+            meter.spend(len(value))
             pending += value
         else:
             yield value
 
 
-def require_known(*values: Known, meter: Meter) -> None:
+def require_known(values: Iterable[Known], meter: Meter) -> None:
     """Raise ExtentNeeded where an unknown extent occurs in one of the values."""
-    if not any([isinstance(value, list | tuple) or value is UNKNOWN for value in values]):
-        return  # as nearly always
-    if any(leaf is UNKNOWN for leaf in _leaves(values, meter)):
-        raise ExtentNeeded
+    for value in values:
+        if value is UNKNOWN:
+            raise ExtentNeeded
+        if isinstance(value, _SEQUENCES) and any(x is UNKNOWN for x in _leaves(value, meter)):
+            raise ExtentNeeded
 
 
 def item(sequence: Known, index: int) -> Known:
@@ -235,7 +237,7 @@ def _require_extent(*values: Known) -> None:
 
 def as_declared(value: Known, type: Type, meter: Meter) -> Known:
     """The value with integers made scalars where the type declares these (provisional texts)."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, _SEQUENCES):
         deque(_leaves([value], meter), maxlen=0)
     return _as_declared(value, type)
 
@@ -257,7 +259,6 @@ def _as_declared(value: Known, type: Type) -> Known:
 
 def freeze(value: Known) -> Known:
     """The value with arrays as tuples, hashable."""
-    if isinstance(value, list | tuple):
-        items: Sequence[Known] = value  # pyright: ignore[reportUnknownVariableType]
-        return tuple([freeze(v) if isinstance(v, list | tuple) else v for v in items])
-    return value
+    if not isinstance(value, _SEQUENCES):
+        return value
+    return tuple([freeze(v) if isinstance(v, _SEQUENCES) else v for v in value])
