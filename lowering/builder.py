@@ -170,22 +170,35 @@ class GraphBuilder:
 
         `rule` is a user's own for `kind`. The document does not know results that are `inserted`.
         """
-        arguments: dict[str, Any] = {}
+        known = rule or rules[kind]
+        reads, arguments = known.infer_reads, dict[str, Any]()
         for name, operand in operands.items():
-            type = operand.type if isinstance(operand, Value) else self._operand_type(operand)
-            arguments[python_name(name)] = type
+            if name in reads:
+                type = operand.type if isinstance(operand, Value) else self._operand_type(operand)
+                arguments[python_name(name)] = type
         for name, attribute in attributes.items():
-            arguments[python_name(name)] = _opened(attribute)
+            if name in reads:
+                arguments[python_name(name)] = _opened(attribute)
+        if len(arguments) < len(operands) + len(attributes):
+            for name in (*operands, *attributes):
+                if name not in known.parameters:
+                    raise InvalidOperation(f"the rule of '{kind}' takes no '{name}'")
         try:
-            inferred: Types = (rule or rules[kind]).infer(**arguments)
+            inferred = known.infer(**arguments)
         except ZeroDivisionError:  # some divide by an extent
             if not any(map(_is_empty, operands.values())):
                 raise
             raise InvalidShape("an operand is empty, it needs items") from None
         if isinstance(inferred, TensorType) and len(names) == 1:  # as nearly always
             results = (Value(self._name(names[0], True), inferred, inserted),)
-            return self._add(kind, operands, attributes, results, span, calls, rule)
-        structure = inferred if isinstance(inferred, tuple) else (inferred,)
+        else:
+            results = self._results(inferred, names, inserted)
+        read, given = tuple(operands.items()), tuple(attributes.items())
+        self.operations.append(Operation(kind, read, given, results, span, calls, rule))
+        return results
+
+    def _results(self, types: Types, names: Sequence[str], inserted: bool) -> tuple[Result, ...]:
+        structure = types if isinstance(types, tuple) else (types,)
         count = sum([len(item) if isinstance(item, list) else 1 for item in structure])
         exact = len(names) == count
         stem = names[0][:_LONGEST]
@@ -196,24 +209,7 @@ class GraphBuilder:
         def value(type: TensorType) -> Value:
             return Value(self._name(next(wanted), exact), type, inserted)
 
-        results = tuple(
-            [tuple(map(value, i)) if isinstance(i, list) else value(i) for i in structure]
-        )
-        return self._add(kind, operands, attributes, results, span, calls, rule)
-
-    def _add(
-        self,
-        kind: str,
-        operands: Mapping[str, Operand],
-        attributes: Mapping[str, Attribute],
-        results: tuple[Result, ...],
-        span: Span | None,
-        calls: tuple[Call, ...],
-        rule: Rule | None,
-    ) -> tuple[Result, ...]:
-        read, given = tuple(operands.items()), tuple(attributes.items())
-        self.operations.append(Operation(kind, read, given, results, span, calls, rule))
-        return results
+        return tuple([tuple(map(value, i)) if isinstance(i, list) else value(i) for i in structure])
 
     def graph(
         self,

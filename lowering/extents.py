@@ -89,6 +89,11 @@ def volume(shape: Iterable[int]) -> int:
     return result
 
 
+def with_extent(shape: Shape, axis: int, *extents: int) -> Shape:
+    """Return the shape with other extents for that of an axis."""
+    return (*shape[:axis], *extents, *shape[axis + 1 :])
+
+
 def show(shape: Sequence[int]) -> str:
     """Return a shape as NNEF writes it: `[1,3,?,?]`."""
     return "[" + ",".join(str(extent) for extent in shape) + "]"

@@ -37,21 +37,21 @@ Types = TensorType | list[TensorType] | tuple[TensorType | list[TensorType], ...
 class Rule:
     """How one operation is checked and computed.
 
-    `infer(**types_and_attributes)` returns a `TensorType` for one result, a list for a result
-    array, a tuple of these for several. `lower(**arrays_and_attributes)` returns arrays likewise,
-    and takes a `lowering.trace.Context` as `ctx` if `wants_context`. `work` takes types and
-    attributes that it names, with 1 for unknown extents, and `result`, the first result's type.
-    None means 0.
+    `infer` takes types and attributes, and returns a `TensorType` for one result, a list for a
+    result array, a tuple of these for several. `lower(**arrays_and_attributes)` returns arrays
+    likewise, and takes a `lowering.trace.Context` as `ctx` if `wants_context`. `work` takes types
+    and attributes, with 1 for unknown extents, and `result`, the first result's type. None means 0.
     """
 
     kind: str
     infer: Callable[..., Types]
+    infer_reads: frozenset[str]  # the names of what it takes
     lower: Callable[..., Any]
     parameters: tuple[str, ...]  # their names, as the standard writes them
     wants_context: bool
     not_differentiable: str = ""  # the reason, where it is not
     work: Callable[..., int] | None = None
-    work_reads: tuple[str, ...] = ()  # the names of what it takes
+    work_reads: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the last parameters
 
 

@@ -1,7 +1,8 @@
 """Maps operations to rules.
 
 A rule's `infer` checks operands and types results, `lower` computes under tracing, `work` counts
-multiply-adds. Their arguments have the standard's names, `lambda_` for `lambda`.
+multiply-adds. The parameters of `lower` are the rule's, with the standard's names (`lambda_` for
+`lambda`). The others take those that they name; `**` takes all.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from lowering.graph import Rule, Types
+
+_REQUIRED = inspect.Parameter.empty
 
 
 class Registry:
@@ -32,20 +35,14 @@ class Registry:
         def register(lower: Callable[..., Any]) -> Callable[..., Any]:
             if kind in self._rules:
                 raise ValueError(f"operation '{kind}' already has a rule")
-            lowered = inspect.signature(lower).parameters
-            names = _standard_names(lowered)
-            inferred = _standard_names(inspect.signature(infer).parameters)
-            if inferred != names:
-                raise TypeError(f"rule of '{kind}': infer takes {inferred}, lower takes {names}")
-            reads = _standard_names(inspect.signature(work).parameters) if work else ()
-            if unknown := set(reads) - {*names, "result"}:
-                raise TypeError(f"rule of '{kind}': work takes {unknown}, lower does not")
-            defaults = _defaults(lowered)
-            if defaults != _defaults(inspect.signature(infer).parameters):
-                raise TypeError(f"rule of '{kind}': infer and lower have different defaults")
-            context = "ctx" in lowered
+            known, of = _parameters(lower), f"rule of '{kind}'"
+            context = known.pop("ctx", None) is not None
+            defaults = {n: default for n, default in known.items() if default is not _REQUIRED}
+            reads = _reads(f"{of}: infer", infer, known)
+            counted = _reads(f"{of}: work", work, {**known, "result": _REQUIRED}) if work else reads
+            names, why_not = tuple(known), not_differentiable
             self._rules[kind] = Rule(
-                kind, infer, lower, names, context, not_differentiable, work, reads, defaults
+                kind, infer, reads, lower, names, context, why_not, work, counted, defaults
             )
             return lower
 
@@ -85,10 +82,18 @@ def python_name(name: str) -> str:
     return "lambda_" if name == "lambda" else name
 
 
-def _standard_names(parameters: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name.removesuffix("_") for name in parameters if name != "ctx")
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of a function's parameters by standard name, `**` for all others."""
+    found = inspect.signature(function).parameters.values()
+    return {"**" if p.kind is p.VAR_KEYWORD else p.name.removesuffix("_"): p.default for p in found}
 
 
-def _defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    given = ((name.removesuffix("_"), p.default) for name, p in parameters.items())
-    return {name: default for name, default in given if default is not inspect.Parameter.empty}
+def _reads(facet: str, function: Callable[..., Any], known: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of what a facet takes of the parameters of its rule."""
+    taken = _parameters(function)
+    named = taken.keys() - {"**"}
+    if unknown := named - known.keys():
+        raise TypeError(f"{facet} takes {unknown}, lower does not")
+    if any(taken[name] != known[name] for name in named):
+        raise TypeError(f"{facet} and lower have different defaults")
+    return frozenset(known if "**" in taken else named)

@@ -18,9 +18,9 @@ def conv(
     border: str,
     groups: int,
     precision: Any,
-    accumulator: Any = None,
+    accumulator: Any,
 ) -> Array:
-    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), in `accumulator` if given."""
+    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), in the accumulator's type."""
     padding = windows.padding
     if border != "constant":
         x = extend(x, ((0, 0), (0, 0), *padding), border)
@@ -82,7 +82,7 @@ def deconv(
     border: str,
     groups: int,
     precision: Any,
-    accumulator: Any = None,
+    accumulator: Any,
 ) -> Array:
     """Reverse `conv`: (B,c,x...) with a transposed filter (C,c/G,f...) gives (B,C,X...)."""
     x, padding = spread(x, windows, border, 2)

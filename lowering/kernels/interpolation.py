@@ -6,20 +6,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.extents import with_extent
 from lowering.kernels.windows import extend
+
+
+def merged(x: Array, axis: int) -> Array:
+    """Make one axis of an axis and the next."""
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 def repeat(x: Array, axis: int, factor: int) -> Array:
     """Repeat each item `factor` times in a row."""
-    shape = (*x.shape[: axis + 1], factor, *x.shape[axis + 1 :])
-    repeated = jnp.broadcast_to(jnp.expand_dims(x, axis + 1), shape)
-    return _merge(repeated, axis)
+    shape = with_extent(x.shape, axis, x.shape[axis], factor)
+    return merged(jnp.broadcast_to(jnp.expand_dims(x, axis + 1), shape), axis)
 
 
 def mean_of_blocks(x: Array, axis: int, factor: int) -> Array:
     """Return the mean of each run of `factor` items, a divisor of the extent."""
-    blocks = x.reshape((*x.shape[:axis], x.shape[axis] // factor, factor, *x.shape[axis + 1 :]))
-    return jnp.mean(blocks, axis + 1)
+    blocks = with_extent(x.shape, axis, x.shape[axis] // factor, factor)
+    return jnp.mean(x.reshape(blocks), axis + 1)
 
 
 def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
@@ -40,7 +45,7 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
         doubled = 2 * r - (factor - 1) if shift else 2 * r
         left, rest = divmod(doubled, 2 * factor)
         phases.append(_between(neighbour(left), neighbour(left + 1), rest / (2 * factor)))
-    return _merge(jnp.stack(phases, axis + 1), axis)
+    return merged(jnp.stack(phases, axis + 1), axis)
 
 
 def upsample_aligned(x: Array, axis: int, factor: int) -> Array:
@@ -79,8 +84,3 @@ def _neighbours(place: Array, extent: int, dtype: np.dtype) -> tuple[Array, Arra
 
 def _between(a: Array, b: Array, weight: float) -> Array:
     return a if weight == 0 else a * (1 - weight) + b * weight
-
-
-def _merge(x: Array, axis: int) -> Array:
-    shape = (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
-    return x.reshape(shape)

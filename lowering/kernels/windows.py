@@ -22,7 +22,7 @@ Padding = tuple[tuple[int, int], ...]
 BORDERS = ("constant", "replicate", "reflect", "reflect-even")
 POOL_BORDERS = ("ignore", *BORDERS)
 
-_PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
+PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}  # numpy's
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
     """Put a border around the array, `fill` in the modes 'constant' and 'ignore'."""
     if not any(p or q for p, q in padding):
         return x
-    if border in _PAD_MODES:
-        return jnp.pad(x, padding, mode=_PAD_MODES[border])
+    if border in PAD_MODES:
+        return jnp.pad(x, padding, mode=PAD_MODES[border])
     return lax.pad(x, np.array(fill, x.dtype), [(p, q, 0) for p, q in padding])
 
 
@@ -138,13 +138,6 @@ def lowest(dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.floating):
         return np.array(-np.inf, dtype)
     return np.array(jnp.iinfo(dtype).min, dtype)
-
-
-def require_border(border: str, allowed: Sequence[str]) -> None:
-    """Refuse a border mode that is not allowed."""
-    if border not in allowed:
-        names = ", ".join(f"'{name}'" for name in allowed)
-        raise InvalidOperation(f"'border' must be one of {names}, it is '{border}'")
 
 
 def require_attributes(

@@ -15,55 +15,38 @@ from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
 from lowering.kernels.precision import wide_dtype, widened
 from lowering.ops import rules
-from lowering.ops.elementwise import clamp
+from lowering.ops.elementwise import clamp, ordered_type, real_type
 from lowering.ops.typing import (
     require_axes,
     require_fits,
+    require_not_negative,
     require_one_of,
-    require_ordered,
     require_real,
     require_same_dtype,
 )
-
-
-def _unary_type(x: TensorType) -> TensorType:
-    require_real(x=x)
-    return x
 
 
 def _unary(kind: str, function: Callable[[Array], Array]) -> None:
     def lower(x: Any) -> Array:
         return function(jnp.asarray(x))
 
-    rules.rule(kind, _unary_type)(lower)
-
-
-def _softplus(x: Array) -> Array:
-    return jnp.logaddexp(x, 0.0)
-
-
-def _silu(x: Array) -> Array:
-    return x * lax.logistic(x)
-
-
-def _hard_swish(x: Array) -> Array:
-    # As in PyTorch, the derivative at -3 and 3 is the inner one.
-    return x * jnp.where(x < -3, 0.0, jnp.where(x > 3, 1.0, (x + 3) / 6))
+    rules.rule(kind, real_type)(lower)
 
 
 _unary("sigmoid", lax.logistic)
-_unary("softplus", _softplus)
-_unary("silu", _silu)
+_unary("softplus", lambda x: jnp.logaddexp(x, 0.0))
+_unary("silu", lambda x: x * lax.logistic(x))
 _unary("erf", lax.erf)
-_unary("hard_swish", _hard_swish)
 
 
-def _relu_type(x: TensorType) -> TensorType:
-    require_ordered(x=x)
-    return x
+@rules.rule("hard_swish", real_type)
+def hard_swish(x: Any) -> Array:
+    """Return x * min(max(x + 3, 0), 6) / 6, with PyTorch's derivative at -3 and 3: the inner."""
+    x = jnp.asarray(x)
+    return x * jnp.where(x < -3, 0.0, jnp.where(x > 3, 1.0, (x + 3) / 6))
 
 
-@rules.rule("relu", _relu_type)
+@rules.rule("relu", ordered_type)
 def relu(x: Any) -> Array:
     """Return x where it is positive, else 0; its derivative at 0 is 0 (of jnp.maximum 0.5)."""
     x = jnp.asarray(x)
@@ -75,7 +58,7 @@ _GELU = ("sigmoid", "tanh", "tanh_square")
 
 def _gelu_type(x: TensorType, approximation: str = "sigmoid") -> TensorType:
     require_one_of("approximation", approximation, _GELU)
-    return _unary_type(x)
+    return real_type(x)
 
 
 @rules.rule("gelu", _gelu_type)
@@ -96,8 +79,7 @@ def gelu(x: Any, approximation: str = "sigmoid") -> Array:
 
 def _softabs_type(x: TensorType, epsilon: float) -> TensorType:
     require_real(x=x)
-    if epsilon < 0:
-        raise InvalidOperation(f"'epsilon' must not be negative, it is {epsilon}")
+    require_not_negative(epsilon=epsilon)
     return x
 
 
@@ -138,21 +120,13 @@ def _exponential(x: Array, alpha: float) -> Array:
     return jnp.where(negative, alpha * jnp.expm1(jnp.where(negative, x, 0.0)), x)
 
 
-def _elu_type(x: TensorType, alpha: float) -> TensorType:
-    return _unary_type(x)
-
-
-@rules.rule("elu", _elu_type)
+@rules.rule("elu", real_type)
 def elu(x: Any, alpha: float) -> Array:
     """Return alpha * (exp(x) - 1) below 0, x from there on; the derivative at 0 is 1."""
     return _exponential(jnp.asarray(x), alpha)
 
 
-def _selu_type(x: TensorType, alpha: float, lambda_: float) -> TensorType:
-    return _unary_type(x)
-
-
-@rules.rule("selu", _selu_type)
+@rules.rule("selu", real_type)
 def selu(x: Any, alpha: float, lambda_: float) -> Array:
     """Return lambda times `elu`."""
     return lambda_ * _exponential(jnp.asarray(x), alpha)
@@ -172,11 +146,7 @@ def prelu(x: Any, alpha: Any) -> Array:
     return jnp.where(x < 0, alpha * x, x)
 
 
-def _leaky_relu_type(x: TensorType, alpha: float) -> TensorType:
-    return _unary_type(x)
-
-
-@rules.rule("leaky_relu", _leaky_relu_type)
+@rules.rule("leaky_relu", real_type)
 def leaky_relu(x: Any, alpha: float) -> Array:
     """Return `prelu` with one alpha for all."""
     return prelu(jnp.asarray(x), alpha)

@@ -60,12 +60,7 @@ def _softmax(scores: Array) -> Array:
 
 
 def _attention_type(
-    query: TensorType,
-    key: TensorType,
-    value: TensorType,
-    mask: TensorType,
-    scale: float,
-    is_causal: bool,
+    query: TensorType, key: TensorType, value: TensorType, mask: TensorType
 ) -> TensorType:
     require_real(query=query, key=key, value=value)
     require_same_dtype(query=query, key=key, value=value)
@@ -123,7 +118,7 @@ def attention(
     return result.reshape(*result.shape[:-4], heads, *result.shape[-2:])
 
 
-def _masked_softmax_type(input: TensorType, mask: TensorType, scale: float) -> TensorType:
+def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
     require_real(input=input)
     if not input.shape:
         raise InvalidShape("'input' must have an axis to take the softmax over")

@@ -25,31 +25,28 @@ from lowering.kernels.windows import (
     basic,
     require_attributes,
     require_basic,
-    require_border,
     require_positive,
     require_reverse,
     reverse,
 )
 from lowering.ops import rules
-from lowering.ops.typing import is_integer, require_ordered, require_real, require_same_dtype
+from lowering.ops.typing import (
+    is_integer,
+    require_one_of,
+    require_ordered,
+    require_real,
+    require_same_dtype,
+)
 from lowering.static import is_zero
 from lowering.trace import Context
 
 
 def _conv_type(
-    input: TensorType,
-    filter: TensorType,
-    bias: TensorType,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    groups: int,
+    input: TensorType, filter: TensorType, bias: TensorType, **windows: Any
 ) -> TensorType:
     require_ordered(input=input, filter=filter, bias=bias)
     require_same_dtype(input=input, filter=filter, bias=bias)
-    shapes = input.shape, filter.shape, bias.shape
-    shape = conv_shape(*shapes, border, padding, stride, dilation, groups)
+    shape = conv_shape(input.shape, filter.shape, bias.shape, **windows)
     return TensorType(shape, _sum_dtype(input.dtype))
 
 
@@ -64,7 +61,8 @@ def conv_shape(
     groups: int,
 ) -> Shape:
     """Return the shape of a convolution; raise where operands or attributes do not agree."""
-    _require_operands(input, filter, border, padding, stride, dilation, groups)
+    require_one_of("border", border, BORDERS)
+    _require_operands(input, filter, padding, stride, dilation, groups)
     groups = groups or input[1]
     if differ(filter[1] * groups, input[1]):
         raise InvalidShape(
@@ -101,30 +99,13 @@ def conv(
     groups: int,
 ) -> Array:
     """Correlate the input with a filter and add a bias."""
-    window = (border, padding, stride, dilation, groups)
-    output = convolve(input, filter, bias, *window, ctx.precision)
-    return output.astype(_sum_dtype(str(input.dtype)))
-
-
-def convolve(
-    input: Any,
-    filter: Any,
-    bias: Any,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    groups: int,
-    precision: Any,
-) -> Array:
-    """Compute `conv` in the type of its sums."""
     windows = basic(input.shape[2:], filter.shape[2:], padding, stride, dilation)
     groups, wide = groups or input.shape[1], accumulator(input.dtype)
     if is_integer(str(wide)):
         output = kernels.integer_conv(input, filter, windows, border, groups, wide)
     else:
-        output = kernels.conv(input, filter, windows, border, groups, precision, wide)
-    return _add_bias(output, bias)
+        output = kernels.conv(input, filter, windows, border, groups, ctx.precision, wide)
+    return _add_bias(output, bias).astype(_sum_dtype(str(input.dtype)))
 
 
 def _deconv_type(
@@ -140,7 +121,8 @@ def _deconv_type(
 ) -> TensorType:
     require_real(input=input, filter=filter, bias=bias)
     require_same_dtype(input=input, filter=filter, bias=bias)
-    _require_operands(input.shape, filter.shape, border, padding, stride, dilation, groups)
+    require_one_of("border", border, BORDERS)
+    _require_operands(input.shape, filter.shape, padding, stride, dilation, groups)
     if differ(filter.shape[0], input.shape[1]):
         raise InvalidShape(
             f"'filter' {show(filter.shape)} takes {filter.shape[0]} channels, "
@@ -211,13 +193,7 @@ def _add_bias(output: Array, bias: Any) -> Array:
 
 
 def _require_operands(
-    input: Shape,
-    filter: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    groups: int,
+    input: Shape, filter: Shape, padding: Padding, stride: Shape, dilation: Shape, groups: int
 ) -> None:
     rank = len(input)
     if rank < 2 or len(filter) != rank:
@@ -225,7 +201,6 @@ def _require_operands(
             f"'input' {show(input)} and 'filter' {show(filter)} must have one rank, "
             "two and the number of spatial dimensions"
         )
-    require_border(border, BORDERS)
     require_attributes(rank - 2, padding, stride, dilation)
     if groups < 0:
         raise InvalidOperation(f"'groups' must be positive, or 0 for plane-wise, it is {groups}")

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.errors import InvalidOperation, InvalidShape
+from lowering.errors import InvalidShape
 from lowering.extents import UNKNOWN, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import rules
-from lowering.ops.typing import require_one, require_real, require_same_dtype
+from lowering.ops.typing import require_not_negative, require_one, require_real, require_same_dtype
 
 _INDICES = "its results are indices"
 
@@ -23,9 +23,7 @@ def _suppression_type(
     boxes: TensorType,
     scores: TensorType,
     max_output_boxes_per_class: int,
-    iou_threshold: float,
     score_threshold: TensorType,
-    center_point_box: bool,
 ) -> TensorType:
     require_real(boxes=boxes, scores=scores)
     if len(boxes.shape) != 3 or differ(boxes.shape[2], 4):
@@ -45,10 +43,7 @@ def _suppression_type(
     if score_threshold.dtype != "bool":
         require_same_dtype(scores=scores, score_threshold=score_threshold)
         require_one(score_threshold=score_threshold)
-    if max_output_boxes_per_class < 0:
-        raise InvalidOperation(
-            f"'max_output_boxes_per_class' must not be negative, it is {max_output_boxes_per_class}"
-        )
+    require_not_negative(max_output_boxes_per_class=max_output_boxes_per_class)
     most = _most(scores.shape[2], max_output_boxes_per_class)
     return TensorType((scores.shape[0] * scores.shape[1] * most, 3), "int32")
 

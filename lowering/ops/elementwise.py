@@ -33,32 +33,37 @@ def _is_real(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-def _real_type(x: TensorType) -> TensorType:
-    require_real(x=x)
-    return x
+def like(require: Callable[..., None]) -> Callable[[TensorType], TensorType]:
+    """Return the `infer` of a result like the operand, which must meet a requirement."""
+
+    def infer(x: TensorType) -> TensorType:
+        require(x=x)
+        return x
+
+    return infer
 
 
-def _number_type(x: TensorType) -> TensorType:
-    require_number(x=x)
-    return x
-
-
-def _ordered_type(x: TensorType) -> TensorType:
-    require_ordered(x=x)
-    return x
+real_type, ordered_type, _number_type = map(like, (require_real, require_ordered, require_number))
 
 
 def _unary(
-    kind: str, function: Callable[[Any], Array], infer: Callable[..., TensorType] = _real_type
+    kind: str,
+    function: Callable[[Any], Array],
+    infer: Callable[..., TensorType] = real_type,
+    why_not: str = "",
 ) -> None:
     def lower(x: Any) -> Array:
         return function(jnp.asarray(x))
 
-    rules.rule(kind, infer)(lower)
+    rules.rule(kind, infer, not_differentiable=why_not)(lower)
+
+
+def _non_finite_type(x: TensorType) -> TensorType:
+    return TensorType(real_type(x).shape, "bool")
 
 
 def _whole(kind: str, function: Callable[[Any], Array]) -> None:
-    _unary(kind, lambda x: function(x) if _is_real(x) else x, _ordered_type)
+    _unary(kind, lambda x: function(x) if _is_real(x) else x, ordered_type)
 
 
 _unary("neg", jnp.negative, _number_type)
@@ -77,8 +82,8 @@ _unary("atan", jnp.arctan)
 _unary("asinh", jnp.arcsinh)
 _unary("acosh", jnp.arccosh)
 _unary("atanh", jnp.arctanh)
-_unary("abs", jnp.abs, _ordered_type)
-_unary("sign", jnp.sign, _ordered_type)
+_unary("abs", jnp.abs, ordered_type)
+_unary("sign", jnp.sign, ordered_type)
 _unary("sqr", jnp.square, _number_type)
 _unary("sqrt", jnp.sqrt)
 _unary("rsqr", lambda x: 1 / jnp.square(x))
@@ -86,18 +91,15 @@ _unary("rsqrt", lax.rsqrt)
 _unary("log2", jnp.log2)
 _whole("floor", jnp.floor)
 _whole("ceil", jnp.ceil)
-
-
-def _copy_type(x: TensorType) -> TensorType:
-    return x
-
-
-_unary("copy", jnp.asarray, _copy_type)
+_unary("copy", jnp.asarray, lambda x: x)
+_unary("not", jnp.logical_not, like(require_logical), _LOGICAL)
+_unary("bitwise_not", jnp.bitwise_not, like(require_bits), _BITS)
+_unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
 
 
 def _round_type(x: TensorType, ties: str = "up") -> TensorType:
     require_one_of("ties", ties, TIES)
-    return _ordered_type(x)
+    return ordered_type(x)
 
 
 @rules.rule("round", _round_type)
@@ -112,9 +114,15 @@ def _same_type(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(broadcast_shapes(x.shape, y.shape), x.dtype)
 
 
-def _numbers_type(x: TensorType, y: TensorType) -> TensorType:
-    require_number(x=x, y=y)
-    return _same_type(x, y)
+def _pair(require: Callable[..., None]) -> Callable[[TensorType, TensorType], TensorType]:
+    def infer(x: TensorType, y: TensorType) -> TensorType:
+        require(x=x, y=y)
+        return _same_type(x, y)
+
+    return infer
+
+
+_numbers_type, _bits_type, _shift_type = map(_pair, (require_number, require_bits, require_integer))
 
 
 def _extremum_type(x: TensorType, y: TensorType) -> TensorType:
@@ -125,16 +133,6 @@ def _extremum_type(x: TensorType, y: TensorType) -> TensorType:
 
 def _comparison_type(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(_same_type(x, y).shape, "bool")
-
-
-def _logic_type(x: TensorType, y: TensorType) -> TensorType:
-    require_logical(x=x, y=y)
-    return _same_type(x, y)
-
-
-def _bits_type(x: TensorType, y: TensorType) -> TensorType:
-    require_bits(x=x, y=y)
-    return _same_type(x, y)
 
 
 def _binary(
@@ -161,8 +159,8 @@ _binary("le", _comparison_type, jnp.less_equal, _LOGICAL)
 _binary("ge", _comparison_type, jnp.greater_equal, _LOGICAL)
 _binary("eq", _comparison_type, jnp.equal, _LOGICAL)
 _binary("ne", _comparison_type, jnp.not_equal, _LOGICAL)
-_binary("and", _logic_type, jnp.logical_and, _LOGICAL)
-_binary("or", _logic_type, jnp.logical_or, _LOGICAL)
+_binary("and", _pair(require_logical), jnp.logical_and, _LOGICAL)
+_binary("or", _pair(require_logical), jnp.logical_or, _LOGICAL)
 
 _binary("bitwise_and", _bits_type, jnp.bitwise_and, _BITS)
 _binary("bitwise_or", _bits_type, jnp.bitwise_or, _BITS)
@@ -203,33 +201,6 @@ def _integer_power(x: Array, y: Array) -> Array:
     return jnp.where(y >= 0, whole, jnp.where(jnp.abs(x) == 1, sign, 0))
 
 
-def _not_type(x: TensorType) -> TensorType:
-    require_logical(x=x)
-    return x
-
-
-@rules.rule("not", _not_type, not_differentiable=_LOGICAL)
-def logical_not(x: Any) -> Array:
-    """Return true where x is false."""
-    return jnp.logical_not(x)
-
-
-def _bitwise_not_type(x: TensorType) -> TensorType:
-    require_bits(x=x)
-    return x
-
-
-@rules.rule("bitwise_not", _bitwise_not_type, not_differentiable=_BITS)
-def bitwise_not(x: Any) -> Array:
-    """Invert all bits of x; logical values become `not`."""
-    return jnp.bitwise_not(jnp.asarray(x))
-
-
-def _shift_type(x: TensorType, y: TensorType) -> TensorType:
-    require_integer(x=x, y=y)
-    return _same_type(x, y)
-
-
 def _shift_bounds(x: Any, y: Any) -> tuple[Array, Array, Array, int]:
     # Hardware differs in shifts out of range.
     x, y = jnp.broadcast_arrays(*align(x, y))
@@ -253,22 +224,7 @@ def shift_right(x: Any, y: Any) -> Array:
     return jnp.where(inside, most, jnp.right_shift(most, jnp.ones_like(y)))
 
 
-def _is_nan_type(x: TensorType) -> TensorType:
-    require_real(x=x)
-    return TensorType(x.shape, "bool")
-
-
-@rules.rule("is_nan", _is_nan_type, not_differentiable=_LOGICAL)
-def is_nan(x: Any) -> Array:
-    """Return where x is not a number."""
-    return jnp.isnan(jnp.asarray(x))
-
-
-def _is_inf_type(x: TensorType, positive: bool, negative: bool) -> TensorType:
-    return _is_nan_type(x)
-
-
-@rules.rule("is_inf", _is_inf_type, not_differentiable=_LOGICAL)
+@rules.rule("is_inf", _non_finite_type, not_differentiable=_LOGICAL)
 def is_inf(x: Any, positive: bool, negative: bool) -> Array:
     """Return where x is infinite, in the directions asked for."""
     x = jnp.asarray(x)

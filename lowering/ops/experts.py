@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, shapes_differ, show, volume
+from lowering.extents import Shape, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import wide_dtype
 from lowering.ops import rules
 from lowering.ops.activation import clamped_swiglu, gelu
-from lowering.ops.typing import ABSENT, require_one_of, require_real
+from lowering.ops.typing import ABSENT, require_one_of, require_real, require_shape
 from lowering.trace import Context
 
 _ACTIVATIONS = {
@@ -40,7 +40,6 @@ def _experts_type(
     k: int,
     activation: str,
     gate: str,
-    alpha: float,
     limit: float,
 ) -> TensorType:
     require_one_of("activation", activation, tuple(_ACTIVATIONS))
@@ -65,12 +64,9 @@ def _experts_type(
     }
     given = {name: (t, s) for name, (t, s) in shapes.items() if t != ABSENT}
     require_real(input=input, **{name: found for name, (found, _) in given.items()})
+    why = f"there are {experts} experts that take {items} items to {hidden} and back"
     for name, (found, wanted) in given.items():
-        if shapes_differ(found.shape, wanted):
-            raise InvalidShape(
-                f"'{name}' must have shape {show(wanted)}, it has {show(found.shape)}",
-                hint=f"there are {experts} experts that take {items} items to {hidden} and back",
-            )
+        require_shape(name, found, wanted, why)
     if w3 == ABSENT and (activation == "swiglu" or limit or w3_bias != ABSENT):
         raise InvalidOperation("'swiglu', 'limit' and 'w3_bias' need the weights 'w3'")
     if k < 1 or k > experts:

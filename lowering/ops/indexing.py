@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, shapes_differ, show
+from lowering.extents import UNKNOWN, Shape, shapes_differ, show, with_extent
 from lowering.graph import TensorType
 from lowering.ops import rules
 from lowering.ops.typing import (
@@ -23,6 +23,7 @@ from lowering.ops.typing import (
     require_one_of,
     require_ordered,
     require_same_dtype,
+    require_shape,
 )
 
 _REDUCTIONS = ("none", "add", "mul", "min", "max")
@@ -175,13 +176,9 @@ def _scatter_nd_type(
     require_integer(indices=indices)
     if indices.shape[-1:] == (UNKNOWN,):
         return input
-    count = _coordinates(indices.shape, len(input.shape))
-    wanted = indices.shape[:-1] + input.shape[count:]
-    if shapes_differ(updates.shape, wanted):
-        raise InvalidShape(
-            f"'updates' must have the shape {show(wanted)}, it has {show(updates.shape)}",
-            hint="it is that of 'indices' without the last axis, and of what they name in 'input'",
-        )
+    wanted = indices.shape[:-1] + input.shape[_coordinates(indices.shape, len(input.shape)) :]
+    why = "it is that of 'indices' without the last axis, and of what they name in 'input'"
+    require_shape("updates", updates, wanted, why)
     return input
 
 
@@ -193,17 +190,10 @@ def scatter_nd(input: Any, indices: Any, updates: Any, reduction: str) -> Array:
 
 def _scatter(x: Array, places: tuple[Array, ...], updates: Array, reduction: str) -> Array:
     target = x.at[places]
-    match reduction:
-        case "none":
-            return target.set(updates, mode="drop")
-        case "add":
-            return target.add(updates, mode="drop")
-        case "min":
-            return target.min(updates, mode="drop")
-        case "max":
-            return target.max(updates, mode="drop")
-        case _:
-            return _multiply(x, places, updates)
+    if reduction == "mul":
+        return _multiply(x, places, updates)
+    join = {"none": target.set, "add": target.add, "min": target.min, "max": target.max}[reduction]
+    return join(updates, mode="drop")
 
 
 @jax.custom_jvp
@@ -231,9 +221,7 @@ def _multiply_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
     return _multiply(x, places, updates), change
 
 
-def _topk_type(
-    input: TensorType, k: int, axis: int, largest: bool
-) -> tuple[TensorType, TensorType]:
+def _topk_type(input: TensorType, k: int, axis: int) -> tuple[TensorType, TensorType]:
     require_ordered(input=input)
     axis = normal_axis(axis, len(input.shape))
     if k < 1 or k > input.shape[axis]:
@@ -241,7 +229,7 @@ def _topk_type(
             f"'k' must lie in [1,{input.shape[axis]}] for axis {axis} of 'input' "
             f"{show(input.shape)}, it is {k}"
         )
-    shape = (*input.shape[:axis], k, *input.shape[axis + 1 :])
+    shape = with_extent(input.shape, axis, k)
     return TensorType(shape, input.dtype), TensorType(shape, "int32")
 
 
@@ -265,9 +253,7 @@ def topk(input: Any, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
     return jnp.take_along_axis(x, indices, axis), indices
 
 
-def _one_hot_type(
-    indices: TensorType, axis: int, depth: int, off_value: float, on_value: float
-) -> TensorType:
+def _one_hot_type(indices: TensorType, axis: int, depth: int) -> TensorType:
     require_integer(indices=indices)
     axis = normal_axis(axis, len(indices.shape) + 1)
     if depth < 1:
@@ -281,6 +267,5 @@ def one_hot(indices: Any, axis: int, depth: int, off_value: float, on_value: flo
     index = _index(indices)
     axis = axis % (index.ndim + 1)
     index = jnp.expand_dims(jnp.where(index < 0, index + depth, index), axis)
-    shape = (*index.shape[:axis], depth, *index.shape[axis + 1 :])
-    hit = index == lax.broadcasted_iota(index.dtype, shape, axis)
-    return jnp.where(hit, jnp.float32(on_value), jnp.float32(off_value))
+    places = lax.broadcasted_iota(index.dtype, with_extent(index.shape, axis, depth), axis)
+    return jnp.where(index == places, jnp.float32(on_value), jnp.float32(off_value))

@@ -46,7 +46,7 @@ def direct_lookup(input: Any, values: Any, fallback: Any) -> Array:
     return jnp.where(exists, found, jnp.asarray(fallback).reshape(()))
 
 
-def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorType:
+def _reverse_type(input: TensorType, keys: TensorType) -> TensorType:
     require_ordered(input=input, keys=keys)
     require_same_dtype(input=input, keys=keys)
     _require_list("keys", keys)
@@ -114,12 +114,7 @@ def _ensemble_type(
     not_differentiable="its result does not change but in steps",
 )
 def tree_ensemble(
-    input: Any,
-    trees: Any,
-    nodes: Any,
-    leaves: Any,
-    classes: int,
-    aggregate: str,
+    input: Any, trees: Any, nodes: Any, leaves: Any, classes: int, aggregate: str
 ) -> Array:
     """Return the score of each class: the weights that the trees give it, joined; float32.
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.errors import InvalidOperation, InvalidShape
+from lowering.errors import InvalidShape
 from lowering.extents import differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
@@ -17,24 +17,20 @@ from lowering.ops import rules
 from lowering.ops.typing import (
     require_axes,
     require_fits,
+    require_not_negative,
     require_one,
     require_real,
     require_same_dtype,
 )
-from lowering.ops.window import box
+from lowering.ops.window import box, pool_type
 from lowering.static import is_static
 
 
-def _axes_type(input: TensorType, axes: tuple[int, ...], bias: float, epsilon: float) -> TensorType:
+def _axes_type(input: TensorType, axes: tuple[int, ...], epsilon: float) -> TensorType:
     require_real(input=input)
     require_axes(axes, len(input.shape))
-    _require_not_negative(epsilon)
+    require_not_negative(epsilon=epsilon)
     return input
-
-
-def _require_not_negative(epsilon: float) -> None:
-    if epsilon < 0:
-        raise InvalidOperation(f"'epsilon' must not be negative, it is {epsilon}")
 
 
 def _over(x: Array, norm: Array, bias: Any, epsilon: Any) -> Array:
@@ -79,17 +75,8 @@ def l2_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: fl
     return _over(x, norm, bias / unit, epsilon / unit).astype(input.dtype)
 
 
-def _require_windows(input: TensorType, size: tuple[int, ...]) -> None:
-    rules["box"].infer(
-        input, size, border="constant", padding=(), stride=(), dilation=(), normalize=True
-    )
-
-
-def _response_type(
-    input: TensorType, size: tuple[int, ...], alpha: float, beta: float, bias: float
-) -> TensorType:
-    _require_windows(input, size)
-    return input
+def _response_type(input: TensorType, size: tuple[int, ...]) -> TensorType:
+    return pool_type(input, size, "constant", (), (), ())
 
 
 @rules.rule("local_response_normalization", _response_type)
@@ -102,12 +89,10 @@ def local_response_normalization(
     return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
 
 
-def _local_type(
-    input: TensorType, size: tuple[int, ...], bias: float, epsilon: float
-) -> TensorType:
-    _require_windows(input, size)
-    _require_not_negative(epsilon)
-    return input
+def _local_type(input: TensorType, size: tuple[int, ...], epsilon: float) -> TensorType:
+    output = _response_type(input, size)
+    require_not_negative(epsilon=epsilon)
+    return output
 
 
 @rules.rule("local_variance_normalization", _local_type)
@@ -123,19 +108,11 @@ def local_variance_normalization(
     return _over(x, norm, bias, epsilon).astype(input.dtype)
 
 
-def _batch_type(
-    input: TensorType,
-    mean: TensorType,
-    variance: TensorType,
-    offset: TensorType,
-    scale: TensorType,
-    epsilon: float,
-) -> TensorType:
-    parameters = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
+def _batch_type(input: TensorType, epsilon: float, **parameters: TensorType) -> TensorType:
     require_real(input=input, **parameters)
     require_same_dtype(input=input, **parameters)
     require_fits("'input'", input, **parameters)
-    _require_not_negative(epsilon)
+    require_not_negative(epsilon=epsilon)
     return input
 
 

@@ -12,9 +12,7 @@ from lowering.ops import rules
 from lowering.ops.typing import normal_axis
 
 
-def _pulse_mask_type(
-    input: TensorType, position: TensorType, axis: int, begin: int, end: int, value: float
-) -> TensorType:
+def _pulse_mask_type(input: TensorType, axis: int) -> TensorType:
     normal_axis(axis, len(input.shape))
     return input
 

@@ -70,13 +70,7 @@ def min_max_linear_quantize(
 
 
 def _zero_point_type(
-    x: TensorType,
-    zero_point: TensorType,
-    scale: TensorType,
-    bits: int,
-    signed: bool,
-    symmetric: bool,
-    ties: str = "up",
+    x: TensorType, zero_point: TensorType, scale: TensorType, bits: int, ties: str = "up"
 ) -> TensorType:
     require_one_of("ties", ties, TIES)
     require_real(x=x, scale=scale)

@@ -21,47 +21,33 @@ from lowering.graph import TensorType
 from lowering.kernels import contraction
 from lowering.kernels.windows import Padding
 from lowering.ops import rules
-from lowering.ops.conv import conv_shape, conv_work, convolve
+from lowering.ops.conv import conv, conv_shape, conv_work
 from lowering.ops.typing import is_integer, require_integer, require_one, require_real
+from lowering.trace import Context
 
 _INTEGERS = "its operands are integers"
+_PARAMETERS = (
+    "bias",
+    *(f"{of}_{what}" for of in ("a", "b", "output") for what in ("zero_point", "scale")),
+)
 
 
 def _einsum_type(
-    a: TensorType,
-    b: TensorType,
-    bias: TensorType,
-    a_zero_point: TensorType,
-    a_scale: TensorType,
-    b_zero_point: TensorType,
-    b_scale: TensorType,
-    output_zero_point: TensorType,
-    output_scale: TensorType,
-    expr: str,
-    dtype: str,
+    a: TensorType, b: TensorType, expr: str, dtype: str, **parameters: TensorType
 ) -> TensorType:
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
     if len(terms) not in (2, 9):
         raise InvalidOperation(
             f"'expr' names the axes of {len(terms)} tensor(s)",
-            hint="there must be two, or also those of bias, a_zero_point, a_scale, b_zero_point, "
-            "b_scale, output_zero_point and output_scale",
+            hint=f"there must be two, or also those of {', '.join(_PARAMETERS)}",
         )
     left, right, *letters = terms
-    parameters = {
-        "bias": bias,
-        "a_zero_point": a_zero_point,
-        "a_scale": a_scale,
-        "b_zero_point": b_zero_point,
-        "b_scale": b_scale,
-        "output_zero_point": output_zero_point,
-        "output_scale": output_scale,
-    }
-    _require_types({"a": a, "b": b} | parameters)
+    _require_types(a=a, b=b, **parameters)
     shape = contraction.contracted_shape([a.shape, b.shape], [left, right], result)
     places = {"a_zero_point": (left, a.shape), "b_zero_point": (right, b.shape)}
-    for (name, type), letter in zip(parameters.items(), letters or [""] * 7, strict=True):
-        _require_channels(name, type.shape, letter, *places.get(name, (result, shape)))
+    for name, letter in zip(_PARAMETERS, letters or [""] * 7, strict=True):
+        place = places.get(name, (result, shape))
+        _require_channels(name, parameters[name].shape, letter, *place)
     return _result_type(shape, dtype)
 
 
@@ -113,38 +99,22 @@ def quantized_einsum(
 
 
 def _conv_type(
-    input: TensorType,
-    filter: TensorType,
-    bias: TensorType,
-    input_zero_point: TensorType,
-    input_scale: TensorType,
-    filter_zero_point: TensorType,
-    filter_scale: TensorType,
-    output_zero_point: TensorType,
-    output_scale: TensorType,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    groups: int,
-    dtype: str,
+    input: TensorType, filter: TensorType, bias: TensorType, dtype: str, **others: Any
 ) -> TensorType:
-    of_input = {"input_zero_point": input_zero_point, "input_scale": input_scale}
-    of_filter = {"filter_zero_point": filter_zero_point, "filter_scale": filter_scale}
-    of_output = {"output_zero_point": output_zero_point, "output_scale": output_scale}
-    given = {"input": input, "filter": filter, "bias": bias}
-    _require_types(given | of_input | of_filter | of_output)
-    shape = conv_shape(
-        input.shape, filter.shape, bias.shape, border, padding, stride, dilation, groups
-    )
-    require_one(**of_input, **of_output)
+    parameters = {name: x for name, x in others.items() if isinstance(x, TensorType)}
+    windows = {name: x for name, x in others.items() if name not in parameters}
+    _require_types(input=input, filter=filter, bias=bias, **parameters)
+    shape = conv_shape(input.shape, filter.shape, bias.shape, **windows)
+    of_filter = {name: parameters.pop(f"filter_{name}") for name in ("zero_point", "scale")}
+    require_one(**parameters)
     for name, type in of_filter.items():
-        _require_channels(name, type.shape, "c", "c", shape[1:2])
+        _require_channels(f"filter_{name}", type.shape, "c", "c", shape[1:2])
     return _result_type(shape, dtype)
 
 
 @rules.rule("quantized_conv", _conv_type, work=conv_work, not_differentiable=_INTEGERS)
 def quantized_conv(
+    ctx: Context,
     input: Any,
     filter: Any,
     bias: Any,
@@ -166,7 +136,8 @@ def quantized_conv(
     The filter's zero points and scales may have an item for each output channel.
     """
     rank = input.ndim
-    total = convolve(
+    total = conv(
+        ctx,
         _wide(input) - _along(_wide(input_zero_point), "", ""),
         _wide(filter) - _along(_wide(filter_zero_point), "c", "c" + "x" * (rank - 1)),
         _wide(bias),
@@ -175,7 +146,6 @@ def quantized_conv(
         stride,
         dilation,
         groups,
-        None,
     )
     return _requantised(
         total,
@@ -187,7 +157,7 @@ def quantized_conv(
     )
 
 
-def _require_types(operands: dict[str, TensorType]) -> None:
+def _require_types(**operands: TensorType) -> None:
     """Refuse scales that are not real, and other operands that are not integers."""
     scales = {name: type for name, type in operands.items() if name.endswith("scale")}
     require_integer(**{name: type for name, type in operands.items() if name not in scales})
@@ -203,7 +173,7 @@ def _require_channels(name: str, found: Shape, letter: str, term: str, shape: Sh
     if len(several) > 1 or differ(several[0], extent):
         raise InvalidShape(
             f"'{name}' {show(found)} must have one item"
-            + (f", or {extent} for as many channels" if extent != 1 else ""),
+            + (f", or {extent} for as many channels" if extent != 1 else "")
         )
 
 

@@ -10,19 +10,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidShape
-from lowering.extents import Shape, differ, shapes_differ, show, volume
+from lowering.extents import differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import wide_dtype
 from lowering.ops import rules
-from lowering.ops.typing import ABSENT, require_real, require_same_dtype
+from lowering.ops.typing import ABSENT, require_real, require_same_dtype, require_shape
 from lowering.trace import Context
-
-
-def _require_shape(name: str, found: TensorType, wanted: Shape, why: str) -> None:
-    if shapes_differ(found.shape, wanted):
-        raise InvalidShape(
-            f"'{name}' must have shape {show(wanted)}, it has {show(found.shape)}", hint=why
-        )
 
 
 def _require_rank(rank: int, layout: str, **operands: TensorType) -> None:
@@ -40,7 +33,7 @@ def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorTyp
             raise InvalidShape(f"'{product}' {show(found.shape)} must end in {blocks} blocks")
         hidden = found.shape[-1] // blocks
         why = f"it is one of the {blocks} blocks at the end of '{product}' {show(found.shape)}"
-        _require_shape(name, before, (*found.shape[:-1], hidden), why)
+        require_shape(name, before, (*found.shape[:-1], hidden), why)
     return before
 
 
@@ -80,11 +73,10 @@ def _sequence_type(
     recurrent_weight: TensorType,
     bias: TensorType,
     initial_state: TensorType,
-    reverse: bool,
     emit_states: bool,
 ) -> tuple[TensorType, TensorType]:
-    operands = {"weight": weight, "bias": bias}
-    operands = {name: found for name, found in operands.items() if found != ABSENT}
+    optional = {"weight": weight, "bias": bias}
+    operands = {name: found for name, found in optional.items() if found != ABSENT}
     operands |= {"recurrent_weight": recurrent_weight, "initial_state": initial_state}
     require_real(input=input, **operands)
     require_same_dtype(input=input, **operands)
@@ -95,10 +87,10 @@ def _sequence_type(
     why = "it has a row for each gate and unit"
     if weight == ABSENT:
         gates = "without 'weight' its items are the products of all gates and units"
-        _require_shape("input", input, (batch, time, 3 * hidden), gates)
+        require_shape("input", input, (batch, time, 3 * hidden), gates)
     else:
-        _require_shape("weight", weight, (3 * hidden, items), why)
-    _require_shape("recurrent_weight", recurrent_weight, (3 * hidden, hidden), why)
+        require_shape("weight", weight, (3 * hidden, items), why)
+    require_shape("recurrent_weight", recurrent_weight, (3 * hidden, hidden), why)
     if bias != ABSENT and differ(volume(bias.shape), 6 * hidden):
         raise InvalidShape(
             f"'bias' must have 6 times {hidden} items, its shape is {show(bias.shape)}",
@@ -209,20 +201,20 @@ def _delta_type(
     require_real(**operands, initial_state=initial_state)
     _require_rank(4, "[batch,time,heads,width]", query=query, value=value)
     batch, time, heads, width = query.shape
-    _require_shape("key", key, query.shape, "it has the shape of 'query'")
+    require_shape("key", key, query.shape, "it has the shape of 'query'")
     groups = value.shape[2]
     why = "it has the shape of 'query', but may have more heads"
-    _require_shape("value", value, (batch, time, groups, width), why)
+    require_shape("value", value, (batch, time, groups, width), why)
     if differ(groups % heads, 0):
         raise InvalidShape(
             f"the heads of 'value' {show(value.shape)} must be a multiple of those of 'query' "
             f"{show(query.shape)}"
         )
     why = "it has a number for each time and head of 'value'"
-    _require_shape("log_decay", log_decay, (batch, time, groups), why)
-    _require_shape("beta", beta, (batch, time, groups), why)
+    require_shape("log_decay", log_decay, (batch, time, groups), why)
+    require_shape("beta", beta, (batch, time, groups), why)
     why = "it has a matrix for each head of 'value'"
-    _require_shape("initial_state", initial_state, (batch, groups, width, width), why)
+    require_shape("initial_state", initial_state, (batch, groups, width, width), why)
     return TensorType(value.shape, query.dtype), initial_state
 
 

@@ -24,37 +24,63 @@ from lowering.ops.typing import (
     require_real,
 )
 
-Ints = tuple[int, ...]
+_LOGICAL = "its results are logical values"
+Axes = tuple[int, ...]
 
 
-def _reduced(input: TensorType, axes: Ints, dtype: str) -> TensorType:
+def _reduced(input: TensorType, axes: Axes) -> TensorType:
     require_axes(axes, len(input.shape))
-    reduced = set(axes)
-    return TensorType(
-        tuple(1 if i in reduced else extent for i, extent in enumerate(input.shape)), dtype
-    )
+    shape = tuple(1 if i in axes else extent for i, extent in enumerate(input.shape))
+    return TensorType(shape, input.dtype)
 
 
-def _count(x: Array, axes: Ints, dtype: Any) -> Array:
+def _reduced_if(require: Callable[..., None]) -> Callable[[TensorType, Axes], TensorType]:
+    def infer(input: TensorType, axes: Axes) -> TensorType:
+        require(input=input)
+        return _reduced(input, axes)
+
+    return infer
+
+
+_real_type, _number_type, _logical_type = map(
+    _reduced_if, (require_real, require_number, require_logical)
+)
+
+
+def _extremum_type(input: TensorType, axes: Axes) -> TensorType:
+    if input.dtype != "bool":
+        require_ordered(input=input)
+    reduced = _reduced(input, axes)
+    if any(input.shape[axis] == 0 for axis in axes):
+        raise InvalidShape(
+            f"'input' {show(input.shape)} has no greatest or least item along axes {list(axes)}: "
+            "it has none at all"
+        )
+    return reduced
+
+
+def _reduction(
+    kind: str, infer: Callable[..., TensorType], function: Callable[..., Array], why_not: str = ""
+) -> None:
+    def lower(input: Any, axes: Axes) -> Array:
+        return function(jnp.asarray(input), axis=axes, keepdims=True)
+
+    rules.rule(kind, infer, not_differentiable=why_not)(lower)
+
+
+_reduction("mean_reduce", _real_type, jnp.mean)
+_reduction("max_reduce", _extremum_type, jnp.max)  # equal items share the derivative
+_reduction("min_reduce", _extremum_type, jnp.min)
+_reduction("any_reduce", _logical_type, jnp.any, _LOGICAL)
+_reduction("all_reduce", _logical_type, jnp.all, _LOGICAL)
+
+
+def _count(x: Array, axes: Axes, dtype: Any) -> Array:
     return jnp.asarray(math.prod(x.shape[axis] for axis in axes)).astype(dtype)
 
 
-def _real_type(input: TensorType, axes: Ints) -> TensorType:
-    require_real(input=input)
-    return _reduced(input, axes, input.dtype)
-
-
-def _number_type(input: TensorType, axes: Ints) -> TensorType:
-    require_number(input=input)
-    return _reduced(input, axes, input.dtype)
-
-
-def _sum_type(input: TensorType, axes: Ints, normalize: bool) -> TensorType:
-    return _number_type(input, axes)
-
-
-@rules.rule("sum_reduce", _sum_type)
-def sum_reduce(input: Any, axes: Ints, normalize: bool) -> Array:
+@rules.rule("sum_reduce", _number_type)
+def sum_reduce(input: Any, axes: Axes, normalize: bool) -> Array:
     """Return the sum over the axes, or with `normalize` the mean, of integers cut off."""
     x = jnp.asarray(input)
     if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -65,64 +91,34 @@ def sum_reduce(input: Any, axes: Ints, normalize: bool) -> Array:
     return total.astype(x.dtype)
 
 
-@rules.rule("mean_reduce", _real_type)
-def mean_reduce(input: Any, axes: Ints) -> Array:
-    """Return the mean over the axes."""
-    return jnp.mean(jnp.asarray(input), axis=axes, keepdims=True)
-
-
 @rules.rule("product_reduce", _number_type)
-def product_reduce(input: Any, axes: Ints) -> Array:
+def product_reduce(input: Any, axes: Axes) -> Array:
     """Return the product over the axes; its derivative is right at zeros too."""
     x = jnp.asarray(input)
     return jnp.prod(x, axis=axes, keepdims=True, dtype=x.dtype)
 
 
-def _moments_type(input: TensorType, axes: Ints) -> tuple[TensorType, TensorType]:
+def _moments_type(input: TensorType, axes: Axes) -> tuple[TensorType, TensorType]:
     reduced = _real_type(input, axes)
     return reduced, reduced
 
 
 @rules.rule("moments", _moments_type)
-def moments(input: Any, axes: Ints) -> tuple[Array, Array]:
+def moments(input: Any, axes: Axes) -> tuple[Array, Array]:
     """Return the mean and the variance over the axes (spec 4.8.6)."""
     x = jnp.asarray(input)
     mean = jnp.mean(x, axis=axes, keepdims=True)
     return mean, jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
 
 
-def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
-    if input.dtype != "bool":
-        require_ordered(input=input)
-    reduced = _reduced(input, axes, input.dtype)
-    if any(input.shape[axis] == 0 for axis in axes):
-        raise InvalidShape(
-            f"'input' {show(input.shape)} has no greatest or least item along axes {list(axes)}: "
-            "it has none at all"
-        )
-    return reduced
-
-
-@rules.rule("max_reduce", _extremum_type)
-def max_reduce(input: Any, axes: Ints) -> Array:
-    """Return the largest item along the axes; equal ones share its derivative."""
-    return jnp.max(jnp.asarray(input), axis=axes, keepdims=True)
-
-
-@rules.rule("min_reduce", _extremum_type)
-def min_reduce(input: Any, axes: Ints) -> Array:
-    """Return the smallest item along the axes; equal ones share its derivative."""
-    return jnp.min(jnp.asarray(input), axis=axes, keepdims=True)
-
-
-def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType:
+def _index_type(input: TensorType, axes: Axes, last: bool = False) -> TensorType:
     return TensorType(_extremum_type(input, axes).shape, "int32")
 
 
 def _index_of(kind: str, function: Callable[..., Array]) -> None:
     # Over several axes: the row-major index in their sub-volume, in the tensor's order of axes. Of
     # equal extrema the first counts, or the last, which is the first from the other end.
-    def lower(input: Any, axes: Ints, last: bool = False) -> Array:
+    def lower(input: Any, axes: Axes, last: bool = False) -> Array:
         x = jnp.asarray(input)
         if last:
             return _count(x, axes, np.int32) - 1 - lower(lax.rev(x, axes), axes)
@@ -143,27 +139,7 @@ _index_of("argmax_reduce", lax.argmax)
 _index_of("argmin_reduce", lax.argmin)
 
 
-_LOGICAL = "its results are logical values"
-
-
-def _logical_type(input: TensorType, axes: Ints) -> TensorType:
-    require_logical(input=input)
-    return _reduced(input, axes, "bool")
-
-
-@rules.rule("any_reduce", _logical_type, not_differentiable=_LOGICAL)
-def any_reduce(input: Any, axes: Ints) -> Array:
-    """Return whether an item along the axes is true."""
-    return jnp.any(jnp.asarray(input), axis=axes, keepdims=True)
-
-
-@rules.rule("all_reduce", _logical_type, not_differentiable=_LOGICAL)
-def all_reduce(input: Any, axes: Ints) -> Array:
-    """Return whether all items along the axes are true."""
-    return jnp.all(jnp.asarray(input), axis=axes, keepdims=True)
-
-
-def _cumsum_type(x: TensorType, axis: int, exclusive: bool, reverse: bool) -> TensorType:
+def _cumsum_type(x: TensorType, axis: int) -> TensorType:
     require_number(x=x)
     require_axes((axis,), len(x.shape), "axis")
     return x

@@ -19,7 +19,7 @@ from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels import interpolation
 from lowering.kernels.precision import widened
-from lowering.kernels.windows import BORDERS, require_border, require_positive
+from lowering.kernels.windows import BORDERS, require_positive
 from lowering.ops import rules
 from lowering.ops.typing import require_one_of, require_real
 
@@ -77,7 +77,7 @@ def nearest_upsample(input: Array, factor: Shape) -> Array:
 def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str) -> TensorType:
     require_real(input=input)
     require_one_of("method", method, METHODS)
-    require_border(border, BORDERS)
+    require_one_of("border", border, BORDERS)
     output = _up_type(input, factor)
     if border == "reflect" and method != "aligned":
         for axis, f in enumerate(factor, 2):

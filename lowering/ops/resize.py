@@ -49,10 +49,6 @@ def _resize_type(
     mode: str,
     coordinate_transformation_mode: str,
     nearest_mode: str,
-    cubic_coeff_a: float,
-    exclude_outside: bool,
-    antialias: bool,
-    extrapolation_value: float,
 ) -> TensorType:
     require_ordered(input=input)
     require_one_of("mode", mode, INTERPOLATORS)

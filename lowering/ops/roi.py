@@ -85,11 +85,7 @@ def max_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
 
 
 def _resample_type(
-    input: TensorType,
-    rois: TensorType,
-    batch_index: TensorType,
-    output_size: Shape,
-    method: str,
+    input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape, method: str
 ) -> TensorType:
     require_one_of("method", method, METHODS)
     return _roi_type(input, rois, batch_index, output_size)

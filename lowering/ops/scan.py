@@ -30,10 +30,11 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, shapes_differ, show
+from lowering.extents import Shape, shapes_differ, show, with_extent
 from lowering.graph import Graph, TensorType
+from lowering.kernels.interpolation import merged
 from lowering.ops import rules
-from lowering.ops.typing import normal_axes, normal_axis
+from lowering.ops.typing import normal_axes, normal_axis, require_not_negative
 from lowering.trace import Context, trace
 from lowering.work import total
 
@@ -61,8 +62,7 @@ def _scan_type(
             "'scan' must name at least one tensor",
             hint="the number of its chunks is how often the body is repeated",
         )
-    if skip < 0:
-        raise InvalidOperation(f"'skip' must not be negative, it is {skip}")
+    require_not_negative(skip=skip)
     counts = [
         _iterations(x.shape, axis, chunk)
         for x, axis, chunk in zip(scanned, axes, chunks, strict=True)
@@ -104,8 +104,7 @@ def _result_type(value: TensorType, which: str, axis: int, count: int) -> Tensor
     if which != "full":
         raise InvalidOperation(f'\'output\' must ask for "full" or "last", it has {which!r}')
     axis = normal_axis(axis, len(value.shape))
-    shape = (*value.shape[:axis], value.shape[axis] * count, *value.shape[axis + 1 :])
-    return TensorType(shape, value.dtype)
+    return TensorType(with_extent(value.shape, axis, value.shape[axis] * count), value.dtype)
 
 
 def _scan_work(
@@ -172,8 +171,8 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
         pads = [(0, 0)] * x.ndim
         pads[axis] = (missing, 0) if chunk < 0 else (0, missing)
         x = jnp.pad(x, pads)
-    shape = (*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
-    parts = jnp.moveaxis(x.reshape(shape), axis, 0)
+    cut = x.reshape(with_extent(x.shape, axis, x.shape[axis] // size, size))
+    parts = jnp.moveaxis(cut, axis, 0)
     return jnp.flip(parts, 0) if chunk < 0 else parts
 
 
@@ -183,6 +182,4 @@ def _joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
     if chunk < 0:
         values = jnp.flip(values, 0)
     axis %= values.ndim - 1
-    values = jnp.moveaxis(values, 0, axis)
-    shape = values.shape
-    return values.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+    return merged(jnp.moveaxis(values, 0, axis), axis)

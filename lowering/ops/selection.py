@@ -9,16 +9,18 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, is_symbolic, show
+from lowering.extents import UNKNOWN, Shape, is_symbolic, show, with_extent
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import broadcast_shapes
+from lowering.kernels.windows import BORDERS, PAD_MODES, Padding
 from lowering.ops import rules
-from lowering.ops.shape import cast, require_axis, with_extent
+from lowering.ops.shape import cast, require_axis
 from lowering.ops.typing import (
     require_axes,
     require_integer,
     require_length,
     require_one_integer,
+    require_one_of,
 )
 
 
@@ -111,7 +113,7 @@ def dynamic_slice(input: Any, start: Any, length: int, axis: int) -> Array:
     return jnp.take(jnp.asarray(input), first + jnp.arange(length, dtype=first.dtype), axis=axis)
 
 
-def _triangle_type(input: TensorType, k: TensorType, upper: bool) -> TensorType:
+def _triangle_type(input: TensorType, k: TensorType) -> TensorType:
     require_one_integer(k=k)
     if len(input.shape) < 2:
         raise InvalidShape(f"'input' must have two axes or more, its shape is {show(input.shape)}")
@@ -141,18 +143,9 @@ def tile(input: Any, repeats: tuple[int, ...]) -> Array:
     return jnp.tile(jnp.asarray(input), repeats)
 
 
-_PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
-
-
-def _pad_type(
-    input: TensorType, padding: tuple[tuple[int, int], ...], border: str, value: float
-) -> TensorType:
+def _pad_type(input: TensorType, padding: Padding, border: str) -> TensorType:
     require_length("padding", padding, len(input.shape), "axes of 'input'")
-    if border != "constant" and border not in _PAD_MODES:
-        raise InvalidOperation(
-            "'border' must be 'constant', 'replicate', 'reflect' or 'reflect-even', "
-            f"it is '{border}'"
-        )
+    require_one_of("border", border, BORDERS)
     for axis, ((before, after), extent) in enumerate(zip(padding, input.shape, strict=True)):
         if min(before, after) < 0:
             raise InvalidOperation(
@@ -174,20 +167,19 @@ def _pad_type(
 
 
 @rules.rule("pad", _pad_type)
-def pad(input: Any, padding: tuple[tuple[int, int], ...], border: str, value: float) -> Array:
+def pad(input: Any, padding: Padding, border: str, value: float) -> Array:
     """Extend each axis by items before and after (border modes: spec 4.3); `value` is cast."""
     x = jnp.asarray(input)
     if border == "constant":
         fill = cast(np.float32(value), x.dtype.name)
         return lax.pad(x, fill, [(before, after, 0) for before, after in padding])
-    return jnp.pad(x, padding, mode=_PAD_MODES[border])
+    return jnp.pad(x, padding, mode=PAD_MODES[border])
 
 
 def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorType:
     require_integer(indices=indices)
     require_axis(axis, len(input.shape))
-    shape = input.shape[:axis] + indices.shape + input.shape[axis + 1 :]
-    return TensorType(shape, input.dtype)
+    return TensorType(with_extent(input.shape, axis, *indices.shape), input.dtype)
 
 
 @rules.rule("gather", _gather_type)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, differ, shapes_differ, show, volume
+from lowering.extents import UNKNOWN, Shape, differ, shapes_differ, show, volume, with_extent
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.ops import rules
@@ -34,11 +34,6 @@ def _known(shapes: Sequence[Shape]) -> Shape:
         next((e for e in extents if e is not UNKNOWN), UNKNOWN)
         for extents in zip(*shapes, strict=True)
     )
-
-
-def with_extent(shape: Shape, axis: int, extent: int) -> Shape:
-    """Return the shape with another extent along an axis."""
-    return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
 def _reshape_type(
@@ -242,7 +237,7 @@ def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
             "it is the number of results",
             hint="give the shape of the inputs",
         )
-    return [TensorType(value.shape[:axis] + value.shape[axis + 1 :], value.dtype)] * extent
+    return [TensorType(with_extent(value.shape, axis), value.dtype)] * extent
 
 
 @rules.rule("unstack", _unstack_type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,11 +10,19 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, shapes_differ, show, volume
+from lowering.extents import differ, show, volume, with_extent
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import rules
-from lowering.ops.typing import ABSENT, is_complex, normal_axis, require_real, require_same_dtype
+from lowering.ops.typing import (
+    ABSENT,
+    normal_axis,
+    require_complex,
+    require_not_negative,
+    require_real,
+    require_same_dtype,
+    require_shape,
+)
 
 
 def _require_pairs(input: TensorType) -> None:
@@ -46,8 +55,7 @@ def pairs_to_complex(input: Any) -> Array:
 
 
 def _to_pairs_type(input: TensorType) -> TensorType:
-    if not is_complex(input.dtype):
-        raise InvalidOperation(f"'input' must hold complex numbers, it holds {input.dtype}")
+    require_complex(input=input)
     dtype = "float64" if input.dtype == "complex128" else "float32"
     return TensorType((*input.shape, 2), dtype)
 
@@ -69,7 +77,7 @@ def _signal_axis(input: TensorType, axis: int) -> int:
     return axis
 
 
-def _fft_type(input: TensorType, axis: int, inverse: bool) -> TensorType:
+def _fft_type(input: TensorType, axis: int) -> TensorType:
     _signal_axis(input, axis)
     return input
 
@@ -78,11 +86,8 @@ def _fft_type(input: TensorType, axis: int, inverse: bool) -> TensorType:
 def fft(input: Any, axis: int, inverse: bool) -> Array:
     """Return the discrete Fourier transform along the axis; the inverse is not normalised."""
     x = jnp.asarray(input)
-    if inverse:
-        y = jnp.fft.ifft(_complex(x), axis=axis % x.ndim, norm="forward")
-    else:
-        y = jnp.fft.fft(_complex(x), axis=axis % x.ndim)
-    return _pairs(y, x.dtype)
+    transform = partial(jnp.fft.ifft, norm="forward") if inverse else jnp.fft.fft
+    return _pairs(transform(_complex(x), axis=axis % x.ndim), x.dtype)
 
 
 def _stft_type(
@@ -108,8 +113,7 @@ def _stft_type(
             hint="a signal is not padded: `pad` it",
         )
     frames = (extent - frame_length) // frame_step + 1
-    shape = (*input.shape[:axis], frames, frame_length, *input.shape[axis + 1 :])
-    return TensorType(shape, input.dtype)
+    return TensorType(with_extent(input.shape, axis, frames, frame_length), input.dtype)
 
 
 @rules.rule("stft", _stft_type)
@@ -132,23 +136,19 @@ def stft(input: Any, window: Any, axis: int, frame_length: int, frame_step: int)
 
 
 def _average_type(
-    input: TensorType, state: TensorType, axis: int, skip: int, pairs: bool
+    input: TensorType, state: TensorType, axis: int, skip: int, complex: bool
 ) -> TensorType:
-    if pairs:
+    if complex:
         axis = _signal_axis(input, axis)
     axis = normal_axis(axis, len(input.shape))
     require_real(input=input, state=state)
     require_same_dtype(input=input, state=state)
-    if skip < 0:
-        raise InvalidOperation(f"'skip' must not be negative, it is {skip}")
-    wanted: Shape = (*input.shape[:axis], *input.shape[axis + 1 :])
-    wanted = wanted[:-1] if pairs else wanted
-    if shapes_differ(state.shape, wanted):
-        raise InvalidShape(
-            f"'state' must have shape {show(wanted)}, it has {show(state.shape)}",
-            hint=f"it is 'input' {show(input.shape)} without axis {axis}"
-            + (" and without the last one" if pairs else ""),
-        )
+    require_not_negative(skip=skip)
+    why = f"it is 'input' {show(input.shape)} without axis {axis}"
+    wanted = with_extent(input.shape, axis)
+    if complex:
+        why, wanted = f"{why} and without the last one", wanted[:-1]
+    require_shape("state", state, wanted, why)
     return input
 
 
@@ -166,27 +166,9 @@ def _averages(x: Array, state: Any, alpha: float, skip: int) -> Array:
     return jnp.concatenate([idle, decays * start + sums])
 
 
-def _unit_type(
-    input: TensorType,
-    state: TensorType,
-    axis: int,
-    alpha: float,
-    skip: int,
-    complex: bool,
-    epsilon: float,
-) -> TensorType:
-    return _average_type(input, state, axis, skip, complex)
-
-
-@rules.rule("tract.exp_unit_norm", _unit_type)
+@rules.rule("tract.exp_unit_norm", _average_type)
 def exp_unit_norm(
-    input: Any,
-    state: Any,
-    axis: int,
-    alpha: float,
-    skip: int,
-    complex: bool,
-    epsilon: float,
+    input: Any, state: Any, axis: int, alpha: float, skip: int, complex: bool, epsilon: float
 ) -> Array:
     """Return x / sqrt(s) along the axis, where s <- (1 - alpha) max(|x|, epsilon) + alpha s.
 
@@ -205,25 +187,13 @@ def exp_unit_norm(
     return jnp.moveaxis(result, 0, axis).astype(input.dtype)
 
 
-def _mean_type(
-    input: TensorType,
-    state: TensorType,
-    axis: int,
-    alpha: float,
-    skip: int,
-    scaling_factor: float,
-) -> TensorType:
-    return _average_type(input, state, axis, skip, False)
+def _mean_type(input: TensorType, state: TensorType, axis: int, skip: int) -> TensorType:
+    return _average_type(input, state, axis, skip, complex=False)
 
 
 @rules.rule("tract.exp_mean_norm", _mean_type)
 def exp_mean_norm(
-    input: Any,
-    state: Any,
-    axis: int,
-    alpha: float,
-    skip: int,
-    scaling_factor: float,
+    input: Any, state: Any, axis: int, alpha: float, skip: int, scaling_factor: float
 ) -> Array:
     """Return (x - s) / scaling_factor; s averages x itself, as in `exp_unit_norm`."""
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)

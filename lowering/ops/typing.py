@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_RANK, Shape, differ, show, volume
+from lowering.extents import MAX_RANK, Shape, differ, shapes_differ, show, volume
 from lowering.graph import TensorType
 
 # The type of an absent optional operand; its value is False.
@@ -24,25 +24,37 @@ def is_integer(dtype: str) -> bool:
     return dtype.startswith(("int", "uint"))
 
 
-def require_real(**operands: TensorType) -> None:
-    """Refuse operands that do not hold real numbers."""
-    for name, operand in operands.items():
-        if operand.dtype not in _FLOATS:
-            raise InvalidOperation(f"'{name}' must hold scalars, it holds {operand.dtype}")
+def is_complex(dtype: str) -> bool:
+    """Tell whether a dtype holds complex numbers."""
+    return dtype.startswith("complex")
 
 
-def require_integer(**operands: TensorType) -> None:
-    """Refuse operands that do not hold integers."""
-    for name, operand in operands.items():
-        if not is_integer(operand.dtype):
-            raise InvalidOperation(f"'{name}' must hold integers, it holds {operand.dtype}")
+def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Callable[..., None]:
+    """Return a function that refuses operands of other dtypes; the hint is for logical values."""
+
+    def require(**operands: TensorType) -> None:
+        for name, operand in operands.items():
+            if not holds(operand.dtype):
+                raise InvalidOperation(
+                    f"'{name}' must hold {what}, it holds {operand.dtype}",
+                    hint=hint if operand.dtype == "bool" else "",
+                )
+
+    return require
 
 
-def require_logical(**operands: TensorType) -> None:
-    """Refuse operands that do not hold logical values."""
-    for name, operand in operands.items():
-        if operand.dtype != "bool":
-            raise InvalidOperation(f"'{name}' must hold logical values, it holds {operand.dtype}")
+_CAST = "`cast` makes 0 and 1 of logical values"
+require_real = _requirement("scalars", is_float)
+require_integer = _requirement("integers", is_integer)
+require_logical = _requirement("logical values", lambda dtype: dtype == "bool")
+require_complex = _requirement("complex numbers", is_complex)
+require_ordered = _requirement(
+    "real numbers or integers", lambda dtype: is_float(dtype) or is_integer(dtype), _CAST
+)
+require_number = _requirement("numbers", lambda dtype: dtype != "bool", _CAST)
+require_bits = _requirement(
+    "integers or logical values", lambda dtype: dtype == "bool" or is_integer(dtype)
+)
 
 
 def require_same_dtype(**operands: TensorType) -> None:
@@ -78,6 +90,14 @@ def require_length(name: str, items: Sequence[object], length: int, what: str) -
         )
 
 
+def require_shape(name: str, found: TensorType, wanted: Shape, why: str) -> None:
+    """Refuse an operand of another shape; `why` is the hint."""
+    if shapes_differ(found.shape, wanted):
+        raise InvalidShape(
+            f"'{name}' must have shape {show(wanted)}, it has {show(found.shape)}", hint=why
+        )
+
+
 def padded(shape: Shape, rank: int) -> Shape:
     """Return the shape continued by 1s up to a rank."""
     return shape + (1,) * (rank - len(shape))
@@ -96,43 +116,6 @@ def require_fits(name: str, target: TensorType, **operands: TensorType) -> None:
             )
 
 
-def is_complex(dtype: str) -> bool:
-    """Tell whether a dtype holds complex numbers."""
-    return dtype.startswith("complex")
-
-
-def require_ordered(**operands: TensorType) -> None:
-    """Refuse operands that hold neither real numbers nor integers."""
-    for name, operand in operands.items():
-        if not (is_float(operand.dtype) or is_integer(operand.dtype)):
-            raise InvalidOperation(
-                f"'{name}' must hold real numbers or integers, it holds {operand.dtype}",
-                hint=_cast_hint(operand.dtype),
-            )
-
-
-def require_number(**operands: TensorType) -> None:
-    """Refuse operands that do not hold numbers of any type."""
-    for name, operand in operands.items():
-        if operand.dtype == "bool":
-            raise InvalidOperation(
-                f"'{name}' must hold numbers, it holds {operand.dtype}", hint=_cast_hint("bool")
-            )
-
-
-def _cast_hint(dtype: str) -> str:
-    return "`cast` makes 0 and 1 of logical values" if dtype == "bool" else ""
-
-
-def require_bits(**operands: TensorType) -> None:
-    """Refuse operands that hold neither integers nor logical values."""
-    for name, operand in operands.items():
-        if not (is_integer(operand.dtype) or operand.dtype == "bool"):
-            raise InvalidOperation(
-                f"'{name}' must hold integers or logical values, it holds {operand.dtype}"
-            )
-
-
 def require_one(**operands: TensorType) -> None:
     """Refuse operands of more or less than one item, whatever their rank."""
     for name, operand in operands.items():
@@ -144,6 +127,13 @@ def require_one_integer(**operands: TensorType) -> None:
     """Refuse operands that are not a single integer, whatever their rank."""
     require_integer(**operands)
     require_one(**operands)
+
+
+def require_not_negative(**numbers: float) -> None:
+    """Refuse numbers below 0."""
+    for name, number in numbers.items():
+        if number < 0:
+            raise InvalidOperation(f"'{name}' must not be negative, it is {number}")
 
 
 def normal_axes(axes: Sequence[int], rank: int, name: str = "axes") -> tuple[int, ...]:

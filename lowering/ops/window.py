@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -16,41 +18,31 @@ from lowering.kernels.windows import (
     basic,
     require_attributes,
     require_basic,
-    require_border,
     require_positive,
     require_reverse,
     reverse,
 )
 from lowering.ops import rules
-from lowering.ops.typing import require_integer, require_ordered, require_real
-
-
-def _pool_type(
-    input: TensorType,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-) -> TensorType:
-    require_real(input=input)
-    return _window_type(input, size, border, padding, stride, dilation)
+from lowering.ops.typing import require_integer, require_one_of, require_ordered, require_real
 
 
 def _window_type(
-    input: TensorType,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
+    input: TensorType, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> TensorType:
     require_ordered(input=input)
-    require_border(border, POOL_BORDERS)
+    require_one_of("border", border, POOL_BORDERS)
     require_attributes(len(input.shape), padding, stride, dilation, size)
     windows = basic(input.shape, size, padding, stride, dilation)
     require_basic(windows, border)
     return TensorType(windows.downscaled, input.dtype)
+
+
+def pool_type(
+    input: TensorType, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
+) -> TensorType:
+    """Return the type of a sum of real numbers for each window; raise where there are none."""
+    require_real(input=input)
+    return _window_type(input, size, border, padding, stride, dilation)
 
 
 def _reverse_type(
@@ -63,7 +55,7 @@ def _reverse_type(
     output_shape: Shape,
 ) -> TensorType:
     require_real(input=input)
-    require_border(border, POOL_BORDERS)
+    require_one_of("border", border, POOL_BORDERS)
     require_attributes(len(input.shape), padding, stride, dilation, size)
     if output_shape and len(output_shape) != len(input.shape):
         raise InvalidOperation(
@@ -76,12 +68,7 @@ def _reverse_type(
 
 
 def _reverse(
-    shape: Shape,
-    size: Shape,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    output_shape: Shape,
+    shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape, output_shape: Shape
 ) -> Windows:
     # A batch that no window spans is the input's: the document may have baked in another.
     alone = size[:1] in ((), (1,)) and stride[:1] in ((), (1,)) and padding[:1] in ((), ((0, 0),))
@@ -90,19 +77,7 @@ def _reverse(
     return reverse(shape, size, padding, stride, dilation, output_shape)
 
 
-def _box_type(
-    input: TensorType,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    normalize: bool,
-) -> TensorType:
-    return _pool_type(input, size, border, padding, stride, dilation)
-
-
-@rules.rule("box", _box_type)
+@rules.rule("box", pool_type)
 def box(
     input: Array,
     size: Shape,
@@ -117,20 +92,7 @@ def box(
     return kernels.window_sum(input, windows, border, normalize)
 
 
-def _debox_type(
-    input: TensorType,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    output_shape: Shape,
-    normalize: bool,
-) -> TensorType:
-    return _reverse_type(input, size, border, padding, stride, dilation, output_shape)
-
-
-@rules.rule("debox", _debox_type)
+@rules.rule("debox", _reverse_type)
 def debox(
     input: Array,
     size: Shape,
@@ -156,7 +118,7 @@ def max_pool(
     return kernels.window_max(jnp.asarray(input), windows, border)
 
 
-@rules.rule("avg_pool", _pool_type)
+@rules.rule("avg_pool", pool_type)
 def avg_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
@@ -164,7 +126,7 @@ def avg_pool(
     return box(input, size, border, padding, stride, dilation, True)
 
 
-@rules.rule("rms_pool", _pool_type)
+@rules.rule("rms_pool", pool_type)
 def rms_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
@@ -173,15 +135,8 @@ def rms_pool(
     return jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1)), mean)
 
 
-def _index_type(
-    input: TensorType,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-) -> TensorType:
-    return TensorType(_pool_type(input, size, border, padding, stride, dilation).shape, "int32")
+def _index_type(input: TensorType, **pool: Any) -> TensorType:
+    return TensorType(pool_type(input, **pool).shape, "int32")
 
 
 @rules.rule("argmax_pool", _index_type, not_differentiable="its result is an index")
@@ -193,15 +148,9 @@ def argmax_pool(
 
 
 def _max_and_index_type(
-    input: TensorType,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    first_axis: int = -1,
+    input: TensorType, border: str, first_axis: int = -1, **pool: Any
 ) -> tuple[TensorType, TensorType]:
-    output = _window_type(input, size, border, padding, stride, dilation)
+    output = _window_type(input, border=border, **pool)
     if first_axis >= 0 and border != "ignore":
         raise InvalidOperation("an index on the input is of border 'ignore' alone")
     return output, TensorType(output.shape, "int32")
@@ -224,16 +173,8 @@ def max_pool_with_index(
     return kernels.window_max_and_index(input, windows, border)
 
 
-def _sample_type(
-    input: TensorType,
-    index: TensorType,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-) -> TensorType:
-    output = _pool_type(input, size, border, padding, stride, dilation)
+def _sample_type(input: TensorType, index: TensorType, **pool: Any) -> TensorType:
+    output = pool_type(input, **pool)
     _require_index(index, output.shape, "the output")
     return output
 
@@ -253,20 +194,11 @@ def sample(
     return kernels.sample(input, index, windows, border)
 
 
-def _desample_type(
-    input: TensorType,
-    index: TensorType,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    output_shape: Shape,
-) -> TensorType:
+def _desample_type(input: TensorType, index: TensorType, border: str, **windows: Any) -> TensorType:
     # No index names a cell outside the input: the border does not matter.
     _require_index(index, input.shape, "the input")
-    require_border(border, POOL_BORDERS)
-    return _reverse_type(input, size, "constant", padding, stride, dilation, output_shape)
+    require_one_of("border", border, POOL_BORDERS)
+    return _reverse_type(input, border="constant", **windows)
 
 
 @rules.rule("desample", _desample_type)

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, differ, is_symbolic, show
-from lowering.kernels.windows import require_border
-from lowering.ops.typing import normal_axes, normal_axis, padded, require_length
+from lowering.ops.typing import normal_axes, normal_axis, padded, require_length, require_one_of
 from nnef_jax.formats.tract.meaning import Draft, Meaning
 
 _LOWEST = -(1 << 62)  # an index before any
@@ -147,7 +146,7 @@ def _is_cut(items: Any) -> bool:
 
 
 def _max_pool(draft: Draft) -> None:
-    require_border(draft.attributes["border"], ("constant", "ignore"))
+    require_one_of("border", draft.attributes["border"], ("constant", "ignore"))
     draft.attributes["border"] = "ignore"
     rank = len(draft.shape("input"))
     require_length("size", draft.attributes["size"], rank, "axes of 'input'")
@@ -172,7 +171,7 @@ def _upsample(draft: Draft) -> None:
 
 
 def _multilinear(draft: Draft) -> None:
-    require_border(draft.attributes["border"], ("replicate",))
+    require_one_of("border", draft.attributes["border"], ("replicate",))
     _upsample(draft)
 
 
