@@ -89,6 +89,11 @@ def volume(shape: Iterable[int]) -> int:
     return result
 
 
+def padded(shape: Shape, rank: int) -> Shape:
+    """Return the shape continued by 1s up to a rank."""
+    return shape + (1,) * (rank - len(shape))
+
+
 def with_extent(shape: Shape, axis: int, *extents: int) -> Shape:
     """Return the shape with other extents for that of an axis."""
     return (*shape[:axis], *extents, *shape[axis + 1 :])

@@ -30,6 +30,27 @@ class TensorType:
         return f"{self.dtype}{show(self.shape)}"
 
 
+# The type of an absent optional operand; its value is False.
+ABSENT = TensorType((), "bool")
+
+_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+
+def is_float(dtype: str) -> bool:
+    """Tell whether a dtype holds real numbers."""
+    return dtype in _FLOATS
+
+
+def is_integer(dtype: str) -> bool:
+    """Tell whether a dtype holds integers."""
+    return dtype.startswith(("int", "uint"))
+
+
+def is_complex(dtype: str) -> bool:
+    """Tell whether a dtype holds complex numbers."""
+    return dtype.startswith("complex")
+
+
 Types = TensorType | list[TensorType] | tuple[TensorType | list[TensorType], ...]
 
 

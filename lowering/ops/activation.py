@@ -14,16 +14,8 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
 from lowering.kernels.precision import wide_dtype, widened
-from lowering.ops import rules
+from lowering.ops import require, rules
 from lowering.ops.elementwise import clamp, ordered_type, real_type
-from lowering.ops.typing import (
-    require_axes,
-    require_fits,
-    require_not_negative,
-    require_one_of,
-    require_real,
-    require_same_dtype,
-)
 
 
 def _unary(kind: str, function: Callable[[Array], Array]) -> None:
@@ -57,7 +49,7 @@ _GELU = ("sigmoid", "tanh", "tanh_square")
 
 
 def _gelu_type(x: TensorType, approximation: str = "sigmoid") -> TensorType:
-    require_one_of("approximation", approximation, _GELU)
+    require.one_of("approximation", approximation, _GELU)
     return real_type(x)
 
 
@@ -78,8 +70,8 @@ def gelu(x: Any, approximation: str = "sigmoid") -> Array:
 
 
 def _softabs_type(x: TensorType, epsilon: float) -> TensorType:
-    require_real(x=x)
-    require_not_negative(epsilon=epsilon)
+    require.real(x=x)
+    require.not_negative(epsilon=epsilon)
     return x
 
 
@@ -96,8 +88,8 @@ def softabs(x: Any, epsilon: float) -> Array:
 
 
 def _softmax_type(x: TensorType, axes: tuple[int, ...]) -> TensorType:
-    require_real(x=x)
-    require_axes(axes, len(x.shape))
+    require.real(x=x)
+    require.axes(axes, len(x.shape))
     return x
 
 
@@ -133,9 +125,9 @@ def selu(x: Any, alpha: float, lambda_: float) -> Array:
 
 
 def _prelu_type(x: TensorType, alpha: TensorType) -> TensorType:
-    require_real(x=x, alpha=alpha)
-    require_same_dtype(x=x, alpha=alpha)
-    require_fits("'x'", x, alpha=alpha)
+    require.real(x=x, alpha=alpha)
+    require.same_dtype(x=x, alpha=alpha)
+    require.fits("'x'", x, alpha=alpha)
     return x
 
 
@@ -153,8 +145,8 @@ def leaky_relu(x: Any, alpha: float) -> Array:
 
 
 def _swiglu_type(gate: TensorType, up: TensorType, alpha: float, limit: float) -> TensorType:
-    require_real(gate=gate, up=up)
-    require_same_dtype(gate=gate, up=up)
+    require.real(gate=gate, up=up)
+    require.same_dtype(gate=gate, up=up)
     if limit <= 0:
         raise InvalidOperation(f"'limit' must be positive, it is {limit}")
     return TensorType(broadcast_shapes(gate.shape, up.shape), wide_dtype(gate, up).name)

@@ -10,11 +10,10 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show, volume
-from lowering.graph import TensorType
+from lowering.graph import ABSENT, TensorType, is_float
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.precision import widened
-from lowering.ops import rules
-from lowering.ops.typing import ABSENT, is_float, require_real, require_same_dtype
+from lowering.ops import require, rules
 from lowering.trace import Context
 
 
@@ -62,8 +61,8 @@ def _softmax(scores: Array) -> Array:
 def _attention_type(
     query: TensorType, key: TensorType, value: TensorType, mask: TensorType
 ) -> TensorType:
-    require_real(query=query, key=key, value=value)
-    require_same_dtype(query=query, key=key, value=value)
+    require.real(query=query, key=key, value=value)
+    require.same_dtype(query=query, key=key, value=value)
     shapes = f"query {show(query.shape)}, key {show(key.shape)}, value {show(value.shape)}"
     rank = len(query.shape)
     if rank < 3 or len(key.shape) != rank or len(value.shape) != rank:
@@ -119,7 +118,7 @@ def attention(
 
 
 def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
-    require_real(input=input)
+    require.real(input=input)
     if not input.shape:
         raise InvalidShape("'input' must have an axis to take the softmax over")
     _require_mask(mask, input.shape)
@@ -134,8 +133,8 @@ def masked_softmax(input: Any, mask: Any, scale: float) -> Array:
 
 
 def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
-    require_real(input=input, cos=cos, sin=sin)
-    require_same_dtype(input=input, cos=cos, sin=sin)
+    require.real(input=input, cos=cos, sin=sin)
+    require.same_dtype(input=input, cos=cos, sin=sin)
     if not input.shape or differ(input.shape[-1] % 2, 0):
         raise InvalidShape(
             f"the last axis of 'input' {show(input.shape)} must have an even number of items"

@@ -15,7 +15,7 @@ from jax import Array
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show, volume
-from lowering.graph import TensorType
+from lowering.graph import TensorType, is_integer
 from lowering.kernels import conv as kernels
 from lowering.kernels.accumulation import accumulator
 from lowering.kernels.broadcast import expand
@@ -29,14 +29,7 @@ from lowering.kernels.windows import (
     require_reverse,
     reverse,
 )
-from lowering.ops import rules
-from lowering.ops.typing import (
-    is_integer,
-    require_one_of,
-    require_ordered,
-    require_real,
-    require_same_dtype,
-)
+from lowering.ops import require, rules
 from lowering.static import is_zero
 from lowering.trace import Context
 
@@ -44,8 +37,8 @@ from lowering.trace import Context
 def _conv_type(
     input: TensorType, filter: TensorType, bias: TensorType, **windows: Any
 ) -> TensorType:
-    require_ordered(input=input, filter=filter, bias=bias)
-    require_same_dtype(input=input, filter=filter, bias=bias)
+    require.ordered(input=input, filter=filter, bias=bias)
+    require.same_dtype(input=input, filter=filter, bias=bias)
     shape = conv_shape(input.shape, filter.shape, bias.shape, **windows)
     return TensorType(shape, _sum_dtype(input.dtype))
 
@@ -61,7 +54,7 @@ def conv_shape(
     groups: int,
 ) -> Shape:
     """Return the shape of a convolution; raise where operands or attributes do not agree."""
-    require_one_of("border", border, BORDERS)
+    require.one_of("border", border, BORDERS)
     _require_operands(input, filter, padding, stride, dilation, groups)
     groups = groups or input[1]
     if differ(filter[1] * groups, input[1]):
@@ -119,9 +112,9 @@ def _deconv_type(
     output_shape: Shape,
     groups: int,
 ) -> TensorType:
-    require_real(input=input, filter=filter, bias=bias)
-    require_same_dtype(input=input, filter=filter, bias=bias)
-    require_one_of("border", border, BORDERS)
+    require.real(input=input, filter=filter, bias=bias)
+    require.same_dtype(input=input, filter=filter, bias=bias)
+    require.one_of("border", border, BORDERS)
     _require_operands(input.shape, filter.shape, padding, stride, dilation, groups)
     if differ(filter.shape[0], input.shape[1]):
         raise InvalidShape(

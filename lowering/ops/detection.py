@@ -13,8 +13,7 @@ from lowering.errors import InvalidShape
 from lowering.extents import UNKNOWN, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
-from lowering.ops import rules
-from lowering.ops.typing import require_not_negative, require_one, require_real, require_same_dtype
+from lowering.ops import require, rules
 
 _INDICES = "its results are indices"
 
@@ -25,7 +24,7 @@ def _suppression_type(
     max_output_boxes_per_class: int,
     score_threshold: TensorType,
 ) -> TensorType:
-    require_real(boxes=boxes, scores=scores)
+    require.real(boxes=boxes, scores=scores)
     if len(boxes.shape) != 3 or differ(boxes.shape[2], 4):
         raise InvalidShape(
             f"'boxes' must have the shape [batches,boxes,4], it has {show(boxes.shape)}"
@@ -41,9 +40,9 @@ def _suppression_type(
             hint="'scores' has the shape [batches,classes,boxes]",
         )
     if score_threshold.dtype != "bool":
-        require_same_dtype(scores=scores, score_threshold=score_threshold)
-        require_one(score_threshold=score_threshold)
-    require_not_negative(max_output_boxes_per_class=max_output_boxes_per_class)
+        require.same_dtype(scores=scores, score_threshold=score_threshold)
+        require.one(score_threshold=score_threshold)
+    require.not_negative(max_output_boxes_per_class=max_output_boxes_per_class)
     most = _most(scores.shape[2], max_output_boxes_per_class)
     return TensorType((scores.shape[0] * scores.shape[1] * most, 3), "int32")
 

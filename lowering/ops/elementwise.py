@@ -12,17 +12,7 @@ from jax import Array, lax
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
 from lowering.kernels.rounding import TIES, rounded
-from lowering.ops import rules
-from lowering.ops.typing import (
-    require_bits,
-    require_integer,
-    require_logical,
-    require_number,
-    require_one_of,
-    require_ordered,
-    require_real,
-    require_same_dtype,
-)
+from lowering.ops import require, rules
 from lowering.static import is_static
 
 _LOGICAL = "its results are logical values"
@@ -33,17 +23,17 @@ def _is_real(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-def like(require: Callable[..., None]) -> Callable[[TensorType], TensorType]:
+def like(check: Callable[..., None]) -> Callable[[TensorType], TensorType]:
     """Return the `infer` of a result like the operand, which must meet a requirement."""
 
     def infer(x: TensorType) -> TensorType:
-        require(x=x)
+        check(x=x)
         return x
 
     return infer
 
 
-real_type, ordered_type, _number_type = map(like, (require_real, require_ordered, require_number))
+real_type, ordered_type, _number_type = map(like, (require.real, require.ordered, require.number))
 
 
 def _unary(
@@ -92,13 +82,13 @@ _unary("log2", jnp.log2)
 _whole("floor", jnp.floor)
 _whole("ceil", jnp.ceil)
 _unary("copy", jnp.asarray, lambda x: x)
-_unary("not", jnp.logical_not, like(require_logical), _LOGICAL)
-_unary("bitwise_not", jnp.bitwise_not, like(require_bits), _BITS)
+_unary("not", jnp.logical_not, like(require.logical), _LOGICAL)
+_unary("bitwise_not", jnp.bitwise_not, like(require.bits), _BITS)
 _unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
 
 
 def _round_type(x: TensorType, ties: str = "up") -> TensorType:
-    require_one_of("ties", ties, TIES)
+    require.one_of("ties", ties, TIES)
     return ordered_type(x)
 
 
@@ -110,24 +100,24 @@ def round_(x: Any, ties: str = "up") -> Array:
 
 
 def _same_type(x: TensorType, y: TensorType) -> TensorType:
-    require_same_dtype(x=x, y=y)
+    require.same_dtype(x=x, y=y)
     return TensorType(broadcast_shapes(x.shape, y.shape), x.dtype)
 
 
-def _pair(require: Callable[..., None]) -> Callable[[TensorType, TensorType], TensorType]:
+def _pair(check: Callable[..., None]) -> Callable[[TensorType, TensorType], TensorType]:
     def infer(x: TensorType, y: TensorType) -> TensorType:
-        require(x=x, y=y)
+        check(x=x, y=y)
         return _same_type(x, y)
 
     return infer
 
 
-_numbers_type, _bits_type, _shift_type = map(_pair, (require_number, require_bits, require_integer))
+_numbers_type, _bits_type, _shift_type = map(_pair, (require.number, require.bits, require.integer))
 
 
 def _extremum_type(x: TensorType, y: TensorType) -> TensorType:
     if x.dtype != "bool":
-        require_ordered(x=x, y=y)
+        require.ordered(x=x, y=y)
     return _same_type(x, y)
 
 
@@ -159,8 +149,8 @@ _binary("le", _comparison_type, jnp.less_equal, _LOGICAL)
 _binary("ge", _comparison_type, jnp.greater_equal, _LOGICAL)
 _binary("eq", _comparison_type, jnp.equal, _LOGICAL)
 _binary("ne", _comparison_type, jnp.not_equal, _LOGICAL)
-_binary("and", _pair(require_logical), jnp.logical_and, _LOGICAL)
-_binary("or", _pair(require_logical), jnp.logical_or, _LOGICAL)
+_binary("and", _pair(require.logical), jnp.logical_and, _LOGICAL)
+_binary("or", _pair(require.logical), jnp.logical_or, _LOGICAL)
 
 _binary("bitwise_and", _bits_type, jnp.bitwise_and, _BITS)
 _binary("bitwise_or", _bits_type, jnp.bitwise_or, _BITS)
@@ -234,8 +224,8 @@ def is_inf(x: Any, positive: bool, negative: bool) -> Array:
 def _select_type(
     condition: TensorType, true_value: TensorType, false_value: TensorType
 ) -> TensorType:
-    require_logical(condition=condition)
-    require_same_dtype(true_value=true_value, false_value=false_value)
+    require.logical(condition=condition)
+    require.same_dtype(true_value=true_value, false_value=false_value)
     shape = broadcast_shapes(condition.shape, true_value.shape, false_value.shape)
     return TensorType(shape, true_value.dtype)
 
@@ -247,8 +237,8 @@ def select(condition: Any, true_value: Any, false_value: Any) -> Array:
 
 
 def _clamp_type(x: TensorType, a: TensorType, b: TensorType, inclusive: bool = False) -> TensorType:
-    require_ordered(x=x, a=a, b=b)
-    require_same_dtype(x=x, a=a, b=b)
+    require.ordered(x=x, a=a, b=b)
+    require.same_dtype(x=x, a=a, b=b)
     return TensorType(broadcast_shapes(x.shape, a.shape, b.shape), x.dtype)
 
 

@@ -11,11 +11,10 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, show, volume
-from lowering.graph import TensorType
+from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import wide_dtype
-from lowering.ops import rules
+from lowering.ops import require, rules
 from lowering.ops.activation import clamped_swiglu, gelu
-from lowering.ops.typing import ABSENT, require_one_of, require_real, require_shape
 from lowering.trace import Context
 
 _ACTIVATIONS = {
@@ -42,8 +41,8 @@ def _experts_type(
     gate: str,
     limit: float,
 ) -> TensorType:
-    require_one_of("activation", activation, tuple(_ACTIVATIONS))
-    require_one_of("gate", gate, GATES)
+    require.one_of("activation", activation, tuple(_ACTIVATIONS))
+    require.one_of("gate", gate, GATES)
     if not input.shape or len(router.shape) != 2 or len(w1.shape) != 3:
         raise InvalidShape(
             f"'input' {show(input.shape)} must be [tokens...,items], 'router' "
@@ -63,10 +62,10 @@ def _experts_type(
         "w2_bias": (w2_bias, (experts, items)),
     }
     given = {name: (t, s) for name, (t, s) in shapes.items() if t != ABSENT}
-    require_real(input=input, **{name: found for name, (found, _) in given.items()})
+    require.real(input=input, **{name: found for name, (found, _) in given.items()})
     why = f"there are {experts} experts that take {items} items to {hidden} and back"
     for name, (found, wanted) in given.items():
-        require_shape(name, found, wanted, why)
+        require.shape(name, found, wanted, why)
     if w3 == ABSENT and (activation == "swiglu" or limit or w3_bias != ABSENT):
         raise InvalidOperation("'swiglu', 'limit' and 'w3_bias' need the weights 'w3'")
     if k < 1 or k > experts:

@@ -15,16 +15,8 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, shapes_differ, show, with_extent
 from lowering.graph import TensorType
-from lowering.ops import rules
-from lowering.ops.typing import (
-    normal_axis,
-    require_integer,
-    require_number,
-    require_one_of,
-    require_ordered,
-    require_same_dtype,
-    require_shape,
-)
+from lowering.ops import require, rules
+from lowering.ops.require import normal_axis
 
 _REDUCTIONS = ("none", "add", "mul", "min", "max")
 
@@ -40,7 +32,7 @@ def _gather_elements_type(input: TensorType, indices: TensorType, axis: int) -> 
 
 
 def _require_elements(input: TensorType, indices: TensorType, axis: int) -> None:
-    require_integer(indices=indices)
+    require.integer(indices=indices)
     axis = normal_axis(axis, len(input.shape))
     _require_same_rank("indices", indices.shape, "input", input.shape)
     for a, (count, extent) in enumerate(zip(indices.shape, input.shape, strict=True)):
@@ -68,7 +60,7 @@ def gather_elements(input: Any, indices: Any, axis: int) -> Array:
 
 
 def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> TensorType:
-    require_integer(indices=indices)
+    require.integer(indices=indices)
     last = min(len(input.shape), len(indices.shape)) - 1
     if last < 0:
         raise InvalidShape(
@@ -124,12 +116,12 @@ def gather_nd(input: Any, indices: Any, batch_dims: int) -> Array:
 
 
 def _require_reduction(input: TensorType, updates: TensorType, reduction: str) -> None:
-    require_same_dtype(input=input, updates=updates)
-    require_one_of("reduction", reduction, _REDUCTIONS)
+    require.same_dtype(input=input, updates=updates)
+    require.one_of("reduction", reduction, _REDUCTIONS)
     if reduction in ("add", "mul"):
-        require_number(input=input)
+        require.number(input=input)
     elif reduction != "none":
-        require_ordered(input=input)
+        require.ordered(input=input)
 
 
 def _scatter_elements_type(
@@ -173,12 +165,12 @@ def _scatter_nd_type(
     input: TensorType, indices: TensorType, updates: TensorType, reduction: str
 ) -> TensorType:
     _require_reduction(input, updates, reduction)
-    require_integer(indices=indices)
+    require.integer(indices=indices)
     if indices.shape[-1:] == (UNKNOWN,):
         return input
     wanted = indices.shape[:-1] + input.shape[_coordinates(indices.shape, len(input.shape)) :]
     why = "it is that of 'indices' without the last axis, and of what they name in 'input'"
-    require_shape("updates", updates, wanted, why)
+    require.shape("updates", updates, wanted, why)
     return input
 
 
@@ -222,7 +214,7 @@ def _multiply_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
 
 
 def _topk_type(input: TensorType, k: int, axis: int) -> tuple[TensorType, TensorType]:
-    require_ordered(input=input)
+    require.ordered(input=input)
     axis = normal_axis(axis, len(input.shape))
     if k < 1 or k > input.shape[axis]:
         raise InvalidOperation(
@@ -254,7 +246,7 @@ def topk(input: Any, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
 
 
 def _one_hot_type(indices: TensorType, axis: int, depth: int) -> TensorType:
-    require_integer(indices=indices)
+    require.integer(indices=indices)
     axis = normal_axis(axis, len(indices.shape) + 1)
     if depth < 1:
         raise InvalidOperation(f"'depth' must be positive, it is {depth}")

@@ -13,21 +13,13 @@ import numpy as np
 from jax import Array
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show, volume
-from lowering.graph import TensorType
+from lowering.extents import Shape, differ, padded, show, volume
+from lowering.graph import TensorType, is_complex, is_float
 from lowering.kernels import contraction
 from lowering.kernels.accumulation import accumulator as sums_of
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.kernels.precision import left_operand_anywhere
-from lowering.ops import rules
-from lowering.ops.typing import (
-    is_complex,
-    is_float,
-    padded,
-    require_fits,
-    require_number,
-    require_same_dtype,
-)
+from lowering.ops import require, rules
 from lowering.static import is_zero
 from lowering.trace import Context
 
@@ -57,8 +49,8 @@ def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str
 
 
 def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: bool) -> TensorType:
-    require_number(A=A, B=B)
-    require_same_dtype(A=A, B=B)
+    require.number(A=A, B=B)
+    require.same_dtype(A=A, B=B)
     shape = product_shape(
         ("A", "B"),
         matrix_shape(A.shape, transposeA),
@@ -92,8 +84,8 @@ def _product(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -
 
 
 def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> TensorType:
-    require_number(input=input, filter=filter, bias=bias)
-    require_same_dtype(input=input, filter=filter, bias=bias)
+    require.number(input=input, filter=filter, bias=bias)
+    require.same_dtype(input=input, filter=filter, bias=bias)
     shape = product_shape(
         ("input", "filter"),
         matrix_shape(input.shape, transpose=False),
@@ -101,7 +93,7 @@ def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> Ten
         "'filter' has the shape [output channels, input channels]",
     )
     output = TensorType(shape, input.dtype)
-    require_fits("the product of 'input' and 'filter'", output, bias=bias)
+    require.fits("the product of 'input' and 'filter'", output, bias=bias)
     return output
 
 
@@ -124,8 +116,8 @@ def _einsum_type(inputs: list[TensorType], expr: str, accumulator: str, dtype: s
     terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     shape = contraction.contracted_shape([x.shape for x in inputs], terms, result)
     operands = {f"inputs[{k}]": x for k, x in enumerate(inputs)}
-    require_number(**operands)
-    require_same_dtype(**operands)
+    require.number(**operands)
+    require.same_dtype(**operands)
     if accumulator == "bool" or _generality(accumulator) < _generality(inputs[0].dtype):
         raise InvalidOperation(
             f"the accumulator {accumulator} cannot hold the products of {inputs[0].dtype}",

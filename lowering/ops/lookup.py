@@ -12,20 +12,13 @@ from jax.ops import segment_max, segment_min, segment_sum
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, differ, show
 from lowering.graph import TensorType
-from lowering.ops import rules
-from lowering.ops.typing import (
-    require_integer,
-    require_one,
-    require_one_of,
-    require_ordered,
-    require_same_dtype,
-)
+from lowering.ops import require, rules
 
 
 def _lookup_type(input: TensorType, values: TensorType, fallback: TensorType) -> TensorType:
-    require_integer(input=input)
-    require_same_dtype(values=values, fallback=fallback)
-    require_one(fallback=fallback)
+    require.integer(input=input)
+    require.same_dtype(values=values, fallback=fallback)
+    require.one(fallback=fallback)
     _require_list("values", values)
     return TensorType(input.shape, values.dtype)
 
@@ -47,8 +40,8 @@ def direct_lookup(input: Any, values: Any, fallback: Any) -> Array:
 
 
 def _reverse_type(input: TensorType, keys: TensorType) -> TensorType:
-    require_ordered(input=input, keys=keys)
-    require_same_dtype(input=input, keys=keys)
+    require.ordered(input=input, keys=keys)
+    require.same_dtype(input=input, keys=keys)
     _require_list("keys", keys)
     return TensorType(input.shape, "int32")
 
@@ -87,7 +80,7 @@ def _ensemble_type(
     classes: int,
     aggregate: str,
 ) -> TensorType:
-    require_ordered(input=input)
+    require.ordered(input=input)
     if len(input.shape) not in (1, 2):
         raise InvalidShape(
             f"'input' must have the shape [features] or [batch,features], it has "
@@ -104,7 +97,7 @@ def _ensemble_type(
             )
     if classes < 1:
         raise InvalidOperation(f"'classes' must be positive, it is {classes}")
-    require_one_of("aggregate", aggregate, _AGGREGATES)
+    require.one_of("aggregate", aggregate, _AGGREGATES)
     return TensorType((*input.shape[:-1], classes), "float32")
 
 

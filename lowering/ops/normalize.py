@@ -13,23 +13,15 @@ from lowering.extents import differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.kernels.precision import widened
-from lowering.ops import rules
-from lowering.ops.typing import (
-    require_axes,
-    require_fits,
-    require_not_negative,
-    require_one,
-    require_real,
-    require_same_dtype,
-)
+from lowering.ops import require, rules
 from lowering.ops.window import box, pool_type
 from lowering.static import is_static
 
 
 def _axes_type(input: TensorType, axes: tuple[int, ...], epsilon: float) -> TensorType:
-    require_real(input=input)
-    require_axes(axes, len(input.shape))
-    require_not_negative(epsilon=epsilon)
+    require.real(input=input)
+    require.axes(axes, len(input.shape))
+    require.not_negative(epsilon=epsilon)
     return input
 
 
@@ -91,7 +83,7 @@ def local_response_normalization(
 
 def _local_type(input: TensorType, size: tuple[int, ...], epsilon: float) -> TensorType:
     output = _response_type(input, size)
-    require_not_negative(epsilon=epsilon)
+    require.not_negative(epsilon=epsilon)
     return output
 
 
@@ -109,10 +101,10 @@ def local_variance_normalization(
 
 
 def _batch_type(input: TensorType, epsilon: float, **parameters: TensorType) -> TensorType:
-    require_real(input=input, **parameters)
-    require_same_dtype(input=input, **parameters)
-    require_fits("'input'", input, **parameters)
-    require_not_negative(epsilon=epsilon)
+    require.real(input=input, **parameters)
+    require.same_dtype(input=input, **parameters)
+    require.fits("'input'", input, **parameters)
+    require.not_negative(epsilon=epsilon)
     return input
 
 
@@ -131,9 +123,9 @@ def batch_normalization(
 def _rms_norm_type(
     input: TensorType, scale: TensorType, epsilon: TensorType, axis: int, dtype: str
 ) -> TensorType:
-    require_real(input=input, scale=scale, epsilon=epsilon)
-    require_one(epsilon=epsilon)
-    require_axes((axis,), len(input.shape), "axis")
+    require.real(input=input, scale=scale, epsilon=epsilon)
+    require.one(epsilon=epsilon)
+    require.axis(axis, len(input.shape))
     items = volume(scale.shape)
     if items != 1 and differ(items, input.shape[axis]):
         raise InvalidShape(

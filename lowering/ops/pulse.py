@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from lowering.graph import TensorType
 from lowering.ops import rules
-from lowering.ops.typing import normal_axis
+from lowering.ops.require import normal_axis
 
 
 def _pulse_mask_type(input: TensorType, axis: int) -> TensorType:

@@ -16,14 +16,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.kernels.rounding import TIES, rounded
-from lowering.ops import rules
-from lowering.ops.typing import (
-    require_fits,
-    require_integer,
-    require_one_of,
-    require_real,
-    require_same_dtype,
-)
+from lowering.ops import require, rules
 
 
 def _require_bits(bits: int, least: int = 1) -> None:
@@ -46,10 +39,10 @@ def _min_max_type(
     symmetric: bool,
     ties: str = "up",
 ) -> TensorType:
-    require_one_of("ties", ties, TIES)
-    require_real(x=x, min=min, max=max)
-    require_same_dtype(x=x, min=min, max=max)
-    require_fits("'x'", x, min=min, max=max)
+    require.one_of("ties", ties, TIES)
+    require.real(x=x, min=min, max=max)
+    require.same_dtype(x=x, min=min, max=max)
+    require.fits("'x'", x, min=min, max=max)
     _require_bits(bits, least=2 if signed and symmetric else 1)
     return x
 
@@ -72,11 +65,11 @@ def min_max_linear_quantize(
 def _zero_point_type(
     x: TensorType, zero_point: TensorType, scale: TensorType, bits: int, ties: str = "up"
 ) -> TensorType:
-    require_one_of("ties", ties, TIES)
-    require_real(x=x, scale=scale)
-    require_integer(zero_point=zero_point)
-    require_same_dtype(x=x, scale=scale)
-    require_fits("'x'", x, zero_point=zero_point, scale=scale)
+    require.one_of("ties", ties, TIES)
+    require.real(x=x, scale=scale)
+    require.integer(zero_point=zero_point)
+    require.same_dtype(x=x, scale=scale)
+    require.fits("'x'", x, zero_point=zero_point, scale=scale)
     _require_bits(bits)
     return x
 
@@ -97,9 +90,9 @@ def zero_point_linear_quantize(
 
 
 def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
-    require_real(x=x, max=max)
-    require_same_dtype(x=x, max=max)
-    require_fits("'x'", x, max=max)
+    require.real(x=x, max=max)
+    require.same_dtype(x=x, max=max)
+    require.fits("'x'", x, max=max)
     _require_bits(bits)
     return x
 

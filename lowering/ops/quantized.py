@@ -17,12 +17,11 @@ from jax import Array
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show
-from lowering.graph import TensorType
+from lowering.graph import TensorType, is_integer
 from lowering.kernels import contraction
 from lowering.kernels.windows import Padding
-from lowering.ops import rules
+from lowering.ops import require, rules
 from lowering.ops.conv import conv, conv_shape, conv_work
-from lowering.ops.typing import is_integer, require_integer, require_one, require_real
 from lowering.trace import Context
 
 _INTEGERS = "its operands are integers"
@@ -106,7 +105,7 @@ def _conv_type(
     _require_types(input=input, filter=filter, bias=bias, **parameters)
     shape = conv_shape(input.shape, filter.shape, bias.shape, **windows)
     of_filter = {name: parameters.pop(f"filter_{name}") for name in ("zero_point", "scale")}
-    require_one(**parameters)
+    require.one(**parameters)
     for name, type in of_filter.items():
         _require_channels(f"filter_{name}", type.shape, "c", "c", shape[1:2])
     return _result_type(shape, dtype)
@@ -160,8 +159,8 @@ def quantized_conv(
 def _require_types(**operands: TensorType) -> None:
     """Refuse scales that are not real, and other operands that are not integers."""
     scales = {name: type for name, type in operands.items() if name.endswith("scale")}
-    require_integer(**{name: type for name, type in operands.items() if name not in scales})
-    require_real(**scales)
+    require.integer(**{name: type for name, type in operands.items() if name not in scales})
+    require.real(**scales)
 
 
 def _require_channels(name: str, found: Shape, letter: str, term: str, shape: Shape) -> None:

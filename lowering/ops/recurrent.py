@@ -11,10 +11,9 @@ from jax import Array, lax
 
 from lowering.errors import InvalidShape
 from lowering.extents import differ, show, volume
-from lowering.graph import TensorType
+from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import wide_dtype
-from lowering.ops import rules
-from lowering.ops.typing import ABSENT, require_real, require_same_dtype, require_shape
+from lowering.ops import require, rules
 from lowering.trace import Context
 
 
@@ -26,14 +25,14 @@ def _require_rank(rank: int, layout: str, **operands: TensorType) -> None:
 
 def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:
     name, before = state
-    require_real(**products, **{name: before})
-    require_same_dtype(**products, **{name: before})
+    require.real(**products, **{name: before})
+    require.same_dtype(**products, **{name: before})
     for product, found in products.items():
         if not found.shape or differ(found.shape[-1] % blocks, 0):
             raise InvalidShape(f"'{product}' {show(found.shape)} must end in {blocks} blocks")
         hidden = found.shape[-1] // blocks
         why = f"it is one of the {blocks} blocks at the end of '{product}' {show(found.shape)}"
-        require_shape(name, before, (*found.shape[:-1], hidden), why)
+        require.shape(name, before, (*found.shape[:-1], hidden), why)
     return before
 
 
@@ -78,8 +77,8 @@ def _sequence_type(
     optional = {"weight": weight, "bias": bias}
     operands = {name: found for name, found in optional.items() if found != ABSENT}
     operands |= {"recurrent_weight": recurrent_weight, "initial_state": initial_state}
-    require_real(input=input, **operands)
-    require_same_dtype(input=input, **operands)
+    require.real(input=input, **operands)
+    require.same_dtype(input=input, **operands)
     _require_rank(3, "[batch,time,items]", input=input)
     _require_rank(2, "[3*hidden,hidden]", recurrent_weight=recurrent_weight)
     batch, time, items = input.shape
@@ -87,10 +86,10 @@ def _sequence_type(
     why = "it has a row for each gate and unit"
     if weight == ABSENT:
         gates = "without 'weight' its items are the products of all gates and units"
-        require_shape("input", input, (batch, time, 3 * hidden), gates)
+        require.shape("input", input, (batch, time, 3 * hidden), gates)
     else:
-        require_shape("weight", weight, (3 * hidden, items), why)
-    require_shape("recurrent_weight", recurrent_weight, (3 * hidden, hidden), why)
+        require.shape("weight", weight, (3 * hidden, items), why)
+    require.shape("recurrent_weight", recurrent_weight, (3 * hidden, hidden), why)
     if bias != ABSENT and differ(volume(bias.shape), 6 * hidden):
         raise InvalidShape(
             f"'bias' must have 6 times {hidden} items, its shape is {show(bias.shape)}",
@@ -153,7 +152,7 @@ _TAPS = 4
 def _update_type(
     input: TensorType, weight: TensorType, initial_state: TensorType
 ) -> tuple[TensorType, TensorType]:
-    require_real(input=input, weight=weight, initial_state=initial_state)
+    require.real(input=input, weight=weight, initial_state=initial_state)
     channels = volume(input.shape)
     if not weight.shape or differ(weight.shape[-1], _TAPS):
         raise InvalidShape(
@@ -198,23 +197,23 @@ def _delta_type(
     initial_state: TensorType,
 ) -> tuple[TensorType, TensorType]:
     operands = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
-    require_real(**operands, initial_state=initial_state)
+    require.real(**operands, initial_state=initial_state)
     _require_rank(4, "[batch,time,heads,width]", query=query, value=value)
     batch, time, heads, width = query.shape
-    require_shape("key", key, query.shape, "it has the shape of 'query'")
+    require.shape("key", key, query.shape, "it has the shape of 'query'")
     groups = value.shape[2]
     why = "it has the shape of 'query', but may have more heads"
-    require_shape("value", value, (batch, time, groups, width), why)
+    require.shape("value", value, (batch, time, groups, width), why)
     if differ(groups % heads, 0):
         raise InvalidShape(
             f"the heads of 'value' {show(value.shape)} must be a multiple of those of 'query' "
             f"{show(query.shape)}"
         )
     why = "it has a number for each time and head of 'value'"
-    require_shape("log_decay", log_decay, (batch, time, groups), why)
-    require_shape("beta", beta, (batch, time, groups), why)
+    require.shape("log_decay", log_decay, (batch, time, groups), why)
+    require.shape("beta", beta, (batch, time, groups), why)
     why = "it has a matrix for each head of 'value'"
-    require_shape("initial_state", initial_state, (batch, groups, width, width), why)
+    require.shape("initial_state", initial_state, (batch, groups, width, width), why)
     return TensorType(value.shape, query.dtype), initial_state
 
 

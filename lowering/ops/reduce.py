@@ -14,42 +14,35 @@ from lowering.errors import InvalidShape
 from lowering.extents import show
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
-from lowering.ops import rules
+from lowering.ops import require, rules
 from lowering.ops.elementwise import divide
-from lowering.ops.typing import (
-    require_axes,
-    require_logical,
-    require_number,
-    require_ordered,
-    require_real,
-)
 
 _LOGICAL = "its results are logical values"
 Axes = tuple[int, ...]
 
 
 def _reduced(input: TensorType, axes: Axes) -> TensorType:
-    require_axes(axes, len(input.shape))
+    require.axes(axes, len(input.shape))
     shape = tuple(1 if i in axes else extent for i, extent in enumerate(input.shape))
     return TensorType(shape, input.dtype)
 
 
-def _reduced_if(require: Callable[..., None]) -> Callable[[TensorType, Axes], TensorType]:
+def _reduced_if(check: Callable[..., None]) -> Callable[[TensorType, Axes], TensorType]:
     def infer(input: TensorType, axes: Axes) -> TensorType:
-        require(input=input)
+        check(input=input)
         return _reduced(input, axes)
 
     return infer
 
 
 _real_type, _number_type, _logical_type = map(
-    _reduced_if, (require_real, require_number, require_logical)
+    _reduced_if, (require.real, require.number, require.logical)
 )
 
 
 def _extremum_type(input: TensorType, axes: Axes) -> TensorType:
     if input.dtype != "bool":
-        require_ordered(input=input)
+        require.ordered(input=input)
     reduced = _reduced(input, axes)
     if any(input.shape[axis] == 0 for axis in axes):
         raise InvalidShape(
@@ -140,8 +133,8 @@ _index_of("argmin_reduce", lax.argmin)
 
 
 def _cumsum_type(x: TensorType, axis: int) -> TensorType:
-    require_number(x=x)
-    require_axes((axis,), len(x.shape), "axis")
+    require.number(x=x)
+    require.axis(axis, len(x.shape))
     return x
 
 

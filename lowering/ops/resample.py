@@ -20,14 +20,13 @@ from lowering.graph import TensorType
 from lowering.kernels import interpolation
 from lowering.kernels.precision import widened
 from lowering.kernels.windows import BORDERS, require_positive
-from lowering.ops import rules
-from lowering.ops.typing import require_one_of, require_real
+from lowering.ops import require, rules
 
 METHODS = ("symmetric", "asymmetric", "aligned")
 
 
 def _area_type(input: TensorType, factor: Shape) -> TensorType:
-    require_real(input=input)
+    require.real(input=input)
     return _down_type(input, factor)
 
 
@@ -75,9 +74,9 @@ def nearest_upsample(input: Array, factor: Shape) -> Array:
 
 
 def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str) -> TensorType:
-    require_real(input=input)
-    require_one_of("method", method, METHODS)
-    require_one_of("border", border, BORDERS)
+    require.real(input=input)
+    require.one_of("method", method, METHODS)
+    require.one_of("border", border, BORDERS)
     output = _up_type(input, factor)
     if border == "reflect" and method != "aligned":
         for axis, f in enumerate(factor, 2):

@@ -20,7 +20,7 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, differ, show, volume
-from lowering.graph import TensorType
+from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
 from lowering.kernels.resampling import (
     COORDINATES,
@@ -36,9 +36,8 @@ from lowering.kernels.resampling import (
     places,
     resample,
 )
-from lowering.ops import rules
+from lowering.ops import require, rules
 from lowering.ops.shape import cast
-from lowering.ops.typing import ABSENT, require_one_of, require_ordered, require_real
 
 
 def _resize_type(
@@ -50,10 +49,10 @@ def _resize_type(
     coordinate_transformation_mode: str,
     nearest_mode: str,
 ) -> TensorType:
-    require_ordered(input=input)
-    require_one_of("mode", mode, INTERPOLATORS)
-    require_one_of("nearest_mode", nearest_mode, ROUNDINGS)
-    require_one_of("coordinate_transformation_mode", coordinate_transformation_mode, COORDINATES)
+    require.ordered(input=input)
+    require.one_of("mode", mode, INTERPOLATORS)
+    require.one_of("nearest_mode", nearest_mode, ROUNDINGS)
+    require.one_of("coordinate_transformation_mode", coordinate_transformation_mode, COORDINATES)
     count = 2 * len(input.shape)
     if coordinate_transformation_mode == CROP and (
         roi == ABSENT or len(roi.shape) != 1 or differ(roi.shape[0], count)
@@ -187,9 +186,9 @@ def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) 
 def _grid_type(
     input: TensorType, grid: TensorType, mode: str, padding_mode: str, align_corners: bool
 ) -> TensorType:
-    require_real(input=input, grid=grid)
-    require_one_of("mode", mode, tuple(_MODES))
-    require_one_of("padding_mode", padding_mode, _PADDINGS)
+    require.real(input=input, grid=grid)
+    require.one_of("mode", mode, tuple(_MODES))
+    require.one_of("padding_mode", padding_mode, _PADDINGS)
     count = len(input.shape) - 2
     if count < 1:
         raise InvalidShape(f"'input' {show(input.shape)} must have spatial axes behind [N,C]")

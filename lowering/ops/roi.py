@@ -30,16 +30,15 @@ from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.interpolation import bilinear
 from lowering.kernels.windows import lowest, require_positive
-from lowering.ops import rules
+from lowering.ops import require, rules
 from lowering.ops.resample import METHODS
-from lowering.ops.typing import require_integer, require_one_of, require_real
 
 
 def _roi_type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape
 ) -> TensorType:
-    require_real(input=input, rois=rois)
-    require_integer(batch_index=batch_index)
+    require.real(input=input, rois=rois)
+    require.integer(batch_index=batch_index)
     if len(input.shape) != 4:
         raise InvalidShape(f"'input' must have the shape [B,C,H,W], it has {show(input.shape)}")
     if len(rois.shape) != 2 or differ(rois.shape[1], 4):
@@ -87,7 +86,7 @@ def max_roi_pool(input: Array, rois: Array, batch_index: Array, output_size: Sha
 def _resample_type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape, method: str
 ) -> TensorType:
-    require_one_of("method", method, METHODS)
+    require.one_of("method", method, METHODS)
     return _roi_type(input, rois, batch_index, output_size)
 
 

@@ -33,8 +33,8 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, shapes_differ, show, with_extent
 from lowering.graph import Graph, TensorType
 from lowering.kernels.interpolation import merged
-from lowering.ops import rules
-from lowering.ops.typing import normal_axes, normal_axis, require_not_negative
+from lowering.ops import require, rules
+from lowering.ops.require import normal_axes, normal_axis
 from lowering.trace import Context, trace
 from lowering.work import total
 
@@ -62,7 +62,7 @@ def _scan_type(
             "'scan' must name at least one tensor",
             hint="the number of its chunks is how often the body is repeated",
         )
-    require_not_negative(skip=skip)
+    require.not_negative(skip=skip)
     counts = [
         _iterations(x.shape, axis, chunk)
         for x, axis, chunk in zip(scanned, axes, chunks, strict=True)

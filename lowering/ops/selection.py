@@ -13,15 +13,8 @@ from lowering.extents import UNKNOWN, Shape, is_symbolic, show, with_extent
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.windows import BORDERS, PAD_MODES, Padding
-from lowering.ops import rules
-from lowering.ops.shape import cast, require_axis
-from lowering.ops.typing import (
-    require_axes,
-    require_integer,
-    require_length,
-    require_one_integer,
-    require_one_of,
-)
+from lowering.ops import require, rules
+from lowering.ops.shape import cast
 
 
 def _slice_type(
@@ -31,11 +24,11 @@ def _slice_type(
     end: tuple[int, ...],
     stride: tuple[int, ...],
 ) -> TensorType:
-    require_axes(axes, len(input.shape))
-    require_length("begin", begin, len(axes), "axes")
-    require_length("end", end, len(axes), "axes")
+    require.axes(axes, len(input.shape))
+    require.length("begin", begin, len(axes), "axes")
+    require.length("end", end, len(axes), "axes")
     if stride:
-        require_length("stride", stride, len(axes), "axes")
+        require.length("stride", stride, len(axes), "axes")
     if 0 in stride:
         raise InvalidOperation(f"'stride' must not be 0, it is {list(stride)}")
     shape = list(input.shape)
@@ -92,8 +85,8 @@ def slice_(
 
 
 def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis: int) -> TensorType:
-    require_one_integer(start=start)
-    require_axis(axis, len(input.shape))
+    require.one_integer(start=start)
+    require.axis(axis, len(input.shape))
     extent = input.shape[axis]
     if length < 0 or length > extent:
         raise InvalidShape(
@@ -114,7 +107,7 @@ def dynamic_slice(input: Any, start: Any, length: int, axis: int) -> Array:
 
 
 def _triangle_type(input: TensorType, k: TensorType) -> TensorType:
-    require_one_integer(k=k)
+    require.one_integer(k=k)
     if len(input.shape) < 2:
         raise InvalidShape(f"'input' must have two axes or more, its shape is {show(input.shape)}")
     return input
@@ -131,7 +124,7 @@ def triangle(input: Any, k: Any, upper: bool) -> Array:
 
 
 def _tile_type(input: TensorType, repeats: tuple[int, ...]) -> TensorType:
-    require_length("repeats", repeats, len(input.shape), "axes of 'input'")
+    require.length("repeats", repeats, len(input.shape), "axes of 'input'")
     if any(times < 0 for times in repeats):
         raise InvalidOperation(f"'repeats' must not be negative, it is {list(repeats)}")
     return TensorType(tuple(e * r for e, r in zip(input.shape, repeats, strict=True)), input.dtype)
@@ -144,8 +137,8 @@ def tile(input: Any, repeats: tuple[int, ...]) -> Array:
 
 
 def _pad_type(input: TensorType, padding: Padding, border: str) -> TensorType:
-    require_length("padding", padding, len(input.shape), "axes of 'input'")
-    require_one_of("border", border, BORDERS)
+    require.length("padding", padding, len(input.shape), "axes of 'input'")
+    require.one_of("border", border, BORDERS)
     for axis, ((before, after), extent) in enumerate(zip(padding, input.shape, strict=True)):
         if min(before, after) < 0:
             raise InvalidOperation(
@@ -177,8 +170,8 @@ def pad(input: Any, padding: Padding, border: str, value: float) -> Array:
 
 
 def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorType:
-    require_integer(indices=indices)
-    require_axis(axis, len(input.shape))
+    require.integer(indices=indices)
+    require.axis(axis, len(input.shape))
     return TensorType(with_extent(input.shape, axis, *indices.shape), input.dtype)
 
 

@@ -11,21 +11,9 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, differ, shapes_differ, show, volume, with_extent
-from lowering.graph import TensorType
+from lowering.graph import TensorType, is_complex
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
-from lowering.ops import rules
-from lowering.ops.typing import (
-    is_complex,
-    require_axes,
-    require_rank,
-    require_real,
-    require_same_dtype,
-)
-
-
-def require_axis(axis: int, rank: int) -> None:
-    """Refuse an axis that is negative or not below the rank."""
-    require_axes((axis,), rank, "axis")
+from lowering.ops import require, rules
 
 
 def _known(shapes: Sequence[Shape]) -> Shape:
@@ -40,7 +28,7 @@ def _reshape_type(
     input: TensorType, shape: tuple[int, ...], axis_start: int, axis_count: int
 ) -> TensorType:
     rank = len(input.shape)
-    require_rank(shape)
+    require.rank(shape)
     if not 0 <= axis_start <= rank:
         raise InvalidOperation(f"'axis_start' must lie in [0,{rank}], it is {axis_start}")
     if not -1 <= axis_count <= rank - axis_start:
@@ -128,7 +116,7 @@ def transpose(input: Any, axes: tuple[int, ...]) -> Array:
 
 
 def _squeeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
-    require_axes(axes, len(input.shape))
+    require.axes(axes, len(input.shape))
     for axis in axes:
         if differ(input.shape[axis], 1):
             raise InvalidShape(
@@ -147,7 +135,7 @@ def squeeze(input: Any, axes: tuple[int, ...]) -> Array:
 
 def _unsqueeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
     rank = len(input.shape) + len(axes)
-    require_axes(axes, rank)
+    require.axes(axes, rank)
     extents, new = iter(input.shape), set(axes)
     return TensorType(tuple(1 if i in new else next(extents) for i in range(rank)), input.dtype)
 
@@ -160,7 +148,7 @@ def unsqueeze(input: Any, axes: tuple[int, ...]) -> Array:
 
 def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
     _require_values(values)
-    require_axis(axis, len(values[0].shape))
+    require.axis(axis, len(values[0].shape))
     others = [with_extent(value.shape, axis, 1) for value in values]
     if any(shapes_differ(a, b) for a in others for b in others[:1]):
         raise InvalidShape(
@@ -175,7 +163,7 @@ def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
 def _require_values(values: Sequence[TensorType]) -> None:
     if not values:
         raise InvalidShape("'values' must not be empty")
-    require_same_dtype(**{f"values[{i}]": value for i, value in enumerate(values)})
+    require.same_dtype(**{f"values[{i}]": value for i, value in enumerate(values)})
 
 
 @rules.rule("concat", _concat_type)
@@ -185,7 +173,7 @@ def concat(values: Sequence[Any], axis: int) -> Array:
 
 
 def _split_type(value: TensorType, axis: int, ratios: tuple[int, ...]) -> list[TensorType]:
-    require_axis(axis, len(value.shape))
+    require.axis(axis, len(value.shape))
     if not ratios or min(ratios) < 1:
         raise InvalidOperation(f"'ratios' must be positive and not empty, it is {list(ratios)}")
     extent = value.shape[axis]
@@ -212,7 +200,7 @@ def split(value: Any, axis: int, ratios: tuple[int, ...]) -> list[Array]:
 
 def _stack_type(values: Sequence[TensorType], axis: int) -> TensorType:
     _require_values(values)
-    require_axis(axis, len(values[0].shape) + 1)
+    require.axis(axis, len(values[0].shape) + 1)
     shapes = [value.shape for value in values]
     if any(shapes_differ(shape, shapes[0]) for shape in shapes):
         raise InvalidShape(
@@ -229,7 +217,7 @@ def stack(values: Sequence[Any], axis: int) -> Array:
 
 
 def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
-    require_axis(axis, len(value.shape))
+    require.axis(axis, len(value.shape))
     extent = value.shape[axis]
     if extent is UNKNOWN:
         raise InvalidShape(
@@ -288,8 +276,8 @@ def _add_n_type(x: Sequence[TensorType]) -> TensorType:
     if not x:
         return TensorType((1,), "float32")
     operands = {f"x[{i}]": item for i, item in enumerate(x)}
-    require_real(**operands)
-    require_same_dtype(**operands)
+    require.real(**operands)
+    require.same_dtype(**operands)
     return TensorType(broadcast_shapes((1,), *(item.shape for item in x)), x[0].dtype)
 
 

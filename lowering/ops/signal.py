@@ -11,22 +11,14 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ, show, volume, with_extent
-from lowering.graph import TensorType
+from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
-from lowering.ops import rules
-from lowering.ops.typing import (
-    ABSENT,
-    normal_axis,
-    require_complex,
-    require_not_negative,
-    require_real,
-    require_same_dtype,
-    require_shape,
-)
+from lowering.ops import require, rules
+from lowering.ops.require import normal_axis
 
 
 def _require_pairs(input: TensorType) -> None:
-    require_real(input=input)
+    require.real(input=input)
     if not input.shape or differ(input.shape[-1], 2):
         raise InvalidShape(
             f"'input' {show(input.shape)} must hold pairs [re,im] along its last axis",
@@ -55,7 +47,7 @@ def pairs_to_complex(input: Any) -> Array:
 
 
 def _to_pairs_type(input: TensorType) -> TensorType:
-    require_complex(input=input)
+    require.complex(input=input)
     dtype = "float64" if input.dtype == "complex128" else "float32"
     return TensorType((*input.shape, 2), dtype)
 
@@ -99,8 +91,8 @@ def _stft_type(
             f"'frame_length' and 'frame_step' must be positive: {frame_length}, {frame_step}"
         )
     if window != ABSENT:
-        require_real(window=window)
-        require_same_dtype(input=input, window=window)
+        require.real(window=window)
+        require.same_dtype(input=input, window=window)
         if volume(window.shape) > frame_length:
             raise InvalidShape(
                 f"'window' {show(window.shape)} must fit into 'frame_length' {frame_length}"
@@ -141,14 +133,14 @@ def _average_type(
     if complex:
         axis = _signal_axis(input, axis)
     axis = normal_axis(axis, len(input.shape))
-    require_real(input=input, state=state)
-    require_same_dtype(input=input, state=state)
-    require_not_negative(skip=skip)
+    require.real(input=input, state=state)
+    require.same_dtype(input=input, state=state)
+    require.not_negative(skip=skip)
     why = f"it is 'input' {show(input.shape)} without axis {axis}"
     wanted = with_extent(input.shape, axis)
     if complex:
         why, wanted = f"{why} and without the last one", wanted[:-1]
-    require_shape("state", state, wanted, why)
+    require.shape("state", state, wanted, why)
     return input
 
 

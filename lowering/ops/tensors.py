@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, is_symbolic, show, volume
 from lowering.graph import Scalar, TensorType
-from lowering.ops import rules
-from lowering.ops.typing import require_rank
+from lowering.ops import require, rules
 
 
 def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
-    require_rank(shape)
+    require.rank(shape)
     if any(extent < 0 for extent in shape):
         raise InvalidOperation(f"'shape' of a constant must not be negative, it is {show(shape)}")
     if len(value) not in (1, volume(shape)):

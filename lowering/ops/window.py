@@ -22,15 +22,14 @@ from lowering.kernels.windows import (
     require_reverse,
     reverse,
 )
-from lowering.ops import rules
-from lowering.ops.typing import require_integer, require_one_of, require_ordered, require_real
+from lowering.ops import require, rules
 
 
 def _window_type(
     input: TensorType, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> TensorType:
-    require_ordered(input=input)
-    require_one_of("border", border, POOL_BORDERS)
+    require.ordered(input=input)
+    require.one_of("border", border, POOL_BORDERS)
     require_attributes(len(input.shape), padding, stride, dilation, size)
     windows = basic(input.shape, size, padding, stride, dilation)
     require_basic(windows, border)
@@ -41,7 +40,7 @@ def pool_type(
     input: TensorType, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> TensorType:
     """Return the type of a sum of real numbers for each window; raise where there are none."""
-    require_real(input=input)
+    require.real(input=input)
     return _window_type(input, size, border, padding, stride, dilation)
 
 
@@ -54,8 +53,8 @@ def _reverse_type(
     dilation: Shape,
     output_shape: Shape,
 ) -> TensorType:
-    require_real(input=input)
-    require_one_of("border", border, POOL_BORDERS)
+    require.real(input=input)
+    require.one_of("border", border, POOL_BORDERS)
     require_attributes(len(input.shape), padding, stride, dilation, size)
     if output_shape and len(output_shape) != len(input.shape):
         raise InvalidOperation(
@@ -197,7 +196,7 @@ def sample(
 def _desample_type(input: TensorType, index: TensorType, border: str, **windows: Any) -> TensorType:
     # No index names a cell outside the input: the border does not matter.
     _require_index(index, input.shape, "the input")
-    require_one_of("border", border, POOL_BORDERS)
+    require.one_of("border", border, POOL_BORDERS)
     return _reverse_type(input, border="constant", **windows)
 
 
@@ -218,7 +217,7 @@ def desample(
 
 
 def _require_index(index: TensorType, shape: Shape, whose: str) -> None:
-    require_integer(index=index)
+    require.integer(index=index)
     if shapes_differ(index.shape, shape):
         raise InvalidShape(
             f"'index' {show(index.shape)} must have the shape of {whose}, {show(shape)}"

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ, is_known, show
+from lowering.graph import is_float
 from lowering.kernels.resampling import COORDINATES, CROP, CUBIC, length
-from lowering.ops.typing import is_float, normal_axis, require_one_of
+from lowering.ops import require
+from lowering.ops.require import normal_axis
 from nnef_jax.formats.tract.conventions import convolution, legacy_terms
 from nnef_jax.formats.tract.meaning import Draft, Meaning
 
@@ -41,7 +43,7 @@ def _masked_softmax(draft: Draft) -> None:
 
 def _experts(draft: Draft) -> None:
     layout = draft.attributes.pop("expert_layout")
-    require_one_of("expert_layout", layout, ("canonical", "linear"))
+    require.one_of("expert_layout", layout, ("canonical", "linear"))
     if len(draft.shape("router")) == 3:
         draft.before("router", "squeeze", axes=(0,))
     for name in ("w1", "w2", "w3"):
@@ -119,7 +121,7 @@ def _core_resize(draft: Draft) -> None:
     draft.operands["roi"] = False
     given, shape = draft.attributes, draft.shape("input")
     mode = given["coordinate_transformation_mode"]
-    require_one_of("coord_transformer", mode, tuple(name for name in COORDINATES if name != CROP))
+    require.one_of("coord_transformer", mode, tuple(name for name in COORDINATES if name != CROP))
     if mode == "pytorch_half_pixel":  # no exception for a single item
         given["coordinate_transformation_mode"] = "half_pixel"
     scales = given["scales"]

@@ -13,8 +13,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, differ, is_symbolic, show
-from lowering.ops.typing import normal_axes, normal_axis, padded, require_length, require_one_of
+from lowering.extents import UNKNOWN, Shape, differ, is_symbolic, padded, show
+from lowering.ops import require
+from lowering.ops.require import normal_axes, normal_axis
 from nnef_jax.formats.tract.meaning import Draft, Meaning
 
 _LOWEST = -(1 << 62)  # an index before any
@@ -74,7 +75,7 @@ def _slice(draft: Draft) -> None:
     axes = normal_axes(given["axes"], len(shape))
     for name in ("begin", "end", "stride"):
         if given[name] or name != "stride":
-            require_length(name, given[name], len(axes), "axes")
+            require.length(name, given[name], len(axes), "axes")
     strides = given["stride"] or [1] * len(axes)
     if 0 in strides:
         raise InvalidOperation(f"'stride' must not be 0, it is {list(strides)}")
@@ -118,7 +119,7 @@ def _downsample(draft: Draft) -> None:
 def _pad(draft: Draft) -> None:
     """Cut off items where the padding is negative before others are added, as in ONNX."""
     shape, padding = draft.shape("input"), draft.attributes["padding"]
-    require_length("padding", padding, len(shape), "axes of 'input'")
+    require.length("padding", padding, len(shape), "axes of 'input'")
     if draft.attributes["border"] == "replicated":
         draft.attributes["border"] = "replicate"
     cut = [tuple(-p if _is_cut(p) else 0 for p in pair) for pair in padding]
@@ -146,13 +147,13 @@ def _is_cut(items: Any) -> bool:
 
 
 def _max_pool(draft: Draft) -> None:
-    require_one_of("border", draft.attributes["border"], ("constant", "ignore"))
+    require.one_of("border", draft.attributes["border"], ("constant", "ignore"))
     draft.attributes["border"] = "ignore"
     rank = len(draft.shape("input"))
-    require_length("size", draft.attributes["size"], rank, "axes of 'input'")
+    require.length("size", draft.attributes["size"], rank, "axes of 'input'")
     for name in ("padding", "stride", "dilation"):
         if draft.attributes[name]:
-            require_length(name, draft.attributes[name], rank, "axes of 'input'")
+            require.length(name, draft.attributes[name], rank, "axes of 'input'")
 
 
 def _max_pool_with_index(draft: Draft) -> None:
@@ -171,7 +172,7 @@ def _upsample(draft: Draft) -> None:
 
 
 def _multilinear(draft: Draft) -> None:
-    require_one_of("border", draft.attributes["border"], ("replicate",))
+    require.one_of("border", draft.attributes["border"], ("replicate",))
     _upsample(draft)
 
 
@@ -198,7 +199,7 @@ def convolution(draft: Draft) -> None:
         given["padding"] = padding[2:]
     for name in ("padding", "stride", "dilation"):
         if given[name]:
-            require_length(name, given[name], rank - 2, "spatial axes")
+            require.length(name, given[name], rank - 2, "spatial axes")
     if given["groups"] < 0:
         raise InvalidOperation(
             f"'groups' must be positive, or 0 for a group for each channel, it is {given['groups']}"
@@ -304,7 +305,7 @@ def legacy_terms(draft: Draft) -> tuple[str, str, str]:
         )
     (rank,) = ranks
     if axes:
-        require_length("axes", axes, 6, "axes a_m, a_k, b_k, b_n, c_m and c_n")
+        require.length("axes", axes, 6, "axes a_m, a_k, b_k, b_n, c_m and c_n")
     a_m, a_k, b_k, b_n, c_m, c_n = axes or (rank - 2, rank - 1) * 3
 
     def term(axes: Sequence[int], letters: str) -> str:

@@ -8,8 +8,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
-from lowering.graph import Value
-from lowering.ops.typing import is_integer
+from lowering.graph import Value, is_integer
 from nnef_jax.formats.syntax.types import INTEGER, ArrayOf
 from nnef_jax.formats.tract import datum
 from nnef_jax.formats.tract import host as h

@@ -1,4 +1,4 @@
-"""Checks that the `infer` facets of many rules share."""
+"""Refuses what the `infer` facets of many rules refuse: `require.real(x=x)`."""
 
 from __future__ import annotations
 
@@ -6,33 +6,13 @@ from collections.abc import Callable, Sequence
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, Shape, differ, shapes_differ, show, volume
-from lowering.graph import TensorType
-
-# The type of an absent optional operand; its value is False.
-ABSENT = TensorType((), "bool")
-
-_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-
-
-def is_float(dtype: str) -> bool:
-    """Tell whether a dtype holds real numbers."""
-    return dtype in _FLOATS
-
-
-def is_integer(dtype: str) -> bool:
-    """Tell whether a dtype holds integers."""
-    return dtype.startswith(("int", "uint"))
-
-
-def is_complex(dtype: str) -> bool:
-    """Tell whether a dtype holds complex numbers."""
-    return dtype.startswith("complex")
+from lowering.graph import TensorType, is_complex, is_float, is_integer
 
 
 def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Callable[..., None]:
     """Return a function that refuses operands of other dtypes; the hint is for logical values."""
 
-    def require(**operands: TensorType) -> None:
+    def check(**operands: TensorType) -> None:
         for name, operand in operands.items():
             if not holds(operand.dtype):
                 raise InvalidOperation(
@@ -40,31 +20,31 @@ def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Cal
                     hint=hint if operand.dtype == "bool" else "",
                 )
 
-    return require
+    return check
 
 
 _CAST = "`cast` makes 0 and 1 of logical values"
-require_real = _requirement("scalars", is_float)
-require_integer = _requirement("integers", is_integer)
-require_logical = _requirement("logical values", lambda dtype: dtype == "bool")
-require_complex = _requirement("complex numbers", is_complex)
-require_ordered = _requirement(
+real = _requirement("scalars", is_float)
+integer = _requirement("integers", is_integer)
+logical = _requirement("logical values", lambda dtype: dtype == "bool")
+complex = _requirement("complex numbers", is_complex)
+ordered = _requirement(
     "real numbers or integers", lambda dtype: is_float(dtype) or is_integer(dtype), _CAST
 )
-require_number = _requirement("numbers", lambda dtype: dtype != "bool", _CAST)
-require_bits = _requirement(
+number = _requirement("numbers", lambda dtype: dtype != "bool", _CAST)
+bits = _requirement(
     "integers or logical values", lambda dtype: dtype == "bool" or is_integer(dtype)
 )
 
 
-def require_same_dtype(**operands: TensorType) -> None:
+def same_dtype(**operands: TensorType) -> None:
     """Refuse operands of different dtypes."""
     if len({operand.dtype for operand in operands.values()}) > 1:
         found = ", ".join(f"'{name}' {operand.dtype}" for name, operand in operands.items())
         raise InvalidOperation(f"operands must have one dtype, they have {found}")
 
 
-def require_axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
+def axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
     """Refuse axes that are negative, repeated, or not below the rank."""
     if len(set(axes)) != len(axes):
         raise InvalidOperation(f"'{name}' must not repeat an axis, it is {list(axes)}")
@@ -76,13 +56,18 @@ def require_axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
             )
 
 
-def require_rank(shape: Sequence[int]) -> None:
+def axis(number: int, rank: int) -> None:
+    """Refuse an 'axis' that is negative or not below the rank."""
+    axes((number,), rank, "axis")
+
+
+def rank(shape: Sequence[int]) -> None:
     """Refuse a shape that no array can have."""
     if len(shape) > MAX_RANK:
         raise InvalidOperation(f"'shape' has {len(shape)} extents, arrays have at most {MAX_RANK}")
 
 
-def require_length(name: str, items: Sequence[object], length: int, what: str) -> None:
+def length(name: str, items: Sequence[object], length: int, what: str) -> None:
     """Refuse an array of attributes without an item for each of something."""
     if len(items) != length:
         raise InvalidShape(
@@ -90,7 +75,7 @@ def require_length(name: str, items: Sequence[object], length: int, what: str) -
         )
 
 
-def require_shape(name: str, found: TensorType, wanted: Shape, why: str) -> None:
+def shape(name: str, found: TensorType, wanted: Shape, why: str) -> None:
     """Refuse an operand of another shape; `why` is the hint."""
     if shapes_differ(found.shape, wanted):
         raise InvalidShape(
@@ -98,12 +83,7 @@ def require_shape(name: str, found: TensorType, wanted: Shape, why: str) -> None
         )
 
 
-def padded(shape: Shape, rank: int) -> Shape:
-    """Return the shape continued by 1s up to a rank."""
-    return shape + (1,) * (rank - len(shape))
-
-
-def require_fits(name: str, target: TensorType, **operands: TensorType) -> None:
+def fits(name: str, target: TensorType, **operands: TensorType) -> None:
     """Refuse operands that do not broadcast to the shape of the target."""
     whole = target.shape
     for operand, found in operands.items():
@@ -116,46 +96,46 @@ def require_fits(name: str, target: TensorType, **operands: TensorType) -> None:
             )
 
 
-def require_one(**operands: TensorType) -> None:
+def one(**operands: TensorType) -> None:
     """Refuse operands of more or less than one item, whatever their rank."""
     for name, operand in operands.items():
         if differ(volume(operand.shape), 1):
             raise InvalidShape(f"'{name}' must have one item, its shape is {show(operand.shape)}")
 
 
-def require_one_integer(**operands: TensorType) -> None:
+def one_integer(**operands: TensorType) -> None:
     """Refuse operands that are not a single integer, whatever their rank."""
-    require_integer(**operands)
-    require_one(**operands)
+    integer(**operands)
+    one(**operands)
 
 
-def require_not_negative(**numbers: float) -> None:
+def not_negative(**numbers: float) -> None:
     """Refuse numbers below 0."""
     for name, number in numbers.items():
         if number < 0:
             raise InvalidOperation(f"'{name}' must not be negative, it is {number}")
 
 
-def normal_axes(axes: Sequence[int], rank: int, name: str = "axes") -> tuple[int, ...]:
+def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse an attribute's value that is not one of the allowed names."""
+    if value not in allowed:
+        names = ", ".join(f"'{known}'" for known in allowed)
+        raise InvalidOperation(f"'{name}' must be one of {names}, it is '{value}'")
+
+
+def normal_axes(given: Sequence[int], rank: int, name: str = "axes") -> tuple[int, ...]:
     """Return axes counted from the first; raise InvalidOperation if out of range or repeated."""
-    for axis in axes:
+    for axis in given:
         if not -rank <= axis < rank:
             raise InvalidOperation(
                 f"'{name}' must lie in [{-rank},{rank}), it has {axis}",
                 hint="axes below 0 count from the end" if rank else "the tensor has no axes",
             )
-    normal = tuple(axis + rank if axis < 0 else axis for axis in axes)
-    require_axes(normal, rank, name)
+    normal = tuple(axis + rank if axis < 0 else axis for axis in given)
+    axes(normal, rank, name)
     return normal
 
 
 def normal_axis(axis: int, rank: int) -> int:
     """Return `normal_axes` of one 'axis'."""
     return normal_axes((axis,), rank, "axis")[0]
-
-
-def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse an attribute's value that is not one of the allowed names."""
-    if value not in allowed:
-        names = ", ".join(f"'{known}'" for known in allowed)
-        raise InvalidOperation(f"'{name}' must be one of {names}, it is '{value}'")
