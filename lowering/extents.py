@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 Shape = tuple[int, ...]
+Ints = tuple[int, ...]  # other numbers: axes, strides
 
 
 class _Unknown(int):
@@ -92,6 +93,11 @@ def volume(shape: Iterable[int]) -> int:
 def padded(shape: Shape, rank: int) -> Shape:
     """Return the shape continued by 1s up to a rank."""
     return shape + (1,) * (rank - len(shape))
+
+
+def along(axis: int, rank: int) -> list[int]:
+    """Return the shape, for `reshape`, of a vector along an axis."""
+    return [-1 if a == axis else 1 for a in range(rank)]
 
 
 def with_extent(shape: Shape, axis: int, *extents: int) -> Shape:

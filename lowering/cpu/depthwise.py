@@ -16,7 +16,7 @@ from jax import Array, lax
 from lowering.cpu.derivatives import sums_of_channels, transposition, with_tangents
 from lowering.cpu.phases import covered, spread
 from lowering.cpu.window import Window, cells
-from lowering.kernels.accumulation import accumulator
+from lowering.kernels.precision import accumulator
 from lowering.kernels.windows import Windows
 
 

@@ -8,19 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.kernels.windows import Padding, Windows, extend, reach
+from lowering.kernels.windows import Padding, Windows, extend
 
 
 def conv(
-    x: Array,
-    filter: Array,
-    windows: Windows,
-    border: str,
-    groups: int,
-    precision: Any,
-    accumulator: Any,
+    x: Array, filter: Array, windows: Windows, border: str, groups: int, precision: Any, wide: Any
 ) -> Array:
-    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), in the accumulator's type."""
+    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), summed in the type `wide`."""
     padding = windows.padding
     if border != "constant":
         x = extend(x, ((0, 0), (0, 0), *padding), border)
@@ -33,12 +27,12 @@ def conv(
         rhs_dilation=windows.dilation,
         feature_group_count=groups,
         precision=precision,
-        preferred_element_type=accumulator,
+        preferred_element_type=wide,
     )
 
 
 def integer_conv(
-    x: Array, filter: Array, windows: Windows, border: str, groups: int, accumulator: Any
+    x: Array, filter: Array, windows: Windows, border: str, groups: int, wide: Any
 ) -> Array:
     """Compute `conv` of integers by a product for each cell of the window.
 
@@ -50,7 +44,7 @@ def integer_conv(
     count, depth, *size = filter.shape
     x = x.reshape(batch, groups, channels // groups, *extents)
     filter = filter.reshape(groups, count // groups, depth, *size)
-    total = jnp.zeros((batch, groups, count // groups, *windows.downscaled), accumulator)
+    total = jnp.zeros((batch, groups, count // groups, *windows.downscaled), wide)
     for cell in np.ndindex(*size):
         start = [j * d for j, d in zip(cell, windows.dilation, strict=True)]
         stop = [
@@ -62,7 +56,7 @@ def integer_conv(
             "bgc...,gnc->bgn...",
             x[:, :, :, *items],
             filter[:, :, :, *cell],
-            preferred_element_type=accumulator,
+            preferred_element_type=wide,
         )
     return total.reshape(batch, count, *windows.downscaled)
 
@@ -76,13 +70,7 @@ def transposed_filter(filter: Array, groups: int) -> Array:
 
 
 def deconv(
-    x: Array,
-    filter: Array,
-    windows: Windows,
-    border: str,
-    groups: int,
-    precision: Any,
-    accumulator: Any,
+    x: Array, filter: Array, windows: Windows, border: str, groups: int, precision: Any, wide: Any
 ) -> Array:
     """Reverse `conv`: (B,c,x...) with a transposed filter (C,c/G,f...) gives (B,C,X...)."""
     x, padding = spread(x, windows, border, 2)
@@ -95,7 +83,7 @@ def deconv(
         rhs_dilation=windows.dilation,
         feature_group_count=groups,
         precision=precision,
-        preferred_element_type=accumulator,
+        preferred_element_type=wide,
     )
 
 
@@ -106,9 +94,8 @@ def spread(x: Array, windows: Windows, border: str, first_axis: int = 0) -> tupl
     """
     before = (0,) * len(windows.size)
     if border not in ("constant", "ignore"):
-        reached = reach(windows)
-        x = extend(x, ((0, 0),) * first_axis + reached, border)
-        before = tuple(p for p, _ in reached)
+        x = extend(x, ((0, 0),) * first_axis + windows.reach, border)
+        before = tuple(p for p, _ in windows.reach)
     padding: list[tuple[int, int]] = []
     for axis, (up, span, s, (p, _)) in enumerate(
         zip(windows.upscaled, windows.dilated, windows.stride, windows.padding, strict=True)

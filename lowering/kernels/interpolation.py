@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.extents import with_extent
+from lowering.extents import along, with_extent
 from lowering.kernels.windows import extend
 
 
@@ -54,8 +54,7 @@ def upsample_aligned(x: Array, axis: int, factor: int) -> Array:
     place = np.arange(extent * factor) * (extent - 1)
     left, rest = np.divmod(place, max(extent * factor - 1, 1))
     right = np.minimum(left + 1, extent - 1)
-    shape = [-1 if a == axis else 1 for a in range(x.ndim)]
-    weight = (rest / max(extent * factor - 1, 1)).reshape(shape)
+    weight = (rest / max(extent * factor - 1, 1)).reshape(along(axis, x.ndim))
     a, b = (jnp.take(x, places, axis, mode="clip") for places in (left, right))
     return a * (1 - weight).astype(x.dtype) + b * weight.astype(x.dtype)
 

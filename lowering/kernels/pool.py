@@ -7,8 +7,8 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.extents import Shape
-from lowering.kernels.accumulation import accumulator
 from lowering.kernels.conv import spread
+from lowering.kernels.precision import accumulator
 from lowering.kernels.windows import Windows, extend, lowest, valid_counts
 
 

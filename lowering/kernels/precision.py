@@ -1,4 +1,4 @@
-"""Widens numbers of fewer than 32 bits."""
+"""Tells in which dtype to compute: numbers of fewer than 32 bits are widened."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+
+
+def accumulator(dtype: Any) -> Any:
+    """Return the dtype to sum a dtype's items in: at least 32 bits, signed for integers."""
+    dtype = np.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return np.dtype(np.int64 if dtype.itemsize == 8 else np.int32)
+    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
 
 def wide_dtype(*arrays: Any) -> np.dtype[Any]:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.extents import Shape, volume
+from lowering.extents import Shape, along, volume
 from lowering.kernels import interpolation
 
 CROP = "tf_crop_and_resize"
@@ -198,8 +198,3 @@ def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
         weight = jnp.asarray(weights[:, k], x.dtype).reshape(along(axis, x.ndim))
         total = total + jnp.take(x, items[:, k], axis, mode="clip") * weight
     return total
-
-
-def along(axis: int, rank: int) -> list[int]:
-    """Return the shape of a vector along an axis."""
-    return [-1 if a == axis else 1 for a in range(rank)]

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, volume
+from lowering.extents import Shape, along, differ, padded, volume
 
 Padding = tuple[tuple[int, int], ...]
 
@@ -50,6 +50,16 @@ class Windows:
         """Return the number of cells of a window."""
         return volume(self.size)
 
+    @property
+    def reach(self) -> Padding:
+        """Return how far windows of a reverse operation read beyond each edge of its input."""
+        return tuple(
+            (max((span - 1 - p) // s, 0), max((up - 1 + p) // s - (down - 1), 0))
+            for up, down, span, s, (p, _) in zip(
+                self.upscaled, self.downscaled, self.dilated, self.stride, self.padding, strict=True
+            )
+        )
+
     def cell(self, x: Array, axis: int, index: int) -> Array:
         """Return one cell of each window along an axis of an extended array."""
         start, stride = index * self.dilation[axis], self.stride[axis]
@@ -59,7 +69,7 @@ class Windows:
 
 def basic(shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape) -> Windows:
     """Return the windows of an operation that maps `shape` down; default padding is automatic."""
-    size, stride, dilation = [_complete(values, len(shape)) for values in (size, stride, dilation)]
+    size, stride, dilation = [padded(values, len(shape)) for values in (size, stride, dilation)]
     spans = _dilated(size, dilation)
     automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
     pads = _complete_padding(padding, shape, automatic, spans, stride)
@@ -69,18 +79,13 @@ def basic(shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: 
 
 
 def reverse(
-    shape: Shape,
-    size: Shape,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    output_shape: Shape = (),
+    shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape, output: Shape = ()
 ) -> Windows:
-    """Return the windows of an operation that maps `shape` up, to `output_shape` if given."""
-    size, stride, dilation = (_complete(values, len(shape)) for values in (size, stride, dilation))
+    """Return the windows of an operation that maps `shape` up, to the shape `output` if given."""
+    size, stride, dilation = (padded(values, len(shape)) for values in (size, stride, dilation))
     spans = _dilated(size, dilation)
-    if output_shape:
-        upscaled = output_shape
+    if output:
+        upscaled = output
     else:
         automatic = tuple(extent * s for extent, s in zip(shape, stride, strict=True))
         spanned = (
@@ -90,21 +95,6 @@ def reverse(
         upscaled = (*spanned, *automatic[len(padding) :])
     pads = _complete_padding(padding, upscaled, shape, spans, stride)
     return Windows(size, pads, stride, dilation, upscaled, shape)
-
-
-def reach(windows: Windows) -> Padding:
-    """Return how far windows of a reverse operation read beyond each edge of its input."""
-    reached: list[tuple[int, int]] = []
-    for up, down, span, s, (p, _) in zip(
-        windows.upscaled,
-        windows.downscaled,
-        windows.dilated,
-        windows.stride,
-        windows.padding,
-        strict=True,
-    ):
-        reached.append((max((span - 1 - p) // s, 0), max((up - 1 + p) // s - (down - 1), 0)))
-    return tuple(reached)
 
 
 def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
@@ -129,7 +119,7 @@ def valid_counts(windows: Windows) -> Any:
         start = np.arange(windows.downscaled[axis]) * s - p
         cell = start[:, None] + np.arange(f) * d
         inside = np.sum((cell >= 0) & (cell < windows.upscaled[axis]), axis=1)
-        counts = counts * inside.reshape([-1 if a == axis else 1 for a in range(rank)])
+        counts = counts * inside.reshape(along(axis, rank))
     return counts
 
 
@@ -175,7 +165,7 @@ def require_basic(windows: Windows, border: str, first_axis: int = 0) -> None:
                 if first_axis == 0 and axis < 2
                 else "give more padding, or leave 'padding' empty to have it computed",
             )
-    _require_reflection(windows.upscaled, windows.padding, border, first_axis)
+    require_reflection(windows.upscaled, windows.padding, border, first_axis)
 
 
 def require_reverse(windows: Windows, padding: Padding, border: str, first_axis: int = 0) -> None:
@@ -197,7 +187,7 @@ def require_reverse(windows: Windows, padding: Padding, border: str, first_axis:
                 hint="the output shape must be one that the basic operation with the same "
                 "attributes maps to the shape of the input",
             )
-    _require_reflection(windows.downscaled, reach(windows), border, first_axis)
+    require_reflection(windows.downscaled, windows.reach, border, first_axis)
 
 
 def _require_length(name: str, values: Sequence[Any], rank: int) -> None:
@@ -209,7 +199,8 @@ def _require_length(name: str, values: Sequence[Any], rank: int) -> None:
         )
 
 
-def _require_reflection(shape: Shape, padding: Padding, border: str, first_axis: int) -> None:
+def require_reflection(shape: Shape, padding: Padding, border: str, first_axis: int) -> None:
+    """Refuse border 'reflect' of an extent 1, which has nothing to reflect."""
     if border != "reflect":
         return
     for axis, (extent, pads) in enumerate(zip(shape, padding, strict=True), first_axis):
@@ -219,10 +210,6 @@ def _require_reflection(shape: Shape, padding: Padding, border: str, first_axis:
                 f"the input has extent 1 at axis {axis}",
                 hint="'replicate' and 'reflect-even' can extend a single item",
             )
-
-
-def _complete(values: Shape, rank: int) -> Shape:
-    return tuple(values) + (1,) * (rank - len(values))
 
 
 def _dilated(size: Shape, dilation: Shape) -> Shape:

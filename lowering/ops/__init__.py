@@ -34,7 +34,6 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "l1_normalization", "l2_normalization", "local_variance_normalization",
         "batch_normalization", "rms_norm", "local_response_normalization",
     ),
-    "pulse": ("tract.pulse_mask",),
     "quantize": ("min_max_linear_quantize", "zero_point_linear_quantize", "logarithmic_quantize"),
     "quantized": ("quantized_einsum", "quantized_conv"),
     "recurrent": (
@@ -60,7 +59,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     ),
     "signal": (
         "fft", "stft", "pairs_to_complex", "complex_to_pairs", "tract.exp_unit_norm",
-        "tract.exp_mean_norm",
+        "tract.exp_mean_norm", "tract.pulse_mask",
     ),
     "tensors": ("constant", "range"),
     "window": (

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation
+from lowering.extents import Ints
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
 from lowering.kernels.precision import wide_dtype, widened
@@ -87,21 +88,21 @@ def softabs(x: Any, epsilon: float) -> Array:
     return unit * jnp.sqrt(jnp.square(x / unit) + jnp.square(root / unit))
 
 
-def _softmax_type(x: TensorType, axes: tuple[int, ...]) -> TensorType:
+def _softmax_type(x: TensorType, axes: Ints) -> TensorType:
     require.real(x=x)
     require.axes(axes, len(x.shape))
     return x
 
 
 @rules.rule("softmax", _softmax_type)
-def softmax(x: Any, axes: tuple[int, ...]) -> Array:
+def softmax(x: Any, axes: Ints) -> Array:
     """Return exp(x) normalised to a sum of 1 over all the axes together, in 32 bits at least."""
     x = jnp.asarray(x)
     return jax.nn.softmax(widened(x), axis=axes).astype(x.dtype)
 
 
 @rules.rule("log_softmax", _softmax_type)
-def log_softmax(x: Any, axes: tuple[int, ...]) -> Array:
+def log_softmax(x: Any, axes: Ints) -> Array:
     """Return the logarithm of `softmax`, finite where that underflows."""
     return jax.nn.log_softmax(jnp.asarray(x), axis=axes)
 

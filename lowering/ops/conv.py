@@ -17,8 +17,8 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType, is_integer
 from lowering.kernels import conv as kernels
-from lowering.kernels.accumulation import accumulator
 from lowering.kernels.broadcast import expand
+from lowering.kernels.precision import accumulator
 from lowering.kernels.windows import (
     BORDERS,
     Padding,

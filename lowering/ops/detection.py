@@ -25,14 +25,8 @@ def _suppression_type(
     score_threshold: TensorType,
 ) -> TensorType:
     require.real(boxes=boxes, scores=scores)
-    if len(boxes.shape) != 3 or differ(boxes.shape[2], 4):
-        raise InvalidShape(
-            f"'boxes' must have the shape [batches,boxes,4], it has {show(boxes.shape)}"
-        )
-    if len(scores.shape) != 3:
-        raise InvalidShape(
-            f"'scores' must have the shape [batches,classes,boxes], it has {show(scores.shape)}"
-        )
+    require.layout("[batches,boxes,4]", boxes=boxes)
+    require.layout("[batches,classes,boxes]", scores=scores)
     if differ(boxes.shape[0], scores.shape[0]) or differ(boxes.shape[1], scores.shape[2]):
         raise InvalidShape(
             f"'boxes' {show(boxes.shape)} and 'scores' {show(scores.shape)} must have as many "

@@ -11,10 +11,12 @@ from jax import Array, lax
 
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
-from lowering.kernels.rounding import TIES, rounded
 from lowering.ops import require, rules
 from lowering.static import is_static
 
+Infer = Callable[..., TensorType]
+
+TIES = ("up", "away", "even")
 _LOGICAL = "its results are logical values"
 _BITS = "its results are integers or logical values"
 
@@ -37,10 +39,7 @@ real_type, ordered_type, _number_type = map(like, (require.real, require.ordered
 
 
 def _unary(
-    kind: str,
-    function: Callable[[Any], Array],
-    infer: Callable[..., TensorType] = real_type,
-    why_not: str = "",
+    kind: str, function: Callable[[Any], Array], infer: Infer = real_type, why_not: str = ""
 ) -> None:
     def lower(x: Any) -> Array:
         return function(jnp.asarray(x))
@@ -87,6 +86,15 @@ _unary("bitwise_not", jnp.bitwise_not, like(require.bits), _BITS)
 _unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
 
 
+def rounded(x: Array, ties: str) -> Array:
+    """Round; "up" is floor(x + 0.5) without a sum that is inexact below 0.5 and from 2**23."""
+    if ties == "up":
+        whole = jnp.floor(x)
+        return jnp.where(x - whole >= 0.5, whole + 1, whole)
+    away = lax.RoundingMethod.AWAY_FROM_ZERO
+    return lax.round(x, away if ties == "away" else lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
 def _round_type(x: TensorType, ties: str = "up") -> TensorType:
     require.one_of("ties", ties, TIES)
     return ordered_type(x)
@@ -126,10 +134,7 @@ def _comparison_type(x: TensorType, y: TensorType) -> TensorType:
 
 
 def _binary(
-    kind: str,
-    infer: Callable[..., TensorType],
-    function: Callable[[Any, Any], Array],
-    why_not: str = "",
+    kind: str, infer: Infer, function: Callable[[Any, Any], Array], why_not: str = ""
 ) -> None:
     def lower(x: Any, y: Any) -> Array:
         return function(*align(x, y))

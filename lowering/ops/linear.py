@@ -16,8 +16,8 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, padded, show, volume
 from lowering.graph import TensorType, is_complex, is_float
 from lowering.kernels import contraction
-from lowering.kernels.accumulation import accumulator as sums_of
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
+from lowering.kernels.precision import accumulator as sums_of
 from lowering.kernels.precision import left_operand_anywhere
 from lowering.ops import require, rules
 from lowering.static import is_zero

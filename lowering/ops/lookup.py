@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.ops import segment_max, segment_min, segment_sum
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, differ, show
+from lowering.extents import show
 from lowering.graph import TensorType
 from lowering.ops import require, rules
 
@@ -56,7 +56,7 @@ def reverse_lookup(input: Any, keys: Any, fallback: int) -> Array:
     return jnp.where(keys[nearest] == x, nearest, jnp.int32(fallback))
 
 
-_COLUMNS = 5  # of a node
+_TABLES = {"trees": "[?]", "nodes": "[?,5]", "leaves": "[?,2]"}
 _AGGREGATES = ("SUM", "AVERAGE", "MIN", "MAX")
 # Whether less, equal and greater satisfy the comparison of a node with this code; 0 is a leaf.
 _COMPARISONS = np.array(
@@ -73,12 +73,7 @@ _COMPARISONS = np.array(
 
 
 def _ensemble_type(
-    input: TensorType,
-    trees: TensorType,
-    nodes: TensorType,
-    leaves: TensorType,
-    classes: int,
-    aggregate: str,
+    input: TensorType, classes: int, aggregate: str, **tables: TensorType
 ) -> TensorType:
     require.ordered(input=input)
     if len(input.shape) not in (1, 2):
@@ -86,15 +81,10 @@ def _ensemble_type(
             f"'input' must have the shape [features] or [batch,features], it has "
             f"{show(input.shape)}"
         )
-    tables = {"trees": (trees, ()), "nodes": (nodes, (_COLUMNS,)), "leaves": (leaves, (2,))}
-    for name, (table, columns) in tables.items():
+    for name, table in tables.items():
         if table.dtype not in ("int32", "uint32"):
             raise InvalidOperation(f"'{name}' must hold 32 bits an item, it holds {table.dtype}")
-        if len(table.shape) != 1 + len(columns) or any(map(differ, table.shape[1:], columns)):
-            raise InvalidShape(
-                f"'{name}' must have the shape {show((UNKNOWN, *columns))}, it has "
-                f"{show(table.shape)}"
-            )
+        require.layout(_TABLES[name], "", **{name: table})
     if classes < 1:
         raise InvalidOperation(f"'classes' must be positive, it is {classes}")
     require.one_of("aggregate", aggregate, _AGGREGATES)

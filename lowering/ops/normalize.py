@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidShape
-from lowering.extents import differ, show, volume
+from lowering.extents import Ints, along, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.kernels.precision import widened
@@ -18,7 +18,7 @@ from lowering.ops.window import box, pool_type
 from lowering.static import is_static
 
 
-def _axes_type(input: TensorType, axes: tuple[int, ...], epsilon: float) -> TensorType:
+def _axes_type(input: TensorType, axes: Ints, epsilon: float) -> TensorType:
     require.real(input=input)
     require.axes(axes, len(input.shape))
     require.not_negative(epsilon=epsilon)
@@ -37,7 +37,7 @@ def _root(squares: Array) -> Array:
     return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squares)))
 
 
-def _unit(x: Array, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
+def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
     # The unit of input, bias and epsilon does not change the result, so no derivative goes through
     # it. With the largest as the unit nothing overflows nor vanishes.
     largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
@@ -46,7 +46,7 @@ def _unit(x: Array, axes: tuple[int, ...], bias: float, epsilon: float) -> Array
 
 
 @rules.rule("l1_normalization", _axes_type)
-def l1_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
+def l1_normalization(input: Any, axes: Ints, bias: float, epsilon: float) -> Array:
     """Return the input over the sum of its absolute values along the axes."""
     input = jnp.asarray(input)
     x = widened(input)
@@ -57,7 +57,7 @@ def l1_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: fl
 
 
 @rules.rule("l2_normalization", _axes_type)
-def l2_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: float) -> Array:
+def l2_normalization(input: Any, axes: Ints, bias: float, epsilon: float) -> Array:
     """Return the input over its Euclidean length along the axes, with finite gradient at 0 too."""
     input = jnp.asarray(input)
     x = widened(input)
@@ -67,13 +67,13 @@ def l2_normalization(input: Any, axes: tuple[int, ...], bias: float, epsilon: fl
     return _over(x, norm, bias / unit, epsilon / unit).astype(input.dtype)
 
 
-def _response_type(input: TensorType, size: tuple[int, ...]) -> TensorType:
+def _response_type(input: TensorType, size: Ints) -> TensorType:
     return pool_type(input, size, "constant", (), (), ())
 
 
 @rules.rule("local_response_normalization", _response_type)
 def local_response_normalization(
-    input: Any, size: tuple[int, ...], alpha: float, beta: float, bias: float
+    input: Any, size: Ints, alpha: float, beta: float, bias: float
 ) -> Array:
     """Return input / (bias + alpha * the mean of the squares around each item) ** beta."""
     x = widened(jnp.asarray(input))
@@ -81,16 +81,14 @@ def local_response_normalization(
     return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
 
 
-def _local_type(input: TensorType, size: tuple[int, ...], epsilon: float) -> TensorType:
+def _local_type(input: TensorType, size: Ints, epsilon: float) -> TensorType:
     output = _response_type(input, size)
     require.not_negative(epsilon=epsilon)
     return output
 
 
 @rules.rule("local_variance_normalization", _local_type)
-def local_variance_normalization(
-    input: Any, size: tuple[int, ...], bias: float, epsilon: float
-) -> Array:
+def local_variance_normalization(input: Any, size: Ints, bias: float, epsilon: float) -> Array:
     """Return the input over its root mean square in the window around each item, zero-padded."""
     input = jnp.asarray(input)
     x = widened(input)
@@ -145,7 +143,5 @@ def rms_norm(input: Any, scale: Any, epsilon: Any, axis: int, dtype: str) -> Arr
     squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)
     y = x * lax.rsqrt(squares + jnp.asarray(epsilon).astype(x.dtype).reshape(()))
     if not (is_static(scale) and np.all(np.asarray(scale) == 1)):
-        along = [1] * y.ndim
-        along[axis] = -1
-        y = y * jnp.asarray(scale).astype(y.dtype).reshape(along)
+        y = y * jnp.asarray(scale).astype(y.dtype).reshape(along(axis, y.ndim))
     return y.astype(dtype or input.dtype)

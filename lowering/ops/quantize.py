@@ -15,13 +15,20 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
-from lowering.kernels.rounding import TIES, rounded
 from lowering.ops import require, rules
+from lowering.ops.elementwise import TIES, rounded
 
 
-def _require_bits(bits: int, least: int = 1) -> None:
+def _quantized_type(
+    x: TensorType, bits: int, least: int = 1, ties: str = "up", **levels: TensorType
+) -> TensorType:
+    require.one_of("ties", ties, TIES)
+    require.real(x=x, **levels)
+    require.same_dtype(x=x, **levels)
+    require.fits("'x'", x, **levels)
     if not least <= bits <= 64:
         raise InvalidOperation(f"'bits' must be at least {least} and at most 64, it is {bits}")
+    return x
 
 
 def _wide(x: Any) -> Any:
@@ -31,20 +38,9 @@ def _wide(x: Any) -> Any:
 
 
 def _min_max_type(
-    x: TensorType,
-    min: TensorType,
-    max: TensorType,
-    bits: int,
-    signed: bool,
-    symmetric: bool,
-    ties: str = "up",
+    x: TensorType, bits: int, signed: bool, symmetric: bool, ties: str = "up", **ends: TensorType
 ) -> TensorType:
-    require.one_of("ties", ties, TIES)
-    require.real(x=x, min=min, max=max)
-    require.same_dtype(x=x, min=min, max=max)
-    require.fits("'x'", x, min=min, max=max)
-    _require_bits(bits, least=2 if signed and symmetric else 1)
-    return x
+    return _quantized_type(x, bits, 2 if signed and symmetric else 1, ties, **ends)
 
 
 @rules.rule("min_max_linear_quantize", _min_max_type)
@@ -65,13 +61,9 @@ def min_max_linear_quantize(
 def _zero_point_type(
     x: TensorType, zero_point: TensorType, scale: TensorType, bits: int, ties: str = "up"
 ) -> TensorType:
-    require.one_of("ties", ties, TIES)
-    require.real(x=x, scale=scale)
     require.integer(zero_point=zero_point)
-    require.same_dtype(x=x, scale=scale)
-    require.fits("'x'", x, zero_point=zero_point, scale=scale)
-    _require_bits(bits)
-    return x
+    require.fits("'x'", x, zero_point=zero_point)
+    return _quantized_type(x, bits, ties=ties, scale=scale)
 
 
 @rules.rule("zero_point_linear_quantize", _zero_point_type)
@@ -90,11 +82,7 @@ def zero_point_linear_quantize(
 
 
 def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
-    require.real(x=x, max=max)
-    require.same_dtype(x=x, max=max)
-    require.fits("'x'", x, max=max)
-    _require_bits(bits)
-    return x
+    return _quantized_type(x, bits, max=max)
 
 
 @rules.rule("logarithmic_quantize", _logarithmic_type)

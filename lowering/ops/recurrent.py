@@ -17,12 +17,6 @@ from lowering.ops import require, rules
 from lowering.trace import Context
 
 
-def _require_rank(rank: int, layout: str, **operands: TensorType) -> None:
-    for name, operand in operands.items():
-        if len(operand.shape) != rank:
-            raise InvalidShape(f"'{name}' must be {layout}, its shape is {show(operand.shape)}")
-
-
 def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:
     name, before = state
     require.real(**products, **{name: before})
@@ -79,8 +73,8 @@ def _sequence_type(
     operands |= {"recurrent_weight": recurrent_weight, "initial_state": initial_state}
     require.real(input=input, **operands)
     require.same_dtype(input=input, **operands)
-    _require_rank(3, "[batch,time,items]", input=input)
-    _require_rank(2, "[3*hidden,hidden]", recurrent_weight=recurrent_weight)
+    require.layout("[batch,time,items]", input=input)
+    require.layout("[3*hidden,hidden]", recurrent_weight=recurrent_weight)
     batch, time, items = input.shape
     hidden = recurrent_weight.shape[1]
     why = "it has a row for each gate and unit"
@@ -198,7 +192,7 @@ def _delta_type(
 ) -> tuple[TensorType, TensorType]:
     operands = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
     require.real(**operands, initial_state=initial_state)
-    _require_rank(4, "[batch,time,heads,width]", query=query, value=value)
+    require.layout("[batch,time,heads,width]", query=query, value=value)
     batch, time, heads, width = query.shape
     require.shape("key", key, query.shape, "it has the shape of 'query'")
     groups = value.shape[2]

@@ -11,24 +11,23 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidShape
-from lowering.extents import show
+from lowering.extents import Ints, show
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 from lowering.ops.elementwise import divide
 
 _LOGICAL = "its results are logical values"
-Axes = tuple[int, ...]
 
 
-def _reduced(input: TensorType, axes: Axes) -> TensorType:
+def _reduced(input: TensorType, axes: Ints) -> TensorType:
     require.axes(axes, len(input.shape))
     shape = tuple(1 if i in axes else extent for i, extent in enumerate(input.shape))
     return TensorType(shape, input.dtype)
 
 
-def _reduced_if(check: Callable[..., None]) -> Callable[[TensorType, Axes], TensorType]:
-    def infer(input: TensorType, axes: Axes) -> TensorType:
+def _reduced_if(check: Callable[..., None]) -> Callable[[TensorType, Ints], TensorType]:
+    def infer(input: TensorType, axes: Ints) -> TensorType:
         check(input=input)
         return _reduced(input, axes)
 
@@ -40,7 +39,7 @@ _real_type, _number_type, _logical_type = map(
 )
 
 
-def _extremum_type(input: TensorType, axes: Axes) -> TensorType:
+def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
     if input.dtype != "bool":
         require.ordered(input=input)
     reduced = _reduced(input, axes)
@@ -55,7 +54,7 @@ def _extremum_type(input: TensorType, axes: Axes) -> TensorType:
 def _reduction(
     kind: str, infer: Callable[..., TensorType], function: Callable[..., Array], why_not: str = ""
 ) -> None:
-    def lower(input: Any, axes: Axes) -> Array:
+    def lower(input: Any, axes: Ints) -> Array:
         return function(jnp.asarray(input), axis=axes, keepdims=True)
 
     rules.rule(kind, infer, not_differentiable=why_not)(lower)
@@ -68,12 +67,12 @@ _reduction("any_reduce", _logical_type, jnp.any, _LOGICAL)
 _reduction("all_reduce", _logical_type, jnp.all, _LOGICAL)
 
 
-def _count(x: Array, axes: Axes, dtype: Any) -> Array:
+def _count(x: Array, axes: Ints, dtype: Any) -> Array:
     return jnp.asarray(math.prod(x.shape[axis] for axis in axes)).astype(dtype)
 
 
 @rules.rule("sum_reduce", _number_type)
-def sum_reduce(input: Any, axes: Axes, normalize: bool) -> Array:
+def sum_reduce(input: Any, axes: Ints, normalize: bool) -> Array:
     """Return the sum over the axes, or with `normalize` the mean, of integers cut off."""
     x = jnp.asarray(input)
     if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -85,33 +84,33 @@ def sum_reduce(input: Any, axes: Axes, normalize: bool) -> Array:
 
 
 @rules.rule("product_reduce", _number_type)
-def product_reduce(input: Any, axes: Axes) -> Array:
+def product_reduce(input: Any, axes: Ints) -> Array:
     """Return the product over the axes; its derivative is right at zeros too."""
     x = jnp.asarray(input)
     return jnp.prod(x, axis=axes, keepdims=True, dtype=x.dtype)
 
 
-def _moments_type(input: TensorType, axes: Axes) -> tuple[TensorType, TensorType]:
+def _moments_type(input: TensorType, axes: Ints) -> tuple[TensorType, TensorType]:
     reduced = _real_type(input, axes)
     return reduced, reduced
 
 
 @rules.rule("moments", _moments_type)
-def moments(input: Any, axes: Axes) -> tuple[Array, Array]:
+def moments(input: Any, axes: Ints) -> tuple[Array, Array]:
     """Return the mean and the variance over the axes (spec 4.8.6)."""
     x = jnp.asarray(input)
     mean = jnp.mean(x, axis=axes, keepdims=True)
     return mean, jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
 
 
-def _index_type(input: TensorType, axes: Axes, last: bool = False) -> TensorType:
+def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType:
     return TensorType(_extremum_type(input, axes).shape, "int32")
 
 
 def _index_of(kind: str, function: Callable[..., Array]) -> None:
     # Over several axes: the row-major index in their sub-volume, in the tensor's order of axes. Of
     # equal extrema the first counts, or the last, which is the first from the other end.
-    def lower(input: Any, axes: Axes, last: bool = False) -> Array:
+    def lower(input: Any, axes: Ints, last: bool = False) -> Array:
         x = jnp.asarray(input)
         if last:
             return _count(x, axes, np.int32) - 1 - lower(lax.rev(x, axes), axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_RANK, Shape, differ, shapes_differ, show, volume
+from lowering.extents import MAX_RANK, UNKNOWN, Ints, Shape, differ, shapes_differ, show, volume
 from lowering.graph import TensorType, is_complex, is_float, is_integer
 
 
@@ -83,6 +83,16 @@ def shape(name: str, found: TensorType, wanted: Shape, why: str) -> None:
         )
 
 
+def layout(axes: str, hint: str = "", **operands: TensorType) -> None:
+    """Refuse operands that have not the axes of a layout such as `[N,4]`."""
+    wanted = [int(axis) if axis.isdigit() else UNKNOWN for axis in axes[1:-1].split(",")]
+    for name, found in operands.items():
+        if shapes_differ(found.shape, wanted):
+            raise InvalidShape(
+                f"'{name}' must have the shape {axes}, it has {show(found.shape)}", hint=hint
+            )
+
+
 def fits(name: str, target: TensorType, **operands: TensorType) -> None:
     """Refuse operands that do not broadcast to the shape of the target."""
     whole = target.shape
@@ -123,7 +133,7 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
         raise InvalidOperation(f"'{name}' must be one of {names}, it is '{value}'")
 
 
-def normal_axes(given: Sequence[int], rank: int, name: str = "axes") -> tuple[int, ...]:
+def normal_axes(given: Sequence[int], rank: int, name: str = "axes") -> Ints:
     """Return axes counted from the first; raise InvalidOperation if out of range or repeated."""
     for axis in given:
         if not -rank <= axis < rank:

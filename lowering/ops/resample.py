@@ -19,7 +19,7 @@ from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels import interpolation
 from lowering.kernels.precision import widened
-from lowering.kernels.windows import BORDERS, require_positive
+from lowering.kernels.windows import BORDERS, require_positive, require_reflection
 from lowering.ops import require, rules
 
 METHODS = ("symmetric", "asymmetric", "aligned")
@@ -78,14 +78,9 @@ def _multilinear_type(input: TensorType, factor: Shape, method: str, border: str
     require.one_of("method", method, METHODS)
     require.one_of("border", border, BORDERS)
     output = _up_type(input, factor)
-    if border == "reflect" and method != "aligned":
-        for axis, f in enumerate(factor, 2):
-            if f > 1 and input.shape[axis] == 1:
-                raise InvalidShape(
-                    f"border 'reflect' needs two items to reflect, 'input' {show(input.shape)} "
-                    f"has extent 1 at axis {axis}",
-                    hint="'replicate' and 'reflect-even' can extend a single item",
-                )
+    if method != "aligned":
+        spatial = input.shape[2 : 2 + len(factor)]
+        require_reflection(spatial, tuple((0, f - 1) for f in factor), border, first_axis=2)
     return output
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, differ, show, volume
+from lowering.extents import UNKNOWN, Shape, along, differ, show, volume
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
 from lowering.kernels.resampling import (
@@ -29,7 +29,6 @@ from lowering.kernels.resampling import (
     INTERPOLATORS,
     ROUNDINGS,
     Method,
-    along,
     cubic_kernel,
     length,
     multiply_adds,

@@ -39,13 +39,8 @@ def _roi_type(
 ) -> TensorType:
     require.real(input=input, rois=rois)
     require.integer(batch_index=batch_index)
-    if len(input.shape) != 4:
-        raise InvalidShape(f"'input' must have the shape [B,C,H,W], it has {show(input.shape)}")
-    if len(rois.shape) != 2 or differ(rois.shape[1], 4):
-        raise InvalidShape(
-            f"'rois' must have the shape [N,4], it has {show(rois.shape)}",
-            hint="a row holds x1, y1, x2, y2",
-        )
+    require.layout("[B,C,H,W]", input=input)
+    require.layout("[N,4]", "a row holds x1, y1, x2, y2", rois=rois)
     if len(batch_index.shape) != 1 or differ(batch_index.shape[0], rois.shape[0]):
         raise InvalidShape(
             f"'batch_index' {show(batch_index.shape)} must have an item for each row of "

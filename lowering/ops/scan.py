@@ -30,7 +30,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, shapes_differ, show, with_extent
+from lowering.extents import Ints, Shape, shapes_differ, show, with_extent
 from lowering.graph import Graph, TensorType
 from lowering.kernels.interpolation import merged
 from lowering.ops import require, rules
@@ -52,8 +52,8 @@ def _scan_type(
     full: Sequence[TensorType],
     initial: Sequence[TensorType],
     body: Graph,
-    axes: tuple[int, ...],
-    chunks: tuple[int, ...],
+    axes: Ints,
+    chunks: Ints,
     outputs: Outputs,
     skip: int,
 ) -> list[TensorType]:
@@ -108,11 +108,7 @@ def _result_type(value: TensorType, which: str, axis: int, count: int) -> Tensor
 
 
 def _scan_work(
-    scanned: Sequence[TensorType],
-    body: Graph,
-    axes: tuple[int, ...],
-    chunks: tuple[int, ...],
-    skip: int,
+    scanned: Sequence[TensorType], body: Graph, axes: Ints, chunks: Ints, skip: int
 ) -> int:
     count = _iterations(scanned[0].shape, axes[0], chunks[0])
     return max(count - skip, 0) * total(body)
@@ -125,8 +121,8 @@ def scan(
     full: Sequence[Any],
     initial: Sequence[Any],
     body: Graph,
-    axes: tuple[int, ...],
-    chunks: tuple[int, ...],
+    axes: Ints,
+    chunks: Ints,
     outputs: Outputs,
     skip: int,
 ) -> list[Array]:

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, is_symbolic, show, with_extent
+from lowering.extents import UNKNOWN, Ints, Shape, is_symbolic, show, with_extent
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.windows import BORDERS, PAD_MODES, Padding
@@ -17,13 +17,7 @@ from lowering.ops import require, rules
 from lowering.ops.shape import cast
 
 
-def _slice_type(
-    input: TensorType,
-    axes: tuple[int, ...],
-    begin: tuple[int, ...],
-    end: tuple[int, ...],
-    stride: tuple[int, ...],
-) -> TensorType:
+def _slice_type(input: TensorType, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> TensorType:
     require.axes(axes, len(input.shape))
     require.length("begin", begin, len(axes), "axes")
     require.length("end", end, len(axes), "axes")
@@ -58,13 +52,7 @@ def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
 
 
 @rules.rule("slice", _slice_type)
-def slice_(
-    input: Any,
-    axes: tuple[int, ...],
-    begin: tuple[int, ...],
-    end: tuple[int, ...],
-    stride: tuple[int, ...],
-) -> Array:
+def slice_(input: Any, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Array:
     """Return every `stride`-th item from `begin` to before `end` along each axis.
 
     Bounds below 0 count from the end and are cut to the axis; a forward `end` 0 is the end. A
@@ -123,7 +111,7 @@ def triangle(input: Any, k: Any, upper: bool) -> Array:
     return jnp.where(kept, x, jnp.zeros_like(x))
 
 
-def _tile_type(input: TensorType, repeats: tuple[int, ...]) -> TensorType:
+def _tile_type(input: TensorType, repeats: Ints) -> TensorType:
     require.length("repeats", repeats, len(input.shape), "axes of 'input'")
     if any(times < 0 for times in repeats):
         raise InvalidOperation(f"'repeats' must not be negative, it is {list(repeats)}")
@@ -131,7 +119,7 @@ def _tile_type(input: TensorType, repeats: tuple[int, ...]) -> TensorType:
 
 
 @rules.rule("tile", _tile_type)
-def tile(input: Any, repeats: tuple[int, ...]) -> Array:
+def tile(input: Any, repeats: Ints) -> Array:
     """Repeat the input along its axes."""
     return jnp.tile(jnp.asarray(input), repeats)
 
@@ -184,7 +172,7 @@ def gather(input: Any, indices: Any, axis: int) -> Array:
     return jnp.take(jnp.asarray(input), jnp.asarray(indices), axis=axis)
 
 
-def _broadcast_type(input: TensorType, shape: tuple[int, ...]) -> TensorType:
+def _broadcast_type(input: TensorType, shape: Ints) -> TensorType:
     if any(extent < 0 for extent in shape):
         raise InvalidOperation(f"'shape' must not be negative, it is {list(shape)}")
     return TensorType(_whole_shape(input.shape, shape), input.dtype)
@@ -196,7 +184,7 @@ def _whole_shape(input: Shape, shape: Shape) -> Shape:
 
 
 @rules.rule("broadcast", _broadcast_type)
-def broadcast(input: Any, shape: tuple[int, ...]) -> Array:
+def broadcast(input: Any, shape: Ints) -> Array:
     """Broadcast to a shape, matched from the last axis; where it has 1 the extent stays."""
     x = jnp.asarray(input)
     return jnp.broadcast_to(x, _whole_shape(x.shape, shape))

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, differ, shapes_differ, show, volume, with_extent
+from lowering.extents import UNKNOWN, Ints, Shape, differ, shapes_differ, show, volume, with_extent
 from lowering.graph import TensorType, is_complex
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.ops import require, rules
@@ -24,9 +24,7 @@ def _known(shapes: Sequence[Shape]) -> Shape:
     )
 
 
-def _reshape_type(
-    input: TensorType, shape: tuple[int, ...], axis_start: int, axis_count: int
-) -> TensorType:
+def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: int) -> TensorType:
     rank = len(input.shape)
     require.rank(shape)
     if not 0 <= axis_start <= rank:
@@ -85,7 +83,7 @@ def _is_free(extent: int) -> bool:
 
 
 @rules.rule("reshape", _reshape_type)
-def reshape(input: Any, shape: tuple[int, ...], axis_start: int, axis_count: int) -> Array:
+def reshape(input: Any, shape: Ints, axis_start: int, axis_count: int) -> Array:
     """Reshape `axis_count` axes row-major (spec 4.5.1); 0 copies its extent, one -1 is the rest."""
     x = jnp.asarray(input)
     if 0 in x.shape:  # jax does not say what -1 stands for
@@ -98,7 +96,7 @@ def reshape(input: Any, shape: tuple[int, ...], axis_start: int, axis_count: int
     return x.reshape(x.shape[:axis_start] + items + x.shape[end:])
 
 
-def _transpose_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
+def _transpose_type(input: TensorType, axes: Ints) -> TensorType:
     count = len(axes)
     if count > len(input.shape) or sorted(axes) != list(range(count)):
         raise InvalidOperation(
@@ -109,13 +107,13 @@ def _transpose_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
 
 
 @rules.rule("transpose", _transpose_type)
-def transpose(input: Any, axes: tuple[int, ...]) -> Array:
+def transpose(input: Any, axes: Ints) -> Array:
     """Permute the first axes; others stay (spec 4.5.2)."""
     x = jnp.asarray(input)
     return jnp.transpose(x, (*axes, *range(len(axes), x.ndim)))
 
 
-def _squeeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
+def _squeeze_type(input: TensorType, axes: Ints) -> TensorType:
     require.axes(axes, len(input.shape))
     for axis in axes:
         if differ(input.shape[axis], 1):
@@ -128,12 +126,12 @@ def _squeeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
 
 
 @rules.rule("squeeze", _squeeze_type)
-def squeeze(input: Any, axes: tuple[int, ...]) -> Array:
+def squeeze(input: Any, axes: Ints) -> Array:
     """Remove axes, which have extent 1."""
     return jnp.squeeze(jnp.asarray(input), axes)
 
 
-def _unsqueeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
+def _unsqueeze_type(input: TensorType, axes: Ints) -> TensorType:
     rank = len(input.shape) + len(axes)
     require.axes(axes, rank)
     extents, new = iter(input.shape), set(axes)
@@ -141,7 +139,7 @@ def _unsqueeze_type(input: TensorType, axes: tuple[int, ...]) -> TensorType:
 
 
 @rules.rule("unsqueeze", _unsqueeze_type)
-def unsqueeze(input: Any, axes: tuple[int, ...]) -> Array:
+def unsqueeze(input: Any, axes: Ints) -> Array:
     """Add axes of extent 1, counted in the result."""
     return jnp.expand_dims(jnp.asarray(input), axes)
 
@@ -172,7 +170,7 @@ def concat(values: Sequence[Any], axis: int) -> Array:
     return jnp.concatenate(list(values), axis)
 
 
-def _split_type(value: TensorType, axis: int, ratios: tuple[int, ...]) -> list[TensorType]:
+def _split_type(value: TensorType, axis: int, ratios: Ints) -> list[TensorType]:
     require.axis(axis, len(value.shape))
     if not ratios or min(ratios) < 1:
         raise InvalidOperation(f"'ratios' must be positive and not empty, it is {list(ratios)}")
@@ -186,13 +184,13 @@ def _split_type(value: TensorType, axis: int, ratios: tuple[int, ...]) -> list[T
     return [TensorType(shape, value.dtype) for shape in shapes]
 
 
-def _parts(extent: int, ratios: tuple[int, ...]) -> list[int]:
+def _parts(extent: int, ratios: Ints) -> list[int]:
     unit = extent // sum(ratios)
     return [unit * ratio for ratio in ratios]
 
 
 @rules.rule("split", _split_type)
-def split(value: Any, axis: int, ratios: tuple[int, ...]) -> list[Array]:
+def split(value: Any, axis: int, ratios: Ints) -> list[Array]:
     """Return parts of the value along the axis, extents in the given ratios (spec 4.5.3)."""
     x = jnp.asarray(value)
     return list(lax.split(x, _parts(x.shape[axis], ratios), axis))

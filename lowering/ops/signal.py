@@ -1,4 +1,4 @@
-"""Fourier transforms of pairs [re,im] on a last axis, in float32 at least; tract's averages."""
+"""Fourier transforms of pairs [re,im], in float32 at least; tract's averages and masks."""
 
 from __future__ import annotations
 
@@ -191,3 +191,16 @@ def exp_mean_norm(
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     result = (x - _averages(x, state, alpha, skip)) / scaling_factor
     return jnp.moveaxis(result, 0, axis).astype(input.dtype)
+
+
+def _pulse_mask_type(input: TensorType, axis: int) -> TensorType:
+    normal_axis(axis, len(input.shape))
+    return input
+
+
+@rules.rule("tract.pulse_mask", _pulse_mask_type)
+def pulse_mask(input: Any, position: Any, axis: int, begin: int, end: int, value: float) -> Array:
+    """Return the input in begin ... end - 1 of the stream, from `position` on, else the value."""
+    x = jnp.asarray(input)
+    places = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
+    return jnp.where((places >= begin) & (places < end), x, jnp.asarray(value, x.dtype))
