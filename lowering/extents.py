@@ -95,6 +95,13 @@ def padded(shape: Shape, rank: int) -> Shape:
     return shape + (1,) * (rank - len(shape))
 
 
+def known(attribute: Any) -> Any:
+    """Return a shape, or any attribute, with 1 for unknown extents."""
+    if isinstance(attribute, tuple):
+        return tuple(map(known, attribute))  # pyright: ignore[reportUnknownArgumentType]
+    return 1 if attribute is UNKNOWN else attribute
+
+
 def along(axis: int, rank: int) -> list[int]:
     """Return the shape, for `reshape`, of a vector along an axis."""
     return [-1 if a == axis else 1 for a in range(rank)]

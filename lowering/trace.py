@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowering.errors import InvalidComputation
-from lowering.extents import UNKNOWN, differ, is_symbolic, show, volume
+from lowering.extents import differ, is_symbolic, known, show, volume
 from lowering.graph import Graph, Operand, Operation, Rule, Value
 from lowering.ops import rules
 from lowering.registry import python_name
@@ -79,14 +79,10 @@ def _apply(
         return list(_checked(operation, rule.lower(**arguments)))
 
     if is_static(tuple(operands.values())) and not _has_symbolic(operation.attributes):
-        context.fold(sum([volume(_known(value)) for value in operation.writes()]))
+        context.fold(sum([volume(known(value.type.shape)) for value in operation.writes()]))
         return on_host(results)
     with jax.named_scope(operation.name):
         return results()
-
-
-def _known(value: Value) -> Sequence[int]:
-    return [1 if extent is UNKNOWN else extent for extent in value.type.shape]
 
 
 def _has_symbolic(attribute: Any) -> bool:

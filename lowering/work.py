@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lowering.extents import UNKNOWN
+from lowering.extents import known
 from lowering.graph import Graph, Operand, Operation, Result, TensorType, Value
 from lowering.ops import rules
 from lowering.registry import python_name
@@ -18,7 +18,7 @@ def multiply_adds(operation: Operation) -> int:
     if rule.work is None:
         return 0
     arguments: dict[str, Any] = {n: _type(x) for n, x in operation.operands}
-    arguments |= {name: _known(attribute) for name, attribute in operation.attributes}
+    arguments |= {name: known(attribute) for name, attribute in operation.attributes}
     arguments["result"] = _type(operation.results[0])
     return rule.work(**{python_name(name): arguments[name] for name in rule.work_reads})
 
@@ -31,14 +31,8 @@ def total(graph: Graph) -> int:
 def _type(operand: Operand | Result) -> TensorType | list[Any]:
     match operand:
         case Value():
-            return TensorType(_known(operand.type.shape), operand.type.dtype)
+            return TensorType(known(operand.type.shape), operand.type.dtype)
         case tuple():
             return [_type(item) for item in operand]
         case _:
             return TensorType((), np.asarray(operand).dtype.name)
-
-
-def _known(attribute: Any) -> Any:
-    if isinstance(attribute, tuple):
-        return tuple(map(_known, attribute))  # pyright: ignore[reportUnknownArgumentType]
-    return 1 if attribute is UNKNOWN else attribute

@@ -9,7 +9,7 @@ from jax import Array, lax
 from lowering.extents import Shape
 from lowering.kernels.conv import spread
 from lowering.kernels.precision import accumulator
-from lowering.kernels.windows import Windows, extend, lowest, valid_counts
+from lowering.kernels.windows import Padding, Windows, extend, lowest, valid_counts
 
 
 def window_sum(x: Array, windows: Windows, border: str, normalize: bool) -> Array:
@@ -20,15 +20,7 @@ def window_sum(x: Array, windows: Windows, border: str, normalize: bool) -> Arra
         padding = ((0, 0),) * x.ndim
     # The sum under a mean may overflow float16.
     wide = accumulator(x.dtype)
-    total: Array = lax.reduce_window(
-        lax.convert_element_type(x, wide),
-        np.array(0, wide),
-        lax.add,
-        windows.size,
-        windows.stride,
-        padding,
-        window_dilation=windows.dilation,
-    )
+    total = _sums(x.astype(wide), windows, windows.stride, padding)
     if normalize and border == "ignore":
         # A window on padding alone has sum and mean 0.
         total = total / np.maximum(valid_counts(windows), 1).astype(wide)
@@ -42,14 +34,13 @@ def reverse_window_sum(x: Array, windows: Windows, border: str) -> Array:
     x, padding = spread(x, windows, border)
     steps = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
     spread_out = lax.pad(x, np.array(0, x.dtype), steps)
+    return _sums(spread_out, windows, (1,) * x.ndim, ((0, 0),) * x.ndim)
+
+
+def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
+    zero, size = np.array(0, x.dtype), windows.size
     return lax.reduce_window(
-        spread_out,
-        np.array(0, x.dtype),
-        lax.add,
-        windows.size,
-        (1,) * x.ndim,
-        "VALID",
-        window_dilation=windows.dilation,
+        x, zero, lax.add, size, stride, padding, window_dilation=windows.dilation
     )
 
 

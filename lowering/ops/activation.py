@@ -126,8 +126,7 @@ def selu(x: Any, alpha: float, lambda_: float) -> Array:
 
 
 def _prelu_type(x: TensorType, alpha: TensorType) -> TensorType:
-    require.real(x=x, alpha=alpha)
-    require.same_dtype(x=x, alpha=alpha)
+    require.same_dtype(require.real, x=x, alpha=alpha)
     require.fits("'x'", x, alpha=alpha)
     return x
 
@@ -146,8 +145,7 @@ def leaky_relu(x: Any, alpha: float) -> Array:
 
 
 def _swiglu_type(gate: TensorType, up: TensorType, alpha: float, limit: float) -> TensorType:
-    require.real(gate=gate, up=up)
-    require.same_dtype(gate=gate, up=up)
+    require.same_dtype(require.real, gate=gate, up=up)
     if limit <= 0:
         raise InvalidOperation(f"'limit' must be positive, it is {limit}")
     return TensorType(broadcast_shapes(gate.shape, up.shape), wide_dtype(gate, up).name)

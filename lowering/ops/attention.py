@@ -61,8 +61,7 @@ def _softmax(scores: Array) -> Array:
 def _attention_type(
     query: TensorType, key: TensorType, value: TensorType, mask: TensorType
 ) -> TensorType:
-    require.real(query=query, key=key, value=value)
-    require.same_dtype(query=query, key=key, value=value)
+    require.same_dtype(require.real, query=query, key=key, value=value)
     shapes = f"query {show(query.shape)}, key {show(key.shape)}, value {show(value.shape)}"
     rank = len(query.shape)
     if rank < 3 or len(key.shape) != rank or len(value.shape) != rank:
@@ -133,8 +132,7 @@ def masked_softmax(input: Any, mask: Any, scale: float) -> Array:
 
 
 def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
-    require.real(input=input, cos=cos, sin=sin)
-    require.same_dtype(input=input, cos=cos, sin=sin)
+    require.same_dtype(require.real, input=input, cos=cos, sin=sin)
     if not input.shape or differ(input.shape[-1] % 2, 0):
         raise InvalidShape(
             f"the last axis of 'input' {show(input.shape)} must have an even number of items"

@@ -37,8 +37,7 @@ from lowering.trace import Context
 def _conv_type(
     input: TensorType, filter: TensorType, bias: TensorType, **windows: Any
 ) -> TensorType:
-    require.ordered(input=input, filter=filter, bias=bias)
-    require.same_dtype(input=input, filter=filter, bias=bias)
+    require.same_dtype(require.ordered, input=input, filter=filter, bias=bias)
     shape = conv_shape(input.shape, filter.shape, bias.shape, **windows)
     return TensorType(shape, _sum_dtype(input.dtype))
 
@@ -112,8 +111,7 @@ def _deconv_type(
     output_shape: Shape,
     groups: int,
 ) -> TensorType:
-    require.real(input=input, filter=filter, bias=bias)
-    require.same_dtype(input=input, filter=filter, bias=bias)
+    require.same_dtype(require.real, input=input, filter=filter, bias=bias)
     require.one_of("border", border, BORDERS)
     _require_operands(input.shape, filter.shape, padding, stride, dilation, groups)
     if differ(filter.shape[0], input.shape[1]):

@@ -242,8 +242,7 @@ def select(condition: Any, true_value: Any, false_value: Any) -> Array:
 
 
 def _clamp_type(x: TensorType, a: TensorType, b: TensorType, inclusive: bool = False) -> TensorType:
-    require.ordered(x=x, a=a, b=b)
-    require.same_dtype(x=x, a=a, b=b)
+    require.same_dtype(require.ordered, x=x, a=a, b=b)
     return TensorType(broadcast_shapes(x.shape, a.shape, b.shape), x.dtype)
 
 

@@ -49,8 +49,7 @@ def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str
 
 
 def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: bool) -> TensorType:
-    require.number(A=A, B=B)
-    require.same_dtype(A=A, B=B)
+    require.same_dtype(require.number, A=A, B=B)
     shape = product_shape(
         ("A", "B"),
         matrix_shape(A.shape, transposeA),
@@ -84,8 +83,7 @@ def _product(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -
 
 
 def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> TensorType:
-    require.number(input=input, filter=filter, bias=bias)
-    require.same_dtype(input=input, filter=filter, bias=bias)
+    require.same_dtype(require.number, input=input, filter=filter, bias=bias)
     shape = product_shape(
         ("input", "filter"),
         matrix_shape(input.shape, transpose=False),
@@ -116,8 +114,7 @@ def _einsum_type(inputs: list[TensorType], expr: str, accumulator: str, dtype: s
     terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     shape = contraction.contracted_shape([x.shape for x in inputs], terms, result)
     operands = {f"inputs[{k}]": x for k, x in enumerate(inputs)}
-    require.number(**operands)
-    require.same_dtype(**operands)
+    require.same_dtype(require.number, **operands)
     if accumulator == "bool" or _generality(accumulator) < _generality(inputs[0].dtype):
         raise InvalidOperation(
             f"the accumulator {accumulator} cannot hold the products of {inputs[0].dtype}",

@@ -40,8 +40,7 @@ def direct_lookup(input: Any, values: Any, fallback: Any) -> Array:
 
 
 def _reverse_type(input: TensorType, keys: TensorType) -> TensorType:
-    require.ordered(input=input, keys=keys)
-    require.same_dtype(input=input, keys=keys)
+    require.same_dtype(require.ordered, input=input, keys=keys)
     _require_list("keys", keys)
     return TensorType(input.shape, "int32")
 

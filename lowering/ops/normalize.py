@@ -99,8 +99,7 @@ def local_variance_normalization(input: Any, size: Ints, bias: float, epsilon: f
 
 
 def _batch_type(input: TensorType, epsilon: float, **parameters: TensorType) -> TensorType:
-    require.real(input=input, **parameters)
-    require.same_dtype(input=input, **parameters)
+    require.same_dtype(require.real, input=input, **parameters)
     require.fits("'input'", input, **parameters)
     require.not_negative(epsilon=epsilon)
     return input

@@ -23,8 +23,7 @@ def _quantized_type(
     x: TensorType, bits: int, least: int = 1, ties: str = "up", **levels: TensorType
 ) -> TensorType:
     require.one_of("ties", ties, TIES)
-    require.real(x=x, **levels)
-    require.same_dtype(x=x, **levels)
+    require.same_dtype(require.real, x=x, **levels)
     require.fits("'x'", x, **levels)
     if not least <= bits <= 64:
         raise InvalidOperation(f"'bits' must be at least {least} and at most 64, it is {bits}")

@@ -19,8 +19,7 @@ from lowering.trace import Context
 
 def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:
     name, before = state
-    require.real(**products, **{name: before})
-    require.same_dtype(**products, **{name: before})
+    require.same_dtype(require.real, **products, **{name: before})
     for product, found in products.items():
         if not found.shape or differ(found.shape[-1] % blocks, 0):
             raise InvalidShape(f"'{product}' {show(found.shape)} must end in {blocks} blocks")
@@ -71,8 +70,7 @@ def _sequence_type(
     optional = {"weight": weight, "bias": bias}
     operands = {name: found for name, found in optional.items() if found != ABSENT}
     operands |= {"recurrent_weight": recurrent_weight, "initial_state": initial_state}
-    require.real(input=input, **operands)
-    require.same_dtype(input=input, **operands)
+    require.same_dtype(require.real, input=input, **operands)
     require.layout("[batch,time,items]", input=input)
     require.layout("[3*hidden,hidden]", recurrent_weight=recurrent_weight)
     batch, time, items = input.shape

@@ -37,8 +37,10 @@ bits = _requirement(
 )
 
 
-def same_dtype(**operands: TensorType) -> None:
-    """Refuse operands of different dtypes."""
+def same_dtype(*checks: Callable[..., None], **operands: TensorType) -> None:
+    """Refuse operands of different dtypes, or of one that another check refuses."""
+    for check in checks:
+        check(**operands)
     if len({operand.dtype for operand in operands.values()}) > 1:
         found = ", ".join(f"'{name}' {operand.dtype}" for name, operand in operands.items())
         raise InvalidOperation(f"operands must have one dtype, they have {found}")

@@ -274,8 +274,7 @@ def _add_n_type(x: Sequence[TensorType]) -> TensorType:
     if not x:
         return TensorType((1,), "float32")
     operands = {f"x[{i}]": item for i, item in enumerate(x)}
-    require.real(**operands)
-    require.same_dtype(**operands)
+    require.same_dtype(require.real, **operands)
     return TensorType(broadcast_shapes((1,), *(item.shape for item in x)), x[0].dtype)
 
 

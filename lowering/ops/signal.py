@@ -133,8 +133,7 @@ def _average_type(
     if complex:
         axis = _signal_axis(input, axis)
     axis = normal_axis(axis, len(input.shape))
-    require.real(input=input, state=state)
-    require.same_dtype(input=input, state=state)
+    require.same_dtype(require.real, input=input, state=state)
     require.not_negative(skip=skip)
     why = f"it is 'input' {show(input.shape)} without axis {axis}"
     wanted = with_extent(input.shape, axis)
