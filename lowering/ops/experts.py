@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, show, volume
+from lowering.extents import show, volume
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import wide_dtype
 from lowering.ops import require, rules
@@ -27,46 +27,33 @@ GATES = ("softmax_topk", "softmax_all", "sigmoid", "raw")
 
 
 def _experts_type(
-    input: TensorType,
-    router: TensorType,
-    w1: TensorType,
-    w2: TensorType,
-    w3: TensorType,
-    router_bias: TensorType,
-    w1_bias: TensorType,
-    w3_bias: TensorType,
-    w2_bias: TensorType,
-    k: int,
-    activation: str,
-    gate: str,
-    limit: float,
+    input: TensorType, k: int, activation: str, gate: str, limit: float, **others: Any
 ) -> TensorType:
     require.one_of("activation", activation, tuple(_ACTIVATIONS))
     require.one_of("gate", gate, GATES)
-    if not input.shape or len(router.shape) != 2 or len(w1.shape) != 3:
+    router, w1 = others["router"].shape, others["w1"].shape
+    if not input.shape or len(router) != 2 or len(w1) != 3:
         raise InvalidShape(
-            f"'input' {show(input.shape)} must be [tokens...,items], 'router' "
-            f"{show(router.shape)} [experts,items], and 'w1' {show(w1.shape)} have an expert's "
-            "matrix for each expert"
+            f"'input' {show(input.shape)} must be [tokens...,items], 'router' {show(router)} "
+            f"[experts,items], and 'w1' {show(w1)} have an expert's matrix for each expert"
         )
-    experts, items, hidden = router.shape[0], input.shape[-1], w1.shape[2]
-    up = (experts, items, hidden)
-    shapes: dict[str, tuple[TensorType, Shape]] = {
-        "router": (router, (experts, items)),
-        "w1": (w1, up),
-        "w2": (w2, (experts, hidden, items)),
-        "w3": (w3, up),
-        "router_bias": (router_bias, (experts,)),
-        "w1_bias": (w1_bias, (experts, hidden)),
-        "w3_bias": (w3_bias, (experts, hidden)),
-        "w2_bias": (w2_bias, (experts, items)),
+    experts, items, hidden = router[0], input.shape[-1], w1[2]
+    shapes = {
+        "router": (experts, items),
+        "w1": (experts, items, hidden),
+        "w2": (experts, hidden, items),
+        "w3": (experts, items, hidden),
+        "router_bias": (experts,),
+        "w1_bias": (experts, hidden),
+        "w3_bias": (experts, hidden),
+        "w2_bias": (experts, items),
     }
-    given = {name: (t, s) for name, (t, s) in shapes.items() if t != ABSENT}
-    require.real(input=input, **{name: found for name, (found, _) in given.items()})
+    given = {name: others[name] for name in shapes if others[name] != ABSENT}
+    require.real(input=input, **given)
     why = f"there are {experts} experts that take {items} items to {hidden} and back"
-    for name, (found, wanted) in given.items():
-        require.shape(name, found, wanted, why)
-    if w3 == ABSENT and (activation == "swiglu" or limit or w3_bias != ABSENT):
+    for name, found in given.items():
+        require.shape(name, found, shapes[name], why)
+    if "w3" not in given and (activation == "swiglu" or limit or "w3_bias" in given):
         raise InvalidOperation("'swiglu', 'limit' and 'w3_bias' need the weights 'w3'")
     if k < 1 or k > experts:
         raise InvalidOperation(f"'k' must lie in [1,{experts}], the number of experts, it is {k}")

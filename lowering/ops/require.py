@@ -148,6 +148,6 @@ def normal_axes(given: Sequence[int], rank: int, name: str = "axes") -> Ints:
     return normal
 
 
-def normal_axis(axis: int, rank: int) -> int:
-    """Return `normal_axes` of one 'axis'."""
-    return normal_axes((axis,), rank, "axis")[0]
+def normal_axis(axis: int, rank: int, name: str = "axis") -> int:
+    """Return `normal_axes` of a single one."""
+    return normal_axes((axis,), rank, name)[0]

@@ -34,7 +34,7 @@ from lowering.extents import Ints, Shape, shapes_differ, show, with_extent
 from lowering.graph import Graph, TensorType
 from lowering.kernels.interpolation import merged
 from lowering.ops import require, rules
-from lowering.ops.require import normal_axes, normal_axis
+from lowering.ops.require import normal_axis
 from lowering.trace import Context, trace
 from lowering.work import total
 
@@ -44,7 +44,7 @@ Outputs = tuple[tuple[str, int, int], ...]
 def _iterations(shape: Shape, axis: int, chunk: int) -> int:
     if chunk == 0:
         raise InvalidOperation("'scan' must cut a tensor into chunks of at least 1, one has 0")
-    return -(-shape[normal_axes((axis,), len(shape), "scan")[0]] // abs(chunk))
+    return -(-shape[normal_axis(axis, len(shape), "scan")] // abs(chunk))
 
 
 def _scan_type(
