@@ -16,8 +16,7 @@ from lowering.cpu.phases import spread
 from lowering.cpu.pipeline import runs
 from lowering.cpu.view import View, whole
 from lowering.jaxprs import primitive
-from lowering.kernels.pool import window_max_and_index
-from lowering.kernels.windows import Windows, extend, lowest
+from lowering.kernels.windows import Windows, extend, lowest, window_max_and_index
 
 _LARGEST = 8  # cells along an axis; XLA's running forms are better for wider windows
 

@@ -130,6 +130,36 @@ def lowest(dtype: Any) -> Any:
     return np.array(jnp.iinfo(dtype).min, dtype)
 
 
+def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
+    """Return each window's maximum and its first row-major index; NaN counts as the greatest."""
+    x = extend(x, windows.padding, border, fill=lowest(x.dtype) if border == "ignore" else 0.0)
+    index = jnp.zeros(x.shape, jnp.int32)
+    volume = 1
+    # Each dimension, from the last, keeps the first of the rows with the greatest maximum.
+    for axis in reversed(range(x.ndim)):
+        best, best_index = windows.cell(x, axis, 0), windows.cell(index, axis, 0)
+        for j in range(1, windows.size[axis]):
+            candidate = windows.cell(x, axis, j)
+            better = (candidate > best) | ((candidate != candidate) & (best == best))
+            best = jnp.where(better, candidate, best)
+            best_index = jnp.where(better, windows.cell(index, axis, j) + j * volume, best_index)
+        x, index = best, best_index
+        volume *= windows.size[axis]
+    return x, index
+
+
+def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
+    """Return the place, on the extended input, of the cell that each window's index names."""
+    rest = jnp.clip(index, 0, windows.volume - 1)
+    cells: list[Array] = []
+    for axis in reversed(range(index.ndim)):
+        size = windows.size[axis]
+        start = lax.broadcasted_iota(index.dtype, index.shape, axis) * windows.stride[axis]
+        cells.append(start + rest % size * windows.dilation[axis])
+        rest = rest // size
+    return tuple(reversed(cells))
+
+
 def require_attributes(
     rank: int, padding: Padding, stride: Shape, dilation: Shape, size: Shape = ()
 ) -> None:

@@ -5,22 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, shapes_differ, show
 from lowering.graph import TensorType
-from lowering.kernels import pool as kernels
+from lowering.kernels.conv import spread
+from lowering.kernels.precision import accumulator
 from lowering.kernels.windows import (
     POOL_BORDERS,
     Padding,
     Windows,
     basic,
+    extend,
+    lowest,
+    positions,
     require_attributes,
     require_basic,
     require_positive,
     require_reverse,
     reverse,
+    valid_counts,
+    window_max_and_index,
 )
 from lowering.ops import require, rules
 
@@ -88,7 +95,26 @@ def box(
 ) -> Array:
     """Sum each window, or take its mean: with border 'ignore' over the valid cells only."""
     windows = basic(input.shape, size, padding, stride, dilation)
-    return kernels.window_sum(input, windows, border, normalize)
+    padding = windows.padding
+    if border not in ("constant", "ignore"):
+        input = extend(input, padding, border)
+        padding = ((0, 0),) * input.ndim
+    # The sum under a mean may overflow float16.
+    wide = accumulator(input.dtype)
+    total = _sums(input.astype(wide), windows, windows.stride, padding)
+    if normalize and border == "ignore":
+        # A window on padding alone has sum and mean 0.
+        total = total / np.maximum(valid_counts(windows), 1).astype(wide)
+    elif normalize:
+        total = total / windows.volume
+    return total.astype(input.dtype)
+
+
+def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
+    zero, size = np.array(0, x.dtype), windows.size
+    return lax.reduce_window(
+        x, zero, lax.add, size, stride, padding, window_dilation=windows.dilation
+    )
 
 
 @rules.rule("debox", _reverse_type)
@@ -104,7 +130,10 @@ def debox(
 ) -> Array:
     """Add each item to all cells of its window, over the window's volume if `normalize`."""
     windows = _reverse(input.shape, size, padding, stride, dilation, output_shape)
-    total = kernels.reverse_window_sum(input, windows, border)
+    x, padding = spread(input, windows, border)
+    steps = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
+    x = lax.pad(x, np.array(0, x.dtype), steps)
+    total = _sums(x, windows, (1,) * x.ndim, ((0, 0),) * x.ndim)
     return total / windows.volume if normalize else total
 
 
@@ -112,9 +141,18 @@ def debox(
 def max_pool(
     input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Array:
-    """Return the maximum of each window; zeros of border 'constant' win over negative data."""
+    """Return the maximum of each window; zeros of border 'constant' win over negative data.
+
+    Its derivative goes to the first of equal maxima.
+    """
     windows = basic(input.shape, size, padding, stride, dilation)
-    return kernels.window_max(jnp.asarray(input), windows, border)
+    x, padding = jnp.asarray(input), windows.padding
+    if any(d > 1 for d in dilation):  # reduce_window has no reverse derivative then
+        return window_max_and_index(x, windows, border)[0]
+    if border != "ignore":
+        x = extend(x, padding, border)
+        padding = ((0, 0),) * x.ndim
+    return lax.reduce_window(x, lowest(x.dtype), lax.max, windows.size, windows.stride, padding)
 
 
 @rules.rule("avg_pool", pool_type)
@@ -166,10 +204,18 @@ def max_pool_with_index(
     first_axis: int = -1,
 ) -> tuple[Array, Array]:
     """Return the maximum of each window and its first index in it, or from `first_axis` on."""
-    input, windows = jnp.asarray(input), basic(input.shape, size, padding, stride, dilation)
-    if first_axis >= 0:
-        return kernels.window_max_and_place(input, windows, first_axis)
-    return kernels.window_max_and_index(input, windows, border)
+    x, windows = jnp.asarray(input), basic(input.shape, size, padding, stride, dilation)
+    maximum, index = window_max_and_index(x, windows, border)
+    if first_axis < 0:
+        return maximum, index
+    places = jnp.zeros(index.shape, index.dtype)
+    cells = positions(index, windows)
+    for axis in range(first_axis, x.ndim):
+        place = cells[axis] - windows.padding[axis][0]
+        # Padding comes first only where all the window is as low: take the next cell on the input.
+        place = jnp.where(place < 0, place % windows.dilation[axis], place)
+        places = places * x.shape[axis] + place
+    return maximum, places
 
 
 def _sample_type(input: TensorType, index: TensorType, **pool: Any) -> TensorType:
@@ -190,7 +236,8 @@ def sample(
 ) -> Array:
     """Return the cell of each window that the index names; 0 for border 'constant' or 'ignore'."""
     windows = basic(input.shape, size, padding, stride, dilation)
-    return kernels.sample(input, index, windows, border)
+    x = jnp.asarray(extend(input, windows.padding, border))
+    return x.at[positions(index, windows)].get(mode="clip")
 
 
 def _desample_type(input: TensorType, index: TensorType, border: str, **windows: Any) -> TensorType:
@@ -213,7 +260,17 @@ def desample(
 ) -> Array:
     """Add each item to the cell of its window that the index names: the reverse of `sample`."""
     windows = _reverse(input.shape, size, padding, stride, dilation, output_shape)
-    return kernels.desample(input, index, windows)
+    spans = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
+    covered = tuple((extent - 1) * s + span for extent, s, span in spans)
+    named = (index >= 0) & (index < windows.volume)
+    zero = np.array(0, input.dtype)
+    cells = jnp.zeros(covered, input.dtype)
+    cells = cells.at[positions(index, windows)].add(jnp.where(named, input, zero))
+    edges = [
+        (-p, up + p - extent, 0)
+        for up, extent, (p, _) in zip(windows.upscaled, covered, windows.padding, strict=True)
+    ]
+    return lax.pad(cells, zero, edges)
 
 
 def _require_index(index: TensorType, shape: Shape, whose: str) -> None:
