@@ -81,7 +81,7 @@ def shape(name: str, found: TensorType, wanted: Shape, why: str) -> None:
     """Refuse an operand of another shape; `why` is the hint."""
     if shapes_differ(found.shape, wanted):
         raise InvalidShape(
-            f"'{name}' must have shape {show(wanted)}, it has {show(found.shape)}", hint=why
+            f"'{name}' must have the shape {show(wanted)}, it has {show(found.shape)}", hint=why
         )
 
 
