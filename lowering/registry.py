@@ -8,7 +8,7 @@ multiply-adds. The parameters of `lower` are the rule's, with the standard's nam
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lowering.graph import Rule, Types
@@ -47,18 +47,6 @@ class Registry:
             return lower
 
         return register
-
-    def check_signatures(self, signatures: Mapping[str, Iterable[str]]) -> None:
-        """Raise TypeError unless rules take what is declared, then parameters with defaults."""
-        for kind, signature in signatures.items():
-            declared, rule = tuple(signature), self.get(kind)
-            if rule is None:
-                continue
-            further = rule.parameters[len(declared) :]
-            if rule.parameters != declared + further or not rule.defaults.keys() >= {*further}:
-                raise TypeError(
-                    f"rule of '{kind}' takes {rule.parameters}, its declaration has {declared}"
-                )
 
     def get(self, kind: str) -> Rule | None:
         """Return the rule of an operation, None where there is none."""

@@ -159,11 +159,7 @@ def _update_type(
     return input, initial_state
 
 
-def _update_work(input: TensorType) -> int:
-    return volume(input.shape) * _TAPS
-
-
-@rules.rule("causal_conv1d_update", _update_type, work=_update_work)
+@rules.rule("causal_conv1d_update", _update_type, work=lambda input: volume(input.shape) * _TAPS)
 def causal_conv1d_update(input: Any, weight: Any, initial_state: Any) -> tuple[Array, Array]:
     """Return silu of each channel convolved with its filter, one step in time, and the last inputs.
 

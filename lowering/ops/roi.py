@@ -85,11 +85,7 @@ def _resample_type(
     return _roi_type(input, rois, batch_index, output_size)
 
 
-def _resample_work(result: TensorType) -> int:
-    return 4 * volume(result.shape)
-
-
-@rules.rule("roi_resample", _resample_type, work=_resample_work)
+@rules.rule("roi_resample", _resample_type, work=lambda result: 4 * volume(result.shape))
 def roi_resample(
     input: Array, rois: Array, batch_index: Array, output_size: Shape, method: str
 ) -> Array:

@@ -18,16 +18,7 @@ def standard() -> Mapping[str, Fragment]:
     return read_library(Source("stdlib.nnef", text))
 
 
-def signatures() -> dict[str, tuple[str, ...]]:
-    """The parameters of the standard operations by name, as rules take them.
-
-    The generic argument of `GENERIC_RESULT` operations is an attribute `dtype` of their rules.
-    """
-    found = {name: tuple(p.name for p in f.parameters) for name, f in standard().items()}
-    return found | {name: (*found[name], "dtype") for name in GENERIC_RESULT}
-
-
-# Operations whose arguments do not tell what their result holds: `?` alone does.
+# Operations whose arguments do not tell what their result holds: `?` does, the `dtype` of rules.
 GENERIC_RESULT = ("constant", "cast")
 
 # What operators are where one of their operands is a tensor (spec 3.3.3, table 1).
