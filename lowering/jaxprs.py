@@ -59,6 +59,15 @@ def function(
     return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))
 
 
+def scan_counts(equation: Any) -> tuple[int, int]:
+    """Return how many operands of a scan are constants, and how many its carry."""
+    params = equation.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()  # since jax 0.12
+    return len(constants), len(carry)
+
+
 def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """Return the results of an equation as it stands."""
     pairs = zip(equation.invars, operands, strict=True)

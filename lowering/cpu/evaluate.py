@@ -128,7 +128,7 @@ def _scan(equation: Any, views: Sequence[View]) -> list[View]:
     of 25 us beside the product of an LSTM's step (8 rows, 256 wide) instead of two of 13.
     """
     params = equation.params
-    closed, count, carried = params["jaxpr"], params["num_consts"], params["num_carry"]
+    closed, (count, carried) = params["jaxpr"], jaxprs.scan_counts(equation)
     constants, first, scanned = views[:count], views[count:][:carried], views[count + carried :]
     fixed = [i for i, view in enumerate(constants) if view.known]
 
