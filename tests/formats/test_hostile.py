@@ -22,7 +22,7 @@ from nnef_jax.formats.nnef.parser import parse_flat
 from nnef_jax.formats.syntax.tokens import count_tokens
 from nnef_jax.formats.tract import parser as tract_parser
 from nnef_jax.formats.tract import recognition
-from nnef_jax.formats.tract.fast_parser import flat_statements
+from nnef_jax.formats.tract.parser import flat_statements
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.limits import Meter
 from nnef_jax.storage import bitstream, tarball

@@ -16,15 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnef_jax.errors import ArchiveError, DataError, LimitError, NnefError, UnsupportedError
-from nnef_jax.formats.tract.resources import Resources, as_dtype
+from nnef_jax.formats.tract.unit import Unit, as_dtype
 from nnef_jax.limits import Limits, Meter
 from nnef_jax.storage.archive import open_archive
 from tests.tract_files import GRAPH, floats, tar
 
+NETWORK = b"version 1.0;\ngraph net( x ) -> ( y ) { x = external(shape = [1]); y = relu(x); }"
+ENTRY = b"'y': linear_quantize(min = 0.0, max = 1.0, bits = 8);"
 
-def resources(members: dict[str, bytes], **limits: int) -> Resources:
+
+def resources(members: dict[str, bytes], **limits: int) -> Unit:
     bounds = Meter(Limits(**limits))
-    return Resources(open_archive(tar({"graph.nnef": GRAPH} | members), bounds), bounds)
+    return Unit(open_archive(tar({"graph.nnef": GRAPH} | members), bounds), bounds)
 
 
 # Labels
@@ -73,7 +76,7 @@ def test_label_in_a_folder(label: str, tmp_path: Path) -> None:
     path.write_bytes(floats(1, 2))
     (tmp_path / "graph.nnef").write_bytes(GRAPH)
     with open_archive(tmp_path) as archive:
-        assert Resources(archive, Meter()).get(label).array.tolist() == [1, 2]
+        assert Unit(archive, Meter()).get(label).array.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("label", HOSTILE)
@@ -83,9 +86,9 @@ def test_label_that_names_no_member(label: str, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "graph.nnef").write_bytes(GRAPH)
     with open_archive(folder) as archive:
-        data = Resources(archive, Meter())
+        data = Unit(archive, Meter())
         asked: list[Callable[[], Any]] = [
-            lambda: data.get(label), lambda: data.json(label, "a"), lambda: data.submodel(label)
+            lambda: data.get(label), lambda: data.json(label, "a"), lambda: data.within(label)
         ]  # fmt: skip
         for ask in asked:
             with pytest.raises(ArchiveError, match="label '"):
@@ -102,12 +105,12 @@ def test_missing_tensor() -> None:
 
 
 def test_tensors_are_read_once_and_kept() -> None:
-    with open_archive(tar({"graph.nnef": GRAPH, "w.dat": floats(1), "v.dat": b""})) as archive:
-        data = Resources(archive, Meter())
+    with open_archive(tar({"graph.nnef": NETWORK, "w.dat": floats(1), "v.dat": b""})) as archive:
+        data = Unit(archive, Meter())
         stored = data.get("w")
-        assert data.graph.text == GRAPH.decode() and data.quantization is None
+        assert data.document.source.text == NETWORK.decode() and not data.quantizers
     assert data.get("w") is stored
-    assert data.graph.text == GRAPH.decode()
+    assert data.document.source.text == NETWORK.decode()
     with pytest.raises(ValueError, match="is closed"):
         data.get("v")
 
@@ -119,13 +122,12 @@ def test_broken_tensor_names_its_member() -> None:
 
 def test_limits_hold() -> None:
     with pytest.raises(LimitError):
-        resources({"graph.quant": b"#" * 1000}, steps=999).quantization  # noqa: B018
+        resources({"graph.nnef": NETWORK, "graph.quant": b"#" * 1000}, steps=999).quantizers  # noqa: B018
 
 
 def test_graph_quant() -> None:
-    quantization = resources({"graph.quant": b"# nothing"}).quantization
-    assert quantization is not None
-    assert quantization.text == "# nothing"
+    assert resources({"graph.nnef": NETWORK, "graph.quant": b"# nothing"}).quantizers == {}
+    assert resources({"graph.nnef": NETWORK, "graph.quant": ENTRY}).quantizers.keys() == {"y"}
 
 
 # safetensors
@@ -327,7 +329,7 @@ def test_json_is_bounded_and_kept() -> None:
     with pytest.raises(ArchiveError, match=r"no member 'net\.json'"):
         resources({}).json("net", "a")
     with open_archive(tar({"graph.nnef": GRAPH} | DATA)) as archive:
-        data = Resources(archive, Meter())
+        data = Unit(archive, Meter())
         data.json("config/net", "name")
     assert data.json("config/net", "sizes[0]") == 3
 
@@ -343,7 +345,7 @@ def test_any_key_ends_in_an_error_or_a_value(key: str) -> None:
 
 # Networks in networks
 
-INNER = {"graph.nnef": GRAPH + b"# inner", "a/w.dat": floats(5), "graph.quant": b"# inner"}
+INNER = {"graph.nnef": NETWORK + b"# inner", "a/w.dat": floats(5), "graph.quant": ENTRY}
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
@@ -354,11 +356,11 @@ def test_submodel(mode: str, suffix: str) -> None:
     else:
         members = {f"parts/sub{suffix}": tar(INNER, mode)}
     data = resources({"a/w.dat": floats(1), **members})
-    inner = data.submodel("parts/sub")
-    assert data.submodel("parts/sub") is inner
-    assert inner.graph.text.endswith("# inner")
-    assert inner.graph.name.startswith("the archive/parts/sub")
-    assert inner.quantization is not None
+    inner = data.within("parts/sub")
+    assert data.within("parts/sub") is inner
+    assert inner.document.source.text.endswith("# inner")
+    assert inner.document.source.name.startswith("the archive/parts/sub")
+    assert inner.quantizers.keys() == {"y"}
     assert inner.get("a/w").array.tolist() == [5]
     assert data.get("a/w").array.tolist() == [1]
     for label in ("../w", "../../a/w", "/../../a/w"):
@@ -376,31 +378,31 @@ def test_submodel_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "graph.nnef").write_bytes(GRAPH)
     (inner / "loop").symlink_to(tmp_path)
     with open_archive(tmp_path) as archive:
-        data = Resources(archive, Meter()).submodel("sub")
+        data = Unit(archive, Meter()).within("sub")
         assert data.get("a/w").array.tolist() == [5]
         with pytest.raises(LimitError, match="nested more than 16 deep"):
             while True:
-                data = data.submodel("loop/sub")
+                data = data.within("loop/sub")
 
 
 def test_networks_are_nested_to_a_depth() -> None:
     content = tar({"graph.nnef": GRAPH})
     for _ in range(20):
         content = tar({"graph.nnef": GRAPH, "m.nnef.tgz": content})
-    data = Resources(open_archive(content), Meter())
+    data = Unit(open_archive(content), Meter())
     with pytest.raises(LimitError, match="nested more than 16 deep"):
         for _ in range(20):
-            data = data.submodel("m")
+            data = data.within("m")
 
 
 def test_missing_submodel() -> None:
     message = r"no network 'm': no m.nnef.tgz, no m.nnef.tar, no m/graph.nnef"
     with pytest.raises(ArchiveError, match=message):
-        resources({"m/w.dat": b""}).submodel("m")
+        resources({"m/w.dat": b""}).within("m")
     with pytest.raises(ArchiveError, match=r"archive/m.nnef.tgz has no graph.nnef"):
-        resources({"m.nnef.tgz": tar({"w.dat": b""})}).submodel("m")
+        resources({"m.nnef.tgz": tar({"w.dat": b""})}).within("m")
     with pytest.raises(ArchiveError, match=r"archive/m.nnef.tar is not a tar archive"):
-        resources({"m.nnef.tar": b"x" * 1000}).submodel("m")
+        resources({"m.nnef.tar": b"x" * 1000}).within("m")
 
 
 # Dtypes

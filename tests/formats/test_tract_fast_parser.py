@@ -12,7 +12,7 @@ from lowering.location import Source
 from nnef_jax import NnefError
 from nnef_jax.formats.tract import parser
 from nnef_jax.formats.tract.document import Document
-from nnef_jax.formats.tract.fast_parser import flat_statements
+from nnef_jax.formats.tract.parser import flat_statements
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import open_archive
 from tests.text.test_fast_parser import whole

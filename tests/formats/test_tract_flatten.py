@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from nnef_jax import NnefError
-from nnef_jax.formats.tract.call_site import intrinsic
-from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from tests.tract_text import error, graph, model, run
 
 X = np.array([[1.0, -2.0, 3.0], [-4.0, 5.0, -6.0]], np.float32)
@@ -313,9 +311,3 @@ def test_compound_operations_of_the_standard() -> None:
             f"version 1.0; graph net( x ) -> ( y ) {{ x = external(shape = [1,2,6,6]); {body} }}"
         )
         np.testing.assert_allclose(got, run(strict, image, data=filters), rtol=1e-5, atol=1e-6)
-
-
-def test_an_intrinsic_has_one_handler() -> None:
-    assert {"variable", "tract_core_shape_of", "tract_core_scan"} <= INTRINSICS.keys()
-    with pytest.raises(TypeError, match="'variable' has a handler already"):
-        intrinsic("variable")(lambda site: site)

@@ -16,7 +16,6 @@ from hypothesis.extra import numpy as hnp
 from lowering.location import Source
 from nnef_jax.errors import DataError, LimitError, NnefError, UnsupportedError
 from nnef_jax.formats.syntax.dequantization import dequantize
-from nnef_jax.formats.tract import blocks
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.tensor_file import StoredTensor, read_tensor_file
 from nnef_jax.limits import Limits, Meter
@@ -319,36 +318,6 @@ def test_random_data_end_in_an_error_or_a_tensor(item: int, content: bytes, data
         read(b"N\xef\x01\0" + content)
     except NnefError as error:
         assert error.message
-
-
-# Encoding
-
-FORMATS = {"q4_0": blocks.Q4_0, "old q4_0": blocks.OLD_Q4_0, "q8_1": blocks.Q8_1}
-
-
-@pytest.mark.parametrize("format", list(FORMATS.values()), ids=FORMATS)
-def test_encoding_is_as_near_as_the_steps(format: blocks.BlockFormat) -> None:
-    values = np.random.default_rng(0).normal(size=(6, 32)).astype(np.float32)
-    values[2] = 0
-    data = blocks.encode(values, format)
-    assert len(data) == 6 * format.bytes
-    again = blocks.decode(memoryview(data), format).reshape(6, 32)
-    steps = np.abs(values).max(1, keepdims=True) / (127 if format is blocks.Q8_1 else 7.5)
-    assert np.all(np.abs(again - values) <= 0.51 * steps)
-    assert np.all(again[2] == 0)
-
-
-@given(st.integers(0, 2**32), st.booleans())
-def test_decoded_q4_0_is_encoded_without_loss(seed: int, old: bool) -> None:
-    format = blocks.OLD_Q4_0 if old else blocks.Q4_0
-    values = blocks.decode(memoryview(q4_0_blocks(3, seed)), format)
-    assert np.array_equal(blocks.decode(memoryview(blocks.encode(values, format)), format), values)
-
-
-@pytest.mark.parametrize("value", [1e6, -math.inf, math.nan])
-def test_numbers_that_no_scale_fits(value: float) -> None:
-    with pytest.raises(DataError, match="cannot be stored as q4_0"):
-        blocks.encode(np.full(32, value, np.float32), blocks.Q4_0)
 
 
 # Codes

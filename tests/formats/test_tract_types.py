@@ -18,7 +18,6 @@ import pytest
 
 import nnef_jax
 from nnef_jax import DataError, InputError
-from nnef_jax.formats.tract import blocks
 from tests.helpers import archive, model_of
 from tests.tract_files import TR, tensor
 from tests.tract_text import error, graph, model, run
@@ -355,8 +354,12 @@ def test_q4_0() -> None:
     random = np.random.default_rng(3)
     codes = random.integers(-8, 8, (4, 64))
     codes[:, ::32] = -8
-    weights = (codes * np.repeat([[0.5], [0.25], [1.0], [2.0]], 64, 1)).astype(np.float32)
-    file = tensor((4, 64), 0xFFFF_FFFF, 0x3040, blocks.encode(weights, blocks.Q4_0), vendor=TR)
+    scales = np.array([0.5, 0.25, 1.0, 2.0], np.float32)
+    weights = codes.astype(np.float32) * scales[:, np.newaxis]
+    low, high = (codes.reshape(8, 2, 16) + 8).astype(np.uint8).swapaxes(0, 1)
+    rows = zip(scales.repeat(2).astype("<f2"), low | high << 4, strict=True)
+    data = b"".join(scale.tobytes() + pairs.tobytes() for scale, pairs in rows)
+    file = tensor((4, 64), 0xFFFF_FFFF, 0x3040, data, vendor=TR)
     text = graph(
         "w = variable(label = 'w', shape = [4, 64]); y = linear(x, w, 0.0);"
         "g = tract_core_gather(w, 2, axis = 0, datum_type = 'f32');"

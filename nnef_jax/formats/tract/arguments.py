@@ -13,16 +13,7 @@ from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.invocation import InvalidInvocation
-from nnef_jax.formats.syntax.types import (
-    INTEGER,
-    LOGICAL,
-    SCALAR,
-    ArrayOf,
-    Primitive,
-    TupleOf,
-    Type,
-)
-from nnef_jax.formats.tract.declarations import is_element_wise
+from nnef_jax.formats.syntax.types import INTEGER, ArrayOf, Primitive, Tensor, TupleOf, Type
 from nnef_jax.formats.tract.host import host, integers
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean, listed
@@ -53,8 +44,8 @@ def bind(
                 )
             name = names[position]
         elif name not in known:
-            if not own and is_element_wise(fragment):
-                continue
+            if not own and all(isinstance(p.type, Tensor) for p in fragment.parameters):
+                continue  # element-wise
             raise InvalidInvocation(
                 f"'{fragment.name}' has no parameter '{name}'",
                 argument,
@@ -100,22 +91,25 @@ def attribute(value: Any, type: Type) -> Any:
             raise InvalidOperation(f"a string is due, this is {_shown(value)}")
         case Primitive("integer"):
             return _signed(_one(integers(_number(value)), value))
-        case Primitive("scalar"):
+        case Primitive("scalar" | "logical" as name):
             number = _one(_number(value).ravel().tolist(), value)
+            if name == "logical":
+                return bool(number)
             if is_symbolic(number):
                 raise InvalidOperation(
                     "a number must be known here, this is a symbolic extent",
                     hint="export it for known shapes",
                 )
             return math.nan if number is UNKNOWN else float(number)
-        case Primitive("logical"):
-            return bool(_one(_number(value).ravel().tolist(), value))
-        case ArrayOf(item) if item in (INTEGER, SCALAR, LOGICAL):
-            return [attribute(part, item) for part in _items(value)]
+        case ArrayOf(Primitive("integer" | "scalar" | "logical") as item) if not isinstance(
+            value, list | tuple
+        ):  # one number stands for an array of it alone
+            array = _number(value)
+            return [attribute(np.asarray(part, array.dtype), item) for part in array.ravel()]
         case ArrayOf(item):
-            return [attribute(part, item) for part in _sequence(value)]
+            return [attribute(part, item) for part in _items(value)]
         case TupleOf(parts):
-            found = _sequence(value)
+            found = _items(value)
             if len(found) != len(parts):
                 raise InvalidOperation(f"{len(parts)} values are due, these are {len(found)}")
             return tuple(attribute(part, item) for part, item in zip(found, parts, strict=True))
@@ -156,14 +150,6 @@ def _number(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return the items of an array of numbers; one number stands for an array of it alone."""
-    if isinstance(value, list | tuple):
-        return list(value)  # pyright: ignore[reportUnknownArgumentType]
-    array = _number(value)
-    return [np.asarray(item, array.dtype) for item in array.ravel()]
-
-
-def _sequence(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return list(value)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, np.ndarray) and value.ndim:

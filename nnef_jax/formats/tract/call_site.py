@@ -1,22 +1,29 @@
-"""Intrinsics: operations that need their call site, as for an input, a shape, a state or a body."""
+"""Where a document calls an operation, and what is made of it there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
-from lowering.graph import TensorType, Value
+from lowering.errors import InvalidOperation
+from lowering.graph import Rule, TensorType, Value
 from lowering.location import Span
-from nnef_jax.errors import NnefError
+from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.types import STRING
 from nnef_jax.formats.tract.arguments import attribute, known_integer
-from nnef_jax.formats.tract.flat_graph import FlatGraph
+from nnef_jax.formats.tract.dtypes import converted, own_dtype
+from nnef_jax.formats.tract.flat_graph import LARGEST_ATTRIBUTE, FlatGraph
+from nnef_jax.formats.tract.host import host, is_plain
 from nnef_jax.formats.tract.unit import Unit
+
+# What `CallSite.located` gives a place in the text.
+REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation)
 
 
 class _Evaluator(Protocol):
@@ -38,27 +45,20 @@ class _Evaluator(Protocol):
 
     def lookup(self, node: s.Identifier, frame: Frame) -> Any: ...
 
-    def enter(
-        self,
-        fragment: s.Fragment,
-        arguments: Mapping[str, Any],
-        node: s.Node,
-        frame: Frame,
-        names: Sequence[str],
-    ) -> Frame: ...
-
-    def refuse_recursion(self, fragment: s.Fragment, node: s.Node, frame: Frame) -> None: ...
+    def enter(self, fragment: s.Fragment, arguments: Mapping[str, Any], site: CallSite) -> Frame:
+        """Return the frame of a fragment's body once it is evaluated."""
+        ...
 
 
 @dataclass(slots=True)
 class CallSite:
-    """A call of an operation, its arguments, and the names wanted for its results."""
+    """A place in the text that calls an operation, and the names wanted for its results."""
 
     evaluator: _Evaluator
-    arguments: Mapping[str, Any]
     node: s.Node
     frame: Frame
     names: Sequence[str] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def graph(self) -> FlatGraph:
@@ -76,15 +76,19 @@ class CallSite:
         return s.span_in(self.frame.source, self.node)
 
     @property
-    def invocation(self) -> s.Invocation:
-        """Return the call as it is written."""
-        assert isinstance(self.node, s.Invocation)
-        return self.node
+    def kind(self) -> str:
+        """Return the operation or operator as it is written, '' for other expressions."""
+        return getattr(self.node, "operation", "") or getattr(self.node, "operator", "")
+
+    @property
+    def generic(self) -> str:
+        """Return the generic argument, '' without one."""
+        return getattr(self.node, "generic", "") or ""
 
     @property
     def name(self) -> str:
         """Return the name for the result."""
-        return self.names[0] if self.names else self.frame.prefix + self.invocation.operation
+        return self.names[0] if self.names else self.frame.prefix + self.kind
 
     def named(self, *names: str) -> CallSite:
         """Return the same call with other names for its results."""
@@ -96,10 +100,6 @@ class CallSite:
 
     # Arguments
 
-    def tensor(self, value: Any) -> Value:
-        """Return a value as a tensor of the graph."""
-        return self.graph.tensor(value, "", self.node, self.frame)
-
     def string(self, name: str) -> str:
         """Return an argument that is a string."""
         return attribute(self.arguments[name], STRING)
@@ -108,49 +108,80 @@ class CallSite:
         """Return an argument that is an integer and decides the structure of the graph."""
         return known_integer(self.arguments[name], name)
 
-    # Operations
-
-    def apply(self, kind: str, /, *names: str, **arguments: Any) -> Any:
-        """Apply a declared operation, on the host or in the graph."""
-        return self.graph.apply(kind, arguments, self.node, self.frame, names)
-
-    def emit(
-        self, kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]
-    ) -> tuple[Any, ...]:
-        """Add an operation to the graph; its results take the names wanted here."""
-        return self.graph.emit(kind, operands, attributes, self.node, self.frame, self.names)
-
-    def cast(self, value: Value, dtype: str, *names: str) -> Value:
-        """Return a tensor in a dtype."""
-        return self.graph.cast(value, dtype, self.node, self.frame, names)
-
-    def state(self, type: TensorType, name: str, initial: NDArray[Any] | None = None) -> Value:
-        """Add a variable that the graph keeps from call to call."""
-        label = self.unit.labels + name
-        return self.graph.state(type, name, label, self.node, self.frame, initial)
-
-    # Bounds and errors
-
-    def spend(self, steps: int) -> None:
-        """Count steps of work."""
-        self.graph.spend(steps, self.node, self.frame)
+    # Errors
 
     def error(self, message: str, hint: str = "") -> NnefError:
         """Return an error located here."""
         return self.graph.error(message, self.node, self.frame, hint)
 
+    def located(self, error: Exception) -> NnefError:
+        """Return one of `REFUSALS` with its place: here, if it has none."""
+        if isinstance(error, InvalidOperation):
+            return self.invalid(error, self.kind)
+        if isinstance(error, NnefError):
+            if error.span is None:
+                error.span, error.calls = self.span, self.frame.calls
+            return error
+        return UnsupportedError(
+            f"'{self.kind}' depends on more of an extent than is known while it is symbolic",
+            span=self.span,
+            calls=self.frame.calls,
+            hint="export it for known shapes",
+        )
 
-_Handler = Callable[[CallSite], Any]
-INTRINSICS: dict[str, _Handler] = {}  # those registered so far: `intrinsics` has all
+    def invalid(
+        self, error: InvalidOperation, kind: str, operands: Mapping[str, Any] | None = None
+    ) -> NnefError:
+        """Return the located error of an operation that refuses its arguments."""
+        return self.graph.invalid(error, kind, operands or {}, self.node, self.frame)
 
+    # Values
 
-def intrinsic(*kinds: str) -> Callable[[_Handler], _Handler]:
-    """Register the handler of operations. Raises TypeError where one has a handler already."""
+    def emit(
+        self,
+        kind: str,
+        operands: Mapping[str, Any],
+        attributes: Mapping[str, Any],
+        names: Sequence[str],
+        rule: Rule | None = None,
+        *,
+        inserted: bool = False,
+        shown: str = "",
+    ) -> tuple[Any, ...]:
+        """Add an operation to the graph, as `Emitter.emit` does."""
+        return self.graph.emit(
+            kind, operands, attributes, self.node, self.frame, names, rule,
+            inserted=inserted, shown=shown,
+        )  # fmt: skip
 
-    def register(handler: _Handler) -> _Handler:
-        for kind in kinds:
-            if INTRINSICS.setdefault(kind, handler) is not handler:
-                raise TypeError(f"'{kind}' has a handler already")
-        return handler
+    def cast(self, x: Value, dtype: str, *names: str) -> Value:
+        """Return a tensor in a dtype."""
+        if x.type.dtype == dtype:
+            return x
+        graph = self.graph
+        wanted = names or [graph.builder.unreserved(f"{x.name}_{dtype}")]
+        (result,) = self.emit("cast", {"input": x}, {"dtype": dtype}, wanted)
+        stored = graph.constants.get(x)
+        if stored is not None:  # still known when the document is flattened
+            is_small = stored.size <= LARGEST_ATTRIBUTE
+            graph.constants[result] = converted(stored, dtype) if is_small else stored
+        return result
 
-    return register
+    def constant(self, value: Any, dtype: str, *names: str) -> Value:
+        """Return a known value as a tensor of a dtype; '' keeps its own."""
+        graph = self.graph
+        try:
+            known = host(value)
+            dtype = dtype or own_dtype(known, graph.defaults)
+            items = tuple(known.ravel().tolist())
+            graph.require_known(items)
+            if is_plain(items):
+                items = graph.literals(known, dtype)
+        except InvalidOperation as error:
+            raise self.invalid(error, "constant") from None
+        attributes = {"shape": known.shape, "value": items, "dtype": dtype}
+        return self.emit("constant", {}, attributes, names)[0]
+
+    def state(self, type: TensorType, name: str, initial: NDArray[Any] | None = None) -> Value:
+        """Add a variable that the graph keeps from call to call."""
+        return self.graph.state(type, name, self.unit.labels + name, self.span, initial)

@@ -10,7 +10,7 @@ from lowering.location import Source
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declarations import read_library
-from nnef_jax.formats.syntax.types import ArrayOf, Tensor, has_tensor
+from nnef_jax.formats.syntax.types import ArrayOf, Tensor, Type, has_tensor
 
 # In the order in which tract looks them up, the last one first.
 REGISTRIES = (
@@ -76,25 +76,13 @@ def registry_of(name: str) -> str:
     return next((r for r in REGISTRIES if name.startswith(f"{r}_")), "")
 
 
-def is_element_wise(fragment: s.Fragment) -> bool:
-    """Return whether an operation takes only tensors: it ignores further arguments."""
-    return all(isinstance(p.type, Tensor) for p in fragment.parameters)
-
-
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """Return what `item_of` says of each operand of an operation, by name."""
-    return {p.name: item_of(p) for p in declarations()[name].parameters if is_operand(p)}
+    """Return what the tensors of each operand hold: an item type, `?`, or None for anything."""
+    return {p.name: _item(p.type) for p in declarations()[name].parameters if has_tensor(p.type)}
 
 
-def is_operand(parameter: s.Parameter) -> bool:
-    """Return whether a parameter takes a tensor, or an array of tensors."""
-    return has_tensor(parameter.type)
-
-
-def item_of(parameter: s.Parameter) -> str | None:
-    """Return what an operand's tensors hold: scalar, integer, logical, `?`, or None if anything."""
-    type = parameter.type
+def _item(type: Type) -> str | None:
     while isinstance(type, ArrayOf):
         type = type.item
     return type.item if isinstance(type, Tensor) else None

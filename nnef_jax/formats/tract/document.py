@@ -9,6 +9,7 @@ from functools import cached_property
 from lowering.location import Source
 from nnef_jax.formats.syntax import tree as s
 
+SCAN = "tract_core_scan"
 EXTERNALS = {"external": 0, "tract_core_external": 1}  # where the shape is among the arguments
 
 
@@ -41,6 +42,13 @@ class Document:
         return {i.name for a in self.graph.body for i in s.identifiers(a.target)}
 
     @property
+    def variables(self) -> int:
+        """Return how many variables the text has."""
+        bodies = [self.graph.body, *(f.body or () for f in self.fragments.values())]
+        found = s.invocations(assignment.value for body in bodies for assignment in body)
+        return sum(node.operation == "variable" for node in found)
+
+    @property
     def pulsed(self) -> bool:
         """Return whether each call of the network gets the next piece of a stream."""
         return not {"tract_pulse", "pulse"}.isdisjoint(self.registries) or any(
@@ -56,17 +64,22 @@ class Document:
                 case s.Assignment(target=s.Identifier(name=name), value=s.Invocation() as call) if (
                     call.operation in EXTERNALS
                 ):
-                    shapes[name] = _shape(call)
+                    shape = _given(call, "shape", EXTERNALS[call.operation]) or s.Array(0, ())
+                    shapes[name] = shape.items if isinstance(shape, s.Array) else (shape,)
                 case _:
                     pass
         return shapes
 
 
-def _shape(external: s.Invocation) -> tuple[s.Expression, ...]:
-    for position, argument in enumerate(external.arguments):
-        if argument.name == "shape" or (
-            argument.name is None and position == EXTERNALS[external.operation]
-        ):
-            value = argument.value
-            return value.items if isinstance(value, s.Array) else (value,)
-    return ()
+def repeated_by(call: s.Invocation) -> str:
+    """Return the fragment that a scan repeats, '' for any other invocation."""
+    body = _given(call, "body", 0) if call.operation == SCAN else None
+    return body.value if isinstance(body, s.Literal) and isinstance(body.value, str) else ""
+
+
+def _given(call: s.Invocation, name: str, position: int) -> s.Expression | None:
+    """Return what is given to a parameter, by name or by position."""
+    for i, argument in enumerate(call.arguments):
+        if argument.name == name or (argument.name is None and i == position):
+            return argument.value
+    return None

@@ -14,9 +14,10 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names, generic_of
 from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.types import Type
-from nnef_jax.formats.tract import datum, declarations
+from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.document import EXTERNALS, Document
-from nnef_jax.formats.tract.emission import DATUM_TYPES, Said
+from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, DATUM_TYPES
+from nnef_jax.formats.tract.flat_graph import Said
 from nnef_jax.limits import Meter
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -75,7 +76,7 @@ class _Writer(FlatWriter):
         given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
         if first in self._said:
             name, operands, attributes = self._said[first]
-            types = {n: _datum(x) for n, x in attributes.items() if n in DATUM_TYPES and x}
+            types = {n: _datum(x) for n, x in attributes.items() if n in DATUM_PARAMETERS and x}
             return self._invoked(name, {**operands, **attributes, **types})
         if first.inserted:  # for an operation that says it
             return None
@@ -105,4 +106,4 @@ class _Writer(FlatWriter):
 
 def _datum(dtype: str) -> str:
     """The name of the datum type that stands for a dtype."""
-    return next(name for name, stored in datum.TYPES.items() if stored == dtype)
+    return next(name for name, stored in DATUM_TYPES.items() if stored == dtype)

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
-from lowering.extents import is_known, show, volume
+from lowering.extents import UNKNOWN, is_known, show, volume
 from lowering.graph import Graph, TensorType, Value
+from lowering.location import Span
 from lowering.trace import Context, trace
+from nnef_jax.errors import LimitError, NnefError
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Frame
+from nnef_jax.formats.syntax.emission import Emitter, Frame
 from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.formats.tract.emission import TractEmitter
+from nnef_jax.formats.tract.dtypes import Defaults, compute_dtype
+from nnef_jax.formats.tract.host import Host, host
+from nnef_jax.formats.tract.operations import meanings
+from nnef_jax.limits import raising
+
+_STORED_PER_STEP = 8  # items of a parameter made host values
+_LARGEST_SHAPE = 16  # items of a parameter that may be a shape
+LARGEST_ATTRIBUTE = 4096  # items of a parameter that may stand for an attribute
+
+# How documents say operations, by their first results: name, operands and attributes.
+Said = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 
 
-class FlatGraph(TractEmitter):
+class FlatGraph(Emitter):
     """A graph that operations are added to.
 
-    `data` collects the arrays of variables and states by label. A scan's body is a graph of its
-    own, with variables passed from `outer`. `entries` are graph.quant's for tensors that have
-    codes, `decoded` the variables that are stored as codes.
+    `data` collects the arrays of variables and states by label, of about so many `variables`.
+    `is_open` tells whether UNKNOWN may stand for an extent. A scan's body is a graph of its own,
+    with variables passed from `outer`.
     """
 
     def __init__(
@@ -35,18 +48,34 @@ class FlatGraph(TractEmitter):
         data: dict[str, NDArray[Any]],
         *,
         is_open: bool,
+        variables: int = 0,
         outer: FlatGraph | None = None,
     ) -> None:
-        super().__init__(options)
+        integer = compute_dtype("int64", options.real)
+        super().__init__(GraphBuilder(real=options.real, integer=integer), options.meter)
         self.options = options
         self.data = data
         self.is_open = is_open
+        self.variables = variables
         self.outer = outer
+        self.constants: dict[Value, NDArray[Any]] = {}  # parameters, as they are stored
+        self.defaults = Defaults(options.real, integer, self.constants.keys())
+        self.said: Said = {}
+        # Of graph.quant: the entries of tensors that have codes, the variables that are stored as
+        # codes, and the steps of tensors, an array where each channel has its own.
         self.entries: dict[Value, Quantizer] = {}
         self.decoded: set[Value] = set()
+        self.scales: dict[Value, NDArray[Any]] = {}
+        # The variables that a scan's body reads of `outer`, with the body's inputs for them.
+        self.captured: dict[Value, Value] = {}
         self._shapes: dict[Value, Sequence[Any]] = {}  # with symbolic extents
-        self._captured: dict[Value, Value] = {}  # variables around a scan, as its body has them
         self._states: dict[str, int] = {}  # labels, each with how many were made of it
+
+    def report(self) -> None:
+        """Tell the options' `progress` that a further variable is about to be read."""
+        if self.options.progress is not None:
+            done = len(self.data)
+            self.options.progress(done, max(done + 1, self.variables))
 
     def body(self) -> FlatGraph:
         """Return a graph for the body of a scan in this one."""
@@ -66,36 +95,16 @@ class FlatGraph(TractEmitter):
             self.constants[value] = stored
         return value
 
-    def variable(
-        self, name: str, label: str, stored: NDArray[Any], dtype: str, node: s.Node, frame: Frame
-    ) -> Value:
-        """Add a parameter, whose data is in `data`."""
-        type = TensorType(stored.shape, dtype)
-        value = self.builder.variable(name, label, type, s.span_in(frame.source, node))
-        self.constants[value] = stored
-        return self.bound(value, node, frame)
-
     def capture(self, variable: Value) -> Value:
         """Return a variable of the graph around a scan, as the scan's body has it."""
         assert self.outer is not None
-        if variable not in self._captured:
+        if variable not in self.captured:
             name, stored = self.builder.unreserved(variable.name), self.outer.constants[variable]
-            self._captured[variable] = self.input(name, variable.type, variable.type.shape, stored)
-        return self._captured[variable]
-
-    @property
-    def captured(self) -> Mapping[Value, Value]:
-        """Return the variables that it reads of the graph around it, with its inputs for them."""
-        return self._captured
+            self.captured[variable] = self.input(name, variable.type, variable.type.shape, stored)
+        return self.captured[variable]
 
     def state(
-        self,
-        type: TensorType,
-        name: str,
-        label: str,
-        node: s.Node,
-        frame: Frame,
-        initial: NDArray[Any] | None = None,
+        self, type: TensorType, name: str, label: str, span: Span, initial: NDArray[Any] | None
     ) -> Value:
         """Add a variable that starts with an array, or zeros: `builder.update` changes it."""
         if self.outer is not None:
@@ -112,11 +121,10 @@ class FlatGraph(TractEmitter):
         self._states[label] = 0
         items = volume(type.shape)
         if items > self.limits.tensor_items:
-            raise self.beyond(f"a state of {items} items", "tensor_items", node, frame)
+            raise LimitError(f"a state of {items} items", hint=raising("tensor_items"))
         self.meter.expand(items * np.dtype(type.dtype).itemsize, f"state '{name}'")
         data = np.zeros(type.shape, type.dtype) if initial is None else initial.astype(type.dtype)
         self.data.setdefault(label, data)
-        span = s.span_in(frame.source, node)
         return self.builder.variable(self.builder.unreserved(name), label, type, span)
 
     def shape_of(self, value: Value) -> Sequence[Any]:
@@ -127,6 +135,78 @@ class FlatGraph(TractEmitter):
             graph = self.builder.graph("", [value], [value.name])
             self._shapes[value] = _symbolic_shape(graph, self._shapes)
         return self._shapes[value]
+
+    def invalid(
+        self,
+        error: InvalidOperation,
+        kind: str,
+        operands: Mapping[str, Any],
+        node: s.Node,
+        frame: Frame,
+    ) -> NnefError:
+        """Return the located error, which speaks the document's names of arguments."""
+        if meaning := meanings().get(kind):
+            said = meaning.in_document
+            error = type(error)(said(error.message), said(error.hint))
+            operands = {said(f"'{name}'")[1:-1]: x for name, x in operands.items()}
+        return super().invalid(error, kind, operands, node, frame)
+
+    # What is known
+
+    def known(self, value: Any) -> Any:
+        """Return the value with its parameters of few items as what is stored of them."""
+        if isinstance(value, list | tuple):
+            return type(value)(self.known(item) for item in value)  # pyright: ignore[reportUnknownArgumentType]
+        stored = self.constants.get(value) if isinstance(value, Value) else None
+        if stored is None or stored.size > LARGEST_ATTRIBUTE:
+            return value
+        self.meter.spend(stored.size // _STORED_PER_STEP)
+        return host(stored)
+
+    def perhaps_shape(self, value: Any) -> Any:
+        """Return the value with its parameters that may be shapes as what is stored of them."""
+        if isinstance(value, list):
+            return [self.perhaps_shape(item) for item in cast(list[Any], value)]
+        stored = self.constants.get(value) if isinstance(value, Value) else None
+        if stored is None or stored.size > _LARGEST_SHAPE:
+            return value
+        return host(stored) if stored.dtype.name in ("int32", "int64") else value
+
+    def require_known(self, value: Any) -> None:
+        """Raise InvalidOperation for an extent that is open though all inputs' shapes are known."""
+        if not self.is_open and any(item is UNKNOWN for item in _items(value)):
+            raise InvalidOperation(
+                "a whole number is due, this is none, or one that no shape of the inputs tells"
+            )
+
+    def literal(self, value: Host, dtype: str) -> Any:
+        """Return a known value of one item as a literal of a dtype."""
+        try:
+            with np.errstate(all="ignore"):  # what a small real type does not have is infinite
+                return jnp.dtype(dtype).type(value.ravel()[0])
+        except OverflowError:
+            x64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
+            message = f"{value.item()} does not fit {dtype}"
+            raise InvalidOperation(message, hint=x64 if dtype == "int32" else "") from None
+
+    def literals(self, known: Host, dtype: str) -> tuple[Any, ...]:
+        """Return the items of a known value as literals of a dtype."""
+        wanted = jnp.dtype(dtype)
+        if known.size and jnp.issubdtype(wanted, jnp.integer):
+            for extreme in (known.min(), known.max()):  # all are of the dtype where these are
+                self.literal(host(extreme), dtype)
+        elif wanted != np.bool_:
+            known = known.astype(np.float64)
+        with np.errstate(all="ignore"):
+            return tuple(known.astype(wanted).ravel().tolist())
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for item in cast(Sequence[Any], value):
+            yield from _items(item)
+    else:
+        yield value
 
 
 def _symbolic_shape(graph: Graph, shapes: Mapping[Value, Sequence[Any]]) -> tuple[Any, ...]:

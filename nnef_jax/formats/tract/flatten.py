@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import Call, Graph, Value
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
@@ -23,11 +23,12 @@ from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.invocation import InvalidInvocation
 from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER
+from nnef_jax.formats.tract.application import Results, applied, apply_own, tensor
 from nnef_jax.formats.tract.arguments import attribute, bind
-from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.call_site import REFUSALS, CallSite
 from nnef_jax.formats.tract.declarations import declarations
-from nnef_jax.formats.tract.emission import WEIGHTY, Results, Said, weight
-from nnef_jax.formats.tract.flat_graph import FlatGraph
+from nnef_jax.formats.tract.flat_graph import FlatGraph, Said
+from nnef_jax.formats.tract.host import WEIGHTY, weight
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.formats.tract.quantized_tensors import quantized, with_codes
@@ -39,9 +40,11 @@ from nnef_jax.limits import BINDING, CALL, ERROR, within_memory
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 _LONGEST_PREFIX = 200
 _CLOSE = "give the shapes of the inputs by load(..., input_shapes=...)"
-# Steps beside those of an expression, by what there is to do.
+# Steps, by what there is to do.
 _ASSIGNMENT = 3
 _INVOCATION = 10
+_ARGUMENT = 2
+_ITEM = 2  # of a value that is read
 _INTRINSIC = 30
 _DEEPEST = 100  # fragment calls: none calls itself, so that real ones are few
 
@@ -58,96 +61,90 @@ def flatten(
     `data` collects its variables' arrays by label. Raises NnefError, several if independent.
     """
     with within_memory("the flat graph"):
-        document = unit.document
-        header, source = document.graph, document.source
-        is_open = has_open_inputs(
-            document, {**options.input_shapes, **options.symbolic_shapes}, extents
-        )
-        graph = FlatGraph(options, data, is_open=is_open)
-        graph.builder.reserve(i.name for a in header.body for i in s.identifiers(a.target))
-        frame = Frame(None, source, {})
+        document, header = unit.document, unit.document.graph
+        shapes = {**options.input_shapes, **options.symbolic_shapes}
+        is_open = has_open_inputs(document, shapes, extents)
+        count = document.variables if options.progress else 0
+        graph = FlatGraph(options, data, is_open=is_open, variables=count)
+        builder = graph.builder
+        builder.reserve(i.name for a in header.body for i in s.identifiers(a.target))
+        frame = Frame(None, document.source, {})
         inputs = [parameter.name for parameter in header.parameters]
         outputs = _Flattener(unit, graph, extents, dict.fromkeys(inputs)).outputs(frame)
         for name, value in frame.values.items():
             if isinstance(value, Value) and value.name != name:
-                graph.builder.aliases[name] = value
-        names = [result.name for result in header.results]
-        flat = graph.builder.graph(header.name, outputs, names, inputs)
+                builder.aliases[name] = value
+        flat = builder.graph(header.name, outputs, [r.name for r in header.results], inputs)
         refuse_readers_of_padding(flat)
         return flat, graph.said
 
 
+@dataclass(slots=True)
 class _Flattener:
     """Evaluates a unit into a graph, for given extents of symbols and values of inputs."""
 
-    def __init__(
-        self,
-        unit: Unit,
-        graph: FlatGraph,
-        extents: Mapping[str, Any],
-        inputs: Mapping[str, Value | None],
-    ) -> None:
-        self.unit = unit
-        self.graph = graph
-        self.extents = extents
-        self.inputs = inputs
-        self._meter = graph.meter
-        self._most = graph.limits.steps
+    unit: Unit
+    graph: FlatGraph
+    extents: Mapping[str, Any]
+    inputs: Mapping[str, Value | None]
 
     def of(self, unit: Unit, extents: Mapping[str, Any], inputs: Mapping[str, Value]) -> _Flattener:
         return _Flattener(unit, self.graph, extents, inputs)
 
     def into(self, graph: FlatGraph) -> _Flattener:
-        return _Flattener(self.unit, graph, self.extents, self.inputs)
+        return replace(self, graph=graph)
 
     # Statements
 
     def outputs(self, frame: Frame) -> list[Value]:
         document = self.unit.document
-        refuse_unsupported(document, self.graph.options.rules, self._meter)
-        self._refuse_undeclared_inputs()
+        refuse_unsupported(document, self.graph.options.rules, self.graph.meter)
+        self._refuse_undeclared_inputs(frame)
         errors: list[NnefError] = []
         for assignment in document.graph.body:
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
-            names = [frame.prefix + target for target in targets]
             try:
-                self._assign(assignment, names, frame)
-            except _Poisoned:
-                frame.values |= dict.fromkeys(targets, _Poisoned)
-            except LimitError as error:
-                error.span = error.span or s.span_in(frame.source, assignment.value)
-                raise
-            except NnefError as error:
-                self._meter.steps += ERROR
-                errors += kept(error)
-                frame.values |= dict.fromkeys(targets, _Poisoned)
-        outputs: list[Value] = []
-        for result in document.graph.results:
-            try:
-                value, name = self.lookup(result, frame), frame.prefix + result.name
-                outputs.append(self.graph.tensor(value, "", result, frame, [name]))
+                self._assign(assignment, [frame.prefix + target for target in targets], frame)
+                continue
             except _Poisoned:
                 pass
-            except NnefError as error:
-                errors.append(error)
+            except REFUSALS as found:
+                error = CallSite(self, assignment.value, frame).located(found)
+                if isinstance(error, LimitError):
+                    raise error from None
+                self.graph.meter.steps += ERROR
+                errors += kept(error)
+            frame.values |= dict.fromkeys(targets, _Poisoned)
+        outputs: list[Value] = []
+        for result in document.graph.results:
+            site = CallSite(self, result, frame)
+            try:
+                name = frame.prefix + result.name
+                outputs.append(tensor(site, self.lookup(result, frame), "", name))
+            except _Poisoned:
+                pass
+            except REFUSALS as found:
+                errors.append(site.located(found))
         raise_all(errors)
         return outputs
 
-    def _refuse_undeclared_inputs(self) -> None:
+    def _refuse_undeclared_inputs(self, frame: Frame) -> None:
         document = self.unit.document
-        missing = [p for p in document.graph.parameters if p.name not in document.input_shapes]
-        frame = Frame(None, document.source, {})
         hint = "write NAME = tract_core_external(shape = [...], datum_type = 'f32');"
         raise_all(
-            [self.graph.error(f"input '{p.name}' is not declared", p, frame, hint) for p in missing]
+            [
+                CallSite(self, p, frame).error(f"input '{p.name}' is not declared", hint)
+                for p in document.graph.parameters
+                if p.name not in document.input_shapes
+            ]
         )
 
     def _assign(self, assignment: s.Assignment, names: Sequence[str], frame: Frame) -> None:
-        self._meter.steps += _ASSIGNMENT
+        self.graph.meter.spend(_ASSIGNMENT)
         value = self.evaluate(assignment.value, frame, names)
         for name, item in self._unpack(assignment.target, value, frame):
             if frame.fragment is None and name in self.unit.quantizers:
-                item = quantized(CallSite(self, {}, assignment, frame), name, item)
+                item = quantized(CallSite(self, assignment, frame), name, item)
             frame.values[name] = item
 
     def _unpack(self, target: s.Target, value: Any, frame: Frame) -> Iterator[tuple[str, Any]]:
@@ -166,40 +163,45 @@ class _Flattener:
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         """Return the value of an expression; `names` are wanted for the tensors that it makes."""
-        self._meter.steps += 1
-        if self._meter.steps > self._most:
-            self.graph.spend(0, node, frame)
         match node:
             case s.Literal(value=value):
                 return value
             case s.Identifier():
                 value = self.lookup(node, frame)
                 if type(value) in WEIGHTY:  # it may be read again and again
-                    self.graph.spend(2 * weight(value), node, frame)
+                    self.graph.meter.spend(_ITEM * weight(value))
                 return value
-            case s.Invocation():
-                return self._invoke(node, frame, names)
             case s.Array(items=items) | s.Tuple(items=items):
-                self.graph.spend(len(items), node, frame)
+                self.graph.meter.spend(len(items))
                 found = [
                     item.value if type(item) is s.Literal else self.evaluate(item, frame)
                     for item in items
                 ]
                 return found if isinstance(node, s.Array) else tuple(found)
+            case _:
+                site = CallSite(self, node, frame, names)
+                try:
+                    return self._compute(node, site)
+                except REFUSALS as error:
+                    raise site.located(error) from None
+
+    def _compute(self, node: s.Expression, site: CallSite) -> Any:
+        frame = site.frame
+        match node:
+            case s.Invocation():
+                return self._invoke(node, site)
             case s.Unary(operand=operand):
-                operands = {"x": self.evaluate(operand, frame)}
-                return self._operator("neg", operands, node, frame, names)
+                return self._operator("neg", {"x": self.evaluate(operand, frame)}, site)
             case s.Binary(operator=operator, left=left, right=right):
                 operands = {"x": self.evaluate(left, frame), "y": self.evaluate(right, frame)}
-                return self._operator(OPERATORS[operator], operands, node, frame, names)
+                return self._operator(OPERATORS[operator], operands, site)
+            case s.Subscript(sequence=s.Identifier() as name, index=index):
+                # Of its value one item is read.
+                return self._item(self.lookup(name, frame), self.evaluate(index, frame), site)
             case s.Subscript(sequence=sequence, index=index):
-                if isinstance(sequence, s.Identifier):  # of its value one item is read
-                    values = self.lookup(sequence, frame)
-                else:
-                    values = self.evaluate(sequence, frame)
-                return self._item(values, self.evaluate(index, frame), node, frame)
+                return self._item(self.evaluate(sequence, frame), self.evaluate(index, frame), site)
             case _:
-                raise self.graph.error("this cannot be computed in the dialect", node, frame)
+                raise site.error("this cannot be computed in the dialect")
 
     def lookup(self, node: s.Identifier, frame: Frame) -> Any:
         """Return what a name stands for: a value of the body, a symbol, or infinity."""
@@ -220,119 +222,98 @@ class _Flattener:
             return _CONSTANTS[name]
         raise self.graph.error(f"'{name}' is not defined here", node, frame)
 
-    def _item(self, values: Any, position: Any, node: s.Node, frame: Frame) -> Any:
+    def _item(self, values: Any, position: Any, site: CallSite) -> Any:
+        graph = self.graph
         if isinstance(values, Value):  # of a list, which may be long, one item matters
-            values = self.graph.known(values)
+            values = graph.known(values)
         is_host = isinstance(values, np.ndarray)
         if not (isinstance(values, list | tuple) or (is_host and values.ndim)):
-            raise self.graph.error("only arrays and known values have items", node, frame)
-        try:
-            index = attribute(self.graph.known(position), INTEGER)
-        except InvalidOperation as error:
-            raise self.graph.error(error.message, node, frame, error.hint) from None
+            raise site.error("only arrays and known values have items")
+        index = attribute(graph.known(position), INTEGER)
         if index is UNKNOWN:
-            raise self.graph.error(
-                "which item it is depends on an open extent", node, frame, _CLOSE
-            )
+            raise site.error("which item it is depends on an open extent", _CLOSE)
         if not -len(values) <= index < len(values):
-            raise self.graph.error(f"there is no item {index} among {len(values)}", node, frame)
+            raise site.error(f"there is no item {index} among {len(values)}")
         found: Any = values[index]
-        return np.asarray(found, values.dtype) if is_host else self.graph.known(found)
+        return np.asarray(found, values.dtype) if is_host else graph.known(found)
 
     # Invocations
 
-    def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
+    def _invoke(self, node: s.Invocation, site: CallSite) -> Any:
         # The bodies of the standard's fragments know only what the standard has.
-        is_ours = frame.source is self.unit.document.source
-        own = self.unit.document.fragments.get(node.operation) if is_ours else None
+        document, rules = self.unit.document, self.graph.options.rules
+        is_ours = site.frame.source is document.source
+        own = document.fragments.get(node.operation) if is_ours else None
         fragment = own or declarations().get(node.operation)
         if fragment is None:
-            raise self.graph.error(f"there is no operation '{node.operation}'", node, frame)
-        rule = self.graph.options.rules.get(node.operation)
-        if own is not None and rule is None:
-            self.refuse_recursion(own, node, frame)
-        try:
+            raise site.error(f"there is no operation '{node.operation}'")
+        rule = rules.get(node.operation)
+        site.arguments = arguments = self._arguments(fragment, node, site, own=own is not None)
+        if rule is None:
             if own is not None:
-                self.graph.spend(BINDING * len(own.parameters), node, frame)
-            bound = bind(fragment, node, self._meter, own=own is not None)
+                return self._call(own, site)
+            handler = INTRINSICS.get(fragment.name)
+            if handler is not None:
+                self.graph.meter.spend(_INTRINSIC)
+                return handler(site)
+            if fragment.body is not None and fragment.name not in meanings():
+                return self._call(fragment, site)
+        elif own is not None:
+            return apply_own(site, own.name, rule)
+        if self.graph.entries:
+            arguments = with_codes(site, fragment.name)
+        name = fragment.name if rule is None else node.operation
+        return applied(site, name, arguments, site.names, rule)
+
+    def _arguments(
+        self, fragment: s.Fragment, node: s.Invocation, site: CallSite, *, own: bool
+    ) -> dict[str, Any]:
+        """Return the values of a fragment's parameters."""
+        meter, frame = self.graph.meter, site.frame
+        if own:
+            meter.spend(BINDING * len(fragment.parameters))
+        try:
+            bound = bind(fragment, node, meter, own=own)
         except InvalidInvocation as error:
             raise self.graph.error(error.message, error.node, frame, error.hint) from None
         arguments: dict[str, Any] = {}
         inner: Frame | None = None
         for parameter in fragment.parameters:
-            if parameter.name in bound:
-                arguments[parameter.name] = self.evaluate(bound[parameter.name], frame)
-            elif parameter.default is not None:
+            name, default = parameter.name, parameter.default
+            if name in bound:
+                arguments[name] = self.evaluate(bound[name], frame)
+            elif isinstance(default, s.Literal):  # as nearly all
+                arguments[name] = default.value
+            elif default is not None:
                 if inner is None:
-                    calls = self._calls(fragment, node, frame)
+                    calls = self._calls(fragment, site)
                     inner = Frame(fragment, fragment.source, {}, "", calls)
-                arguments[parameter.name] = self.evaluate(parameter.default, inner)
-        self.graph.spend(_INVOCATION + 2 * len(arguments), node, frame)
-        if rule is None:
-            if own is not None:
-                return self._call(own, arguments, node, frame, names)
-            handler = INTRINSICS.get(fragment.name)
-            if handler is not None:
-                self._meter.steps += _INTRINSIC
-                site = CallSite(self, arguments, node, frame, names)
-                return self.graph.located(lambda: handler(site), node, frame)
-            if fragment.body is not None and fragment.name not in meanings():
-                return self._call(fragment, arguments, node, frame, names)
-        given: Mapping[str, Any] = arguments
-        if self.graph.entries:
-            given = with_codes(CallSite(self, arguments, node, frame, names), fragment.name)
-        if rule is None:
-            return self.graph.apply(fragment.name, given, node, frame, names)
-        if own is not None:
-            return self.graph.apply_own(rule, own.name, given, node, frame, names)
-        return self.graph.apply(node.operation, given, node, frame, names, rule)
+                arguments[name] = self.evaluate(default, inner)
+        meter.spend(_INVOCATION + _ARGUMENT * len(arguments))
+        return arguments
 
-    def _operator(
-        self,
-        kind: str,
-        operands: Mapping[str, Any],
-        node: s.Node,
-        frame: Frame,
-        names: Sequence[str],
-    ) -> Any:
+    def _operator(self, kind: str, operands: Mapping[str, Any], site: CallSite) -> Any:
         rule = self.graph.options.rules.get(kind)
-        return self.graph.apply(kind, operands, node, frame, names, rule)
+        return applied(site, kind, operands, site.names, rule)
 
-    def _call(
-        self,
-        fragment: s.Fragment,
-        arguments: dict[str, Any],
-        node: s.Node,
-        frame: Frame,
-        names: Sequence[str],
-    ) -> Any:
-        self.graph.spend(2 * CALL, node, frame)
-        inner = self.enter(fragment, arguments, node, frame, names)
+    def _call(self, fragment: s.Fragment, site: CallSite) -> Any:
+        self.graph.meter.spend(2 * CALL)
+        inner = self.enter(fragment, site.arguments, site)
         results = [self.lookup(s.Identifier(r.offset, r.name), inner) for r in fragment.results]
-        return results[0] if len(results) == 1 else Results(results)
+        return Results.of(results)
 
-    def refuse_recursion(self, fragment: s.Fragment, node: s.Node, frame: Frame) -> None:
-        """Refuse a call of a fragment from inside it: nothing there could end it."""
-        if any(call.fragment == fragment.name for call in frame.calls):
-            raise self.graph.error(f"fragment '{fragment.name}' calls itself", node, frame)
-        if len(frame.calls) >= _DEEPEST:
-            message = f"fragments call each other more than {_DEEPEST} deep"
-            span = s.span_in(frame.source, node)
-            raise LimitError(message, span=span, calls=frame.calls)
+    def _calls(self, fragment: s.Fragment, site: CallSite) -> tuple[Call, ...]:
+        """Return the calls that lead into a fragment; refuse it in itself: nothing could end it."""
+        calls = site.frame.calls
+        if any(call.fragment == fragment.name for call in calls):
+            raise site.error(f"fragment '{fragment.name}' calls itself")
+        if len(calls) >= _DEEPEST:
+            raise LimitError(f"fragments call each other more than {_DEEPEST} deep")
+        return (*calls, Call(fragment.name, site.span))
 
-    def _calls(self, fragment: s.Fragment, node: s.Node, frame: Frame) -> tuple[Call, ...]:
-        return (*frame.calls, Call(fragment.name, s.span_in(frame.source, node)))
-
-    def enter(
-        self,
-        fragment: s.Fragment,
-        arguments: Mapping[str, Any],
-        node: s.Node,
-        frame: Frame,
-        names: Sequence[str],
-    ) -> Frame:
-        calls = self._calls(fragment, node, frame)
-        prefix = f"{names[0] if names else frame.prefix + fragment.name}_"[-_LONGEST_PREFIX:]
+    def enter(self, fragment: s.Fragment, arguments: Mapping[str, Any], site: CallSite) -> Frame:
+        names, calls = site.names, self._calls(fragment, site)
+        prefix = f"{names[0] if names else site.frame.prefix + fragment.name}_"[-_LONGEST_PREFIX:]
         inner = Frame(fragment, fragment.source, dict(arguments), prefix, calls)
         own = dict(zip((r.name for r in fragment.results), names, strict=False))
         for assignment in fragment.body or ():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from nnef_jax.formats.tract.host import (
     LARGEST,
     Host,
     NotFolded,
-    boxed,
+    boxes,
     cast,
     integers,
     is_integer,
@@ -32,19 +32,23 @@ from nnef_jax.formats.tract.host import (
 _BEYOND = 1 << 64  # no integer of a document reaches it, signed or not
 
 
-def fold(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
+def fold(kind: str, operands: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
     """Return an operation's host value or a list. Raises NotFolded if the network computes it."""
-    if kind not in _FOLDS:
+    if kind not in _FOLDS or any(_is_open(x) for x in attributes.values()):
         raise NotFolded
     try:
         with np.errstate(all="ignore"):
-            result = _FOLDS[kind](*operands.values(), **attributes)
+            result = _FOLDS[kind](*operands, **attributes)
     except InvalidOperation:
         raise
     except (ValueError, IndexError, TypeError, OverflowError, InconclusiveDimensionOperation):
         raise NotFolded from None  # its rule says what is wrong
     _require_small(sum(x.size for x in (result if isinstance(result, list) else [result])))
     return result
+
+
+def _is_open(attribute: Any) -> bool:
+    return attribute is UNKNOWN or (isinstance(attribute, list) and is_open(attribute))
 
 
 def folds(kind: str) -> bool:
@@ -71,7 +75,7 @@ def _absorbing(function: Callable[..., int]) -> Callable[..., Any]:
 
 def _each(function: Callable[..., Any], *operands: Host) -> Host:
     result: Any = np.frompyfunc(_absorbing(function), len(operands), 1)(*operands)
-    return result if isinstance(result, np.ndarray) else boxed(result)
+    return result if isinstance(result, np.ndarray) else boxes([result], ())
 
 
 def _decided(function: Callable[..., Any], *operands: Host) -> Host:
@@ -175,16 +179,10 @@ def _select(condition: Host, true_value: Host, false_value: Host) -> Host:
 
 def _slice(input: Host, axes: Any, begin: Any, end: Any, stride: Any) -> Host:
     index: list[slice] = [slice(None)] * input.ndim
-    if len({len(axes), len(begin), len(end), len(stride or axes)}) > 1:
-        raise NotFolded
-    for i, axis in enumerate(axes):
-        extent, step = input.shape[axis], stride[i] if stride else 1
-        if is_open((begin[i], end[i], step)) or step < 1:
+    for axis, first, last, step in zip(axes, begin, end, stride or [1] * len(axes), strict=True):
+        if step < 1:
             raise NotFolded
-        first, last = begin[i], end[i] or extent
-        first = first + extent if first < 0 else min(first, extent)
-        last = last + extent if last < 0 else min(last, extent)
-        index[axis] = slice(max(first, 0), max(last, 0), step)
+        index[axis] = slice(first, last or None, step)
     return input[tuple(index)]
 
 
@@ -225,8 +223,6 @@ def _reduced(function: Callable[..., int]) -> Callable[..., Host]:
 
 def _reshape(input: Host, shape: Any, axis_start: int = 0, axis_count: int = -1) -> Host:
     end = input.ndim if axis_count == -1 else axis_start + axis_count
-    if is_open(shape):
-        raise NotFolded
     items = tuple(
         input.shape[i + axis_start] if extent == 0 else extent for i, extent in enumerate(shape)
     )
@@ -234,15 +230,11 @@ def _reshape(input: Host, shape: Any, axis_start: int = 0, axis_count: int = -1)
 
 
 def _tile(input: Host, repeats: Any) -> Host:
-    if is_open(repeats):
-        raise NotFolded
     _require_small(math.prod(repeats) * input.size)
     return np.tile(input, repeats)
 
 
 def _broadcast(input: Host, shape: Any) -> Host:
-    if is_open(shape):
-        raise NotFolded
     result = np.broadcast_shapes(input.shape, tuple(shape))
     _require_small(math.prod(result))
     return np.broadcast_to(input, result)

@@ -16,12 +16,9 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION, TextFrontend
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract import symbols
-from nnef_jax.formats.tract.document import Document
 from nnef_jax.formats.tract.flat_document import print_flat
 from nnef_jax.formats.tract.flatten import flatten
-from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization
-from nnef_jax.formats.tract.resources import Resources
 from nnef_jax.formats.tract.unit import Unit
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.writer import Member
@@ -31,21 +28,13 @@ class TractFrontend(TextFrontend):
     """A document and its archive; flattening reads variables: the text has no types of them."""
 
     def __init__(self, archive: Archive, options: Options) -> None:
-        resources, progress = Resources(archive, options.meter), options.progress
-        self.document = parse(resources.graph, options.meter)
+        self._unit = Unit(archive, options.meter)
+        self.document = self._unit.document
         super().__init__(self.document, archive, options)
-        entries = self.quantizers(self.quantization) if self.quantization else {}
-        self.quantizes = options.rounds and bool(entries)
+        self.quantizes = options.rounds and bool(self._unit.quantizers)
         registries = ", ".join(self.document.registries) or "tract_nnef"
         self.dialect = f"NNEF 1.0 of tract ({registries})"
         self._data: dict[str, NDArray[Any]] = {}
-        count = _variables(self.document)
-
-        def report(done: int) -> None:
-            if progress is not None:
-                progress(done, max(done + 1, count))
-
-        self._unit = Unit(self.document, resources, entries, options.rounds, report)
 
     def flatten(self, options: Options) -> Graph:
         """The flat graph for the shapes in `options.input_shapes`, else the document's."""
@@ -76,20 +65,13 @@ class TractFrontend(TextFrontend):
         """The text as it was read, or a flat one in which its graph.quant is written out."""
         if not flat:
             return self.members(data or {}, None)
-        unit, real = replace(self._unit, rounds=True), dict[str, NDArray[Any]]()
-        options = self.options
-        found, said = flatten(unit, options, self._extents(options), real)
+        options, real = replace(self.options, rounds=True), dict[str, NDArray[Any]]()
+        found, said = flatten(self._unit, options, self._extents(options), real)
         text = print_flat(self.document, found, said, options.meter)
         arrays = {} if data is None else {p.label: real[p.label] for p in found.parameters}
         members = self.members(arrays, None) | {GRAPH: text.encode()}
         members.pop(QUANTIZATION, None)
         return members
-
-
-def _variables(document: Document) -> int:
-    bodies = [document.graph.body, *(f.body or () for f in document.fragments.values())]
-    found = s.invocations(assignment.value for body in bodies for assignment in body)
-    return sum(node.operation == "variable" for node in found)
 
 
 def _extent(expression: s.Expression) -> int | None:

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
+from nnef_jax.limits import LETTERS_PER_STEP
 
 Host = NDArray[Any]
 LARGEST = 1 << 16  # items of a host value; larger ones are left to the compiled network
+WEIGHTY = frozenset({list, tuple, str, np.ndarray})  # types of values that have a weight
 _DEEPEST = 32  # lists in lists
 
 
@@ -33,7 +35,7 @@ def host(value: Any) -> Host:
     if isinstance(value, bool | np.bool_):
         return np.array(bool(value))
     if isinstance(value, int) or is_symbolic(value):
-        return boxed(value)
+        return boxes([value], ())
     if isinstance(value, float):
         return np.array(value, np.float64)
     if isinstance(value, list | tuple):
@@ -74,18 +76,11 @@ def integers(value: Host) -> list[int]:
     return items
 
 
-def boxes(items: Sequence[int]) -> Host:
-    """Return integers along one axis as a host value."""
+def boxes(items: Sequence[int], shape: Sequence[int] = (-1,)) -> Host:
+    """Return integers as a host value."""
     array = np.empty(len(items), object)
     array[:] = items
-    return array
-
-
-def boxed(value: Any) -> Host:
-    """Return an integer as a host value."""
-    array = np.empty((), object)
-    array[()] = value
-    return array
+    return array.reshape(shape)
 
 
 def is_plain(items: Iterable[Any]) -> bool:
@@ -96,6 +91,17 @@ def is_plain(items: Iterable[Any]) -> bool:
 def is_open(items: Iterable[Any]) -> bool:
     """Return whether an extent that is open is among the items."""
     return any(item is UNKNOWN for item in items)
+
+
+def weight(value: Any) -> int:
+    """Return how many items a value has, through lists and host values; letters count less."""
+    if isinstance(value, np.ndarray):
+        return value.size
+    if isinstance(value, str):
+        return len(value) // LETTERS_PER_STEP
+    if not isinstance(value, list | tuple):
+        return 0
+    return len(value) + sum([weight(x) for x in value if type(x) in WEIGHTY])  # pyright: ignore
 
 
 class NotFolded(Exception):
@@ -119,7 +125,7 @@ def to_integer(value: Host) -> Host:
     items = value.ravel().tolist()
     bound = 2.0**63
     whole = [UNKNOWN if x != x else int(max(min(x, bound), -bound)) for x in items]
-    return boxes(whole).reshape(value.shape)
+    return boxes(whole, value.shape)
 
 
 def cast(value: Host, kind: str) -> Host:
@@ -130,5 +136,5 @@ def cast(value: Host, kind: str) -> Host:
         return to_float(value)
     if is_integer(value) and is_open(value.ravel()):
         items = [x if x is UNKNOWN else int(x != 0) for x in value.ravel()]
-        return boxes(items).reshape(value.shape)
+        return boxes(items, value.shape)
     return value.astype(bool)

@@ -1,8 +1,255 @@
-"""Import the modules of the dialect that register intrinsics."""
+"""Intrinsics: operations that need their call site, as for an input, a variable or a shape."""
 
 from __future__ import annotations
 
-from nnef_jax.formats.tract import introduction, known_values, pulse, scan
-from nnef_jax.formats.tract.call_site import INTRINSICS
+from collections.abc import Callable, Mapping
+from typing import Any
 
-__all__ = ["INTRINSICS", "introduction", "known_values", "pulse", "scan"]
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, Shape, shapes_differ, show
+from lowering.graph import Call, TensorType, Value, is_integer
+from nnef_jax.errors import LimitError, UnsupportedError
+from nnef_jax.formats.syntax.dequantization import dequantize
+from nnef_jax.formats.syntax.emission import Frame
+from nnef_jax.formats.syntax.tensors import external_type
+from nnef_jax.formats.syntax.types import INTEGER, STRING, ArrayOf
+from nnef_jax.formats.tract import host as h
+from nnef_jax.formats.tract import pulse, scan, symbols
+from nnef_jax.formats.tract.application import Results, apply, tensor
+from nnef_jax.formats.tract.arguments import attribute
+from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.document import SCAN
+from nnef_jax.formats.tract.dtypes import compute_dtype, converted, dtype_of
+from nnef_jax.formats.tract.quantized_tensors import codes_of
+from nnef_jax.formats.tract.unit import as_dtype
+from nnef_jax.limits import raising
+
+# What the generic argument of an operation of the standard stands for.
+_GENERIC = {"scalar": "f32", "integer": "i64", "logical": "bool"}
+_NETWORK = 60  # steps, for a network within another one
+
+
+def _external(site: CallSite) -> Value:
+    """Declare an input; the generic argument of `external` says what it holds."""
+    graph, frame = site.graph, site.frame
+    if frame.fragment is not None:
+        raise site.error(f"'{site.kind}' is not allowed in a fragment")
+    datum_type = site.arguments.get("datum_type") or _GENERIC.get(site.generic, "f32")
+    dtype = dtype_of(attribute(datum_type, STRING), graph.builder.real)
+    extents = [extent or None for extent in attribute(site.arguments["shape"], ArrayOf(INTEGER))]
+    declared = external_type(extents, dtype, UNKNOWN)
+    name = site.names[0].removeprefix(frame.prefix) if len(site.names) == 1 else ""
+    if name not in site.evaluator.inputs:
+        raise InvalidOperation(
+            f"'{name}' is no input in the header of the graph"
+            if name
+            else "an input must be assigned to its name"
+        )
+    given = site.evaluator.inputs[name]
+    if given is not None:
+        if shapes_differ(given.type.shape, declared.shape):
+            message = f"input '{name}' is declared as {declared}, it is given {given.type}"
+            raise InvalidShape(message)
+        return site.cast(given, dtype)
+    if graph.builder.is_taken(name):
+        raise InvalidOperation(f"input '{name}' is declared twice, or assigned before")
+    shape = declared.shape
+    if name in graph.options.input_shapes:
+        wanted = graph.options.input_shapes[name]
+        shape = tuple(UNKNOWN if extent is None else extent for extent in wanted)
+        if any(extent < 0 for extent in shape):
+            raise InvalidShape(f"input '{name}' cannot have shape {show(shape)}")
+    if len(shape) != len(declared.shape):
+        raise InvalidShape(
+            f"input '{name}' has rank {len(declared.shape)}, the shape given for it {show(shape)}"
+        )
+    symbolic = graph.options.symbolic_shapes.get(name, shape)
+    value = graph.input(name, TensorType(shape, dtype), symbolic)
+    return graph.bound(value, site.node, frame)
+
+
+def _variable(site: CallSite) -> Value:
+    """Declare a parameter of its file's type, or graph.quant's where it is quantised."""
+    graph, unit, label = site.graph, site.unit, site.string("label")
+    if graph.outer is not None:  # in the body of a scan: it is passed from outside
+        return graph.capture(_variable(site.into(graph.outer)))
+    shape = tuple(attribute(site.arguments["shape"], ArrayOf(INTEGER)))
+    unique = unit.labels + label
+    if unique not in graph.data:
+        graph.report()
+    stored, is_decoded = _stored(site, label, shape)
+    dtype = compute_dtype(stored.dtype.name, graph.builder.real)
+    if unique not in graph.data:
+        graph.data[unique] = as_dtype(stored, dtype, f"{label}.dat", graph.meter)
+    value = graph.builder.variable(site.name, unique, TensorType(stored.shape, dtype), site.span)
+    graph.constants[value] = stored
+    if is_decoded:
+        graph.decoded.add(value)
+    return graph.bound(value, site.node, site.frame)
+
+
+def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], bool]:
+    """Return the data of a variable in its shape, and whether it was decoded from codes."""
+    record = site.unit.get(label)
+    if record.datum == "string":
+        raise UnsupportedError(
+            f"variable '{label}' holds strings: there are no tensors of strings in XLA"
+        )
+    array = record.shaped(shape or record.array.shape, label)
+    quantizer = site.unit.quantizers.get(site.name)
+    if quantizer is None or record.codes is None:
+        return array, False
+    real = dequantize(record.codes, quantizer, f"{label}.dat", site.graph.meter)
+    return real.astype(np.float32).reshape(array.shape), True
+
+
+def _resource(site: CallSite) -> Any:
+    """Return a value of a JSON document."""
+    return site.unit.json(site.string("label"), site.string("key"))
+
+
+def _submodel(site: CallSite) -> Any:
+    """Evaluate another network of the archive here."""
+    graph, label = site.graph, site.string("label")
+    given: Any = site.arguments["input"]
+    operands = [tensor(site, value) for value in (given if isinstance(given, list) else [given])]
+    if graph.outer is not None:
+        raise InvalidOperation("the body of a scan cannot have another network in it")
+    graph.meter.spend(_NETWORK)
+    unit = site.unit.within(label)
+    parameters = [parameter.name for parameter in unit.document.graph.parameters]
+    if len(parameters) != len(operands):
+        raise InvalidOperation(
+            f"network '{label}' takes {len(parameters)} inputs, it is given {len(operands)}"
+        )
+    inputs = dict(zip(parameters, operands, strict=True))
+    shapes = {name: graph.shape_of(value) for name, value in inputs.items()}
+    extents = symbols.solve(unit.document, shapes, graph.meter)
+    prefix = f"{site.names[0] if site.names else label}_"
+    calls = (*site.frame.calls, Call(f"{label}/graph.nnef", site.span))
+    frame = Frame(None, unit.document.source, {}, prefix, calls)
+    outputs = site.evaluator.of(unit, extents, inputs).outputs(frame)
+    return Results.of(outputs)
+
+
+# Operations whose result is known where their arguments are
+
+
+def _cast(site: CallSite) -> Any:
+    """Cast to `to`, the standard's generic argument, or the result's type in graph.quant."""
+    graph, value, generic = site.graph, site.arguments["input"], site.generic
+    if "to" in site.arguments:
+        name = site.string("to")
+    elif generic in _GENERIC:
+        name = _GENERIC[generic]
+    else:
+        known = ", ".join(f"cast<{name}>" for name in _GENERIC)
+        raise InvalidOperation("'cast' lacks the type to cast to", hint=f"write {known}")
+    if not name:
+        return apply(site, "copy", *site.names, x=value)
+    dtype = dtype_of(name, graph.builder.real)
+    is_known = not isinstance(value, Value)
+    # Known values of these types stay known.
+    kinds = {graph.builder.integer: "integer", graph.builder.real: "scalar", "bool": "logical"}
+    try:
+        if is_known and dtype in kinds:
+            return h.cast(h.host(value), kinds[dtype])
+    except h.NotFolded:
+        pass
+    operand = tensor(site, value)
+    if operand in graph.entries and is_integer(dtype):  # stored so: no number is rounded
+        operand = codes_of(site, operand, graph.entries[operand])
+    result = site.cast(operand, dtype, *site.names)
+    if is_known and h.is_plain(h.host(value).ravel()):
+        graph.constants[result] = converted(h.host(value), dtype)
+    return result
+
+
+def _constant(site: CallSite) -> Any:
+    """Broadcast one number, or reshape as many as there are items."""
+    value = h.host(site.arguments["value"]).ravel()
+    shape = attribute(site.arguments["shape"], ArrayOf(INTEGER))
+    if value.size == 1:
+        filling = value.reshape(())
+        return apply(site, "tract_core_broadcast", *site.names, input=filling, shape=shape)
+    axes = {"axis_start": 0, "axis_count": -1}
+    return apply(site, "reshape", *site.names, input=value, shape=shape, **axes)
+
+
+def _shape_of(site: CallSite) -> h.Host:
+    """Return the extents of a tensor or known value."""
+    value = site.arguments["input"]
+    return h.boxes(site.graph.shape_of(value) if isinstance(value, Value) else h.host(value).shape)
+
+
+def _range_of(site: CallSite) -> Any:
+    """Return the numbers from `start` to before `end`; a long range is made in the network."""
+    graph = site.graph
+    bounds = [_number(site, name) for name in ("start", "end", "step")]
+    real = any(not h.is_integer(bound) for bound in bounds)
+    dtype = graph.builder.real if real else graph.builder.integer
+    start, end, step = (UNKNOWN if x != x else x for x in (b.item() for b in bounds))
+    if step == 0:
+        raise InvalidOperation("'step' must not be 0")
+    if h.is_plain((start, end, step)):
+        count = -((start - end) // step)
+        if count <= h.LARGEST and not real:
+            graph.meter.spend(max(0, count))
+            return h.boxes(range(start, end, step))
+        if count > graph.limits.array_items:
+            raise LimitError(f"a range of {count} items", hint=raising("array_items"))
+        for bound in bounds:
+            graph.literal(bound, dtype)
+    attributes = {"start": start, "end": end, "step": step, "dtype": dtype}
+    return site.emit("range", {}, attributes, site.names)[0]
+
+
+def _number(site: CallSite, name: str) -> h.Host:
+    """Return a number that must be known, as it is given."""
+    value = site.graph.known(site.arguments[name])
+    if isinstance(value, Value):
+        raise InvalidOperation(
+            f"'{name}' must be known when the network is compiled, "
+            f"'{value.name}' depends on the data of the inputs"
+        )
+    known = h.host(value)
+    if known.size != 1:
+        raise InvalidOperation(f"'{name}' must be one number, these are {known.size}")
+    # NaN depends on an open extent.
+    if not h.is_integer(known) and (
+        np.isinf(known) or (np.isnan(known) and not site.graph.is_open)
+    ):
+        raise InvalidOperation(f"'{name}' must be a number, it is {known.item()}")
+    return known.reshape(())
+
+
+def _within_bound_index(site: CallSite) -> Any:
+    """Return an index, below 0 from the end, as one from 0 to an extent."""
+    index, extent = site.arguments["index"], site.arguments["input_axis_size"]
+    from_end = apply(site, "add", x=index, y=extent)
+    is_negative = apply(site, "lt", x=index, y=0)
+    first = apply(site, "select", condition=is_negative, true_value=from_end, false_value=index)
+    return apply(site, "min", x=apply(site, "max", x=first, y=0), y=extent)
+
+
+INTRINSICS: Mapping[str, Callable[[CallSite], Any]] = {
+    "external": _external,
+    "tract_core_external": _external,
+    "variable": _variable,
+    "tract_resource_get": _resource,
+    "tract_core_submodel": _submodel,
+    "cast": _cast,
+    "tract_core_cast": _cast,
+    "constant": _constant,
+    "tract_core_shape_of": _shape_of,
+    "tract_core_range": _range_of,
+    "within_bound_index": _within_bound_index,
+    "tract_pulse_delay": pulse.delay,
+    "tract_pulse_mask": pulse.mask,
+    "tract_pulse_pulse_pad": pulse.pulse_pad,
+    "tract_pulse_cumsum": pulse.cumsum,
+    SCAN: scan.scan,
+}

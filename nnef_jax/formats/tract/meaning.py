@@ -5,20 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from lowering.extents import Shape
 from lowering.graph import Value
 
-
-class Insert(Protocol):
-    """Adds an operation that the document does not have, for one that it has."""
-
-    def __call__(
-        self, kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any], part: str
-    ) -> Value:
-        """Return the result; `part` names the part of the other operation that it is."""
-        ...
+# Adds an operation that the document does not have, of a kind with operands and attributes, and
+# returns its result; the last argument names the part of the document's operation that it is.
+Insert = Callable[[str, Mapping[str, Any], Mapping[str, Any], str], Value]
 
 
 @dataclass(slots=True)
@@ -40,25 +34,27 @@ class Draft:
         x = self.operands[name]
         return x.type.shape if isinstance(x, Value) else ()
 
-    def before(self, name: str, kind: str, operand: str = "input", **attributes: Any) -> None:
+    def before(self, name: str, kind: str, **attributes: Any) -> None:
         """Put another operation on an operand before this one."""
-        operands = {operand: self.operands[name]}
+        operands = {"input": self.operands[name]}
         self.operands[name] = self._insert(kind, operands, attributes, name)
 
-    def after(self, kind: str, operand: str = "input", **attributes: Any) -> None:
+    def after(self, kind: str, **attributes: Any) -> None:
         """Put another operation on the result of this one."""
         result = self._insert(self.kind, self.operands, self.attributes, self.kind)
-        self.kind, self.operands, self.attributes = kind, {operand: result}, attributes
+        self.kind, self.operands, self.attributes = kind, {"input": result}, attributes
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """How an operation becomes one of a kind; `rewrite` does what the other fields cannot."""
+    """How an operation becomes one of a kind; `rewrite` does what the other fields cannot.
+
+    `renamed` has the kind's names of arguments by the dialect's, None for those that it lacks.
+    """
 
     kind: str
-    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    renamed: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     added: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    dropped: frozenset[str] = frozenset()
     rewrite: Callable[[Draft], None] | None = None
 
     def draft(
@@ -77,5 +73,7 @@ class Meaning:
         return re.sub(r"'(\w+)'", lambda name: f"'{names.get(name[1], name[1])}'", text)
 
     def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        renamed = self.renamed
-        return {renamed.get(n, n): x for n, x in arguments.items() if n not in self.dropped}
+        if not self.renamed:
+            return dict(arguments)
+        named = ((self.renamed.get(name, name), x) for name, x in arguments.items())
+        return {name: x for name, x in named if name is not None}

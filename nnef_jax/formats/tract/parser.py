@@ -1,4 +1,4 @@
-"""From the dialect's text to a `Document`, by lark's LALR parser.
+"""From the dialect's text to a `Document`: lark reads what a fast reader leaves over.
 
 Sources: tract's documentation of the format, and files of its writer and of torch_to_nnef.
 """
@@ -16,6 +16,7 @@ from lark import Token
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.flat_statements import FlatReader, NotFlat
 from nnef_jax.formats.syntax.tokens import count_tokens
 from nnef_jax.formats.syntax.tree_builder import (
     GrammarReader,
@@ -26,10 +27,14 @@ from nnef_jax.formats.syntax.tree_builder import (
 )
 from nnef_jax.formats.syntax.types import ANY
 from nnef_jax.formats.tract.document import Assertion, Document
-from nnef_jax.formats.tract.fast_parser import flat_statements
-from nnef_jax.formats.tract.recognition import signs
+from nnef_jax.formats.tract.recognition import STRING, signs
 from nnef_jax.limits import TOKEN, Meter, within_memory
 
+# The graph's header; comments and strings, in which it means nothing, are skipped.
+_GRAPH = re.compile(
+    rf"\#[^\n\f]*+|{STRING}|\b(graph\s+\w+\s*\([^()\#]*+\)\s*->\s*\([^()\#]*+\)\s*\{{)"
+)
+_STATEMENT = re.compile(rf"""(?:[^;"'\#{{}}]++|\#[^\n\f]*+|{STRING})*+;""")
 _LINE = re.compile(r"extension\s++(\w*+)\s*+(.*);", re.DOTALL)
 _RUN_ON = re.compile(
     r"^[ \t]*+extension\s[^;\n]*+\n\s*+(extension|fragment|graph)\b(?!\s*=)", re.MULTILINE
@@ -135,6 +140,31 @@ def _read(source: Source, text: str, meter: Meter) -> Any:
         return _run("document", source, text, meter)  # its errors are those of the whole text
     body = sorted((*graph.body, *read), key=lambda assignment: assignment.offset)
     return lines, fragments, replace(graph, body=tuple(body))
+
+
+def flat_statements(text: str, nesting: int) -> tuple[str, list[s.Assignment]]:
+    """Blank out the flat statements of a graph, and return both; none if its body is unclear."""
+    start = next((found.end() for found in _GRAPH.finditer(text) if found[1]), None)
+    if start is None:
+        return text, []
+    reader = FlatReader(text, start, nesting)
+    read: list[s.Assignment] = []
+    left = [text[:start]]
+    while not reader.ends():
+        at = reader.at
+        try:
+            statement = reader.assignment()
+            if isinstance(statement.target, s.Array):  # the dialect's grammar makes a tuple of it
+                raise NotFlat
+            read.append(statement)
+            left.append(" " * (reader.at - at))
+        except (NotFlat, RecursionError):
+            skipped = _STATEMENT.match(text, at)
+            if skipped is None:
+                return text, []
+            left.append(skipped[0])
+            reader.at = skipped.end()
+    return "".join(left) + text[reader.at :], read
 
 
 @cache

@@ -14,14 +14,14 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import TensorType, Value
 from nnef_jax.formats.syntax.types import INTEGER, SCALAR
+from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.arguments import attribute
-from nnef_jax.formats.tract.call_site import CallSite, intrinsic
+from nnef_jax.formats.tract.call_site import CallSite
 
 _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 
 
-@intrinsic("tract_pulse_delay")
-def _delay(site: CallSite) -> Value:
+def delay(site: CallSite) -> Value:
     """Delay the stream by `delay` items; each piece has `overlap` items of the one before."""
     input, axis = _stream(site)
     delay, overlap = site.integer("delay"), site.integer("overlap")
@@ -30,11 +30,11 @@ def _delay(site: CallSite) -> Value:
     if delay + overlap == 0:
         return input
     kept = site.state(_resized(input, axis, delay + overlap), f"{site.name}_kept")
-    joined = site.apply("concat", f"{site.name}_joined", values=[kept, input], axis=axis)
+    joined = apply(site, "concat", f"{site.name}_joined", values=[kept, input], axis=axis)
 
     def part(begin: int, end: int, name: str) -> Value:
         bounds = {"axes": [axis], "begin": [begin], "end": [end], "stride": []}
-        return site.apply("slice", name, input=joined, **bounds)
+        return apply(site, "slice", name, input=joined, **bounds)
 
     pulse = input.type.shape[axis]
     following = part(pulse, delay + overlap + pulse, f"{site.name}_next")
@@ -42,15 +42,13 @@ def _delay(site: CallSite) -> Value:
     return part(0, overlap + pulse, site.name)
 
 
-@intrinsic("tract_pulse_mask")
-def _mask(site: CallSite) -> Value:
+def mask(site: CallSite) -> Value:
     """Replace all before `begin` and from `end` on by a value."""
     begin, end = (_position(site.arguments[n]) for n in ("begin", "end"))
     return _between(site, begin, end, attribute(site.arguments["value"], SCALAR))
 
 
-@intrinsic("tract_pulse_pulse_pad")
-def _pulse_pad(site: CallSite) -> Value:
+def pulse_pad(site: CallSite) -> Value:
     """Put a value ahead of the stream and behind it, for `before` and `after` items at least."""
     border = site.string("border")
     if border != "constant":
@@ -62,19 +60,18 @@ def _pulse_pad(site: CallSite) -> Value:
     return _between(site, begin, end, value, overlap)
 
 
-@intrinsic("tract_pulse_cumsum")
-def _cumsum(site: CallSite) -> Value:
+def cumsum(site: CallSite) -> Value:
     """Sum all items of the stream so far, without the first `skip` of them."""
     input, axis = _stream(site)
     skip = site.integer("skip")
     if skip:
         input = _between(site.named(f"{site.name}_counted"), _position(skip), _ENDLESS, 0.0)
     total = site.state(_resized(input, axis, 1), f"{site.name}_total")
-    own = site.apply("sum_reduce", f"{site.name}_own", input=input, axes=[axis], normalize=False)
-    site.graph.builder.update(total, site.apply("add", f"{site.name}_next", x=total, y=own))
+    own = apply(site, "sum_reduce", f"{site.name}_own", input=input, axes=[axis], normalize=False)
+    site.graph.builder.update(total, apply(site, "add", f"{site.name}_next", x=total, y=own))
     ways = {"axis": axis, "exclusive": site.arguments["exclusive"], "reverse": False}
-    sums = site.apply("tract_core_cumsum", f"{site.name}_sums", x=input, **ways)
-    return site.apply("add", site.name, x=sums, y=total)
+    sums = apply(site, "tract_core_cumsum", f"{site.name}_sums", x=input, **ways)
+    return apply(site, "add", site.name, x=sums, y=total)
 
 
 def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
@@ -83,16 +80,16 @@ def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 
     position = site.state(TensorType((), site.graph.builder.integer), f"{site.name}_position")
     passed = input.type.shape[axis] - overlap
     site.graph.builder.update(
-        position, site.apply("add", f"{site.name}_next", x=position, y=passed)
+        position, apply(site, "add", f"{site.name}_next", x=position, y=passed)
     )
     attributes = {"axis": axis, "begin": begin, "end": end, "value": value}
     operands = {"input": input, "position": position}
-    return site.named(site.name).emit("tract.pulse_mask", operands, attributes)[0]
+    return site.emit("tract.pulse_mask", operands, attributes, [site.name])[0]
 
 
 def _stream(site: CallSite) -> tuple[Value, int]:
     """Return the call's piece of the stream, and the axis along which it is cut."""
-    input, axis = site.tensor(site.arguments["input"]), site.integer("axis")
+    input, axis = tensor(site, site.arguments["input"]), site.integer("axis")
     rank = len(input.type.shape)
     if not -rank <= axis < rank:
         raise InvalidOperation(f"'axis' must lie in [{-rank},{rank}), it is {axis}")

@@ -13,8 +13,8 @@ channel; bits and signs are the same for all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,28 +45,25 @@ _MOST_DIGITS = 18
 _MOST_SHOWN = 40
 
 # The arguments of the algorithms with their types, and the standard's names of the algorithms.
-_NUMBER = "a number"
-_INTEGER = "an integer"
-_LOGICAL = "true or false"
-_ARGUMENTS = {
+_ARGUMENTS: Mapping[str, Mapping[str, type]] = {
     "zero_point_linear_quantize": {
-        "zero_point": _INTEGER,
-        "scale": _NUMBER,
-        "bits": _INTEGER,
-        "signed": _LOGICAL,
-        "symmetric": _LOGICAL,
+        "zero_point": int, "scale": float, "bits": int, "signed": bool, "symmetric": bool,
     },
-    "linear_quantize": {"min": _NUMBER, "max": _NUMBER, "bits": _INTEGER},
-}
+    "linear_quantize": {"min": float, "max": float, "bits": int},
+}  # fmt: skip
+_EXPECTED = {float: "a number", int: "an integer", bool: "true or false"}
 _STANDARD = {"linear_quantize": "min_max_linear_quantize"}
 _OPTIONAL = "symmetric"
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    kind: str
+    kind: str  # a mark is its own
     text: str
     span: Span
+
+    def __str__(self) -> str:
+        return "end of the text" if self.kind == "end" else f"'{self.text[:_MOST_SHOWN]}'"
 
 
 def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
@@ -74,11 +71,12 @@ def read_quantization(source: Source, names: Collection[str], meter: Meter) -> d
     found: dict[str, Quantizer] = {}
     errors: list[NnefError] = []
     reader = _Reader(source, meter)
-    while not reader.at_end() and len(errors) < _MOST_ERRORS:
+    while not reader.sees("end") and len(errors) < _MOST_ERRORS:
         try:
             name, algorithm, given = reader.entry()
             if name.text not in names:
-                raise _unknown(name, names, meter)
+                hint = "an entry names what the graph's own body assigns"
+                raise _unknown(f"the graph has no tensor {name}", name, names, meter, hint)
             found[name.text] = _quantizer(algorithm, given)
         except NnefError as error:
             errors += error.errors
@@ -90,67 +88,62 @@ class _Reader:
     """Reads one entry after the other; after an error it goes on at the next line with a name."""
 
     def __init__(self, source: Source, meter: Meter) -> None:
-        self.position = 0
         self._source = source
         self._meter = meter
-
-    def at_end(self) -> bool:
-        return self._peek().kind == "end"
+        self.token = self._read(0)
 
     def entry(self) -> tuple[_Token, _Token, dict[str, s.Argument]]:
-        start = self._peek().span.offset
+        """Return the name of a tensor, an algorithm, and its arguments."""
+        start = self.token.span.offset
         try:
             return self._entry()
         except NnefError:
             following = _ENTRY.search(self._source.text, start + 1)
-            self.position = following.start() if following else len(self._source.text)
+            self.token = self._read(following.start() if following else len(self._source.text))
             raise
 
     def _entry(self) -> tuple[_Token, _Token, dict[str, s.Argument]]:
         name = self._take("name", "the name of a tensor in quotes")
-        body = name.text.removeprefix("i")[1:-1]
         self._take(":", "':'")
         algorithm = self._take("word", "a quantisation algorithm")
         if algorithm.text not in _ARGUMENTS:
-            raise _not_known("quantisation algorithm", algorithm, _ARGUMENTS, self._meter)
+            raise self._not_known("quantisation algorithm", algorithm, _ARGUMENTS)
         self._take("(", "'('")
-        given = dict(self._arguments(algorithm))
+        given = self._arguments(algorithm.text)
         self._take(")", "')' or the name of an argument")
-        if self._peek().kind == ";":
-            self._next()
-        return _Token("name", _ESCAPE.sub(r"\1", body), name.span), algorithm, given
+        self._skip(";")
+        body = name.text.removeprefix("i")[1:-1]
+        return replace(name, text=_ESCAPE.sub(r"\1", body)), algorithm, given
 
-    def _arguments(self, algorithm: _Token) -> Iterator[tuple[str, s.Argument]]:
-        known = _ARGUMENTS[algorithm.text]
-        seen: set[str] = set()
-        while self._peek().kind == "word":
+    def _arguments(self, algorithm: str) -> dict[str, s.Argument]:
+        known, given = _ARGUMENTS[algorithm], dict[str, s.Argument]()
+        while self.sees("word"):
             name = self._next()
             if name.text not in known:
-                raise _not_known(f"argument of '{algorithm.text}'", name, known, self._meter)
-            if name.text in seen:
+                raise self._not_known(f"argument of '{algorithm}'", name, known)
+            if name.text in given:
                 raise SemanticError(f"argument '{name.text}' is given twice", span=name.span)
-            seen.add(name.text)
             self._take("=", "'='")
-            is_array = self._peek().kind == "[" and name.text not in WHOLE
+            is_array = self.sees("[") and name.text not in WHOLE
             read = self._channels if is_array else self._value
             value = read(name.text, known[name.text])
-            yield name.text, s.Argument(name.span.offset, name.text, value)
-            if self._peek().kind == ",":
-                self._next()
+            given[name.text] = s.Argument(name.span.offset, name.text, value)
+            self._skip(",")
+        return given
 
-    def _channels(self, argument: str, expected: str) -> s.Array:
+    def _channels(self, argument: str, type: type) -> s.Array:
         start = self._take("[", "'['")
         items: list[s.Expression] = []
-        while self._peek().kind != "]":
-            items.append(self._value(argument, expected))
-            if self._peek().kind != "]":
+        while not self.sees("]"):
+            items.append(self._value(argument, type))
+            if not self.sees("]"):
                 self._take(",", "',' or ']'")
         self._next()
         return s.Array(start.span.offset, tuple(items))
 
-    def _value(self, argument: str, expected: str) -> s.Literal:
+    def _value(self, argument: str, type: type) -> s.Literal:
         token = self._next()
-        if token.kind == "word" and self._peek().kind == "(":
+        if token.kind == "word" and self.sees("("):
             raise NnefSyntaxError(
                 f"'{argument}' is a printed Python object, {token.text}(...), instead of a number",
                 span=token.span,
@@ -159,36 +152,44 @@ class _Reader:
             )
         value = _literal(token)
         if value is None:
-            raise NnefSyntaxError(
-                f"unexpected {_shown(token)}, expected {expected} for '{argument}'", span=token.span
-            )
-        if expected == _NUMBER and isinstance(value, int) and not isinstance(value, bool):
+            message = f"unexpected {token}, expected {_EXPECTED[type]} for '{argument}'"
+            raise NnefSyntaxError(message, span=token.span)
+        if type is float and value.__class__ is int:
             value = float(value)
-        if type(value) is not {_NUMBER: float, _INTEGER: int, _LOGICAL: bool}[expected]:
-            raise SemanticError(
-                f"'{argument}' must be {expected}, it is {_shown(token)}", span=token.span
-            )
+        if value.__class__ is not type:
+            message = f"'{argument}' must be {_EXPECTED[type]}, it is {token}"
+            raise SemanticError(message, span=token.span)
         return s.Literal(token.span.offset, value)
+
+    def _not_known(self, what: str, token: _Token, known: Collection[str]) -> SemanticError:
+        hint = f"there are {', '.join(known)}"
+        return _unknown(f"{token} is no {what}", token, known, self._meter, hint)
+
+    # Tokens
+
+    def sees(self, kind: str) -> bool:
+        """Return whether the next token is of a kind."""
+        return self.token.kind == kind
 
     def _take(self, kind: str, expected: str) -> _Token:
         token = self._next()
         if token.kind != kind:
-            raise NnefSyntaxError(
-                f"unexpected {_shown(token)}, expected {expected}", span=token.span
-            )
+            raise NnefSyntaxError(f"unexpected {token}, expected {expected}", span=token.span)
         return token
 
-    def _peek(self) -> _Token:
-        position = self.position
-        token = self._next()
-        self.position = position
-        return token
+    def _skip(self, kind: str) -> None:
+        if self.sees(kind):
+            self._next()
 
     def _next(self) -> _Token:
+        token = self.token
+        self.token = self._read(token.span.offset + len(token.text))
+        return token
+
+    def _read(self, position: int) -> _Token:
         self._meter.spend(_STEPS, self._source.name)
-        found = _TOKEN.match(self._source.text, self.position)
+        found = _TOKEN.match(self._source.text, position)
         assert found is not None and found.lastgroup is not None
-        self.position = found.end()
         kind, text = found.lastgroup, found[found.lastgroup]
         span = Span(self._source, found.start(kind), max(1, len(text)))
         return _Token(text if kind == "mark" else kind, text, span)
@@ -202,31 +203,25 @@ def _literal(token: _Token) -> float | int | bool | None:
     return {"true": True, "false": False}.get(text) if token.kind == "word" else None
 
 
-def _shown(token: _Token) -> str:
-    return "end of the text" if token.kind == "end" else f"'{token.text[:_MOST_SHOWN]}'"
+def _unknown(
+    message: str, token: _Token, known: Collection[str], meter: Meter, hint: str
+) -> SemanticError:
+    similar = did_you_mean(token.text, known, meter=meter)
+    return SemanticError(message, span=token.span, hint=similar or hint)
 
 
 def _quantizer(algorithm: _Token, given: dict[str, s.Argument]) -> Quantizer:
     missing = [n for n in _ARGUMENTS[algorithm.text] if n not in given and n != _OPTIONAL]
     if missing:
         raise SemanticError(
-            f"'{algorithm.text}' lacks {', '.join(repr(name) for name in missing)}",
+            f"'{algorithm.text}' lacks {', '.join(map(repr, missing))}",
             span=algorithm.span,
             hint=f"write {', '.join(f'{name} = ...' for name in missing)}",
         )
     offset = algorithm.span.offset
     fixed = {"symmetric": False} | ({"signed": True} if algorithm.text in _STANDARD else {})
-    for name, value in fixed.items():
-        given[name] = s.Argument(offset, name, s.Literal(offset, value))
-    values: dict[str, Given] = {}
-    for name, argument in given.items():
-        match argument.value:
-            case s.Array(items=items):
-                values[name] = [item.value for item in items if isinstance(item, s.Literal)]
-            case s.Literal(value=value):
-                values[name] = value
-            case _:
-                raise AssertionError
+    given |= {name: s.Argument(offset, name, s.Literal(offset, x)) for name, x in fixed.items()}
+    values: dict[str, Given] = {name: _known(argument.value) for name, argument in given.items()}
     node = s.Invocation(offset, algorithm.text, None, tuple(given.values()))
     operation = _STANDARD.get(algorithm.text, algorithm.text)
     quantizer = Quantizer(algorithm.span.source, node, operation, values)
@@ -234,18 +229,11 @@ def _quantizer(algorithm: _Token, given: dict[str, s.Argument]) -> Quantizer:
     return quantizer
 
 
-def _not_known(what: str, token: _Token, known: Collection[str], meter: Meter) -> SemanticError:
-    hint = did_you_mean(token.text, known, meter=meter) or f"there are {', '.join(known)}"
-    return SemanticError(f"{_shown(token)} is no {what}", span=token.span, hint=hint)
-
-
-def _unknown(name: _Token, names: Collection[str], meter: Meter) -> SemanticError:
-    return SemanticError(
-        f"the graph has no tensor {_shown(name)}",
-        span=name.span,
-        hint=did_you_mean(name.text, names, meter=meter)
-        or "an entry names what the graph's own body assigns",
-    )
+def _known(value: s.Expression) -> Any:
+    if isinstance(value, s.Array):
+        return [_known(item) for item in value.items]
+    assert isinstance(value, s.Literal)
+    return value.value
 
 
 def step_of(quantizer: Quantizer) -> NDArray[Any] | None:

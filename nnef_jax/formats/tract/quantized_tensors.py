@@ -8,6 +8,7 @@ from typing import Any
 from lowering.graph import Value
 from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.quantizer import Quantizer
+from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.quantization import step_of
 
@@ -27,10 +28,10 @@ def quantized(site: CallSite, name: str, value: Any) -> Any:
     graph, dtype = site.graph, _code_dtype(entry)
     if isinstance(value, Value) and value.type.dtype == dtype:
         result = _decoded(site, value, entry, graph.builder.unreserved(f"{name}_real"))
-    elif not site.unit.rounds or (isinstance(value, Value) and value in graph.decoded):
+    elif not graph.options.rounds or (isinstance(value, Value) and value in graph.decoded):
         result = value
     else:
-        value = graph.tensor(value, graph.builder.real, site.node, site.frame, [name])
+        value = tensor(site, value, graph.builder.real, name)
         inner = Frame(None, entry.source, {name: value}, f"{name}_quantized_")
         node = entry.invocation(name, value.type, variable=value in graph.constants)
         wanted = graph.builder.unreserved(f"{name}_quantized")
@@ -63,9 +64,9 @@ def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
     zero, scale = (
         entry.value(n, value.type.shape, variable=variable) for n in ("zero_point", "scale")
     )
-    steps = site.apply("div", x=value, y=scale)
-    whole = site.apply("tract_core_round_even", x=steps)
-    return site.cast(site.apply("add", x=whole, y=zero), _code_dtype(entry))
+    steps = apply(site, "div", x=value, y=scale)
+    whole = apply(site, "tract_core_round_even", x=steps)
+    return site.cast(apply(site, "add", x=whole, y=zero), _code_dtype(entry))
 
 
 def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value:
@@ -73,7 +74,7 @@ def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value
         entry.value(n, codes.type.shape, variable=False) for n in ("zero_point", "scale")
     )
     real = site.cast(codes, site.graph.builder.real)
-    return site.apply("mul", name, x=site.apply("sub", x=real, y=zero), y=scale)
+    return apply(site, "mul", name, x=apply(site, "sub", x=real, y=zero), y=scale)
 
 
 def _code_dtype(entry: Quantizer) -> str:

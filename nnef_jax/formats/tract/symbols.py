@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,19 @@ from nnef_jax.limits import Meter
 _LARGEST = 1 << 40  # that a symbol is looked for
 _BEYOND = 1 << 64  # larger than any extent: values of expressions stay there
 _STEPS = 20  # of the meter, for an equation or assertion
-_COMPARISONS = {
-    "<": lambda a, b: a < b,
-    ">": lambda a, b: a > b,
-    "<=": lambda a, b: a <= b,
-    ">=": lambda a, b: a >= b,
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda a, b: a // b if b != 0 else UNKNOWN,
 }
 
 
@@ -45,10 +52,10 @@ def solve(
 ) -> dict[str, int]:
     """Return symbols' values by inputs' shapes, or UNKNOWN. Raises InputError where none fit."""
     equations = [
-        _Equation(name, axis, expression, extent, tuple(_leaves(expression)), meter)
+        _Equation(name, axis, expression, extent, len(parts), _names(parts), meter)
         for name, shape in document.input_shapes.items()
         for axis, (expression, extent) in enumerate(zip(shape, shapes.get(name, ()), strict=False))
-        if extent is not None and extent is not UNKNOWN and any(_names(expression))
+        if extent is not None and extent is not UNKNOWN and _names(parts := [*_parts(expression)])
     ]
     # Quotients last: they leave open which of several values a symbol has.
     equations.sort(key=lambda equation: _divides(equation.expression))
@@ -57,7 +64,7 @@ def solve(
     unsolved = list(equations)
     while True:
         for equation in unsolved:
-            meter.spend(_STEPS + len(equation.leaves), document.source.name)
+            meter.spend(_STEPS + equation.size, document.source.name)
             value = equation.solution(values)
             if value is not None:
                 break
@@ -66,31 +73,27 @@ def solve(
         values[equation.free(values)[0]] = value
         unsolved.remove(equation)
     for equation in equations:
-        meter.spend(len(equation.leaves), document.source.name)
+        meter.spend(equation.size, document.source.name)
         equation.check(document, values)
     for assertion in document.assertions:
         _check(document, assertion, values)
     symbols = dict.fromkeys(document.symbols)  # and those that only occur in shapes of inputs
     for shape in document.input_shapes.values():
-        symbols |= dict.fromkeys(name for extent in shape for name in _names(extent))
+        symbols |= dict.fromkeys(name for extent in shape for name in _names(_parts(extent)))
     return {symbol: values.get(symbol, UNKNOWN) for symbol in symbols}
 
 
 @dataclass(frozen=True, slots=True)
 class _Equation:
-    """An extent of an input that the document gives by an expression of symbols."""
+    """An extent of an input that the document gives by an expression of so many parts."""
 
     input: str
     axis: int
     expression: s.Expression
     extent: int
-    leaves: tuple[s.Literal | s.Identifier, ...]
+    size: int
+    names: Sequence[str]  # of the symbols in the expression
     meter: Meter
-
-    @property
-    def names(self) -> list[str]:
-        found = [leaf.name for leaf in self.leaves if isinstance(leaf, s.Identifier)]
-        return list(dict.fromkeys(found))
 
     def free(self, values: Mapping[str, int]) -> list[str]:
         return [name for name in self.names if name not in values]
@@ -100,15 +103,14 @@ class _Equation:
         free = self.free(values)
         if len(free) != 1:
             return None
-
+        if isinstance(self.expression, s.Identifier):
+            return self.extent
         known = {name: values[name] for name in self.names if name in values}
 
         def at(value: int) -> Any:
-            self.meter.spend(len(self.leaves), "a symbol")
+            self.meter.spend(self.size, "a symbol")
             return evaluate(self.expression, {**known, free[0]: value})
 
-        if isinstance(self.expression, s.Identifier):
-            return self.extent
         zero, one = at(0), at(1)
         if zero is UNKNOWN or one is UNKNOWN:
             return None
@@ -140,9 +142,8 @@ class _Equation:
         if len(free) == 1:
             raise InputError(f"{start}which no value of {free[0]} gives", span=span)
         if found is not UNKNOWN and not is_symbolic(found) and found != self.extent:
-            known = ", ".join(f"{n} = {values[n]}" for n in self.names)
             raise InputError(
-                f"{start}it should be {found}: {known}",
+                f"{start}it should be {found}: {_shown(self.names, values)}",
                 span=span,
                 hint="inputs that share a symbol must agree on it",
             )
@@ -167,17 +168,7 @@ def _binary(operator: str, a: Any, b: Any) -> Any:
     if operator in _COMPARISONS:
         is_open = any(x is UNKNOWN or is_symbolic(x) for x in (a, b))
         return UNKNOWN if is_open else _COMPARISONS[operator](a, b)
-    match operator:
-        case "+":
-            result = a + b
-        case "-":
-            result = a - b
-        case "*":
-            result = a * b
-        case "/" if b != 0:
-            result = a // b
-        case _:
-            return UNKNOWN
+    result = _ARITHMETIC[operator](a, b) if operator in _ARITHMETIC else UNKNOWN
     is_open = result is UNKNOWN or is_symbolic(result)
     return result if is_open else max(-_BEYOND, min(result, _BEYOND))
 
@@ -186,37 +177,35 @@ def _check(document: Document, assertion: Assertion, values: Mapping[str, int]) 
     # A scenario names one use of the network, such as the first step of decoding.
     if assertion.scenario or evaluate(assertion.condition, values) is not False:
         return
-    names = dict.fromkeys(_names(assertion.condition))
-    known = ", ".join(f"{name} = {values[name]}" for name in names if name in values)
+    known = _shown(_names(_parts(assertion.condition)), values)
     raise InputError(
         f"the document asserts {assertion.text}" + (f", the inputs make {known}" if known else ""),
         span=Span(document.source, assertion.offset, len(assertion.text)),
     )
 
 
-def _names(expression: s.Expression) -> Iterator[str]:
-    return (leaf.name for leaf in _leaves(expression) if isinstance(leaf, s.Identifier))
+def _shown(names: Sequence[str], values: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {values[name]}" for name in names if name in values)
 
 
-def _leaves(expression: s.Expression) -> Iterator[s.Literal | s.Identifier]:
+def _names(parts: Iterable[s.Expression]) -> list[str]:
+    return list(dict.fromkeys(part.name for part in parts if isinstance(part, s.Identifier)))
+
+
+def _divides(expression: s.Expression) -> bool:
+    return any(isinstance(x, s.Binary) and x.operator == "/" for x in _parts(expression))
+
+
+def _parts(expression: s.Expression) -> Iterator[s.Expression]:
+    """Yield an expression and what it is made of, as far as symbols can be made of it."""
     pending = [expression]
     while pending:
-        match pending.pop():
-            case (s.Literal() | s.Identifier()) as leaf:
-                yield leaf
+        part = pending.pop()
+        yield part
+        match part:
             case s.Unary(operand=operand):
                 pending.append(operand)
             case s.Binary(left=left, right=right):
                 pending += (right, left)
             case _:
                 pass
-
-
-def _divides(expression: s.Expression) -> bool:
-    match expression:
-        case s.Unary(operand=operand):
-            return _divides(operand)
-        case s.Binary(operator=operator, left=left, right=right):
-            return operator == "/" or _divides(left) or _divides(right)
-        case _:
-            return False

@@ -5,15 +5,23 @@ two quantised ones are plain integers: tract writes all integers so. Of vendor '
 
     0x0000    complex numbers of 32, 64 and 128 bits, the real part first
     0x1000    strings, each behind its length in bytes (4 bytes); the data length means nothing
-    0x2040    and 0x3040, 0x3080, 0x3081: blocks of quantised numbers (`blocks`)
+    0x3040    Q4_0: blocks of 18 bytes, scale in float16, then 32 codes of 4 bits, two in each of 16
+              bytes; number = (code - 8) * scale. The low halves are the first 16 codes and the high
+              halves the others; in the older order of tract, 0x2040, byte j has codes 2j (low) and
+              2j + 1 (high)
+    0x3080    Q8_1: blocks of 36 bytes, scale in float16, scale times the sum of the codes in
+              float16, then 32 signed codes of 8 bits; number = code * scale. tract writes them
+              under another number than it reads, 0x3081
 
-Extents may be 0. Complex numbers with parts of 16 bits come in complex64, blocks in float32.
+The blocks are ggml's. Extents may be 0. Complex numbers with parts of 16 bits come in complex64,
+blocks in float32.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +31,14 @@ from numpy.typing import NDArray
 from lowering.extents import Shape, show
 from nnef_jax.errors import DataError, UnsupportedError
 from nnef_jax.formats.syntax.variables import check_shape
-from nnef_jax.formats.tract.blocks import BLOCK, FORMATS, BlockFormat, decode
 from nnef_jax.limits import Meter
 from nnef_jax.storage import tensorfile
 from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, shaped
 
+_Codes = NDArray[np.uint8]
+_Reals = NDArray[np.float32]
+
+_BLOCK = 32  # numbers in a block
 _VENDOR = 0x5452  # 'TR'
 _COMPLEX, _COMPLEX_INTEGERS, _STRINGS = 0, 4, 0x1000
 # Complex numbers by their bits: datum type, dtype of a part as stored, dtype of the array.
@@ -37,7 +48,50 @@ _COMPLEX_TYPES = {
     128: ("complexf64", "<f8", "complex128"),
 }
 _STRING_BYTES = 64  # of Python's object for an empty one
-_BLOCK_TYPES = {format.name for format in FORMATS.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockFormat:
+    """A format of blocks, which `numbers` takes along axis 0."""
+
+    name: str
+    bytes: int
+    numbers: Callable[[_Codes], _Reals]
+
+    def decode(self, data: memoryview) -> _Reals:
+        """Return the numbers of whole blocks, [items]."""
+        blocks = np.frombuffer(data, np.uint8).reshape(-1, self.bytes)
+        with np.errstate(invalid="ignore"):  # an infinite scale times 0
+            return self.numbers(blocks).reshape(-1)
+
+
+def _scales(blocks: _Codes) -> _Reals:
+    return blocks[:, :2].copy().view("<f2").astype(np.float32)
+
+
+def _q4_0(blocks: _Codes) -> _Reals:
+    codes = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], 1).astype(np.float32)
+    codes -= 8
+    codes *= _scales(blocks)
+    return codes
+
+
+def _old_q4_0(blocks: _Codes) -> _Reals:
+    return _q4_0(blocks).reshape(-1, 2, _BLOCK // 2).swapaxes(1, 2).reshape(-1, _BLOCK)
+
+
+def _q8_1(blocks: _Codes) -> _Reals:
+    return blocks[:, 4:].view(np.int8) * _scales(blocks)
+
+
+_Q8_1 = _BlockFormat("q8_1", 36, _q8_1)
+_FORMATS = {
+    0x3040: _BlockFormat("q4_0", 18, _q4_0),
+    0x2040: _BlockFormat("q4_0", 18, _old_q4_0),
+    0x3080: _Q8_1,
+    0x3081: _Q8_1,
+}
+_BLOCK_TYPES = {format.name for format in _FORMATS.values()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +153,8 @@ def datum_of(dtype: np.dtype[Any]) -> str:
 
 def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> StoredTensor:
     kind = header.item_type
-    if kind in FORMATS:
-        return _blocks(data, header, FORMATS[kind], name, meter)
+    if kind in _FORMATS:
+        return _blocks(data, header, _FORMATS[kind], name, meter)
     if kind == _COMPLEX:
         return _complex(data, header, name, meter)
     if kind == _STRINGS:
@@ -110,7 +164,7 @@ def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Mete
             f"{name} holds complex integers of {header.bits} bits",
             hint="complex numbers have real parts here: store them as such",
         )
-    known = ", ".join(f"{number:#06x}" for number in (_COMPLEX, _STRINGS, *FORMATS))
+    known = ", ".join(f"{number:#06x}" for number in (_COMPLEX, _STRINGS, *_FORMATS))
     raise UnsupportedError(
         f"{name}: item type {kind:#06x} of vendor 'TR'", hint=f"those known here are {known}"
     )
@@ -127,18 +181,18 @@ def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> mem
 
 
 def _blocks(
-    data: memoryview, header: FinalHeader, format: BlockFormat, name: str, meter: Meter
+    data: memoryview, header: FinalHeader, format: _BlockFormat, name: str, meter: Meter
 ) -> StoredTensor:
     items = math.prod(header.shape)
-    if math.prod(header.shape[1:]) % BLOCK:
+    if math.prod(header.shape[1:]) % _BLOCK:
         raise DataError(
-            f"{name}: extents {list(header.shape)} do not divide into blocks of {BLOCK} items "
+            f"{name}: extents {list(header.shape)} do not divide into blocks of {_BLOCK} items "
             "along the second and further axes"
         )
-    size = items // BLOCK * format.bytes
+    size = items // _BLOCK * format.bytes
     payload = _payload(data, header, size, name)
     meter.expand(4 * items, name)
-    return StoredTensor(shaped(decode(payload, format), header.shape, name), format.name, name)
+    return StoredTensor(shaped(format.decode(payload), header.shape, name), format.name, name)
 
 
 def _complex(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> StoredTensor:

@@ -1,45 +1,127 @@
-"""One network of an archive, which may hold further ones under labels."""
+"""A network in an archive, with what it reads there: tensors, JSON documents, other networks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
 
+import jax.numpy as jnp
+from numpy.typing import NDArray
+
+from nnef_jax.errors import ArchiveError, LimitError
+from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION
 from nnef_jax.formats.syntax.quantizer import Quantizer
+from nnef_jax.formats.syntax.variables import convert, without_member
 from nnef_jax.formats.tract.document import Document
+from nnef_jax.formats.tract.json_documents import Json, read_json, value_at
 from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization
-from nnef_jax.formats.tract.resources import Resources
+from nnef_jax.formats.tract.safetensors_file import SUFFIX, SafetensorsFile
+from nnef_jax.formats.tract.tensor_file import StoredTensor, read_tensor_file
 from nnef_jax.limits import Meter
+from nnef_jax.storage.archive import Archive, open_archive
+from nnef_jax.storage.labels import member_of
+
+_ARCHIVES = (".nnef.tgz", ".nnef.tar")
+_MAX_DEPTH = 16  # of networks in networks: an archive can be made that holds itself
+_LARGE = "enable jax's x64 mode, jax.config.update('jax_enable_x64', True), and load again"
 
 
-@dataclass(frozen=True, slots=True)
 class Unit:
-    """A document, the data beside it, and the entries of its graph.quant by tensor.
+    """One network of an archive, which may hold others: its document, and the data beside it.
 
-    `rounds`: tensors of entries are rounded when the network runs. `progress` is told how many
-    variables are read. `labels` precedes the labels of a network within another.
+    All is read when asked for, and kept after the archive is closed. A label names the member
+    LABEL.dat, or any other suffix, without leading slashes, as in tract. `labels` precedes the
+    labels of a network within another.
     """
 
-    document: Document
-    resources: Resources
-    quantizers: Mapping[str, Quantizer]
-    rounds: bool = True
-    progress: Callable[[int], None] | None = None
-    labels: str = ""
-    _within: dict[str, Unit] = field(default_factory=dict[str, "Unit"], compare=False)
+    def __init__(self, archive: Archive, meter: Meter, labels: str = "", depth: int = 0) -> None:
+        self.labels = labels
+        self._archive = archive
+        self._meter = meter
+        self._depth = depth
+        self._tensors: dict[str, StoredTensor] = {}
+        self._documents: dict[str, Any] = {}
+        self._within: dict[str, Unit] = {}
 
-    def within(self, label: str, meter: Meter) -> Unit:
-        """Return the archive's network of a label, read once. Raises ArchiveError without it."""
+    @cached_property
+    def document(self) -> Document:
+        """Return the parsed text of the network."""
+        return parse(self._archive.read_text(GRAPH), self._meter)
+
+    @cached_property
+    def quantizers(self) -> Mapping[str, Quantizer]:
+        """Return the entries of its graph.quant by tensor."""
+        if not self._archive.exists(QUANTIZATION):
+            return {}
+        source = self._archive.read_text(QUANTIZATION)
+        return read_quantization(source, self.document.names, self._meter)
+
+    def get(self, label: str) -> StoredTensor:
+        """Return the tensor in LABEL.dat or safetensors. Raises ArchiveError without either."""
+        if label not in self._tensors:
+            self._tensors[label] = self._read(label)
+        return self._tensors[label]
+
+    def _read(self, label: str) -> StoredTensor:
+        self._meter.spend(len(label), "the label of a variable")
+        member = _member(label, ".dat")
+        if self._archive.exists(member):
+            return read_tensor_file(self._archive.open_tensor(member), member, self._meter)
+        for name in (label, label.lstrip("/")):
+            if name in self._safetensors:
+                return self._safetensors[name].get(name)
+        raise without_member(self._archive, member, label)
+
+    @cached_property
+    def _safetensors(self) -> dict[str, SafetensorsFile]:
+        """Return the first member in the safetensors format for each label."""
+        files = [
+            SafetensorsFile(self._archive.open_tensor(name), name, self._meter)
+            for name in self._archive.names()
+            if name.endswith(SUFFIX)
+        ]
+        return {label: file for file in reversed(files) for label in file.labels}
+
+    def json(self, label: str, key: str) -> Json:
+        """Return the value at a key path of LABEL.json. Raises ArchiveError without the file."""
+        self._meter.spend(len(label) + len(key), "the label of a resource")
+        member = _member(label, ".json")
+        if member not in self._documents:
+            self._documents[member] = read_json(self._archive.read_text(member), self._meter)
+        return value_at(self._documents[member], key, member, self._meter)
+
+    def within(self, label: str) -> Unit:
+        """Open LABEL.nnef.tgz, LABEL.nnef.tar or LABEL/. Raises ArchiveError or LimitError."""
         if label not in self._within:
-            resources = self.resources.submodel(label)
-            document, text = parse(resources.graph, meter), resources.quantization
-            self._within[label] = replace(
-                self,
-                document=document,
-                resources=resources,
-                quantizers=read_quantization(text, document.names, meter) if text else {},
-                labels=f"{self.labels}{label}/",
-                _within={},
-            )
+            self._meter.spend(len(label), "the label of a network")
+            if self._depth == _MAX_DEPTH:
+                message = f"{self._archive.name}: networks are nested more than {_MAX_DEPTH} deep"
+                raise LimitError(message)
+            archive, labels = self._open(label), f"{self.labels}{label}/"
+            self._within[label] = Unit(archive, self._meter, labels, self._depth + 1)
         return self._within[label]
+
+    def _open(self, label: str) -> Archive:
+        outer = self._archive
+        names = [_member(label, suffix) for suffix in _ARCHIVES]
+        for name in names:
+            if outer.exists(name):
+                data, shown = outer.open_tensor(name), outer.location(name)
+                return open_archive(data, self._meter, name=shown)
+        folder = _member(label, "")
+        if outer.exists(f"{folder}/{GRAPH}"):
+            return outer.below(folder)
+        names.append(f"{folder}/{GRAPH}")
+        raise ArchiveError(f"{outer.name} has no network '{label}': no {', no '.join(names)}")
+
+
+def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDArray[Any]:
+    """Return stored data in a network's dtype. Raises DataError if values or kind do not fit."""
+    hint = _LARGE if array.dtype.itemsize == 8 else ""
+    return convert(array, jnp.dtype(dtype), member, meter, hint)
+
+
+def _member(label: str, suffix: str) -> str:
+    return member_of(label.lstrip("/"), suffix)

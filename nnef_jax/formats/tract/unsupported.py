@@ -9,8 +9,8 @@ from lowering.location import Span
 from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.tract import declarations, folding, scan
-from nnef_jax.formats.tract.document import Document
+from nnef_jax.formats.tract import declarations, folding
+from nnef_jax.formats.tract.document import Document, repeated_by
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.limits import Meter
@@ -40,29 +40,23 @@ def refuse_readers_of_padding(graph: Graph) -> None:
         if operation.kind in _PADDED
         for value in operation.writes()
     }
+    refused = [
+        (
+            operation,
+            f"'{operation.name}' reads '{value.name}', whose extent depends on the data: "
+            "it is padded with -1 up to the most there can be",
+        )
+        for operation in graph.operations
+        for value in operation.reads()
+        if value in padded
+    ] + [
+        (x, f"'{x.name}' in the body of a scan has an extent that depends on the data")
+        for x in _in_bodies(graph)
+        if x.kind in _PADDED
+    ]
+    hint = "end the network there, and go on outside of it"
     raise_all(
-        [
-            UnsupportedError(
-                f"'{operation.name}' reads '{value.name}', whose extent depends on the data: "
-                "it is padded with -1 up to the most there can be",
-                span=operation.span,
-                calls=operation.calls,
-                hint="end the network there, and go on outside of it",
-            )
-            for operation in graph.operations
-            for value in operation.reads()
-            if value in padded
-        ]
-        + [
-            UnsupportedError(
-                f"'{operation.name}' in the body of a scan has an extent that depends on the data",
-                span=operation.span,
-                calls=operation.calls,
-                hint="end the network there, and go on outside of it",
-            )
-            for operation in _in_bodies(graph)
-            if operation.kind in _PADDED
-        ]
+        [UnsupportedError(text, span=x.span, calls=x.calls, hint=hint) for x, text in refused]
     )
 
 
@@ -81,13 +75,12 @@ def _reached(document: Document, rules: Registry) -> Iterator[s.Invocation]:
     while pending:
         for node in s.invocations(pending.pop()):
             yield node
-            for name in {node.operation, scan.body_of(node)} - seen:
+            for name in (node.operation, repeated_by(node)):
                 fragment = document.fragments.get(name)
-                if fragment is None or name in rules:
-                    continue
-                seen.add(name)
-                defaults = [p.default for p in fragment.parameters if p.default is not None]
-                pending.append([*defaults, *(a.value for a in fragment.body or ())])
+                if fragment is not None and name not in seen and name not in rules:
+                    seen.add(name)
+                    defaults = [p.default for p in fragment.parameters if p.default is not None]
+                    pending.append([*defaults, *(a.value for a in fragment.body or ())])
 
 
 def _runs(name: str) -> bool:
@@ -110,16 +103,9 @@ def _refusal(name: str, spans: list[Span], meter: Meter) -> UnsupportedError:
     elif name in declarations.declarations():
         hint = "load(..., rules=registry) takes a rule for it"
     else:
-        hint = (
-            _similar(name, f"{registry}_" if registry else "", meter)
-            or "neither the document nor a registry of tract has an operation of this name"
-        )
-    return UnsupportedError(
-        f"there is no rule for operation '{name}'{origin}, {times}", span=first, hint=hint
-    )
-
-
-def _similar(name: str, prefix: str, meter: Meter) -> str:
-    """Return a hint at the registry's operation that may be meant; '' where there is none."""
-    known = [other for other in declarations.declarations() if other.startswith(prefix)]
-    return did_you_mean(name, known, meter=meter, most=1, cutoff=0.85)
+        prefix = f"{registry}_" if registry else ""
+        known = [other for other in declarations.declarations() if other.startswith(prefix)]
+        hint = did_you_mean(name, known, meter=meter, most=1, cutoff=0.85)
+        hint = hint or "neither the document nor a registry of tract has an operation of this name"
+    message = f"there is no rule for operation '{name}'{origin}, {times}"
+    return UnsupportedError(message, span=first, hint=hint)

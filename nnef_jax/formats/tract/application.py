@@ -1,0 +1,249 @@
+"""Apply operations on the host, or in the graph with the casts that documents leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.extents import volume
+from lowering.graph import Rule, Value
+from nnef_jax.formats.base import ExtentNeeded
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.tensors import result_count
+from nnef_jax.formats.syntax.types import ArrayOf
+from nnef_jax.formats.tract import declarations
+from nnef_jax.formats.tract.arguments import attribute, is_attribute
+from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, common_dtypes, dtype_of, own_dtype
+from nnef_jax.formats.tract.folding import fold
+from nnef_jax.formats.tract.host import Host, NotFolded, boxes, host, integers, is_plain, weight
+from nnef_jax.formats.tract.operations import meanings
+from nnef_jax.limits import RESULT
+
+# Operations with a bias, stored in steps of the product of the two other scales where these are
+# quantised, and operations whose result has the steps of their operand.
+_BIASED = ("conv", "deconv", "linear")
+_KEEPS_SCALE = frozenset(
+    {
+        "copy", "reshape", "transpose", "squeeze", "unsqueeze", "slice", "pad", "max_pool", "relu",
+        "tract_core_cast",
+    }
+)  # fmt: skip
+_APPLICATION = 40  # steps, beside one for each item of a known value
+_Given = Mapping[str, Any]  # arguments by parameter
+_LEFT_OUT = s.Literal(0, False)  # the default of operands that need not be given
+
+
+class Results(tuple[Any, ...]):
+    """The results of an operation that has several."""
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Any:
+        """Return the only result by itself."""
+        return values[0] if len(values) == 1 else cls(values)
+
+
+def apply(site: CallSite, kind: str, /, *names: str, **arguments: Any) -> Any:
+    """Apply a declared operation, on the host or in the graph."""
+    return applied(site, kind, arguments, names)
+
+
+def applied(
+    site: CallSite,
+    kind: str,
+    arguments: Mapping[str, Any],
+    names: Sequence[str] = (),
+    rule: Rule | None = None,
+) -> Any:
+    """Return an operation's result, on the host if all is known; `rule` is a user's own."""
+    site.graph.meter.spend(_APPLICATION)
+    declared, items = declarations.declarations()[kind], declarations.operands(kind)
+    operands: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
+    for parameter in declared.parameters:
+        name = parameter.name
+        if name in items:
+            operands[name] = _operand(site, arguments[name], parameter)
+        else:
+            attributes[name] = _attribute(site, arguments[name], parameter)
+    try:
+        return _folded(site, kind, operands.values(), attributes)
+    except NotFolded:
+        pass
+    if kind in _BIASED:
+        operands["bias"] = _bias(site, **operands)
+    unified = _unified(site, declared.name, items, operands)
+    site.graph.meter.spend(RESULT * _result_count(kind, unified, attributes))
+    if rule is None:
+        results = _emit_as_meant(site, kind, unified, attributes, names)
+    else:
+        results = site.emit(kind, unified, attributes, names, rule)
+    read = next(iter(operands.values()), None)
+    scales = site.graph.scales
+    if kind in _KEEPS_SCALE and isinstance(read, Value) and read in scales:
+        scales[results[0]] = scales[read]
+    result = Results.of(results)
+    return Results(result) if isinstance(result, list) else result
+
+
+def apply_own(site: CallSite, kind: str, rule: Rule) -> Any:
+    """Apply a user's rule to a fragment: tensors are operands, known values attributes."""
+    operands = {n: x for n, x in site.arguments.items() if _holds_tensors([x])}
+    attributes = {n: _plain(x) for n, x in site.arguments.items() if n not in operands}
+    return Results.of(site.emit(kind, operands, attributes, site.names, rule))
+
+
+def tensor(site: CallSite, value: Any, dtype: str = "", *names: str) -> Value:
+    """Return a value as a tensor of a dtype; '' keeps its own."""
+    if _holds_tensors(value):
+        value = apply(site, "stack", *names, values=value, axis=0)
+    if isinstance(value, Value):
+        return site.cast(value, dtype) if dtype else value
+    return site.constant(value, dtype, *names)
+
+
+def _attribute(site: CallSite, value: Any, parameter: s.Parameter) -> Any:
+    is_type = parameter.name in DATUM_PARAMETERS
+    if is_attribute(value, parameter.type) and not is_type:
+        return value
+    graph = site.graph
+    try:
+        found = attribute(graph.known(value), parameter.type)
+        if is_type and found:
+            found = dtype_of(found, graph.defaults.real)
+        graph.require_known(found)
+        return found
+    except InvalidOperation as error:
+        message = f"'{parameter.name}': {error.message}"
+        raise type(error)(message, error.hint) from None
+
+
+def _operand(site: CallSite, value: Any, parameter: s.Parameter) -> Any:
+    """Return a tensor, a known value, False for one that is left out, or a list of tensors."""
+    if value is False and parameter.default == _LEFT_OUT:
+        return False
+    if not isinstance(parameter.type, ArrayOf):
+        return _one_operand(site, value, parameter.name)
+    items = cast(list[Any], value if isinstance(value, list | tuple) else [value])
+    return [_one_operand(site, item, f"{parameter.name}[{i}]") for i, item in enumerate(items)]
+
+
+def _one_operand(site: CallSite, value: Any, name: str) -> Value | Host:
+    if isinstance(value, Value):
+        return value
+    if _holds_tensors(value):
+        return apply(site, "stack", values=value, axis=0)
+    try:
+        return host(value)
+    except InvalidOperation as error:
+        raise InvalidOperation(f"'{name}': {error.message}") from None
+
+
+def _folded(
+    site: CallSite, kind: str, operands: Iterable[Any], attributes: Mapping[str, Any]
+) -> Any:
+    if any(map(_is_known, operands)):  # parameters beside known values may be shapes
+        operands = [site.graph.perhaps_shape(x) for x in operands]
+    if not all(map(_is_known, operands)):
+        raise NotFolded
+    result = fold(kind, operands, attributes)
+    site.graph.meter.spend(weight(result))
+    return Results(result) if isinstance(result, list) else result
+
+
+def _bias(site: CallSite, input: Any, filter: Any, bias: Any) -> Any:
+    """Return the bias in real numbers, also where it is stored in steps that no entry gives."""
+    scales = site.graph.scales
+    if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
+        return bias
+    if not all(isinstance(x, Value) and x in scales for x in (input, filter)):
+        return bias
+    step = scales[input] * scales[filter]
+    if step.ndim and step.size == volume(bias.type.shape):
+        step = step.reshape(bias.type.shape)
+    real = site.cast(bias, site.graph.defaults.real)
+    return apply(site, "mul", f"{bias.name}_real", x=real, y=step)
+
+
+def _unified(
+    site: CallSite, kind: str, items: Mapping[str, str | None], operands: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return operands of one item type in one dtype; nonzero numbers are logically true."""
+    graph = site.graph
+    dtypes = common_dtypes(kind, items, operands, graph.defaults)
+
+    def unify(x: Any, item: str | None) -> Any:
+        if isinstance(x, list):
+            return [unify(part, item) for part in cast(list[Any], x)]
+        if x is False:
+            return x
+        dtype = dtypes.get(item or "")
+        if isinstance(x, Value):
+            return site.cast(x, dtype) if dtype else x
+        if item == "integer":
+            x = boxes(integers(x), x.shape)
+            graph.require_known(x.ravel().tolist())
+        dtype = dtype or own_dtype(x, graph.defaults, item)
+        if x.ndim == 0 and is_plain(x.ravel()):
+            return graph.literal(x, dtype)
+        return site.constant(x, dtype)
+
+    return {name: unify(operand, items[name]) for name, operand in operands.items()}
+
+
+def _emit_as_meant(
+    site: CallSite,
+    kind: str,
+    operands: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    names: Sequence[str],
+) -> tuple[Any, ...]:
+    """Add what an operation of the dialect means to the graph."""
+    stem = names[0] if names else site.frame.prefix + kind
+
+    def insert(kind: str, operands: _Given, attributes: _Given, part: str) -> Value:
+        wanted = [site.graph.builder.unreserved(f"{stem}.{part}")]
+        return site.emit(kind, operands, attributes, wanted, inserted=True)[0]
+
+    try:
+        draft = meanings()[kind].draft(operands, attributes, insert)
+    except InvalidOperation as error:
+        raise site.invalid(error, kind, operands) from None
+    results = site.emit(draft.kind, draft.operands, draft.attributes, names, shown=kind)
+    first = results[0]
+    if first and isinstance(first, list):
+        first = cast(list[Any], first)[0]
+    if isinstance(first, Value):
+        site.graph.said[first] = kind, operands, attributes
+    return results
+
+
+def _result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
+    try:
+        return result_count(kind, operands, attributes)
+    except ExtentNeeded:
+        raise InvalidOperation(
+            "how many results it has depends on an open extent",
+            hint="give the shapes of the inputs by load(..., input_shapes=...)",
+        ) from None
+
+
+def _is_known(operand: Any) -> bool:
+    if isinstance(operand, list):
+        return all(map(_is_known, cast(list[Any], operand)))
+    return isinstance(operand, np.ndarray)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, cast(list[Any], value)))
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, list) and any(
+        isinstance(item, Value) or _holds_tensors(item) for item in cast(list[Any], value)
+    )

@@ -1,0 +1,168 @@
+"""The dtypes of operands: what datum types stand for, and the common one of several operands.
+
+Without jax's x64 mode 64-bit integers become int32, real numbers float32; integers that do not fit
+are an error, never wrapped. `real` replaces float32.
+
+Constants (literals, known values, parameters) take the dtype of the tensors beside them, as in
+tract, unless that loses their meaning: a tensor of integers times 0.5 is computed in real numbers,
+as in torch. Tensors of different dtypes are promoted as by jax.numpy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.errors import InvalidOperation
+from lowering.graph import Value
+from nnef_jax.formats.tract.host import Host
+
+DATUM_TYPES = {
+    "bool": "bool",
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "tdim": "int64",
+    "f16": "float16", "f32": "float32", "f64": "float64",
+    "complexf16": "complex64", "complexf32": "complex64", "complexf64": "complex128",
+}  # fmt: skip
+# Parameters of operations that take a datum type.
+DATUM_PARAMETERS = frozenset(
+    {
+        "to", "datum_type", "acc", "acc_datum_type", "output", "output_type", "output_dt",
+        "out_dt", "scale_dt",
+    }
+)  # fmt: skip
+_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+_QUANTISED = re.compile(r"q(u8|i8|i32)\s*\(")
+
+
+def dtype_of(name: str, real: str) -> str:
+    """Return the dtype of a datum type, in any case. Raises InvalidOperation where it has none."""
+    key = name.lower()
+    if _QUANTISED.match(key):
+        return real
+    if key not in DATUM_TYPES:
+        known = ", ".join(DATUM_TYPES)
+        reason = (
+            "cannot be computed with" if key in ("string", "blob") or "complexi" in key
+            else "is not one of tract's"
+        )  # fmt: skip
+        raise InvalidOperation(f"datum type '{name}' {reason}", hint=f"there are {known}")
+    return compute_dtype(DATUM_TYPES[key], real)
+
+
+def compute_dtype(stored: str, real: str) -> str:
+    """Return the dtype that tensors of a stored one are computed in."""
+    if stored == "float32":
+        return real
+    if stored not in _NARROW or jax.config.read("jax_enable_x64"):
+        return stored
+    narrow = _NARROW[stored]
+    return real if narrow == "float32" else narrow
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The dtypes of literals that stand alone, and whether a value is a parameter of the graph."""
+
+    real: str
+    integer: str
+    parameters: Collection[Value]
+
+
+def common_dtypes(
+    kind: str, items: Mapping[str, str | None], operands: Mapping[str, Any], defaults: Defaults
+) -> dict[str, str]:
+    """Return dtypes by the item type, of `items`, that a declaration gives operands."""
+    dtypes = {"logical": "bool"}
+    for item in ("?", "scalar"):
+        group = [
+            x
+            for name, operand in operands.items()
+            if items[name] == item and operand is not False
+            for x in (operand if isinstance(operand, list) else [operand])
+        ]
+        if group:
+            # A whole divisor, such as 2.0, does not mean integers; other whole constants may.
+            dtypes[item] = _common_dtype(group, item, defaults, exact=kind == "div")
+    if kind == "sub" and dtypes["?"] == "bool":
+        dtypes["?"] = defaults.integer  # with it begin sums over logical values: counts
+    return dtypes
+
+
+def _common_dtype(
+    found: Sequence[Value | Host], item: str, defaults: Defaults, *, exact: bool
+) -> str:
+    """Return one dtype; a whole real constant is an integer beside integers, unless `exact`."""
+    strong = [x.type.dtype for x in found if isinstance(x, Value) and x not in defaults.parameters]
+    weak = [x for x in found if not isinstance(x, Value) or x in defaults.parameters]
+    if not strong:
+        strong = [x.type.dtype for x in weak if isinstance(x, Value)]
+        weak = [x for x in weak if not isinstance(x, Value)]
+    dtype = _promoted(strong) if strong else ""
+    for constant in weak:
+        own = own_dtype(constant, defaults)
+        if not dtype:
+            dtype = own
+        elif _kind(own) > _kind(dtype) and (exact or not _whole(constant, dtype)):
+            dtype = own if isinstance(constant, Value) else _lifted(dtype, own)
+    if item == "scalar" and _kind(dtype) < 2:
+        return defaults.real
+    return dtype
+
+
+def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Cast stored numbers as the network will: only the kind of a dtype matters here."""
+    before, after = _kind(stored.dtype.name), _kind(dtype)
+    if after == 0:
+        return stored != 0
+    if after == 1 and before == 2:
+        return np.trunc(np.nan_to_num(stored.astype(np.float64)))
+    return stored.astype(np.float64) if after == 2 and before < 2 else stored
+
+
+def own_dtype(value: Value | Host, defaults: Defaults, item: str | None = None) -> str:
+    """Return the dtype of a value that stands alone where an item type is declared."""
+    if isinstance(value, Value):
+        return value.type.dtype
+    if item not in ("integer", "logical", "scalar"):
+        kinds = {"O": "integer", "b": "logical"}
+        item = kinds.get(value.dtype.kind)
+    return {"integer": defaults.integer, "logical": "bool"}.get(item or "", defaults.real)
+
+
+def _promoted(dtypes: list[str]) -> str:
+    if len(set(dtypes)) == 1:
+        return dtypes[0]
+    result = jnp.dtype(dtypes[0])
+    with jax.numpy_dtype_promotion("standard"):  # whatever the user has set
+        for dtype in dtypes[1:]:
+            result = jnp.promote_types(result, dtype)
+    return result.name
+
+
+@cache
+def _kind(dtype: str) -> int:
+    """Return 0 for truth values, 1 for integers, 2 for real numbers, 3 for complex ones."""
+    families = (jnp.bool_, jnp.integer, jnp.floating)
+    kinds = (i for i, family in enumerate(families) if jnp.issubdtype(jnp.dtype(dtype), family))
+    return next(kinds, 3)
+
+
+def _whole(constant: Value | Host, dtype: str) -> bool:
+    """Return whether a real constant stands for an integer of the dtype beside it."""
+    if isinstance(constant, Value) or _kind(dtype) != 1 or constant.dtype.kind != "f":
+        return False
+    return bool(np.all(constant == np.trunc(constant)) and np.all(np.isfinite(constant)))
+
+
+def _lifted(dtype: str, own: str) -> str:
+    """Return the dtype of a constant that the tensors beside it are promoted to."""
+    return own if _kind(dtype) < 2 else _promoted([dtype, own])

@@ -1,0 +1,147 @@
+"""Layers and their parts: attention, recurrence, normalisation, indices, resampling."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import differ, is_known, show
+from lowering.graph import is_float
+from lowering.kernels.resampling import COORDINATES, CROP, length
+from lowering.ops import require
+from lowering.ops.require import normal_axis
+from nnef_jax.formats.tract import axes
+from nnef_jax.formats.tract.meaning import Draft
+
+
+def power(draft: Draft) -> None:
+    """Raise to a power of the type of the base."""
+    dtype = jnp.dtype(draft.dtype("x"))
+    draft.operands["y"] = dtype.type(draft.attributes.pop("exponent"))
+
+
+def approximation(draft: Draft) -> None:
+    """Name the approximation."""
+    is_fast = draft.attributes.pop("fast_impl")
+    draft.attributes["approximation"] = "tanh_square" if is_fast else "tanh"
+
+
+def norm(draft: Draft) -> None:
+    """Scale by 1 where nothing else is given."""
+    axes.one(draft)
+    if "scale" not in draft.operands:
+        input, epsilon = draft.operands.values()
+        one = jnp.dtype(draft.dtype("input")).type(1)
+        draft.operands = {"input": input, "scale": one, "epsilon": epsilon}
+
+
+def attention(draft: Draft) -> None:
+    """Compute in `acc_datum_type`; the result has the type of the operands."""
+    dtype, wide = draft.dtype("query"), draft.attributes.pop("acc_datum_type")
+    if wide in ("", dtype):
+        return
+    if not is_float(wide):
+        raise InvalidOperation(f"'acc_datum_type' must be a type of real numbers, it is {wide}")
+    for name in ("query", "key", "value"):
+        draft.before(name, "cast", dtype=wide)
+    draft.after("cast", dtype=dtype)
+
+
+def masked_softmax(draft: Draft) -> None:
+    """Refuse a mask that is added, and has to act once more behind."""
+    dtype = draft.dtype("mask")
+    if draft.attributes.pop("post_softmax_mask") and dtype != "bool":  # a bool mask acts so
+        raise InvalidOperation(
+            f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
+        )
+
+
+def experts(draft: Draft) -> None:
+    """Lay weights as `canonical` has them."""
+    layout = draft.attributes.pop("expert_layout")
+    require.one_of("expert_layout", layout, ("canonical", "linear"))
+    if len(draft.shape("router")) == 3:
+        draft.before("router", "squeeze", axes=(0,))
+    for name in ("w1", "w2", "w3"):
+        if layout == "linear" and draft.operands[name] is not False:
+            draft.before(name, "transpose", axes=(0, 2, 1))
+
+
+def hidden(draft: Draft, name: str) -> None:
+    """Check how many items an operand has along its last axis."""
+    items, shape = draft.attributes.pop("hidden"), draft.shape(name)
+    if not shape or differ(shape[-1], items):
+        raise InvalidShape(
+            f"'{name}' {show(shape)} must have 'hidden' {items} items along its last axis"
+        )
+
+
+def gru_sequence(draft: Draft) -> None:
+    """Go through the sequence from its start or end."""
+    hidden(draft, "recurrent_weight")
+    chunk = draft.attributes.pop("chunk")
+    if chunk not in (1, -1):
+        raise InvalidOperation(
+            f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
+        )
+    draft.attributes["reverse"] = chunk < 0
+    if not draft.attributes.pop("has_bias"):
+        draft.operands["bias"] = False
+    if draft.attributes.pop("projected"):
+        draft.operands["weight"] = False
+
+
+def gather(draft: Draft) -> None:
+    """Cast what is gathered to a type."""
+    dtype = draft.attributes.pop("datum_type")
+    draft.attributes["axis"] = normal_axis(draft.attributes["axis"], len(draft.shape("input")))
+    if dtype not in ("", draft.dtype("input")):
+        draft.after("cast", dtype=dtype)
+
+
+def one_hot(draft: Draft) -> None:
+    """Cut off indices that are real numbers."""
+    if is_float(draft.dtype("indices")):
+        draft.before("indices", "cast", dtype="int32")
+
+
+def suppression(draft: Draft) -> None:
+    """Say by a logical value what boxes are described by."""
+    centre = draft.attributes["center_point_box"]
+    if centre not in (0, 1):
+        raise InvalidOperation(f"'center_point_box' must be 0 or 1, it is {centre}")
+    draft.attributes["center_point_box"] = bool(centre)
+
+
+def tree_ensemble(draft: Draft) -> None:
+    """Check that the trees find the features they read."""
+    last, shape = draft.attributes.pop("max_used_feature"), draft.shape("input")
+    if shape and shape[-1] <= last:
+        raise InvalidShape(
+            f"the trees read feature {last}, 'input' {show(shape)} has only {shape[-1]} features"
+        )
+
+
+def core_resize(draft: Draft) -> None:
+    """Resize to sizes where scales of aligned corners leave a part of an item over."""
+    draft.operands["roi"] = False
+    given, shape = draft.attributes, draft.shape("input")
+    mode = given["coordinate_transformation_mode"]
+    require.one_of("coord_transformer", mode, tuple(name for name in COORDINATES if name != CROP))
+    if mode == "pytorch_half_pixel":  # no exception for a single item
+        given["coordinate_transformation_mode"] = "half_pixel"
+    scales = given["scales"]
+    whole = mode == "align_corners" and len(scales) == len(shape) and is_known(shape)
+    if whole and not given["sizes"] and all(0 < scale < math.inf for scale in scales):
+        # The last item is aligned where the scale leaves a part of one over.
+        given["sizes"], given["scales"] = tuple(map(int, map(length, shape, scales))), ()
+
+
+def response(draft: Draft) -> None:
+    """Sum along the axis of the channels."""
+    shape, size = draft.shape("input"), draft.attributes["size"]
+    if len(shape) < 2:
+        raise InvalidShape(f"'input' {show(shape)} must have channels along its second axis")
+    draft.attributes["size"] = (1, size) + (1,) * (len(shape) - 2)
