@@ -29,12 +29,6 @@ def tensor(
     return start + struct.pack("<IHH", bits, item, vendor) + bytes(76) + data
 
 
-def string_data(*texts: str) -> bytes:
-    """Strings as items: each behind the number of its bytes."""
-    encoded = [text.encode() for text in texts]
-    return b"".join(struct.pack("<I", len(item)) + item for item in encoded)
-
-
 def floats(*values: float) -> bytes:
     """A tensor file of float32 with one axis."""
     return tensor((len(values),), 32, 0, struct.pack(f"<{len(values)}f", *values))

@@ -21,7 +21,7 @@ from nnef_jax.formats.tract.tensor_file import StoredTensor, read_tensor_file
 from nnef_jax.limits import Limits, Meter
 from nnef_jax.storage.archive import open_archive
 from tests.conftest import SHARED_CASES
-from tests.tract_files import OPEN, TR, floats, string_data, tensor
+from tests.tract_files import OPEN, TR, floats, tensor
 
 FLOAT, UINT, QUINT, QINT, INT, BOOL = range(6)
 Q4_0, OLD_Q4_0, Q8_1 = 0x3040, 0x2040, 0x3080
@@ -88,12 +88,11 @@ def test_truth_values() -> None:
 def test_rank_0() -> None:
     stored = read(tensor((), 64, FLOAT, struct.pack("<d", 1e-5)))
     assert (stored.array.shape, stored.array[()]) == ((), 1e-5)
-    assert read(tensor((), OPEN, 0x1000, string_data("a"), vendor=TR)).array[()] == "a"
 
 
 EMPTY = [
     (32, FLOAT, 0, "f32"), (64, INT, 0, "i64"), (1, BOOL, 0, "bool"), (4, INT, 0, "i8"),
-    (64, 0, TR, "complexf32"), (OPEN, 0x1000, TR, "string"), (OPEN, Q4_0, TR, "q4_0"),
+    (64, 0, TR, "complexf32"), (OPEN, Q4_0, TR, "q4_0"),
 ]  # fmt: skip
 
 
@@ -116,16 +115,6 @@ def test_empty_tensors_that_no_array_can_have(
 
 
 # Items of tract
-
-
-@pytest.mark.parametrize("bits", [OPEN, 0xFFFF, 192])
-def test_strings(bits: int) -> None:
-    texts = ["", "größe", "a b", 'quo"te', "\n", "日本"]
-    file = tensor((2, 3), bits, 0x1000, string_data(*texts), vendor=TR, length=24 * 6)
-    stored = read(file)
-    assert stored.datum == "string" and stored.codes is None
-    assert stored.array.dtype == object
-    assert stored.array.tolist() == [texts[:3], texts[3:]]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +193,6 @@ GOOD = {
     "i4": tensor((5,), 4, INT, b"\x12\x3f\x70"),
     "bool": tensor((2, 3), 1, BOOL, b"\xa4"),
     "empty": tensor((0, 3), 32, FLOAT, b""),
-    "strings": tensor((2,), OPEN, 0x1000, string_data("abc", "de"), vendor=TR),
     "complex": tensor((2,), 64, 0, bytes(16), vendor=TR),
     "q4_0": tensor((2, 32), OPEN, Q4_0, q4_0_blocks(2), vendor=TR),
     "old q4_0": tensor((2, 32), OPEN, OLD_Q4_0, q4_0_blocks(2), vendor=TR),
@@ -231,20 +219,6 @@ BROKEN = {
     "huge blocks": (
         tensor((2**31, 2**31), OPEN, Q4_0, b"", vendor=TR), "but the data length is 0",
     ),
-    "strings missing": (tensor((2**32 - 1,), OPEN, 0x1000, b"", vendor=TR), "but 0 bytes follow"),
-    "string too long": (
-        tensor((2,), OPEN, 0x1000, string_data("abcdef")[:-1], vendor=TR),
-        "truncated in string 0 of 2",
-    ),
-    "string without length": (
-        tensor((2,), OPEN, 0x1000, string_data("abcdef"), vendor=TR), "truncated in string 1 of 2",
-    ),
-    "not UTF-8": (
-        tensor((1,), OPEN, 0x1000, b"\x01\0\0\0\xff", vendor=TR), "string 0 is not UTF-8",
-    ),
-    "behind strings": (
-        tensor((1,), OPEN, 0x1000, string_data("a") + b"xy", vendor=TR), "2 bytes too many",
-    ),
 }  # fmt: skip
 
 
@@ -269,6 +243,7 @@ def test_every_truncation_is_a_data_error(name: str) -> None:
     ("file", "message"),
     [
         (tensor((2,), 64, 4, bytes(16), vendor=TR), "complex integers of 64 bits"),
+        (tensor((1,), OPEN, 0x1000, b"\1\0\0\0a", vendor=TR), "there are no tensors of strings"),
         (tensor((2,), OPEN, 0x3060, b"", vendor=TR), "item type 0x3060 of vendor 'TR'"),
         (tensor((2,), 32, 0, bytes(8), vendor=0x4142), r"vendor 0x4142 \('AB'\)"),
     ],
@@ -287,11 +262,6 @@ def test_tensors_that_are_no_views_count(name: str) -> None:
         assert meter.expanded >= stored.array.nbytes
         with pytest.raises(LimitError, match=r"a/w\.dat: .* bytes of memory"):
             read(GOOD[name], expanded_bytes=meter.expanded - 1)
-
-
-def test_strings_are_paid_for_one_by_one() -> None:
-    with pytest.raises(LimitError, match="steps"):
-        read(GOOD["strings"], steps=1)
 
 
 @given(st.sampled_from([*GOOD.values()]), st.data())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import Call, TensorType, Value, is_integer
-from nnef_jax.errors import LimitError, UnsupportedError
+from nnef_jax.errors import LimitError
 from nnef_jax.formats.syntax.dequantization import dequantize
 from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.tensors import external_type
@@ -94,10 +94,6 @@ def _variable(site: CallSite) -> Value:
 def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], bool]:
     """Return the data of a variable in its shape, and whether it was decoded from codes."""
     record = site.unit.get(label)
-    if record.datum == "string":
-        raise UnsupportedError(
-            f"variable '{label}' holds strings: there are no tensors of strings in XLA"
-        )
     array = record.shaped(shape or record.array.shape, label)
     quantizer = site.unit.quantizers.get(site.name)
     if quantizer is None or record.codes is None:

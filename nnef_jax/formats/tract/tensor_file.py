@@ -4,7 +4,7 @@ The header is NNEF 1.0's (`storage.tensorfile`). Item types of vendor 0 are the 
 two quantised ones are plain integers: tract writes all integers so. Of vendor 'TR' there are
 
     0x0000    complex numbers of 32, 64 and 128 bits, the real part first
-    0x1000    strings, each behind its length in bytes (4 bytes); the data length means nothing
+    0x1000    strings, which are refused
     0x3040    Q4_0: blocks of 18 bytes, scale in float16, then 32 codes of 4 bits, two in each of 16
               bytes; number = (code - 8) * scale. The low halves are the first 16 codes and the high
               halves the others; in the older order of tract, 0x2040, byte j has codes 2j (low) and
@@ -20,7 +20,6 @@ blocks in float32.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +46,6 @@ _COMPLEX_TYPES = {
     64: ("complexf32", "<f4", "complex64"),
     128: ("complexf64", "<f8", "complex128"),
 }
-_STRING_BYTES = 64  # of Python's object for an empty one
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class StoredTensor:
     """A tensor as stored: a read-only array, tract's datum type, and its member for errors.
 
     The datum type is 'bool', 'u8' .. 'i64', 'f16' .. 'f64', 'bf16', 'complexf16' .. 'complexf64',
-    'string' (dtype object), 'q4_0' or 'q8_1'.
+    'q4_0' or 'q8_1'.
     """
 
     array: NDArray[Any]
@@ -158,13 +156,13 @@ def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Mete
     if kind == _COMPLEX:
         return _complex(data, header, name, meter)
     if kind == _STRINGS:
-        return StoredTensor(_strings(data, header, name, meter), "string", name)
+        raise UnsupportedError(f"{name} holds strings: there are no tensors of strings in XLA")
     if kind == _COMPLEX_INTEGERS:
         raise UnsupportedError(
             f"{name} holds complex integers of {header.bits} bits",
             hint="complex numbers have real parts here: store them as such",
         )
-    known = ", ".join(f"{number:#06x}" for number in (_COMPLEX, _STRINGS, *_FORMATS))
+    known = ", ".join(f"{number:#06x}" for number in (_COMPLEX, *_FORMATS))
     raise UnsupportedError(
         f"{name}: item type {kind:#06x} of vendor 'TR'", hint=f"those known here are {known}"
     )
@@ -204,25 +202,3 @@ def _complex(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> 
     meter.expand(max(size, 8 * (parts.size // 2)), name)
     wide = parts.astype("float64" if dtype == "complex128" else "float32")
     return StoredTensor(shaped(wide.view(dtype), header.shape, name), datum, name)
-
-
-def _strings(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> NDArray[Any]:
-    items, left = math.prod(header.shape), len(data) - HEADER_SIZE
-    if 4 * items > left:
-        raise DataError(f"{name}: {items} strings, but {left} bytes follow the header")
-    meter.spend(items, name)
-    meter.expand(_STRING_BYTES * items + 4 * left, name)  # a character may take 4 bytes
-    array = np.empty(items, object)
-    at = HEADER_SIZE
-    for index in range(items):
-        end = at + 4 + (struct.unpack_from("<I", data, at)[0] if at + 4 <= len(data) else 0)
-        if end > len(data):
-            raise DataError(f"{name}: truncated in string {index} of {items}")
-        try:
-            array[index] = str(data[at + 4 : end], "utf-8")
-        except UnicodeDecodeError:
-            raise DataError(f"{name}: string {index} is not UTF-8 text") from None
-        at = end
-    if at != len(data):
-        raise DataError(f"{name}: {len(data) - at} bytes too many behind {items} strings")
-    return shaped(array, header.shape, name)
