@@ -17,7 +17,7 @@ import numpy as np
 from lowering.location import Source
 from nnef_jax.errors import DataError, UnsupportedError
 from nnef_jax.formats.tract.json_documents import read_json
-from nnef_jax.formats.tract.tensor_file import StoredTensor, datum_of
+from nnef_jax.formats.tract.tensor_file import StoredTensor
 from nnef_jax.limits import Meter
 from nnef_jax.storage.tensorfile import shaped
 
@@ -98,5 +98,4 @@ class SafetensorsFile:
         array = np.frombuffer(self._data[begin:end], np.uint8 if truth else dtype)
         array = shaped(array != 0 if truth else np.require(array, requirements="A"), shape, name)
         array.setflags(write=False)
-        datum = "bf16" if entry["dtype"] == "BF16" else datum_of(array.dtype)
-        return StoredTensor(array, datum, name)
+        return StoredTensor(array, name)

@@ -40,27 +40,10 @@ _Reals = NDArray[np.float32]
 _BLOCK = 32  # numbers in a block
 _VENDOR = 0x5452  # 'TR'
 _COMPLEX, _COMPLEX_INTEGERS, _STRINGS = 0, 4, 0x1000
-# Complex numbers by their bits: datum type, dtype of a part as stored, dtype of the array.
+# Dtypes of complex numbers by their bits: of a part as stored, and of the array.
 _COMPLEX_TYPES = {
-    32: ("complexf16", "<f2", "complex64"),
-    64: ("complexf32", "<f4", "complex64"),
-    128: ("complexf64", "<f8", "complex128"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _BlockFormat:
-    """A format of blocks, which `numbers` takes along axis 0."""
-
-    name: str
-    bytes: int
-    numbers: Callable[[_Codes], _Reals]
-
-    def decode(self, data: memoryview) -> _Reals:
-        """Return the numbers of whole blocks, [items]."""
-        blocks = np.frombuffer(data, np.uint8).reshape(-1, self.bytes)
-        with np.errstate(invalid="ignore"):  # an infinite scale times 0
-            return self.numbers(blocks).reshape(-1)
+    32: ("<f2", "complex64"), 64: ("<f4", "complex64"), 128: ("<f8", "complex128"),
+}  # fmt: skip
 
 
 def _scales(blocks: _Codes) -> _Reals:
@@ -82,27 +65,20 @@ def _q8_1(blocks: _Codes) -> _Reals:
     return blocks[:, 4:].view(np.int8) * _scales(blocks)
 
 
-_Q8_1 = _BlockFormat("q8_1", 36, _q8_1)
-_FORMATS = {
-    0x3040: _BlockFormat("q4_0", 18, _q4_0),
-    0x2040: _BlockFormat("q4_0", 18, _old_q4_0),
-    0x3080: _Q8_1,
-    0x3081: _Q8_1,
-}
-_BLOCK_TYPES = {format.name for format in _FORMATS.values()}
+# The bytes of a block and the numbers in blocks along axis 0, by item type.
+_Format = tuple[int, Callable[[_Codes], _Reals]]
+_FORMATS: dict[int, _Format] = {
+    0x3040: (18, _q4_0), 0x2040: (18, _old_q4_0), 0x3080: (36, _q8_1), 0x3081: (36, _q8_1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A tensor as stored: a read-only array, tract's datum type, and its member for errors.
-
-    The datum type is 'bool', 'u8' .. 'i64', 'f16' .. 'f64', 'bf16', 'complexf16' .. 'complexf64',
-    'q4_0' or 'q8_1'.
-    """
+    """A tensor as stored: a read-only array, its member for errors, and whether it is in blocks."""
 
     array: NDArray[Any]
-    datum: str
     member: str
+    in_blocks: bool = False
 
     @property
     def codes(self) -> TensorFile | None:
@@ -118,7 +94,7 @@ class StoredTensor:
         Trailing 1s may differ; of block-quantised data, a matrix in the file, only the number of
         items counts. Raises DataError where it does not fit.
         """
-        if self.datum not in _BLOCK_TYPES:
+        if not self.in_blocks:
             check_shape(self.array.shape, shape, label, self.member)
         elif math.prod(shape) != self.array.size:
             raise DataError(
@@ -138,15 +114,10 @@ def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:
     header = tensorfile.final_header(data, name)
     if header.vendor != _VENDOR:
         array = tensorfile.read_tensor_file(data, name=name, meter=meter, empty=True).array
-        return StoredTensor(array, datum_of(array.dtype), name)
+        return StoredTensor(array, name)
     stored = _vendor_tensor(data, header, name, meter)
     stored.array.setflags(write=False)
     return stored
-
-
-def datum_of(dtype: np.dtype[Any]) -> str:
-    """Return tract's name of a dtype of real numbers, integers or truth values."""
-    return "bool" if dtype.kind == "b" else f"{dtype.kind}{8 * dtype.itemsize}"
 
 
 def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> StoredTensor:
@@ -179,26 +150,28 @@ def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> mem
 
 
 def _blocks(
-    data: memoryview, header: FinalHeader, format: _BlockFormat, name: str, meter: Meter
+    data: memoryview, header: FinalHeader, format: _Format, name: str, meter: Meter
 ) -> StoredTensor:
+    size, numbers = format
     items = math.prod(header.shape)
     if math.prod(header.shape[1:]) % _BLOCK:
         raise DataError(
             f"{name}: extents {list(header.shape)} do not divide into blocks of {_BLOCK} items "
             "along the second and further axes"
         )
-    size = items // _BLOCK * format.bytes
-    payload = _payload(data, header, size, name)
+    payload = _payload(data, header, items // _BLOCK * size, name)
     meter.expand(4 * items, name)
-    return StoredTensor(shaped(format.decode(payload), header.shape, name), format.name, name)
+    with np.errstate(invalid="ignore"):  # an infinite scale times 0
+        array = numbers(np.frombuffer(payload, np.uint8).reshape(-1, size))
+    return StoredTensor(shaped(array, header.shape, name), name, in_blocks=True)
 
 
 def _complex(data: memoryview, header: FinalHeader, name: str, meter: Meter) -> StoredTensor:
     if header.bits not in _COMPLEX_TYPES:
         raise DataError(f"{name}: {header.bits} bits for a complex number, expected 32, 64 or 128")
-    datum, part, dtype = _COMPLEX_TYPES[header.bits]
+    part, dtype = _COMPLEX_TYPES[header.bits]
     size = math.prod(header.shape) * header.bits // 8
     parts = np.frombuffer(_payload(data, header, size, name), part)
     meter.expand(max(size, 8 * (parts.size // 2)), name)
     wide = parts.astype("float64" if dtype == "complex128" else "float32")
-    return StoredTensor(shaped(wide.view(dtype), header.shape, name), datum, name)
+    return StoredTensor(shaped(wide.view(dtype), header.shape, name), name)
