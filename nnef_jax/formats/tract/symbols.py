@@ -62,14 +62,8 @@ def solve(
     values: dict[str, int] = {}
     meter.spend(_STEPS * (len(equations) + len(document.assertions)), document.source.name)
     unsolved = list(equations)
-    while True:
-        for equation in unsolved:
-            meter.spend(_STEPS + equation.size, document.source.name)
-            value = equation.solution(values)
-            if value is not None:
-                break
-        else:
-            break
+    while found := next(((e, x) for e in unsolved if (x := e.solution(values)) is not None), None):
+        equation, value = found
         values[equation.free(values)[0]] = value
         unsolved.remove(equation)
     for equation in equations:
@@ -100,6 +94,7 @@ class _Equation:
 
     def solution(self, values: Mapping[str, int]) -> int | None:
         """Return the value of its only free symbol, None where it has none or more of them."""
+        self.meter.spend(_STEPS + self.size, "the symbols")
         free = self.free(values)
         if len(free) != 1:
             return None
