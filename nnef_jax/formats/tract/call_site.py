@@ -33,13 +33,11 @@ class _Evaluator(Protocol):
     graph: FlatGraph
     inputs: Mapping[str, Value | None]  # of the unit's header, with what they are given
 
-    def of(
-        self, unit: Unit, extents: Mapping[str, Any], inputs: Mapping[str, Value]
-    ) -> _Evaluator: ...
-
     def into(self, graph: FlatGraph) -> _Evaluator: ...
 
-    def outputs(self, frame: Frame) -> list[Value]: ...
+    def submodel(
+        self, unit: Unit, extents: Mapping[str, Any], inputs: Mapping[str, Value], frame: Frame
+    ) -> list[Value]: ...
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any: ...
 

@@ -88,11 +88,13 @@ class _Flattener:
     extents: Mapping[str, Any]
     inputs: Mapping[str, Value | None]
 
-    def of(self, unit: Unit, extents: Mapping[str, Any], inputs: Mapping[str, Value]) -> _Flattener:
-        return _Flattener(unit, self.graph, extents, inputs)
-
     def into(self, graph: FlatGraph) -> _Flattener:
         return replace(self, graph=graph)
+
+    def submodel(
+        self, unit: Unit, extents: Mapping[str, Any], inputs: Mapping[str, Value], frame: Frame
+    ) -> list[Value]:
+        return _Flattener(unit, self.graph, extents, inputs).outputs(frame)
 
     # Statements
 

@@ -43,10 +43,9 @@ def _external(site: CallSite) -> Value:
     declared = external_type(extents, dtype, UNKNOWN)
     name = site.names[0].removeprefix(frame.prefix) if len(site.names) == 1 else ""
     if name not in site.evaluator.inputs:
+        unnamed = "an input must be assigned to its name"
         raise InvalidOperation(
-            f"'{name}' is no input in the header of the graph"
-            if name
-            else "an input must be assigned to its name"
+            f"'{name}' is no input in the header of the graph" if name else unnamed
         )
     given = site.evaluator.inputs[name]
     if given is not None:
@@ -56,12 +55,9 @@ def _external(site: CallSite) -> Value:
         return site.cast(given, dtype)
     if graph.builder.is_taken(name):
         raise InvalidOperation(f"input '{name}' is declared twice, or assigned before")
-    shape = declared.shape
-    if name in graph.options.input_shapes:
-        wanted = graph.options.input_shapes[name]
-        shape = tuple(UNKNOWN if extent is None else extent for extent in wanted)
-        if any(extent < 0 for extent in shape):
-            raise InvalidShape(f"input '{name}' cannot have shape {show(shape)}")
+    shape = graph.options.shape(name, declared.shape)
+    if any(extent < 0 for extent in shape):
+        raise InvalidShape(f"input '{name}' cannot have shape {show(shape)}")
     if len(shape) != len(declared.shape):
         raise InvalidShape(
             f"input '{name}' has rank {len(declared.shape)}, the shape given for it {show(shape)}"
@@ -127,8 +123,7 @@ def _submodel(site: CallSite) -> Any:
     prefix = f"{site.names[0] if site.names else label}_"
     calls = (*site.frame.calls, Call(f"{label}/graph.nnef", site.span))
     frame = Frame(None, unit.document.source, {}, prefix, calls)
-    outputs = site.evaluator.of(unit, extents, inputs).outputs(frame)
-    return Results.of(outputs)
+    return Results.of(site.evaluator.submodel(unit, extents, inputs, frame))
 
 
 # Operations whose result is known where their arguments are

@@ -11,7 +11,6 @@ from lowering.extents import differ, is_known, show
 from lowering.graph import is_float
 from lowering.kernels.resampling import COORDINATES, CROP, length
 from lowering.ops import require
-from lowering.ops.require import normal_axis
 from nnef_jax.formats.tract import axes
 from nnef_jax.formats.tract.meaning import Draft
 
@@ -96,7 +95,7 @@ def gru_sequence(draft: Draft) -> None:
 def gather(draft: Draft) -> None:
     """Cast what is gathered to a type."""
     dtype = draft.attributes.pop("datum_type")
-    draft.attributes["axis"] = normal_axis(draft.attributes["axis"], len(draft.shape("input")))
+    axes.one(draft)
     if dtype not in ("", draft.dtype("input")):
         draft.after("cast", dtype=dtype)
 
