@@ -43,10 +43,8 @@ def _external(site: CallSite) -> Value:
     declared = external_type(extents, dtype, UNKNOWN)
     name = site.names[0].removeprefix(frame.prefix) if len(site.names) == 1 else ""
     if name not in site.evaluator.inputs:
-        unnamed = "an input must be assigned to its name"
-        raise InvalidOperation(
-            f"'{name}' is no input in the header of the graph" if name else unnamed
-        )
+        message = f"'{name}' is no input in the header of the graph"
+        raise InvalidOperation(message if name else "an input must be assigned to its name")
     given = site.evaluator.inputs[name]
     if given is not None:
         if shapes_differ(given.type.shape, declared.shape):
