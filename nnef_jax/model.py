@@ -33,6 +33,10 @@ class TensorSpec:
     shape: tuple[int | None, ...]
     dtype: str
 
+    def __str__(self) -> str:
+        extents = ",".join("?" if extent is None else str(extent) for extent in self.shape)
+        return f"{self.name}: {self.dtype}[{extents}]"
+
 
 class Model:
     """An NNEF network, loaded by `nnef_jax.load`; it never changes.
@@ -47,7 +51,7 @@ class Model:
         self._captures: dict[tuple[Graph, tuple[str, ...]], tuple[Any, list[str]]] = {}
 
     def __repr__(self) -> str:
-        inputs, outputs = (", ".join(map(_shown, specs)) for specs in (self.inputs, self.outputs))
+        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         return f"<nnef_jax.Model {self.graph.name}({inputs}) -> ({outputs})>"
 
     @property
@@ -284,11 +288,6 @@ def _known_shape(spec: TensorSpec) -> tuple[int, ...]:
 def _spec(name: str, value: Value) -> TensorSpec:
     shape = tuple(None if extent is UNKNOWN else extent for extent in value.type.shape)
     return TensorSpec(name, shape, value.type.dtype)
-
-
-def _shown(spec: TensorSpec) -> str:
-    extents = ",".join("?" if extent is None else str(extent) for extent in spec.shape)
-    return f"{spec.name}: {spec.dtype}[{extents}]"
 
 
 def _require_untraced(what: str, arrays: Mapping[str, Any]) -> None:

@@ -11,9 +11,8 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,6 +21,7 @@ from nnef_jax.cli.terminal import print_result, report_error, status
 from nnef_jax.formats import FORMATS
 
 if TYPE_CHECKING:
+    from nnef_jax import Model
     from nnef_jax.cli.pictures import PictureOptions
     from nnef_jax.network import Network
 
@@ -33,17 +33,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class Layout(StrEnum):
-    """What the axes of a picture's input are: n batch, c channels, h height, w width."""
-
-    nchw = "nchw"
-    nhwc = "nhwc"
-    chw = "chw"
-    hwc = "hwc"
-    nhw = "nhw"
-    hw = "hw"
 
 
 Source = Annotated[
@@ -61,8 +50,6 @@ _CACHE_DIR = typer.Option(
     "nobody else should be able to write to it.",
     show_default=False,
 )
-
-
 _DIALECTS = ("auto", *FORMATS)
 
 
@@ -123,13 +110,6 @@ def check(source: Source, dialect: Dialect = "auto") -> None:
     )
 
 
-class Expand(StrEnum):
-    """Which operations are expanded, as in `nnef_jax.load`."""
-
-    auto = "auto"
-    all = "all"
-
-
 @app.command()
 def flatten(
     source: Source,
@@ -138,9 +118,9 @@ def flatten(
         typer.Option("--output", "-o", help="Save the network: a folder, or .tar, .tgz, .tar.xz."),
     ] = None,
     expand: Annotated[
-        Expand,
+        Literal["auto", "all"],
         typer.Option(help="all: primitive operations only; auto: as the network is run."),
-    ] = Expand.auto,
+    ] = "auto",
     dialect: Dialect = "auto",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what is at the output.")
@@ -151,12 +131,7 @@ def flatten(
         from nnef_jax import convert
 
         text = convert(
-            source,
-            output,
-            flat=True,
-            expand=expand.value,
-            dialect=dialect,
-            overwrite=overwrite,
+            source, output, flat=True, expand=expand, dialect=dialect, overwrite=overwrite
         )
     print_result(text.removesuffix("\n") if output is None else f"saved {output}")
 
@@ -184,11 +159,11 @@ def run(
         typer.Option(help="For pictures: multiplied with after that; one number or one a channel."),
     ] = "1",
     layout: Annotated[
-        Layout,
+        Literal["nchw", "nhwc", "chw", "hwc", "nhw", "hw"],
         typer.Option(
             help="For pictures: the axes of the input; n batch, c channels, h height, w width."
         ),
-    ] = Layout.nchw,
+    ] = "nchw",
     resize: Annotated[
         bool,
         typer.Option(
@@ -268,17 +243,38 @@ def compile_ahead(
     wanted = dict(map(_shape, shapes or ()))
     with status(f"compiling {source}") as progress:
         from nnef_jax import load
-        from nnef_jax.cli import compile
 
         model = load(
-            source,
-            input_shapes=wanted,
-            dialect=dialect,
-            cache_dir=cache_dir,
-            progress=progress,
+            source, input_shapes=wanted, dialect=dialect, cache_dir=cache_dir, progress=progress
         )
-        compile.compile_ahead(model)
-    print_result(compile.report(model, cache_dir))
+        _run_on_zeros(model)
+    inputs = ", ".join(map(str, model.inputs)) or "no inputs"
+    print_result(f"compiled {model.graph.name} for {inputs}\nkept in {cache_dir}")
+
+
+def _run_on_zeros(model: Model) -> None:
+    """Run a network, by `step` too if recurrent; InputError for an open shape."""
+    import numpy as np
+
+    from lowering.extents import is_known, show
+    from nnef_jax.errors import InputError, raise_all
+
+    types = {value.name: value.type for value in model.graph.inputs}
+    shapes = {name: show(type.shape) for name, type in types.items() if not is_known(type.shape)}
+    raise_all(
+        [
+            InputError(
+                f"the shape of input '{name}' is not known, it is {shape}",
+                hint=f"give one to compile for: --shape {name}={shape[1:-1].replace('?', '1')}",
+            )
+            for name, shape in shapes.items()
+        ]
+    )
+    inputs = [np.zeros(type.shape, type.dtype) for type in types.values()]
+    model(*inputs)
+    state = model.init_state()
+    if state:
+        model.step(state, *inputs)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -287,9 +283,7 @@ def main(args: Sequence[str] | None = None) -> int:
     An exception that is no error of the user's passes through. Signals stay as the caller has them.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, io.TextIOWrapper
-        ):  # a table has characters that not every encoding has
+        if isinstance(stream, io.TextIOWrapper):  # which may lack characters that tables have
             stream.reconfigure(errors="backslashreplace")
     try:
         app(args, prog_name="nnef-jax")
@@ -312,13 +306,12 @@ def _read(source: str, dialect: str) -> Network:
 
 
 def _picture_options(
-    inputs: Sequence[str], mean: str, scale: str, layout: Layout, resize: bool
+    inputs: Sequence[str], mean: str, scale: str, layout: str, resize: bool
 ) -> PictureOptions:
     from nnef_jax.cli.pictures import PictureOptions, is_picture
 
-    options = PictureOptions(
-        _numbers(mean, "--mean"), _numbers(scale, "--scale"), layout.value, resize
-    )
+    numbers = _numbers(mean, "--mean"), _numbers(scale, "--scale")
+    options = PictureOptions(*numbers, layout, resize)
     if options != PictureOptions() and not any(map(is_picture, inputs)):
         raise typer.BadParameter(
             "--mean, --scale, --layout and --resize are for pictures, none is given"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from lowering.extents import UNKNOWN, volume
-from lowering.graph import Graph, Value
+from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.work import multiply_adds
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
@@ -61,15 +62,15 @@ def _counts(network: Network) -> dict[str, int]:
     return {
         "operations": len(graph.operations),
         "variables": len(graph.parameters) + len(graph.states),
-        "parameters": sum(
-            volume(p.value.type.shape) for p in graph.parameters if p.label not in network.unused
-        ),
-        "unused_parameters": sum(
-            volume(p.value.type.shape) for p in graph.parameters if p.label in network.unused
-        ),
-        "state": sum(volume(s.value.type.shape) for s in graph.states),
+        "parameters": _items(p for p in graph.parameters if p.label not in network.unused),
+        "unused_parameters": _items(p for p in graph.parameters if p.label in network.unused),
+        "state": _items(graph.states),
         "weight_bytes": sum(array.nbytes for array in network.data.values()),
     }
+
+
+def _items(variables: Iterable[Parameter | StateVariable]) -> int:
+    return sum(volume(variable.value.type.shape) for variable in variables)
 
 
 def _outputs(graph: Graph) -> zip[tuple[str, Value]]:

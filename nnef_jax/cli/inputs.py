@@ -37,29 +37,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    spec: TensorSpec
-    layout: str
+    name: str
     paths: Sequence[Path]
     pictures: Sequence[Array]
-
-    def check(self) -> None:
-        count, extent = len(self.pictures), self._extent
-        if extent not in (None, 1, count):
-            raise InputError(
-                f"{count} picture{'s are' if count > 1 else ' is'} given for input "
-                f"'{self.spec.name}', which takes a batch of {extent}"
-            )
-
-    def stacks(self) -> bool:
-        """Return whether the pictures make one tensor that the input takes."""
-        if len(self.pictures) == 1:
-            return True
-        same = len({picture.shape for picture in self.pictures}) == 1
-        return same and self._extent in (None, len(self.pictures))
-
-    @property
-    def _extent(self) -> int | None:
-        return self.spec.shape[0] if self.layout.startswith("n") else 1
+    stacks: bool  # whether the pictures make one tensor that the input takes
 
 
 def read_inputs(
@@ -79,7 +60,15 @@ def read_inputs(
         given = paths.get(spec.name, [])
         if any(map(is_picture, given)):
             pictures = [read_picture(path, spec, options) for path in given]
-            batches.append(_Batch(spec, options.layout, given, pictures))
+            count, extent = len(given), spec.shape[0] if options.layout.startswith("n") else 1
+            if extent not in (None, 1, count):
+                raise InputError(
+                    f"{count} picture{'s are' if count > 1 else ' is'} given for input "
+                    f"'{spec.name}', which takes a batch of {extent}"
+                )
+            same = len({picture.shape for picture in pictures}) == 1
+            stacks = count == 1 or (same and extent != 1)
+            batches.append(_Batch(spec.name, given, pictures, stacks))
         elif given:
             arrays[spec.name] = _read_array(given[0], spec.name)
     return _calls(arrays, batches)
@@ -88,19 +77,17 @@ def read_inputs(
 def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[Call]:
     if not batches:
         return [Call(arrays)]
-    for batch in batches:
-        batch.check()
     longest = max(batches, key=lambda batch: len(batch.pictures))
     count = len(longest.pictures)
     if any(len(batch.pictures) not in (1, count) for batch in batches):
-        shown = ", ".join(f"{len(b.pictures)} for input '{b.spec.name}'" for b in batches)
+        shown = ", ".join(f"{len(b.pictures)} for input '{b.name}'" for b in batches)
         raise InputError(f"the numbers of pictures differ: {shown}")
     titles = tuple(map(str, longest.paths))
-    if all(batch.stacks() for batch in batches):
-        stacked = {batch.spec.name: np.concatenate(batch.pictures) for batch in batches}
+    if all(batch.stacks for batch in batches):
+        stacked = {batch.name: np.concatenate(batch.pictures) for batch in batches}
         return [Call(arrays | stacked, titles)]
     return [
-        Call(arrays | {b.spec.name: b.pictures[i % len(b.pictures)] for b in batches}, (title,))
+        Call(arrays | {b.name: b.pictures[i % len(b.pictures)] for b in batches}, (title,))
         for i, title in enumerate(titles)
     ]
 
@@ -147,7 +134,7 @@ def _assign(
         paths.update((name, [path]) for name, path in zip(free, unnamed, strict=False))
     missing = [name for name in free if name not in paths]
     if missing:
-        lacking = ", ".join(f"'{name}'" for name in missing)
+        lacking = ", ".join(map(repr, missing))
         raise InputError(f"no file is given for input {lacking}, the graph takes {shown}")
     for name, given in paths.items():
         if len(given) > 1 and not all(map(is_picture, given)):
@@ -161,7 +148,8 @@ def _assign(
 def _read_array(path: Path, name: str) -> Array:
     match path.suffix.lower():
         case ".npy":
-            return _read_npy(path)
+            with files.open_regular(str(path), DataError) as file:
+                return _parse_npy(file, str(path))
         case ".npz":
             members = _read_npz(path)
             if name not in members and len(members) != 1:
@@ -176,11 +164,6 @@ def _read_array(path: Path, name: str) -> Array:
             raise InputError(
                 f"{path}: not a kind of file that inputs are read from", hint=f"take {_KINDS}"
             )
-
-
-def _read_npy(path: Path) -> Array:
-    with files.open_regular(str(path), DataError) as file:
-        return _parse_npy(file, str(path))
 
 
 def _read_npz(path: Path) -> dict[str, Array]:

@@ -7,7 +7,7 @@ import json
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,16 @@ class Top:
 
     count: int
     labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    index: int
+    label: str | None
+    value: Any
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"value": _json_number(self.value)}
 
 
 def run_call(model: Model, call: Call) -> list[Result]:
@@ -91,7 +101,10 @@ def results_as_json(
         for name, array in result.outputs.items():
             entry = {"name": name, "shape": list(array.shape), "dtype": str(array.dtype)}
             if top:
-                entry["top"] = [_top_object(row, entries) for row, entries in _top_rows(array, top)]
+                entry["top"] = [
+                    {"row": row, "entries": [entry.as_json() for entry in entries]}
+                    for row, entries in _top_rows(array, top)
+                ]
             elif values:
                 entry["values"] = _json_values(array)
             outputs.append(entry)
@@ -111,9 +124,6 @@ def _json_number(value: Any) -> Any:
     return value if abs(value) < float("inf") else "Infinity" if value > 0 else "-Infinity"
 
 
-_Entry = tuple[int, str | None, Any]
-
-
 def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[_Entry]]]:
     """Return the position of each row, and the index, name and value of its largest entries.
 
@@ -124,13 +134,10 @@ def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[_Entry
     labels = top.labels if len(top.labels) == rows.shape[1] else ()
     # NaN comes last, and of equal entries the first is first.
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, : top.count]
-    found: list[tuple[tuple[int, ...], list[_Entry]]] = []
-    for position, row, indices in zip(np.ndindex(*shape[:-1]), rows, order, strict=True):
-        entries: list[_Entry] = [
-            (int(i), labels[i] if labels else None, row[i].item()) for i in indices
-        ]
-        found.append((position, entries))
-    return found
+    return [
+        (position, [_Entry(int(i), labels[i] if labels else None, row[i].item()) for i in indices])
+        for position, row, indices in zip(np.ndindex(*shape[:-1]), rows, order, strict=True)
+    ]
 
 
 def _row_shape(array: Array) -> tuple[int, ...]:
@@ -154,19 +161,9 @@ def _top_lines(array: Array, top: Top) -> list[str]:
     for position, entries in rows:
         if len(rows) > 1:
             lines.append(f"  row {show(position)}")
-        for index, label, value in entries:
-            lines.append(f"{index:>8}  {value:<12.6g}  {label or ''}".rstrip())
+        for entry in entries:
+            lines.append(f"{entry.index:>8}  {entry.value:<12.6g}  {entry.label or ''}".rstrip())
     return lines
-
-
-def _top_object(position: tuple[int, ...], entries: Sequence[_Entry]) -> dict[str, Any]:
-    return {
-        "row": list(position),
-        "entries": [
-            {"index": i, "label": label, "value": _json_number(value)}
-            for i, label, value in entries
-        ],
-    }
 
 
 _SUFFIXES = (".npz", ".npy", ".dat")

@@ -57,12 +57,14 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
             f"a picture has 1, 3 or 4",
             hint="--layout says what the axes of the input are",
         )
-    pixels = _pixels(path, spec, channels, (extents["h"], extents["w"]), options.resize)
-    mean, scale = (
-        _per_channel(numbers, option, pixels.shape[2], spec.name)
-        for option, numbers in (("--mean", options.mean), ("--scale", options.scale))
-    )
-    values = (pixels - mean) * scale
+    pixels = _pixels(path, spec.name, extents, options.resize)
+    for option, numbers in (("--mean", options.mean), ("--scale", options.scale)):
+        if len(numbers) not in (1, pixels.shape[2]):
+            raise InputError(
+                f"{option} has {len(numbers)} numbers, "
+                f"input '{spec.name}' has {pixels.shape[2]} channels"
+            )
+    values = (pixels - np.array(options.mean, np.float32)) * np.array(options.scale, np.float32)
     if spec.dtype.startswith("int") and np.array_equal(values, np.round(values)):
         values = values.astype(np.int32)
     axes = [axis for axis in layout if axis != "n"]
@@ -72,39 +74,24 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
     return values[np.newaxis] if "n" in layout else values
 
 
-def _per_channel(numbers: tuple[float, ...], option: str, channels: int, name: str) -> Array:
-    if len(numbers) not in (1, channels):
-        raise InputError(
-            f"{option} has {len(numbers)} numbers, input '{name}' has {channels} channels"
-        )
-    return np.array(numbers, np.float32)
-
-
-def _pixels(
-    path: Path,
-    spec: TensorSpec,
-    channels: int | None,
-    size: tuple[int | None, int | None],
-    resize: bool,
-) -> Array:
+def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool) -> Array:
     """Return the pixels from 0 to 255 as float32[height, width, channel]."""
-    image = _open_picture(path)
+    image, channels = _open_picture(path), extents.get("c", 1)
     if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
         image = _image_module().fromarray(np.asarray(image, np.float32) / 257)
     else:
         grey = channels == 1 or (channels is None and image.mode in ("1", "L", "LA"))
         image = image.convert("L" if grey else _MODES[channels or 3])
-    height, width = size[0] or image.height, size[1] or image.width
+    height, width = extents["h"] or image.height, extents["w"] or image.width
     if (image.width, image.height) != (width, height):
         if not resize:
             raise InputError(
                 f"{path} is {image.width} pixels wide and {image.height} high, "
-                f"input '{spec.name}' takes {width} by {height}",
+                f"input '{name}' takes {width} by {height}",
                 hint="--resize scales pictures to the size of the input",
             )
         image = image.resize((width, height), _image_module().Resampling.BILINEAR)
-    pixels = np.asarray(image, np.float32)
-    pixels = pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
+    pixels = np.atleast_3d(np.asarray(image, np.float32))
     return np.repeat(pixels, channels, 2) if channels and pixels.shape[2] != channels else pixels
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Protocol, Self
+from typing import Self
 
 from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, NnefSyntaxError
@@ -19,24 +19,35 @@ GRAPH = "graph.nnef"
 _SHOWN_NAMES = 5
 
 
-class _Container(Protocol):
-    def location(self, name: str) -> str: ...
-    def names(self) -> Iterator[str]: ...
-    def exists(self, name: str) -> bool: ...
-    def read(self, name: str) -> memoryview: ...
+class _Texts:
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.names = texts.keys
+        self.exists = texts.__contains__
+        self._texts = texts
+
+    def location(self, name: str) -> str:
+        return name
+
+    def read(self, name: str) -> memoryview:
+        return memoryview(self._texts[name].encode("utf-8", "surrogatepass"))
+
+
+_Container = Folder | Tarball | _Texts
 
 
 class Archive:
     """A container that is open for reading; a context manager. What was read outlives it.
 
-    Member names are relative, with '/' between their parts; a name with '..' matches nothing.
+    Member names are relative to a folder in the container, with '/' between their parts; a name
+    with '..' matches nothing.
     """
 
-    def __init__(self, container: _Container, name: str, meter: Meter) -> None:
+    def __init__(self, container: _Container, name: str, meter: Meter, folder: str = "") -> None:
         self.name = name
         self._texts: dict[str, Source] = {}
         self._container: _Container | None = container
         self._meter = meter
+        self._folder = folder
 
     def __enter__(self) -> Self:
         return self
@@ -54,22 +65,23 @@ class Archive:
         """Return the names of all members, sorted: of links too, of folders not."""
         names: list[str] = []
         for name in self._open.names():
-            self._meter.spend(MEMBER, self.name)
-            names.append(name)
+            if name.startswith(self._folder):
+                self._meter.spend(MEMBER, self.name)
+                names.append(name.removeprefix(self._folder))
         return sorted(names)
 
     def exists(self, name: str) -> bool:
         """Return whether there is a member of this name, be it a link."""
-        return self._open.exists(name)
+        return self._open.exists(self._inner(name))
 
     def location(self, name: str) -> str:
         """Return what errors call a member: 'model/graph.nnef', 'model.tgz/graph.nnef'."""
-        return self._open.location(name)
+        return self._open.location(self._folder + name)
 
     def read_text(self, name: str) -> Source:
         """Read a member as UTF-8 without NUL; raise ArchiveError, NnefSyntaxError, LimitError."""
         if name not in self._texts:
-            data = self._open.read(name)
+            data = self.open_tensor(name)
             location = self.location(name)
             self._meter.spend(len(data), location)
             self._texts[name] = _decode(bytes(data), location)
@@ -77,11 +89,11 @@ class Archive:
 
     def open_tensor(self, name: str) -> memoryview:
         """Return a regular member, read-only, mapped or viewed if possible; raise ArchiveError."""
-        return self._open.read(name)
+        return self._open.read(self._inner(name))
 
     def below(self, folder: str) -> Archive:
         """Return a folder as a container of its own, readable while this one is open."""
-        return Archive(_Below(self._open, folder), self.location(folder), self._meter)
+        return Archive(self._open, self.location(folder), self._meter, f"{self._folder}{folder}/")
 
     @property
     def has_texts_alone(self) -> bool:
@@ -94,28 +106,8 @@ class Archive:
             raise ValueError(f"{self.name} is closed")
         return self._container
 
-
-class _Below:
-    def __init__(self, container: _Container, folder: str) -> None:
-        self._container = container
-        self._prefix = f"{folder}/"
-
-    def location(self, name: str) -> str:
-        return self._container.location(self._prefix + name)
-
-    def names(self) -> Iterator[str]:
-        for name in self._container.names():
-            if name.startswith(self._prefix):
-                yield name.removeprefix(self._prefix)
-
-    def exists(self, name: str) -> bool:
-        return self._container.exists(self._outer(name))
-
-    def read(self, name: str) -> memoryview:
-        return self._container.read(self._outer(name))
-
-    def _outer(self, name: str) -> str:
-        return name if name.startswith("/") else self._prefix + name
+    def _inner(self, name: str) -> str:
+        return name if name.startswith("/") else self._folder + name
 
 
 def open_archive(
@@ -151,23 +143,6 @@ def open_archive(
 def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
     """Return a container of texts by member name, and of nothing else."""
     return Archive(_Texts(texts), "the document", meter)
-
-
-class _Texts:
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self._texts = texts
-
-    def location(self, name: str) -> str:
-        return name
-
-    def names(self) -> Iterator[str]:
-        return iter(self._texts)
-
-    def exists(self, name: str) -> bool:
-        return name in self._texts
-
-    def read(self, name: str) -> memoryview:
-        return memoryview(self._texts[name].encode("utf-8", "surrogatepass"))
 
 
 def _open_source(
