@@ -7,32 +7,38 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
 if TYPE_CHECKING:
-    from lowering.graph import Graph, Rule, TensorType
-    from lowering.registry import Registry
-    from nnef_jax.calibration import calibrate
-    from nnef_jax.conversion import convert
-    from nnef_jax.errors import (
-        ArchiveError,
-        DataError,
-        InputError,
-        LimitError,
-        NnefError,
-        NnefSyntaxError,
-        SemanticError,
-        ShapeError,
-        UnsupportedError,
-    )
-    from nnef_jax.limits import Limits
-    from nnef_jax.loading import load
-    from nnef_jax.model import Model, TensorSpec
-    from nnef_jax.saving import save
-    from nnef_jax.storage.tensorfile import read_tensor, write_tensor
+    from lowering.errors import InvalidOperation as InvalidOperation
+    from lowering.errors import InvalidShape as InvalidShape
+    from lowering.graph import Graph as Graph
+    from lowering.graph import Rule as Rule
+    from lowering.graph import TensorType as TensorType
+    from lowering.registry import Registry as Registry
+    from nnef_jax.calibration import calibrate as calibrate
+    from nnef_jax.conversion import convert as convert
+    from nnef_jax.errors import ArchiveError as ArchiveError
+    from nnef_jax.errors import DataError as DataError
+    from nnef_jax.errors import InputError as InputError
+    from nnef_jax.errors import LimitError as LimitError
+    from nnef_jax.errors import NnefError as NnefError
+    from nnef_jax.errors import NnefSyntaxError as NnefSyntaxError
+    from nnef_jax.errors import SemanticError as SemanticError
+    from nnef_jax.errors import ShapeError as ShapeError
+    from nnef_jax.errors import UnsupportedError as UnsupportedError
+    from nnef_jax.limits import Limits as Limits
+    from nnef_jax.loading import load as load
+    from nnef_jax.model import Model as Model
+    from nnef_jax.model import TensorSpec as TensorSpec
+    from nnef_jax.saving import save as save
+    from nnef_jax.storage.tensorfile import read_tensor as read_tensor
+    from nnef_jax.storage.tensorfile import write_tensor as write_tensor
 
 _HOMES = {
     "ArchiveError": "nnef_jax.errors",
     "DataError": "nnef_jax.errors",
     "Graph": "lowering.graph",
     "InputError": "nnef_jax.errors",
+    "InvalidOperation": "lowering.errors",
+    "InvalidShape": "lowering.errors",
     "LimitError": "nnef_jax.errors",
     "Limits": "nnef_jax.limits",
     "Model": "nnef_jax.model",
@@ -53,31 +59,7 @@ _HOMES = {
     "write_tensor": "nnef_jax.storage.tensorfile",
 }
 
-__all__ = [
-    "ArchiveError",
-    "DataError",
-    "Graph",
-    "InputError",
-    "LimitError",
-    "Limits",
-    "Model",
-    "NnefError",
-    "NnefSyntaxError",
-    "Registry",
-    "Rule",
-    "SemanticError",
-    "ShapeError",
-    "TensorSpec",
-    "TensorType",
-    "UnsupportedError",
-    "__version__",
-    "calibrate",
-    "convert",
-    "load",
-    "read_tensor",
-    "save",
-    "write_tensor",
-]
+__all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 __version__ = "0.1.0"
 

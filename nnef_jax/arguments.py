@@ -40,7 +40,7 @@ def bind_inputs(
     if not kwargs and not leading and len(args) == len(inputs):
         pairs = zip(args, inputs, strict=True)
         if all(_is_array(x) and _is_of(x, value) for x, value in pairs):
-            return [x if isinstance(x, jax.Array) else _copied(x) for x in args]
+            return list(map(_copied, args))
     names = [value.name for value in inputs]
     if len(args) > len(inputs):
         raise InputError(
@@ -66,8 +66,7 @@ def bind_inputs(
         try:
             if not (abstract and isinstance(array, jax.ShapeDtypeStruct)):
                 array = _as_array(what, array, value.type)
-            _require_shape(what, array, value.type, leading)
-            arrays.append(_converted(what, array, value.type, copy=True))
+            arrays.append(_copied(_fitted(what, array, value.type, leading)))
         except InputError as error:
             error.span = network.frontend.spans().get(value.name)
             errors.append(error)
@@ -86,20 +85,17 @@ def bind_variables(
     Raises InputError, for all at once: wrong labels, shapes or dtypes, or missing `needed` ones.
     """
     source = "model.params" if what == "params" else "model.init_state()"
+    hint = f"take {source} and replace values in it"
     if not isinstance(arrays, Mapping):
-        raise InputError(
-            f"{what} must be a dict of arrays by label, it is {shown(arrays)}",
-            hint=f"take {source} and replace values in it",
-        )
+        message = f"{what} must be a dict of arrays by label, it is {shown(arrays)}"
+        raise InputError(message, hint=hint)
     given: Mapping[Any, Any] = arrays
     missing = [label for label in needed if label not in given]
     extra = [label for label in given if label not in variables]
     if missing or extra:
         parts = [f"lacks {', '.join(sorted(missing))}"] if missing else []
         parts += [f"has unknown {', '.join(sorted(map(str, extra)))}"] if extra else []
-        raise InputError(
-            f"{what} {' and '.join(parts)}", hint=f"take {source} and replace values in it"
-        )
+        raise InputError(f"{what} {' and '.join(parts)}", hint=hint)
     errors: list[NnefError] = []
     bound: dict[str, Any] = {}
     for label, array in given.items():
@@ -109,9 +105,7 @@ def bind_variables(
             continue
         name, type = f"{what}: '{label}'", variable.value.type
         try:
-            array = _as_array(name, array, type)
-            _require_shape(name, array, type)
-            bound[label] = _converted(name, array, type)
+            bound[label] = _fitted(name, _as_array(name, array, type), type)
         except InputError as error:
             error.span = variable.span
             errors.append(error)
@@ -148,26 +142,26 @@ def _as_array(what: str, array: Any, type: TensorType) -> Any:
     return result
 
 
-def _require_shape(what: str, array: Any, type: TensorType, leading: int = 0) -> None:
+def _require_shape(what: str, array: Any, type: TensorType, leading: int) -> None:
     shape = array.shape[leading:]
     if len(array.shape) >= leading and not shapes_differ(shape, type.shape):
         return
     after = " after the axis of time" if leading else ""
-    hint = "take the shape of the stored one: model.params"
-    if what.startswith("input"):
-        permuted = sorted(map(str, shape)) == sorted(map(str, type.shape))
-        hint = (
-            "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
-            if permuted
-            else "load(..., input_shapes=...) declares another; jax.vmap adds a batch axis"
-        )
+    if not what.startswith("input"):
+        hint = "take the shape of the stored one: model.params"
+    elif sorted(map(str, shape)) == sorted(map(str, type.shape)):
+        hint = "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
+    else:
+        hint = "load(..., input_shapes=...) declares another; jax.vmap adds a batch axis"
     raise InputError(
         f"{what} has shape {show(array.shape)}, the graph declares {show(type.shape)}{after}",
         hint=hint,
     )
 
 
-def _converted(what: str, array: Any, type: TensorType, *, copy: bool = False) -> Any:
+def _fitted(what: str, array: Any, type: TensorType, leading: int = 0) -> Any:
+    """Return an array of the type's shape in its dtype."""
+    _require_shape(what, array, type, leading)
     dtype = _dtype(type.dtype)
     if array.dtype != dtype:
         kind = _kind(dtype)
@@ -180,21 +174,20 @@ def _converted(what: str, array: Any, type: TensorType, *, copy: bool = False) -
             _require_range(what, array, dtype)
         if isinstance(array, jax.ShapeDtypeStruct):
             return array.update(dtype=dtype)
-        if isinstance(array, jax.Array):
-            return array.astype(dtype)
-    if not copy or not isinstance(array, np.ndarray):
-        return np.asarray(array, dtype) if isinstance(array, np.ndarray) else array
-    return _copied(np.asarray(array, dtype))
+        return array.astype(dtype)
+    return array
 
 
 _LARGE = 64 << 10  # bytes from which a device takes an aligned array faster than it copies one
 
 
-def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Copy the caller's array, which may change while it is read.
+def _copied(array: Any) -> Any:
+    """Copy an array of numpy, which the caller may change while it is read; keep others.
 
     A call of 25 us would take 100 by `jnp.array`, and the first 0.1 s more to compile that.
     """
+    if not isinstance(array, np.ndarray):
+        return array
     if array.nbytes < _LARGE:
         return array.copy()
     copy = aligned(array.shape, array.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +13,9 @@ from numpy.typing import NDArray
 from lowering.graph import Graph, Value
 from nnef_jax import Model
 from nnef_jax.errors import InputError
-from nnef_jax.options import (
-    names_of,
-    require,
-    require_choice,
-    require_flags,
-    require_samples,
-)
+from nnef_jax.options import names_of, require, require_choice, require_flags, require_samples
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
-_ALGORITHMS = ("min_max_linear_quantize", "zero_point_linear_quantize")
 _MOST_BITS = 16
 # The operands that are weights: biases and statistics lose too much in a few bits.
 _WEIGHTS = {"filter", "plane_filter", "point_filter", "A", "B"}
@@ -65,11 +58,10 @@ def calibrate(
     """
     require("model", model, Model, "a nnef_jax.Model")
     require_samples("samples", samples)
-    require_choice("algorithm", algorithm, _ALGORITHMS)
+    require_choice("algorithm", algorithm, get_args(Algorithm))
     require("bits", bits, int, "an integer")
     require_flags(signed=signed, symmetric=symmetric, per_channel=per_channel)
-    if percentile is not None:
-        require("percentile", percentile, (int, float), "a number, or None")
+    require("percentile", percentile, int | float | None, "a number, or None")
     if names is not None:
         names = names_of("names", names, "identifiers of tensors")
     if not 2 <= bits <= _MOST_BITS:
@@ -85,18 +77,17 @@ def calibrate(
         array = np.asarray(own.select([label])[label], np.float32)
         axes = tuple(range(int(per_channel), array.ndim))
         ranges[name] = array.min(axes), array.max(axes)
-    describe = _zero_point if algorithm == "zero_point_linear_quantize" else _min_max
+    codes = f"bits = {bits}, signed = {signed}, symmetric = {symmetric}".lower()
     lines: list[str] = []
     for name, (low, high) in ranges.items():
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise InputError(f"tensor '{name}' has values that are not finite")
-        given = describe(*_not_empty(low, high), bits, signed, symmetric) | {
-            "bits": str(bits),
-            "signed": str(signed).lower(),
-            "symmetric": str(symmetric).lower(),
-        }
-        arguments = ", ".join(f"{key} = {value}" for key, value in given.items())
-        lines.append(f'"{name}": {algorithm}({arguments});\n')
+        low, high = _not_empty(low, high)
+        if algorithm == "min_max_linear_quantize":
+            said = _min_max(low, high, symmetric)
+        else:
+            said = _zero_point(low, high, bits, signed, symmetric)
+        lines.append(f'"{name}": {algorithm}({said}, {codes});\n')
     return "".join(lines)
 
 
@@ -186,18 +177,16 @@ def _not_empty(low: NDArray[Any], high: NDArray[Any]) -> _Range:
     return np.where(empty & (low > 0), 0, low), np.where(empty, top, high)
 
 
-def _min_max(
-    low: NDArray[Any], high: NDArray[Any], bits: int, signed: bool, symmetric: bool
-) -> dict[str, str]:
+def _min_max(low: NDArray[Any], high: NDArray[Any], symmetric: bool) -> str:
     if symmetric:
         high = np.maximum(np.abs(low), np.abs(high))
         low = -high
-    return {"min": _text(low), "max": _text(high)}
+    return f"min = {_text(low)}, max = {_text(high)}"
 
 
 def _zero_point(
     low: NDArray[Any], high: NDArray[Any], bits: int, signed: bool, symmetric: bool
-) -> dict[str, str]:
+) -> str:
     top = 2 ** (bits - int(signed)) - 1
     bottom = 0 if not signed else -top if symmetric else -top - 1
     low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
@@ -206,7 +195,7 @@ def _zero_point(
         low = -high
     scale = np.maximum((high - low) / (top - bottom), np.finfo(np.float32).tiny)
     zero_point = np.clip(np.rint(bottom - low / scale), bottom, top).astype(np.int64)
-    return {"zero_point": _text(zero_point), "scale": _text(scale)}
+    return f"zero_point = {_text(zero_point)}, scale = {_text(scale)}"
 
 
 def _text(numbers: NDArray[Any]) -> str:

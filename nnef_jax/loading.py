@@ -10,14 +10,13 @@ import jax
 from jax.typing import DTypeLike
 
 from lowering.registry import Registry
-from lowering.trace import Context
-from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.entry_points import Execution
 from nnef_jax.execution.options import RunOptions
 from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
 from nnef_jax.options import require_flags
-from nnef_jax.reading import Quantization, Source, read
+from nnef_jax.reading import Quantization, Source, opened
 
 
 def load(
@@ -102,20 +101,11 @@ def load(
         from nnef_jax.execution.disk_cache import DiskCache
 
         cache = DiskCache(cache_dir)
-    network = read(
-        source,
-        input_shapes=input_shapes,
-        dtype=dtype,
-        quantization=quantization,
-        expand=expand,
-        dialect=dialect,
-        state=state,
-        rules=rules,
-        limits=limits,
-        progress=progress,
-    )
-    run = RunOptions(optimize, autotune, donate_state, unused, cache)
-    return Model(Execution(network, Context(precision), run))
+    with opened(
+        source, input_shapes, dtype, quantization, expand, dialect, state, rules, limits, progress
+    ) as network:
+        run = RunOptions(precision, optimize, autotune, donate_state, unused)
+        return Model(Execution(network, run, cache))
 
 
 def _require_precision(precision: jax.lax.PrecisionLike) -> None:

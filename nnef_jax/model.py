@@ -12,13 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from lowering.extents import UNKNOWN
+from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from nnef_jax.arguments import bind_inputs, bind_variables
 from nnef_jax.errors import InputError
-from nnef_jax.execution.entry_point import EntryPoint
-from nnef_jax.execution.execution import Execution
-from nnef_jax.limits import Meter
+from nnef_jax.execution.entry_points import EntryPoint, Execution
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 
 Parameters = Mapping[str, Any]
@@ -83,8 +81,7 @@ class Model:
         """Return a table: name, operation, shape, dtype, parameters, multiply-adds."""
         from nnef_jax.summary import summarise
 
-        meter = Meter(self._network.options.meter.limits)
-        return summarise(self.graph, self._network.unused, meter)
+        return summarise(self._network)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network; a recurrent one for a single cycle from its initial state.
@@ -133,7 +130,7 @@ class Model:
         unknown = [name for name in wanted if name not in graph.values]
         if unknown:
             raise InputError(
-                f"the graph has no tensor {', '.join(repr(n) for n in unknown)}",
+                f"the graph has no tensor {', '.join(map(repr, unknown))}",
                 hint="model.summary() lists the names",
             )
         own = self._execution.own
@@ -157,10 +154,13 @@ class Model:
 
         Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
         """
-        if not args and not kwargs and self.inputs:
-            args = tuple(
-                jax.ShapeDtypeStruct(_known_shape(s), jnp.dtype(s.dtype)) for s in self.inputs
-            )
+        if not args and not kwargs:
+            types = {value.name: value.type for value in self.graph.inputs}
+            for name, type in types.items():
+                if not is_known(type.shape):
+                    message = f"the shape of input '{name}' is not known"
+                    raise InputError(message, hint="give an example input")
+            args = tuple(jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in types.values())
         inputs = bind_inputs(self._network, args, kwargs, abstract=True)
         return jax.jit(self.apply).lower(self._execution.own.parameters(), *inputs)
 
@@ -238,8 +238,13 @@ class Model:
             "state": self._check_state(own.initial_state() if state is None else state),
             "params": self._check_params(own.parameters() if params is None else params, all=True),
         }
-        for what, arrays in given.items():
-            _require_untraced(what, arrays)
+        pairs = ((what, *pair) for what, arrays in given.items() for pair in arrays.items())
+        for what, label, array in pairs:
+            if isinstance(array, Tracer):
+                raise InputError(
+                    f"{what}: '{label}' is traced, it has no values to store",
+                    hint="save outside of jax.jit and the like",
+                )
         arrays = {**own.select(self._network.unused), **given["state"], **given["params"]}
         text = None  # the graph.quant that was read
         if quantize is not None:
@@ -276,24 +281,6 @@ class Model:
         return {state.label: state for state in self.graph.states}
 
 
-def _known_shape(spec: TensorSpec) -> tuple[int, ...]:
-    shape = tuple(extent for extent in spec.shape if extent is not None)
-    if len(shape) != len(spec.shape):
-        raise InputError(
-            f"the shape of input '{spec.name}' is not known", hint="give an example input"
-        )
-    return shape
-
-
 def _spec(name: str, value: Value) -> TensorSpec:
     shape = tuple(None if extent is UNKNOWN else extent for extent in value.type.shape)
     return TensorSpec(name, shape, value.type.dtype)
-
-
-def _require_untraced(what: str, arrays: Mapping[str, Any]) -> None:
-    for label, array in arrays.items():
-        if isinstance(array, Tracer):
-            raise InputError(
-                f"{what}: '{label}' is traced, it has no values to store",
-                hint="save outside of jax.jit and the like",
-            )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic, show
-from lowering.graph import Graph, Operation, TensorType, Value
+from lowering.graph import Graph, Operation, StateVariable, TensorType, Value
 from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Shapes
 from nnef_jax.limits import Meter, uncollected
-from nnef_jax.recurrence import require_pairs, with_pairs, zeros
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,8 @@ class Network:
 
     `graph` is its graph for the declared input shapes (or those of `options.input_shapes`), in
     which extents that are left open are UNKNOWN; `specialise` gives the one for known shapes.
-    `pairs` are the inputs that are its state, each with the output that takes its place.
+    `pairs` are the inputs that are its state, each with the output that takes its place in the next
+    cycle. Neither is left among the graph's own: the input is a state variable of its name.
     """
 
     frontend: Frontend
@@ -46,8 +47,13 @@ class Network:
 
         Raises InputError for shapes and pairs that the document does not take, NnefError.
         """
-        _require_inputs(frontend, options.input_shapes)
-        require_pairs(frontend, pairs)
+        raise_all(
+            [
+                *_unknown("input_shapes", options.input_shapes, "input", frontend.inputs),
+                *_unknown("state", pairs, "input", frontend.inputs),
+                *_unknown("state", pairs.values(), "output", frontend.outputs),
+            ]
+        )
         graph, declared, is_guessed = _flatten_and_check(frontend, options)
         stored: Mapping[str, NDArray[Any]] = {}
         if data:
@@ -56,8 +62,8 @@ class Network:
             if found.frontend is not frontend:
                 frontend = found.frontend
                 graph, declared, is_guessed = _flatten_and_check(frontend, options)
-        graph = with_pairs(graph, pairs)
-        stored = {**stored, **zeros(graph, pairs, frontend)}
+        graph = _with_pairs(graph, pairs)
+        stored = {**stored, **_zeros(graph, pairs, frontend)}
         return cls(frontend, options, graph, stored, pairs, declared, is_guessed)
 
     def specialise(self, shapes: Sequence[Shape]) -> Graph:
@@ -106,7 +112,7 @@ class Network:
         return frozenset(p.label for p in self.graph.parameters if p.value not in needed)
 
     def _flatten(self, options: Options) -> Graph:
-        return with_pairs(_flatten(self.frontend, options), self.pairs)
+        return _with_pairs(_flatten(self.frontend, options), self.pairs)
 
     def _check_variables(self, graph: Graph) -> None:
         """Refuse variables that were not there, or not of this type, when their data were read."""
@@ -165,16 +171,49 @@ def _is_known(graph: Graph) -> bool:
     return all(is_known(value.type.shape) for value in graph.inputs)
 
 
-def _require_inputs(frontend: Frontend, shapes: Shapes) -> None:
-    """Raise InputError for shapes of inputs that there are not."""
-    names = frontend.inputs
-    raise_all(
-        [
-            InputError(f"input_shapes names '{name}', the graph's inputs are {', '.join(names)}")
-            for name in shapes
-            if name not in names
-        ]
+def _unknown(what: str, names: Iterable[str], kind: str, known: Sequence[str]) -> list[InputError]:
+    return [
+        InputError(f"{what} names '{name}', the graph's {kind}s are {', '.join(known)}")
+        for name in names
+        if name not in known
+    ]
+
+
+def _with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
+    """The graph with the pairs as its state; InputError where they do not go together."""
+    if not pairs:
+        return graph
+    inputs = {value.name: value for value in graph.inputs}
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    kept = {name: value for name, value in outputs.items() if name not in pairs.values()}
+    states: list[StateVariable] = []
+    for input, output in pairs.items():
+        before, after = inputs[input].type, outputs[output].type
+        if before.dtype != after.dtype or len(before.shape) != len(after.shape):
+            raise InputError(
+                f"output '{output}' is {after}, it cannot be the next '{input}': {before}"
+            )
+        states.append(StateVariable(input, inputs[input], outputs[output]))
+    return replace(
+        graph,
+        inputs=tuple(value for name, value in inputs.items() if name not in pairs),
+        outputs=tuple(kept.values()),
+        output_names=tuple(kept),
+        states=(*graph.states, *states),
     )
+
+
+def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[str, NDArray[Any]]:
+    """What the states that were inputs start with."""
+    types = {state.label: state.value.type for state in graph.states if state.label in pairs}
+    for label, type in types.items():
+        if not is_known(type.shape):
+            raise InputError(
+                f"the shape of state '{label}' is not known, it is {show(type.shape)}",
+                span=frontend.spans().get(label),
+                hint="give it by load(..., input_shapes=...)",
+            )
+    return {label: np.zeros(type.shape, type.dtype) for label, type in types.items()}
 
 
 def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from types import UnionType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-def require(name: str, value: Any, types: type | tuple[type, ...], expected: str) -> None:
+def require(name: str, value: Any, types: type | UnionType, expected: str) -> None:
     """Raise TypeError unless the value is of these types; True and False are no numbers."""
-    is_number = isinstance(value, bool) and types is not bool
-    if not isinstance(value, types) or is_number:
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
 
 
@@ -33,22 +34,9 @@ def require_choice(name: str, value: Any, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} must be {one_of}{listed}, it is {shown(value)}")
 
 
-def require_dtype(name: str, value: Any, choices: Iterable[str]) -> str:
-    """Return the name of a dtype that numpy, jax or its name gives; ValueError for others."""
-    found = np.dtype(value).name if isinstance(value, type | np.dtype) else value
-    require_choice(name, found, choices)
-    return found
-
-
-def require_callable(name: str, value: Callable[..., Any] | None) -> None:
-    """Raise TypeError for what cannot be called and is not None."""
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be a function, it is {shown(value)}")
-
-
 def require_path(name: str, value: Any) -> None:
     """Raise TypeError or ValueError for what cannot be the path of something to write."""
-    require(name, value, (str, os.PathLike), "a path")
+    require(name, value, str | os.PathLike, "a path")
     path = os.fsdecode(value)
     if not path or "\0" in path:
         raise ValueError(f"{name} must not be empty or hold a NUL, it is {path!r}")
@@ -95,10 +83,9 @@ def names_of(name: str, value: Any, hint: str) -> tuple[str, ...]:
 def words_by_word(name: str, value: Any, hint: str) -> dict[str, str]:
     """Return a dict of words by word; raise TypeError for anything else."""
     require(name, value, Mapping, f"a dict of {hint}")
-    for pair in value.items():
-        for item in pair:
-            if not isinstance(item, str):
-                raise TypeError(f"{name} must be a dict of {hint}, {shown(item)} is in it")
+    for item in chain(*value.items()):
+        if not isinstance(item, str):
+            raise TypeError(f"{name} must be a dict of {hint}, {shown(item)} is in it")
     return dict(value)
 
 

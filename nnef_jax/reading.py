@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Literal, get_args
 
 import jax
+import numpy as np
 
 from lowering.registry import Registry
 from nnef_jax.formats import FORMATS, format_of, graphs
@@ -16,9 +17,7 @@ from nnef_jax.limits import Limits, Meter, uncollected, within_memory
 from nnef_jax.network import Network
 from nnef_jax.options import (
     require,
-    require_callable,
     require_choice,
-    require_dtype,
     require_readable,
     shapes_by_name,
     words_by_word,
@@ -33,7 +32,6 @@ _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 @contextmanager
 def opened(
     source: Source,
-    *,
     input_shapes: Mapping[str, Sequence[int | None]] | None = None,
     dtype: Any = "float32",
     quantization: Quantization = "apply",
@@ -43,6 +41,7 @@ def opened(
     rules: Registry | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    *,
     data: bool = True,
 ) -> Generator[Network]:
     """Read and check a network without touching a device; its archive is open meanwhile.
@@ -50,17 +49,16 @@ def opened(
     The arguments are those of `load`. Without `data` the network has none.
     """
     require_readable("source", source)
-    dtype = require_dtype("dtype", dtype, _REAL_DTYPES)
+    dtype = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
+    require_choice("dtype", dtype, _REAL_DTYPES)
     require_choice("quantization", quantization, get_args(Quantization))
     require_choice("expand", expand, get_args(Expand))
     require_choice("dialect", dialect, ("auto", *FORMATS))
     shapes = shapes_by_name("input_shapes", {} if input_shapes is None else input_shapes)
     state = words_by_word("state", {} if state is None else state, "output names by input name")
-    if rules is not None:
-        require("rules", rules, Registry, "a nnef_jax.Registry")
-    if limits is not None:
-        require("limits", limits, Limits, "a nnef_jax.Limits")
-    require_callable("progress", progress)
+    require("rules", rules, Registry | None, "a nnef_jax.Registry")
+    require("limits", limits, Limits | None, "a nnef_jax.Limits")
+    require("progress", progress, Callable | None, "a function")
     if dtype == "float64" and not jax.config.read("jax_enable_x64"):
         raise ValueError(
             "dtype='float64' needs jax's x64 mode: jax.config.update('jax_enable_x64', True)"

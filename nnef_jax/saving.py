@@ -45,8 +45,7 @@ def save(
     require_path("path", path)
     require("text", text, str, "the text of a document")
     require("params", params, Mapping, "a dict of arrays by label")
-    if quantization is not None:
-        require("quantization", quantization, str, "the text of graph.quant")
+    require("quantization", quantization, str | None, "the text of graph.quant")
     require_flags(overwrite=overwrite)
     write_network(path, network_of_text(text), params, quantization, overwrite=overwrite)
 

@@ -8,6 +8,7 @@ from lowering.extents import is_known, show, volume
 from lowering.graph import Graph
 from lowering.work import multiply_adds
 from nnef_jax.limits import ROW, Meter
+from nnef_jax.network import Network
 
 _Row = tuple[str, str, str, str, str, str]
 _HEAD: _Row = ("name", "operation", "shape", "dtype", "parameters", "MACs")
@@ -15,12 +16,14 @@ _NUMBERS = 2  # columns, the last, that are aligned to the right
 _WIDEST = 60  # that a column is made; what is longer in it stays as it is
 
 
-def summarise(graph: Graph, unused: Collection[str], meter: Meter) -> str:
-    """Return a table with a line for each operation, then one for each of the `unused` parameters.
+def summarise(network: Network) -> str:
+    """Return a table with a line for each operation, then one for each unused parameter.
 
     Multiply-adds count an unknown extent as 1: for one item of an open batch. Raises LimitError for
-    more rows than the meter allows.
+    more rows than the network's limits allow.
     """
+    graph, unused = network.graph, network.unused
+    meter = Meter(network.options.meter.limits)
     rows: list[_Row] = []
     work = [multiply_adds(operation) for operation in graph.operations]
     for row in _rows(graph, work, unused):

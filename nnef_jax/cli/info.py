@@ -8,7 +8,6 @@ from typing import Any
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.work import multiply_adds
-from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 from nnef_jax.summary import summarise
 
@@ -22,8 +21,7 @@ def describe(network: Network) -> str:
     lines += [("output", f"{name}: {value.type}") for name, value in _outputs(graph)]
     lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
     head = "\n".join(f"{name:<16}{text}" for name, text in lines)
-    meter = Meter(network.options.meter.limits)
-    return f"{head}\n\n{summarise(graph, network.unused, meter)}"
+    return f"{head}\n\n{summarise(network)}"
 
 
 def description(network: Network) -> dict[str, Any]:

@@ -41,11 +41,9 @@ def key_of(graph: Graph, device: Device, *others: object) -> str:
     The graph tells more than the document: what of the data its structure depends on, say. Others
     tell by their repr what else there is to know.
     """
-    digest = hashlib.sha256()
-    for part in (*_environment(), *_of_device(device), *map(repr, others), *_described(graph, {})):
-        digest.update(part.encode())
-        digest.update(b"\0")
-    return digest.hexdigest()
+    place = device.platform, device.device_kind, device.id, device.client.platform_version
+    told = *_environment(), *map(repr, (*place, *others)), *_described(graph, {})
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()
 
 
 def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
@@ -72,11 +70,6 @@ def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
     yield from map(line, graph.operations)
     yield shown(tuple((s.label, s.value, s.update) for s in graph.states))
     yield shown(tuple(zip(graph.output_names, graph.outputs, strict=True)))
-
-
-def _of_device(device: Device) -> tuple[str, ...]:
-    version = device.client.platform_version
-    return device.platform, device.device_kind, str(device.id), version
 
 
 def _environment() -> Iterator[str]:

@@ -26,9 +26,15 @@ from jax.experimental import serialize_executable
 from lowering.devices import Device, on_cpu
 from lowering.prepare import Split, assemble
 from nnef_jax.errors import InputError
-from nnef_jax.execution.array_file import digest_of, read_arrays, write_arrays
 from nnef_jax.execution.cache_key import compiler_versions
-from nnef_jax.execution.checked_file import read_checked, write_checked
+from nnef_jax.execution.checked_file import (
+    digest_of,
+    read_arrays,
+    read_checked,
+    write_arrays,
+    write_checked,
+)
+from nnef_jax.execution.options import Jit, Program
 
 
 class DiskCache:
@@ -56,28 +62,17 @@ class DiskCache:
         self._has_warned = False
 
     def get(
-        self,
-        key: str,
-        device: Device,
-        make: Callable[[], tuple[Split, Any]],
-        parameters: Sequence[jax.Array],
-        inputs: Sequence[Sequence[Any]],
-        result: Any,
+        self, key: str, device: Device, program: Program, make: Callable[[], tuple[Split, Jit]]
     ) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
-        """Return the compiled `run` of a split, and what is prepared for it.
+        """Return the compiled `run` of a program's split, and what is prepared for it.
 
-        They come from the folder if it has them. Otherwise they are put there: an entry that cannot
-        be used is made again.
-
-        Args:
-            device: what they are for, which is the default device now.
-            make: gives the split and its `run` jitted.
-            inputs: what `run` takes beside what is prepared.
-            result: the tree structure of what `run` returns. Its types may be of this process
-                alone, so that an entry does not hold it.
+        They come from the folder if it has them. Otherwise they are put there, from the split
+        that `make` gives with `jax.jit` for its `run`: an entry that cannot be used is made again.
+        They are for the device, which is the default one now.
         """
-        path = self._path(key, "xla")
-        found = _read(path, device, result)
+        path, parameters = self._path(key, "xla"), program.own
+        # The types of the result may be of this process alone, so that an entry does not hold them.
+        found = _read(path, device, program.result)
         if found is not None:
             first, load = found
             with suppress(Exception):  # jaxlib raises anything for what it cannot load
@@ -86,13 +81,13 @@ class DiskCache:
                     loading = pool.submit(load)
                     prepared = self._prepared(first, parameters)
                 return loading.result(), prepared
-        parts, jitted = make()
+        parts, jit = make()
         compute = parts.lowered(parameters)
         text = "\n".join((*compiler_versions(), compute.as_text()))
         identity = hashlib.sha256(text.encode()).hexdigest()
         first = _FirstPart(parts.sources, parts.reads, identity, cache(compute.compile))
         prepared = self._prepared(first, parameters)
-        run = jitted.lower(prepared, *inputs).compile()
+        run = jit(parts.run).lower(prepared, *program.arguments).compile()
         self._keep(lambda: _write(path, first, run))
         return run, prepared
 

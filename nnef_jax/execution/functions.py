@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -29,9 +28,8 @@ Function = Callable[..., tuple[Any, dict[str, Any]]]
 class Functions:
     """The functions of a network; those that are `optimized` are traced for `lowering.cpu`."""
 
-    def __init__(self, network: Network, context: Context, options: RunOptions) -> None:
+    def __init__(self, network: Network, options: RunOptions) -> None:
         self.network = network
-        self._context = context
         self._options = options
 
     def values(
@@ -50,7 +48,7 @@ class Functions:
         def fold(items: int) -> None:
             meter.spend(items // FOLDED_PER_STEP, "folding constants")
 
-        context = replace(self._context, fold=fold, optimized=optimized)
+        context = Context(self._options.precision, optimized, fold)
         try:
             return trace(graph, context, params, state, inputs, wanted)
         except InvalidComputation as error:

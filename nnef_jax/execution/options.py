@@ -1,27 +1,53 @@
-"""How a network is run."""
+"""What is compiled and run, and how."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
+
+import jax
 
 from lowering.devices import on_cpu
+from lowering.graph import Graph
 
-if TYPE_CHECKING:
-    from nnef_jax.execution.disk_cache import DiskCache
+Jit = Callable[[Callable[..., Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """How a network is run: keywords of `nnef_jax.load`, which documents them."""
 
+    precision: jax.lax.PrecisionLike = None
     optimize: bool = True
     autotune: bool = False
     donate_state: bool = False
     unused: bool = False
-    cache: DiskCache | None = None
 
     @property
     def for_cpu(self) -> bool:
         """Whether what is traced now gets the layouts and kernels of `lowering.cpu`."""
         return self.optimize and on_cpu()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A function to compile, and what it is compiled for."""
+
+    name: str
+    graph: Graph
+    function: Callable[[Sequence[Any], Sequence[Any]], Any]  # of own arrays and those of a call
+    result: Any  # the tree structure of what it returns
+    own: list[jax.Array]
+    arrays: Sequence[Any]  # of a call, as an example
+    donated: int = 0  # arrays, the first, whose memory it may take for its results
+
+    @property
+    def arguments(self) -> tuple[list[Any], ...]:
+        """What the compiled function takes beside what is prepared."""
+        return parted(self.arrays, self.donated)
+
+
+def parted(arrays: Sequence[Any], donated: int) -> tuple[list[Any], ...]:
+    """Return the arguments that hold the arrays, those that are donated apart."""
+    return (list(arrays[donated:]), list(arrays[:donated])) if donated else (list(arrays),)

@@ -115,8 +115,7 @@ def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> npt.
     >>> filter = nnef_jax.read_tensor("model/conv1/filter.dat")
     """
     require_readable("source", source)
-    if limits is not None:
-        require("limits", limits, Limits, "a nnef_jax.Limits")
+    require("limits", limits, Limits | None, "a nnef_jax.Limits")
     with within_memory("the tensor"):
         return read_tensor_file(source, meter=Meter(limits)).array
 
@@ -309,8 +308,7 @@ def write_tensor(
     """
     if not callable(getattr(file, "write", None)):
         require_path("file", file)
-    if bits is not None:
-        require("bits", bits, int, "an integer, or None")
+    require("bits", bits, int | None, "an integer, or None")
     require_flags(quantized=quantized)
     header, data = encode_tensor(array, bits=bits, quantized=quantized)
     if isinstance(file, str | os.PathLike):

@@ -22,8 +22,13 @@ import nnef_jax
 from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.registry import Registry
 from nnef_jax.execution import cache_key, functions
-from nnef_jax.execution.array_file import digest_of, read_arrays, write_arrays
-from nnef_jax.execution.checked_file import read_checked, write_checked
+from nnef_jax.execution.checked_file import (
+    digest_of,
+    read_arrays,
+    read_checked,
+    write_arrays,
+    write_checked,
+)
 from nnef_jax.storage import files
 from nnef_jax.storage.tensorfile import encode_tensor
 from tests import flip_cache

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.core import Tracer
 
 from lowering.devices import Place, place_of
-from nnef_jax.execution.compiler import Compiler, Executable, Program
-from nnef_jax.execution.functions import Function, Functions
+from nnef_jax.execution.compiler import Compiler, Executable
+from nnef_jax.execution.functions import Arrays, Function, Functions
+from nnef_jax.execution.options import Program, RunOptions
 from nnef_jax.execution.own_arrays import OwnArrays
+from nnef_jax.network import Network
 
-Arrays = Mapping[str, Any]
+if TYPE_CHECKING:
+    from nnef_jax.execution.disk_cache import DiskCache
+
+
+class Execution:
+    """Runs a network: `outputs` of a call, `step` for a cycle and `scan` for many.
+
+    A call of a recurrent network is one cycle from its initial state.
+    """
+
+    def __init__(
+        self, network: Network, options: RunOptions, cache: DiskCache | None = None
+    ) -> None:
+        self.own = OwnArrays(network, options)
+        network = self.network = self.own.network
+        self.functions = Functions(network, options)
+        self.compiler = Compiler(options, self.own, cache)
+        parts = self.functions, self.own, self.compiler
+        cycle, scan = self.functions.cycle, self.functions.scan
+        self.outputs = EntryPoint("outputs", cycle, *parts, takes_state=False)
+        self.step = EntryPoint("step", cycle, *parts, donates=options.donate_state)
+        self.scan = EntryPoint("scan", scan, *parts, time_axes=1)
 
 
 class EntryPoint:
