@@ -118,8 +118,7 @@ def flatten(
         typer.Option("--output", "-o", help="Save the network: a folder, or .tar, .tgz, .tar.xz."),
     ] = None,
     expand: Annotated[
-        Literal["auto", "all"],
-        typer.Option(help="all: primitive operations only; auto: as the network is run."),
+        Literal["auto", "all"], typer.Option(help="all: to primitives; auto: as the network runs.")
     ] = "auto",
     dialect: Dialect = "auto",
     overwrite: Annotated[
@@ -149,26 +148,20 @@ def run(
         ),
     ] = None,
     mean: Annotated[
-        str,
-        typer.Option(
-            help="For pictures: subtracted from pixels of 0 to 255; one number or one a channel."
-        ),
+        str, typer.Option(help="Subtracted from pixels of 0 to 255: one number, or one a channel.")
     ] = "0",
     scale: Annotated[
         str,
-        typer.Option(help="For pictures: multiplied with after that; one number or one a channel."),
+        typer.Option(help="What pixels are then multiplied with: one number, or one a channel."),
     ] = "1",
     layout: Annotated[
         Literal["nchw", "nhwc", "chw", "hwc", "nhw", "hw"],
         typer.Option(
-            help="For pictures: the axes of the input; n batch, c channels, h height, w width."
+            help="Axes of the input for pictures: n batch, c channels, h height, w width."
         ),
     ] = "nchw",
     resize: Annotated[
-        bool,
-        typer.Option(
-            "--resize", help="For pictures: scale them to the size of the input (bilinear)."
-        ),
+        bool, typer.Option("--resize", help="Scale pictures to the size of the input (bilinear).")
     ] = False,
     output: Annotated[
         Path | None,
@@ -186,8 +179,7 @@ def run(
         ),
     ] = None,
     labels: Annotated[
-        Path | None,
-        typer.Option(help="With --top: a text file with the names of the entries, one a line."),
+        Path | None, typer.Option(help="With --top: a text file of the entries' names, one a line.")
     ] = None,
     dialect: Dialect = "auto",
     cache_dir: Annotated[str | None, _CACHE_DIR] = None,

@@ -37,12 +37,7 @@ _KINDS = (
     (stat.S_ISCHR, "a character device"),
     (stat.S_ISBLK, "a block device"),
 )
-_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)
-)
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_regular(
@@ -86,10 +81,9 @@ def reported(shown: str, error: type[NnefError]) -> Generator[None]:
         raise
     except MemoryError:
         raise LimitError(f"'{shown}' does not fit into memory") from None
-    except OSError as reason:
-        raise error(f"'{shown}' cannot be read: {reason.strerror or reason}") from None
-    except ValueError as reason:  # a name that no file can have
-        raise error(f"'{shown}' cannot be read: {reason}") from None
+    except (OSError, ValueError) as reason:  # a ValueError for a name that no file can have
+        why = getattr(reason, "strerror", None) or reason
+        raise error(f"'{shown}' cannot be read: {why}") from None
 
 
 class _FileMap(mmap.mmap):

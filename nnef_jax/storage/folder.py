@@ -20,7 +20,7 @@ from nnef_jax.storage.labels import split_name
 
 _MAX_LINKS = 40  # as many as Linux follows
 _MAX_DEPTH = 100  # of folders in folders: each holds a descriptor while its names are listed
-_ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FLAGS = _ROOT_FLAGS | getattr(os, "O_NOFOLLOW", 0)
 # Windows has none: there a swap between the check of a path and its opening is not noticed.
 _BY_DESCRIPTOR = os.scandir in os.supports_fd and (

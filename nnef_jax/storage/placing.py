@@ -129,7 +129,7 @@ def _exchanger() -> Callable[[bytes, bytes], int] | None:
 def sync_folder(path: str) -> None:
     """Write the names in a folder to the disk, where the system can."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:  # on Windows, and for a folder that does not tell its names
         return
     try:

@@ -22,6 +22,7 @@ from nnef_jax.storage.labels import split_name
 _BLOCK = 512
 _CHUNK = 1 << 20
 _PIECE = 1 << 13  # of a compressed file, read at a time
+_MOST = 1 << 24  # bytes that a piece expands to at a time: all of it with gzip, 1032 times its size
 _XZ_MEMORY = 256 << 20  # `xz -9` takes 65 MiB
 # A large bytearray usually starts 16 bytes behind a multiple of 64. With so much in front a tensor,
 # behind headers of 512 and 128 bytes, is aligned: a load of 102 MB peaks at 102 instead of 204.
@@ -122,31 +123,6 @@ def _without_folder(
     }
 
 
-class _Inflate:
-    """zlib's decompressor of gzip with the methods of those of bz2 and lzma."""
-
-    needs_input = True
-
-    def __init__(self) -> None:
-        self._zlib = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-
-    @property
-    def eof(self) -> bool:
-        return self._zlib.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._zlib.unused_data
-
-    def decompress(self, data: memoryview, max_length: int) -> bytes:
-        # A piece grows to 1032 times its size at most: no bound is needed.
-        return self._zlib.decompress(data)
-
-
-def _lzma() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
-
-
 @dataclass(frozen=True, slots=True)
 class _Compression:
     """How a compressed file starts, what expands it, and the least bytes it expands in a step."""
@@ -158,9 +134,11 @@ class _Compression:
 
 # Expanding zeros, or random bytes again and again, takes gzip 1200 MB/s and more, xz 600, bzip2 90.
 _COMPRESSIONS = (
-    _Compression(b"\x1f\x8b", _Inflate, 512),
+    _Compression(b"\x1f\x8b", lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), 512),
     _Compression(b"BZh", bz2.BZ2Decompressor, 48),
-    _Compression(b"\xfd7zXZ\0", _lzma, 256),
+    _Compression(
+        b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 256
+    ),
 )
 
 
@@ -193,11 +171,12 @@ def _pieces(
         meter.spend(MEMBER, name)
         stream = compression.decompressor()
         while not stream.eof:
-            piece = data[position : position + _PIECE] if stream.needs_input else data[:0]
-            if stream.needs_input and not piece:
+            needs_input = getattr(stream, "needs_input", True)  # zlib's has no such attribute
+            piece = data[position : position + _PIECE] if needs_input else data[:0]
+            if needs_input and not piece:
                 raise EOFError("it ends within a stream")
             position += len(piece)
-            yield stream.decompress(piece, _CHUNK)
+            yield stream.decompress(piece, _MOST)
             if position % _CHUNK == 0:
                 files.release(np.frombuffer(data[:position], np.uint8))
         position -= len(stream.unused_data)

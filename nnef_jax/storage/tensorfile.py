@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -35,7 +36,7 @@ from nnef_jax.options import numpy_of, require, require_flags, require_path, req
 from nnef_jax.storage import bitstream, files
 
 _MAGIC = b"\x4e\xef"
-_HEADER = struct.Struct("<2sBBII8III76x")
+_HEADER = struct.Struct("<2sBBII8IIHHI72x")
 HEADER_SIZE = _HEADER.size  # of NNEF 1.0
 _MAX_RANK = 8
 _MAX_WORD = 0xFFFF_FFFF
@@ -133,14 +134,13 @@ def read_tensor_file(
     header = _read_header(data, name)
     if 0 in header.shape and not empty:
         raise DataError(f"{name}: extents {list(header.shape)}, expected each to be at least 1")
-    dtype = header.dtype
     items = math.prod(header.shape)
     size = bitstream.packed_size(items, header.bits)
     _check_length(data, header, items, size, name)
     array = _decode(data[header.start : header.start + size], header, items, meter, name)
     array = shaped(array, header.shape, name)
     array.setflags(write=False)
-    signed = dtype.kind in "if"
+    signed = header.dtype.kind in "if"
     return TensorFile(array, header.bits, signed, header.quantized, header.quantization)
 
 
@@ -186,7 +186,7 @@ def _read_header(data: memoryview, name: str) -> _Header:
     code, bits, text = struct.unpack_from("<BBH", data, at)
     shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, 12)
     if bits and (first == at + 4 + text or len(data) < HEADER_SIZE):
-        return _provisional_header(data, name, shape, (code, bits, text))
+        return _provisional_header(data, name, shape, code, bits, text)
     header = final_header(data, name)
     if header.vendor:
         vendor = header.vendor.to_bytes(2, "big")
@@ -206,14 +206,13 @@ def final_header(data: memoryview, name: str) -> FinalHeader:
     _, rank = _start(data, name)
     if len(data) < HEADER_SIZE:
         raise DataError(f"{name}: the header ends after {len(data)} of {HEADER_SIZE} bytes")
-    words: tuple[int, ...] = struct.unpack_from("<4x I 4x 8I I HHI", data)
-    return FinalHeader(words[0], words[1 : 1 + rank], *words[9:])
+    words: tuple[int, ...] = _HEADER.unpack_from(data)[3:]
+    return FinalHeader(words[0], words[2 : 2 + rank], *words[10:])
 
 
 def _provisional_header(
-    data: memoryview, name: str, shape: tuple[int, ...], item: tuple[int, int, int]
+    data: memoryview, name: str, shape: tuple[int, ...], code: int, bits: int, length: int
 ) -> _Header:
-    code, bits, length = item
     dtype, quantized = _item_type(_PROVISIONAL, code, bits, name)
     at = 16 + 4 * len(shape)
     start = at + length
@@ -311,13 +310,10 @@ def write_tensor(
     require("bits", bits, int | None, "an integer, or None")
     require_flags(quantized=quantized)
     header, data = encode_tensor(array, bits=bits, quantized=quantized)
-    if isinstance(file, str | os.PathLike):
-        with files.replacing(os.fsdecode(file)) as stream:
-            stream.write(header)
-            stream.write(data)
-    else:
-        file.write(header)
-        file.write(data)
+    is_path = isinstance(file, str | os.PathLike)
+    with files.replacing(os.fsdecode(file)) if is_path else nullcontext(file) as stream:
+        stream.write(header)
+        stream.write(data)
 
 
 def encode_tensor(
@@ -354,7 +350,7 @@ def encode_tensor(
         _check_range(values, kind, bits)
     extents = values.shape + (0,) * (_MAX_RANK - values.ndim)
     code = next(c for c, (_, k, q) in _FINAL.items() if (k, q) == (kind, quantized))
-    header = _HEADER.pack(_MAGIC, 1, 0, length, values.ndim, *extents, bits, code)
+    header = _HEADER.pack(_MAGIC, 1, 0, length, values.ndim, *extents, bits, code, 0, 0)
     return header, _encode(values, dtype, bits)
 
 

@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,19 +28,12 @@ from nnef_jax.storage.tensorfile import TensorFile, encode_tensor
 _GRAPH, _QUANTIZATION = "graph.nnef", "graph.quant"
 
 Member = bytes | npt.NDArray[Any] | TensorFile
-_Opener = Callable[[BinaryIO], AbstractContextManager[Any]]
-
-
-def _gzip(file: BinaryIO) -> AbstractContextManager[Any]:
-    return gzip.GzipFile("", "wb", 6, file, mtime=0)
-
-
-_FORMATS: tuple[tuple[tuple[str, ...], _Opener], ...] = (
-    ((".tar",), nullcontext),
-    ((".tgz", ".tar.gz"), _gzip),
-    ((".tar.xz", ".txz"), partial(lzma.open, mode="wb")),
-    ((".tar.bz2", ".tbz2"), partial(bz2.open, mode="wb")),
-)
+_FORMATS: dict[tuple[str, ...], Callable[[Any], AbstractContextManager[Any]]] = {
+    (".tar",): nullcontext,
+    (".tgz", ".tar.gz"): lambda file: gzip.GzipFile("", "wb", 6, file, mtime=0),
+    (".tar.xz", ".txz"): partial(lzma.open, mode="wb"),
+    (".tar.bz2", ".tbz2"): partial(bz2.open, mode="wb"),
+}
 
 
 def write_archive(
@@ -68,7 +61,7 @@ def write_archive(
     target = os.path.abspath(os.fsdecode(path))
     named = _by_normal_name(members)
     lowered = target.lower()
-    opener = next((opener for suffixes, opener in _FORMATS if lowered.endswith(suffixes)), None)
+    opener = next((open for suffixes, open in _FORMATS.items() if lowered.endswith(suffixes)), None)
     if os.path.lexists(target) and not overwrite:
         raise placing.exists(target)
     if opener is None:
@@ -152,10 +145,10 @@ def _check_replaceable(path: str, *, shown: str, names: Iterable[str]) -> None:
         return
     temporaries.sweep(path)
     found = os.listdir(path)
-    if found and _GRAPH not in found:
-        raise FileExistsError(errno.EEXIST, f"is a folder without {_GRAPH}, not replaced", shown)
     if not found:
         return
+    if _GRAPH not in found:
+        raise FileExistsError(errno.EEXIST, f"is a folder without {_GRAPH}, not replaced", shown)
     folder = Folder(path, Meter())
     text = bytes(folder.read(_GRAPH)).decode(errors="replace")
     folder.close()
