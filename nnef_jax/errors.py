@@ -59,10 +59,8 @@ class NnefError(ValueError):
             lines += ["    " + line for line in self.span.excerpt().split("\n")]
         hidden = len(self.calls) - _SHOWN_CALLS
         for call in reversed(self.calls[-_SHOWN_CALLS:]):
-            lines.append(
-                f"  in fragment '{call.fragment}'"
-                + (f", called at {call.span}" if call.span else "")
-            )
+            place = f", called at {call.span}" if call.span else ""
+            lines.append(f"  in fragment '{call.fragment}'{place}")
         if hidden > 0:
             lines.append(f"  ... and {hidden} more calls")
         if self.hint:

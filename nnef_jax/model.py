@@ -133,17 +133,16 @@ class Model:
                 f"the graph has no tensor {', '.join(map(repr, unknown))}",
                 hint="model.summary() lists the names",
             )
-        own = self._execution.own
+        own, captured = self._execution.own, {name: graph.values[name] for name in wanted}
         if (graph, wanted) not in self._captures:
 
             def capture(params: Parameters, inputs: list[jax.Array]) -> dict[str, jax.Array]:
-                captured = {name: graph.values[name] for name in wanted}
                 values = self._execution.functions.values(
                     graph, params, own.initial_state(), inputs, wanted=captured.values()
                 )
                 return {name: jnp.asarray(values[value]) for name, value in captured.items()}
 
-            needed = graph.dependencies(graph.values[name] for name in wanted)
+            needed = graph.dependencies(captured.values())
             labels = [p.label for p in graph.parameters if p.value in needed]
             self._captures[graph, wanted] = jax.jit(capture), labels
         function, labels = self._captures[graph, wanted]
@@ -196,9 +195,8 @@ class Model:
             lengths = ", ".join(str(x.shape[0]) for x in inputs)
             raise InputError(f"the inputs have different numbers of time steps: {lengths}")
         if not inputs:
-            raise InputError(
-                "a network without inputs has no time axis", hint="call step in a loop"
-            )
+            message = "a network without inputs has no time axis"
+            raise InputError(message, hint="call step in a loop")
         state = self.init_state() if state is None else state
         return self._recur(self._execution.scan, state, inputs, params)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -235,62 +236,49 @@ def _require_no_baked_extents(declared: Graph | None, graph: Graph) -> None:
     """Refuse reshapes that wrote down an extent which `input_shapes` has changed since."""
     if declared is None or len(declared.operations) != len(graph.operations):
         return
-    errors = [
-        ShapeError(
-            f"'reshape' of {show(_input_shape(new))} to {show(new.results[0].type.shape)} "
-            f"keeps the extent {old.results[0].type.shape[axis]} that the document's input "
-            f"shapes had at axis {axis}, input_shapes made it {_input_shape(new)[axis]}",
-            span=new.span,
-            calls=new.calls,
-            hint="write 0 there in the document, which takes the extent of the input",
-        )
-        for old, new in zip(declared.operations, graph.operations, strict=True)
-        if old.kind == new.kind == "reshape" and (axis := _baked_axis(old, new)) is not None
-        if isinstance(old.results[0], Value) and isinstance(new.results[0], Value)
-    ]
-    raise_all(errors)
+    raise_all(
+        [
+            error
+            for old, new in zip(declared.operations, graph.operations, strict=True)
+            if old.kind == new.kind == "reshape" and (error := _baked_extent(old, new))
+        ]
+    )
 
 
-def _input_shape(operation: Operation) -> Shape:
-    return next(operation.reads()).type.shape
-
-
-def _baked_axis(old: Operation, new: Operation) -> int | None:
-    """The leading axis that a reshape passes through as declared, but not with new shapes."""
-    before, after = _input_shape(old), _input_shape(new)
+def _baked_extent(old: Operation, new: Operation) -> ShapeError | None:
+    """The error for a leading extent that a reshape passes through, but only as declared."""
+    old_in, new_in = next(old.reads()).type.shape, next(new.reads()).type.shape
     old_out, new_out = next(old.writes()).type.shape, next(new.writes()).type.shape
-    for axis, (a, b) in enumerate(zip(before, old_out, strict=False)):
+    for axis, (a, b) in enumerate(zip(old_in, old_out, strict=False)):
         if a != b:
-            return None
-        if after[axis] != a and axis < len(new_out) and new_out[axis] == b:
-            return axis
+            break
+        if new_in[axis] != a and axis < len(new_out) and new_out[axis] == b:
+            return ShapeError(
+                f"'reshape' of {show(new_in)} to {show(new_out)} keeps the extent {b} that the "
+                f"document's input shapes had at axis {axis}, input_shapes made it {new_in[axis]}",
+                span=new.span,
+                calls=new.calls,
+                hint="write 0 there in the document, which takes the extent of the input",
+            )
     return None
 
 
 def _opened(graph: Graph, shapes: Shapes) -> Graph:
     """The graph with inputs of these shapes, and all extents open that were guessed."""
     swapped: dict[Value, Value] = {}
-
-    def open(value: Value, shape: Sequence[int | None]) -> Value:
-        extents = tuple(UNKNOWN if extent is None else extent for extent in shape)
-        swapped[value] = Value(value.name, TensorType(extents, value.type.dtype))
-        return swapped[value]
+    for value in chain(graph.inputs, *(operation.writes() for operation in graph.operations)):
+        extents = shapes.get(value.name, [None] * len(value.type.shape))
+        shape = tuple(UNKNOWN if extent is None else extent for extent in extents)
+        swapped[value] = replace(value, type=TensorType(shape, value.type.dtype))
 
     def swap(operand: Any) -> Any:
         if isinstance(operand, tuple):
             return tuple(map(swap, operand))  # pyright: ignore[reportUnknownArgumentType]
         return swapped.get(operand, operand) if isinstance(operand, Value) else operand
 
-    inputs = tuple(
-        open(value, shapes.get(value.name, [None] * len(value.type.shape)))
-        for value in graph.inputs
-    )
-    for operation in graph.operations:
-        for value in operation.writes():
-            open(value, [None] * len(value.type.shape))
     return replace(
         graph,
-        inputs=inputs,
+        inputs=swap(graph.inputs),
         outputs=swap(graph.outputs),
         operations=tuple(
             replace(

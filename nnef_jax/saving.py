@@ -62,10 +62,7 @@ def write_network(
 
     `quantization` is the text of its graph.quant; None keeps what was read.
     """
-    stored = _stored(
-        network, {label: x for label, x in arrays.items() if label not in network.pairs}
-    )
-    members = network.frontend.members(stored, quantization)
+    members = network.frontend.members(_stored(network, arrays), quantization)
     write_archive(path, members, overwrite=overwrite)
 
 
@@ -74,12 +71,11 @@ def _stored(network: Network, arrays: Mapping[str, Any]) -> dict[str, NDArray[An
 
     Raises for all the variables at once that lack an array, or have one that does not fit.
     """
-    graph = network.graph
-    variables = (*graph.parameters, *graph.states)
+    variables = (*network.graph.parameters, *network.graph.states)
     types = {v.label: v.value.type for v in variables if v.label not in network.pairs}
     errors: list[NnefError] = [
         DataError(f"params: the document has no variable '{label}'")
-        for label in sorted(map(str, arrays.keys() - types.keys()))
+        for label in sorted(map(str, arrays.keys() - types.keys() - network.pairs.keys()))
     ]
     stored: dict[str, NDArray[Any]] = {}
     for label, type in sorted(types.items()):

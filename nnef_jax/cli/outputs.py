@@ -166,23 +166,20 @@ def _top_lines(array: Array, top: Top) -> list[str]:
     return lines
 
 
-_SUFFIXES = (".npz", ".npy", ".dat")
-
-
 def check_output(path: Path, names: Sequence[str]) -> None:
     """Refuse what could not be saved there, before the network is run."""
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
-    if path.suffix.lower() in _SUFFIXES:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if path.suffix.lower() != ".npz" and len(names) > 1:
-            raise InputError(
-                f"{path} holds one array, the graph has {len(names)} outputs: {', '.join(names)}",
-                hint="save them as .npz or into a folder",
-            )
-    elif path.exists() and not path.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    suffix = path.suffix.lower()
+    is_file = suffix in (".npz", ".npy", ".dat")
+    if path.exists() and path.is_dir() == is_file:
+        code = errno.EISDIR if is_file else errno.ENOTDIR
+        raise OSError(code, os.strerror(code), str(path))
+    if suffix in (".npy", ".dat") and len(names) > 1:
+        raise InputError(
+            f"{path} holds one array, the graph has {len(names)} outputs: {', '.join(names)}",
+            hint="save them as .npz or into a folder",
+        )
 
 
 def save_results(path: Path, results: Sequence[Result]) -> list[str]:

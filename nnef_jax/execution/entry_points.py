@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -68,7 +68,7 @@ class EntryPoint:
         donates: bool = False,
     ) -> None:
         self._name = name
-        self._function = function
+        self._compute = partial(functions.compute, function)
         self._functions = functions
         self._own = own
         self._compiler = compiler
@@ -120,7 +120,7 @@ class EntryPoint:
     @cached_property
     def _jitted(self) -> Any:
         def run(params: Arrays, state: Arrays, inputs: Sequence[Any]) -> Any:
-            return self._results(self._functions.compute(self._function, params, state, inputs))
+            return self._results(self._compute(params, state, inputs, in_chunks=False))
 
         run.__name__ = self._name
         return jax.jit(run)
@@ -135,10 +135,9 @@ class EntryPoint:
         def function(own: Sequence[Any], arrays: Sequence[Any]) -> Any:
             named = dict(zip(labels, own, strict=True))
             state, inputs = self._parted(arrays)
-            results = self._functions.compute(
-                self._function, named, {**named, **state}, inputs, in_chunks=self._in_chunks
+            return self._results(
+                self._compute(named, {**named, **state}, inputs, in_chunks=self._in_chunks)
             )
-            return self._results(results)
 
         _, inputs = self._parted(arrays)
         graph = self._functions.network.specialise([x.shape[self._time_axes :] for x in inputs])

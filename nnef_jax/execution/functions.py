@@ -21,6 +21,7 @@ from nnef_jax.limits import FOLDED_PER_STEP, Meter
 from nnef_jax.network import Network
 
 Arrays = Mapping[str, Any]
+Inputs = Sequence[Any]
 # Of parameters, state and inputs: the outputs, and the next state.
 Function = Callable[..., tuple[Any, dict[str, Any]]]
 
@@ -37,7 +38,7 @@ class Functions:
         graph: Graph,
         params: Arrays,
         state: Arrays,
-        inputs: Sequence[Any],
+        inputs: Inputs,
         *,
         optimized: bool = False,
         wanted: Iterable[Value] | None = None,
@@ -58,7 +59,7 @@ class Functions:
             ) from None
 
     def cycle(
-        self, params: Arrays, state: Arrays, inputs: Sequence[Any], *, optimized: bool = False
+        self, params: Arrays, state: Arrays, inputs: Inputs, *, optimized: bool = False
     ) -> tuple[Any, dict[str, Any]]:
         """Return the outputs of one cycle, and the state after it."""
         graph = self.network.specialise([tuple(x.shape) for x in inputs])
@@ -67,7 +68,7 @@ class Functions:
         return self.packed(outputs), {s.label: jnp.asarray(values[s.update]) for s in graph.states}
 
     def scan(
-        self, params: Arrays, state: Arrays, inputs: Sequence[Any], *, optimized: bool = False
+        self, params: Arrays, state: Arrays, inputs: Inputs, *, optimized: bool = False
     ) -> tuple[Any, dict[str, Any]]:
         """Run as many cycles as the inputs have items along their first axis, by `lax.scan`."""
 
@@ -79,13 +80,7 @@ class Functions:
         return outputs, state
 
     def compute(
-        self,
-        function: Function,
-        params: Arrays,
-        state: Arrays,
-        inputs: Sequence[Any],
-        *,
-        in_chunks: bool = False,
+        self, function: Function, params: Arrays, state: Arrays, inputs: Inputs, in_chunks: bool
     ) -> tuple[Any, dict[str, Any]]:
         """Compute `cycle` or `scan` in the way that suits the default device.
 

@@ -116,29 +116,15 @@ def _without_folder(
     if len(found) > 1:
         raise ArchiveError(f"{name} holds several networks: {', '.join([*found.values()][:5])}")
     prefix = "".join(f"{folder}/" for folder in found)
-    return {
-        path.removeprefix(prefix): member
-        for path, member in members.items()
-        if path.startswith(prefix)
-    }
+    return {p.removeprefix(prefix): m for p, m in members.items() if p.startswith(prefix)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Compression:
-    """How a compressed file starts, what expands it, and the least bytes it expands in a step."""
-
-    magic: bytes
-    decompressor: Callable[[], Any]
-    bytes_per_step: int
-
-
-# Expanding zeros, or random bytes again and again, takes gzip 1200 MB/s and more, xz 600, bzip2 90.
-_COMPRESSIONS = (
-    _Compression(b"\x1f\x8b", lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), 512),
-    _Compression(b"BZh", bz2.BZ2Decompressor, 48),
-    _Compression(
-        b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 256
-    ),
+# How a compressed file starts, what expands it, and the least bytes that this expands in a step:
+# zeros, or random bytes again and again, take gzip 1200 MB/s and more, xz 600, bzip2 90.
+_COMPRESSIONS: tuple[tuple[bytes, Callable[[], Any], int], ...] = (
+    (b"\x1f\x8b", lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), 512),
+    (b"BZh", bz2.BZ2Decompressor, 48),
+    (b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 256),
 )
 
 
@@ -147,29 +133,30 @@ def _expand(data: memoryview, name: str, meter: Meter) -> memoryview:
     compression = _compression(bytes(data[:_BLOCK]))
     if compression is None:
         return data
+    _, decompressor, bytes_per_step = compression
     expanded = bytearray(_PADDING)
     try:
-        for piece in _pieces(data, compression, name, meter):
+        for piece in _pieces(data, decompressor, name, meter):
             meter.expand(len(piece), name)
-            meter.spend(PIECE + len(piece) // compression.bytes_per_step, name)
+            meter.spend(PIECE + len(piece) // bytes_per_step, name)
             expanded += piece
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ArchiveError(f"{name}: broken or truncated compression: {error}") from None
     return memoryview(expanded)[_PADDING:].toreadonly()
 
 
-def _compression(start: bytes) -> _Compression | None:
-    return next((c for c in _COMPRESSIONS if start.startswith(c.magic)), None)
+def _compression(start: bytes) -> tuple[bytes, Callable[[], Any], int] | None:
+    return next((found for found in _COMPRESSIONS if start.startswith(found[0])), None)
 
 
 def _pieces(
-    data: memoryview, compression: _Compression, name: str, meter: Meter
+    data: memoryview, decompressor: Callable[[], Any], name: str, meter: Meter
 ) -> Iterator[bytes]:
     """Yield what a compressed file expands to: streams, with zeros behind each."""
     position = 0
     while position < len(data):
         meter.spend(MEMBER, name)
-        stream = compression.decompressor()
+        stream = decompressor()
         while not stream.eof:
             needs_input = getattr(stream, "needs_input", True)  # zlib's has no such attribute
             piece = data[position : position + _PIECE] if needs_input else data[:0]

@@ -46,13 +46,8 @@ def write_archive(
     quantised mark.
 
     The container appears complete and on the disk, or what was there stays, even if the process is
-    killed. Of several writers one wins whole. The next writer into the folder removes what a killed
-    one left. With `overwrite` modes are kept, and a link itself is replaced. A folder is replaced
-    only if it holds nothing but graph.nnef, graph.quant, the tensor files of labels in that
-    graph.nnef, and files named as the new ones. Its readers may miss old files, but never mix old
-    and new. Where the system cannot exchange folders (Linux and macOS can, in their own file
-    systems), nothing is at the path for a moment: a writer killed then leaves the old folder as
-    PATH.replaced-HEX, which nothing removes.
+    killed. A folder is replaced only if it holds nothing but graph.nnef, graph.quant, the tensor
+    files of labels in that graph.nnef, and files named as the new ones: docs/saving.md.
 
     Raises FileExistsError for what is not to be replaced, ArchiveError for a name that could lead
     outside or collides with another, DataError for an array that no tensor file can hold, OSError
