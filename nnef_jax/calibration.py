@@ -20,7 +20,8 @@ _MOST_BITS = 16
 # The operands that are weights: biases and statistics lose too much in a few bits.
 _WEIGHTS = {"filter", "plane_filter", "point_filter", "A", "B"}
 
-_Range = tuple[NDArray[Any], NDArray[Any]]
+Array = NDArray[Any]
+_Range = tuple[Array, Array]
 
 
 def calibrate(
@@ -170,23 +171,21 @@ def _arguments(sample: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (sample if isinstance(sample, tuple) else (sample,)), {}  # pyright: ignore[reportUnknownVariableType]
 
 
-def _not_empty(low: NDArray[Any], high: NDArray[Any]) -> _Range:
+def _not_empty(low: Array, high: Array) -> _Range:
     """Widen an empty range to hold 0, or to 0 and 1."""
     empty = low == high
     top = np.where(high > 0, high, np.where(high < 0, 0, 1))
     return np.where(empty & (low > 0), 0, low), np.where(empty, top, high)
 
 
-def _min_max(low: NDArray[Any], high: NDArray[Any], symmetric: bool) -> str:
+def _min_max(low: Array, high: Array, symmetric: bool) -> str:
     if symmetric:
         high = np.maximum(np.abs(low), np.abs(high))
         low = -high
     return f"min = {_text(low)}, max = {_text(high)}"
 
 
-def _zero_point(
-    low: NDArray[Any], high: NDArray[Any], bits: int, signed: bool, symmetric: bool
-) -> str:
+def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: bool) -> str:
     top = 2 ** (bits - int(signed)) - 1
     bottom = 0 if not signed else -top if symmetric else -top - 1
     low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
@@ -198,7 +197,7 @@ def _zero_point(
     return f"zero_point = {_text(zero_point)}, scale = {_text(scale)}"
 
 
-def _text(numbers: NDArray[Any]) -> str:
+def _text(numbers: Array) -> str:
     """Write a number, or an array of them, as NNEF does: scalars have a point."""
     if numbers.ndim:
         return f"[{', '.join(map(_text, numbers))}]"

@@ -19,7 +19,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.execution.entry_points import EntryPoint, Execution
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 
-Parameters = Mapping[str, Any]
+Params = Mapping[str, Any]
 State = Mapping[str, Any]
 
 
@@ -65,9 +65,7 @@ class Model:
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """What a call returns, in order."""
-        return tuple(
-            _spec(*pair) for pair in zip(self.graph.output_names, self.graph.outputs, strict=True)
-        )
+        return tuple(map(_spec, self.graph.output_names, self.graph.outputs))
 
     @property
     def params(self) -> dict[str, jax.Array]:
@@ -94,7 +92,7 @@ class Model:
         known = None if kwargs else outputs.known(args)
         return known(list(args)) if known else outputs(self._bind(args, kwargs))
 
-    def apply(self, params: Parameters, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
         """Run the network as a pure function of parameters and inputs, for `jax.grad` and the like.
 
         It and its derivatives are compiled as a whole, outside `jax.jit` too. `params` are arrays
@@ -136,7 +134,7 @@ class Model:
         own, captured = self._execution.own, {name: graph.values[name] for name in wanted}
         if (graph, wanted) not in self._captures:
 
-            def capture(params: Parameters, inputs: list[jax.Array]) -> dict[str, jax.Array]:
+            def capture(params: Params, inputs: list[jax.Array]) -> dict[str, jax.Array]:
                 values = self._execution.functions.values(
                     graph, params, own.initial_state(), inputs, wanted=captured.values()
                 )
@@ -167,9 +165,7 @@ class Model:
         """Return the state before a first cycle: stored values of updated variables by label."""
         return self._execution.own.first_state()
 
-    def step(
-        self, state: State, *args: Any, params: Parameters | None = None, **kwargs: Any
-    ) -> Any:
+    def step(self, state: State, *args: Any, params: Params | None = None, **kwargs: Any) -> Any:
         """Run one cycle (spec 4.7): `outputs, state = model.step(state, x)`.
 
         `state` is from `init_state` or an earlier step. `params` are used instead of the network's
@@ -179,11 +175,7 @@ class Model:
         return self._recur(self._execution.step, state, self._bind(args, kwargs), params)
 
     def scan(
-        self,
-        *args: Any,
-        state: State | None = None,
-        params: Parameters | None = None,
-        **kwargs: Any,
+        self, *args: Any, state: State | None = None, params: Params | None = None, **kwargs: Any
     ) -> Any:
         """Run many cycles along the inputs' first axis, time: `outputs, state = model.scan(xs)`.
 
@@ -201,7 +193,7 @@ class Model:
         return self._recur(self._execution.scan, state, inputs, params)
 
     def _recur(
-        self, entry: EntryPoint, state: State, inputs: list[Any], params: Parameters | None
+        self, entry: EntryPoint, state: State, inputs: list[Any], params: Params | None
     ) -> Any:
         state = self._check_state(state)
         if params is None:
@@ -212,7 +204,7 @@ class Model:
         self,
         path: str | os.PathLike[str],
         *,
-        params: Parameters | None = None,
+        params: Params | None = None,
         state: State | None = None,
         quantize: Iterable[Any] | None = None,
         overwrite: bool = False,

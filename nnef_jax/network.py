@@ -189,11 +189,9 @@ def _with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     kept = {name: value for name, value in outputs.items() if name not in pairs.values()}
     states: list[StateVariable] = []
     for input, output in pairs.items():
-        before, after = inputs[input].type, outputs[output].type
-        if before.dtype != after.dtype or len(before.shape) != len(after.shape):
-            raise InputError(
-                f"output '{output}' is {after}, it cannot be the next '{input}': {before}"
-            )
+        old, new = inputs[input].type, outputs[output].type
+        if old.dtype != new.dtype or len(old.shape) != len(new.shape):
+            raise InputError(f"output '{output}' is {new}, it cannot be the next '{input}': {old}")
         states.append(StateVariable(input, inputs[input], outputs[output]))
     return replace(
         graph,

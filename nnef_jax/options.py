@@ -80,7 +80,7 @@ def names_of(name: str, value: Any, hint: str) -> tuple[str, ...]:
     return found
 
 
-def words_by_word(name: str, value: Any, hint: str) -> dict[str, str]:
+def word_pairs(name: str, value: Any, hint: str) -> dict[str, str]:
     """Return a dict of words by word; raise TypeError for anything else."""
     require(name, value, Mapping, f"a dict of {hint}")
     for item in chain(*value.items()):

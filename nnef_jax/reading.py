@@ -15,13 +15,7 @@ from nnef_jax.formats import FORMATS, format_of, graphs
 from nnef_jax.formats.base import Expand, Options, Progress
 from nnef_jax.limits import Limits, Meter, uncollected, within_memory
 from nnef_jax.network import Network
-from nnef_jax.options import (
-    require,
-    require_choice,
-    require_readable,
-    shapes_by_name,
-    words_by_word,
-)
+from nnef_jax.options import require, require_choice, require_readable, shapes_by_name, word_pairs
 from nnef_jax.storage.archive import Archive, archive_of_texts, open_archive
 
 Quantization = Literal["apply", "ignore"]
@@ -55,7 +49,7 @@ def opened(
     require_choice("expand", expand, get_args(Expand))
     require_choice("dialect", dialect, ("auto", *FORMATS))
     shapes = shapes_by_name("input_shapes", {} if input_shapes is None else input_shapes)
-    state = words_by_word("state", {} if state is None else state, "output names by input name")
+    state = word_pairs("state", {} if state is None else state, "output names by input name")
     require("rules", rules, Registry | None, "a nnef_jax.Registry")
     require("limits", limits, Limits | None, "a nnef_jax.Limits")
     require("progress", progress, Callable | None, "a function")

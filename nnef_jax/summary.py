@@ -12,7 +12,7 @@ from nnef_jax.network import Network
 
 _Row = tuple[str, str, str, str, str, str]
 _HEAD: _Row = ("name", "operation", "shape", "dtype", "parameters", "MACs")
-_NUMBERS = 2  # columns, the last, that are aligned to the right
+_SIDES = "<<<<>>"  # to which columns are aligned
 _WIDEST = 60  # that a column is made; what is longer in it stays as it is
 
 
@@ -62,12 +62,8 @@ def _rows(graph: Graph, counts: Iterable[int], unused: Collection[str]) -> Itera
 
 
 def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
-    texts = len(cells) - _NUMBERS
-    aligned = [
-        cell.ljust(width) if index < texts else cell.rjust(width)
-        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(aligned).rstrip()
+    columns = zip(cells, _SIDES, widths, strict=True)
+    return "  ".join([f"{cell:{side}{width}}" for cell, side, width in columns]).rstrip()
 
 
 def _number(count: int) -> str:

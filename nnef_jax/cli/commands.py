@@ -121,9 +121,7 @@ def flatten(
         Literal["auto", "all"], typer.Option(help="all: to primitives; auto: as the network runs.")
     ] = "auto",
     dialect: Dialect = "auto",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what is at the output.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> None:
     """Print a network as one flat graph, or save it so."""
     with status(f"reading {source}"):
@@ -152,13 +150,11 @@ def run(
     ] = "0",
     scale: Annotated[
         str,
-        typer.Option(help="What pixels are then multiplied with: one number, or one a channel."),
+        typer.Option(help="What they are then multiplied with: one number, or one a channel."),
     ] = "1",
     layout: Annotated[
         Literal["nchw", "nhwc", "chw", "hwc", "nhw", "hw"],
-        typer.Option(
-            help="Axes of the input for pictures: n batch, c channels, h height, w width."
-        ),
+        typer.Option(help="Axes of a picture's input: n batch, c channels, h height, w width."),
     ] = "nchw",
     resize: Annotated[
         bool, typer.Option("--resize", help="Scale pictures to the size of the input (bilinear).")
@@ -175,7 +171,7 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Print only so many entries, the largest of each row (last axis longer than 1).",
+            help="Print only so many largest entries of each row (last axis longer than 1).",
         ),
     ] = None,
     labels: Annotated[
@@ -317,9 +313,7 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
     except ValueError:
         numbers = ()
     if not numbers or not all(map(math.isfinite, numbers)):
-        raise typer.BadParameter(
-            f"{text!r} is no number nor a list as 0.5,0.5,0.5", param_hint=option
-        )
+        raise typer.BadParameter(f"{text!r} is no number or list as 0.5,0.5,0.5", param_hint=option)
     return numbers
 
 

@@ -9,18 +9,15 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax import DataError, InputError, UnsupportedError
+from nnef_jax import DataError, InputError, TensorSpec, UnsupportedError
 from nnef_jax.cli.pictures import PictureOptions, is_picture, read_picture
 from nnef_jax.storage import files
 from nnef_jax.storage.tensorfile import read_tensor_file
-
-if TYPE_CHECKING:
-    from nnef_jax import TensorSpec
 
 _KINDS = ".npy, .npz, .dat, .png, .jpg or .jpeg"
 

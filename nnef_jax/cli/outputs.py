@@ -9,19 +9,16 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import show
-from nnef_jax import DataError, InputError, write_tensor
+from nnef_jax import DataError, InputError, Model, write_tensor
+from nnef_jax.cli.inputs import Call
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import member_of
-
-if TYPE_CHECKING:
-    from nnef_jax import Model
-    from nnef_jax.cli.inputs import Call
 
 Array = NDArray[Any]
 

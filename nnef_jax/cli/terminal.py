@@ -53,9 +53,7 @@ def status(text: str) -> Generator[Callable[[int, int], None] | None]:
 
 def report_error(message: str) -> None:
     """Print an error unwrapped, without markup; names in it may hold anything."""
-    text = "".join(
-        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in message
-    )
+    text = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in message)
     color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal only
     with suppress(OSError):  # where stderr is full or closed, the exit code alone can tell
         typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)

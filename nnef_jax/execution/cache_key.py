@@ -23,16 +23,7 @@ from lowering.graph import Graph, Operation, Value
 
 # Words in the names of jax's settings for what it reports, where it keeps things, and which devices
 # it finds or takes by default. All other settings are part of the key, new ones too.
-_IRRELEVANT = (
-    "cache",
-    "cross_host",
-    "default_device",
-    "dump",
-    "_log",
-    "platform",
-    "traceback",
-    "visible_devices",
-)
+_IRRELEVANT = "cache cross_host default_device dump _log platform traceback visible".split()
 
 
 def key_of(graph: Graph, device: Device, *others: object) -> str:

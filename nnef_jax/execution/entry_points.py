@@ -26,9 +26,7 @@ class Execution:
     A call of a recurrent network is one cycle from its initial state.
     """
 
-    def __init__(
-        self, network: Network, options: RunOptions, cache: DiskCache | None = None
-    ) -> None:
+    def __init__(self, network: Network, options: RunOptions, cache: DiskCache | None) -> None:
         self.own = OwnArrays(network, options)
         network = self.network = self.own.network
         self.functions = Functions(network, options)
@@ -135,9 +133,7 @@ class EntryPoint:
         def function(own: Sequence[Any], arrays: Sequence[Any]) -> Any:
             named = dict(zip(labels, own, strict=True))
             state, inputs = self._parted(arrays)
-            return self._results(
-                self._compute(named, {**named, **state}, inputs, in_chunks=self._in_chunks)
-            )
+            return self._results(self._compute(named, named | state, inputs, self._in_chunks))
 
         _, inputs = self._parted(arrays)
         graph = self._functions.network.specialise([x.shape[self._time_axes :] for x in inputs])

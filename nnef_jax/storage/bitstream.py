@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 _BLOCK = 1 << 16  # items at a time: a multiple of 8, so that each block starts at a byte
 # Unpacking takes 1 to 3 ns for a bit, and for an item as long as for two bits more.
@@ -21,7 +21,7 @@ def packed_size(items: int, bits: int) -> int:
     return (items * bits + 7) // 8
 
 
-def unpack(data: memoryview, items: int, dtype: np.dtype[Any], bits: int) -> npt.NDArray[Any]:
+def unpack(data: memoryview, items: int, dtype: np.dtype[Any], bits: int) -> NDArray[Any]:
     """Read `items` items of `bits` bits each into integers of `dtype`, by two's complement."""
     width = dtype.itemsize * 8
     unsigned = np.dtype(f"u{dtype.itemsize}")
@@ -42,7 +42,7 @@ def unpack(data: memoryview, items: int, dtype: np.dtype[Any], bits: int) -> npt
     return result
 
 
-def pack(values: npt.NDArray[Any], bits: int) -> bytes:
+def pack(values: NDArray[Any], bits: int) -> bytes:
     """Write integers, which must fit, as items of `bits` bits each."""
     flat = values.reshape(-1)
     unsigned = flat.view(f"u{flat.dtype.itemsize}")

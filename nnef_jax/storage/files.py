@@ -157,17 +157,14 @@ def replacing(path: str, *, overwrite: bool = True) -> Generator[BinaryIO]:
     if old and stat.S_ISDIR(old.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     private = old is not None and stat.S_ISREG(old.st_mode)
-    with (
-        placing.naming(path),
-        temporaries.temporary_file(target, private=private) as (temporary, file),
-    ):
+    with placing.naming(path), temporaries.temporary_file(target, private=private) as (new, file):
         yield file
         file.flush()
         os.fsync(file.fileno())
         if os.name == "nt":  # where no open file is renamed, and none is locked
             file.close()
-        placing.keep_mode(temporary, old)
-        placing.place_file(temporary, target, overwrite=overwrite)
+        placing.keep_mode(new, old)
+        placing.place_file(new, target, overwrite=overwrite)
 
 
 def bytes_of(source: Any, meter: Meter, name: str) -> memoryview:

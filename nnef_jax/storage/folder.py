@@ -23,9 +23,7 @@ _MAX_DEPTH = 100  # of folders in folders: each holds a descriptor while its nam
 _ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FLAGS = _ROOT_FLAGS | getattr(os, "O_NOFOLLOW", 0)
 # Windows has none: there a swap between the check of a path and its opening is not noticed.
-_BY_DESCRIPTOR = os.scandir in os.supports_fd and (
-    {os.open, os.stat, os.readlink} <= os.supports_dir_fd
-)
+_OPENAT = os.scandir in os.supports_fd and ({os.open, os.stat, os.readlink} <= os.supports_dir_fd)
 
 
 class Folder:
@@ -38,7 +36,7 @@ class Folder:
         self._path = path
         self._meter = meter
         self._real = os.path.realpath(path)
-        self._root = os.open(path or ".", _ROOT_FLAGS) if _BY_DESCRIPTOR else None
+        self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
         self._close = weakref.finalize(self, _close, self._root)
 
     def close(self) -> None:

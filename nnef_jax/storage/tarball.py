@@ -74,7 +74,7 @@ class Tarball:
             parts = split_name(member.name)
             if parts and member.kind not in _FOLDERS and not member.name.endswith("/"):
                 members["/".join(parts)] = member
-        self._members = _without_folder(members, name, graphs)
+        self._members = _at_top(members, name, graphs)
 
     def location(self, name: str) -> str:
         """Return what to show for a member: its name behind that of the archive."""
@@ -106,9 +106,7 @@ class Tarball:
         return self._members.get("/".join(parts)) if parts else None
 
 
-def _without_folder(
-    members: dict[str, _Member], name: str, graphs: Sequence[str]
-) -> dict[str, _Member]:
+def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> dict[str, _Member]:
     if any(graph in members for graph in graphs):
         return members
     paths = [path.split("/") for path in members]
@@ -149,14 +147,12 @@ def _compression(start: bytes) -> tuple[bytes, Callable[[], Any], int] | None:
     return next((found for found in _COMPRESSIONS if start.startswith(found[0])), None)
 
 
-def _pieces(
-    data: memoryview, decompressor: Callable[[], Any], name: str, meter: Meter
-) -> Iterator[bytes]:
+def _pieces(data: memoryview, make: Callable[[], Any], name: str, meter: Meter) -> Iterator[bytes]:
     """Yield what a compressed file expands to: streams, with zeros behind each."""
     position = 0
     while position < len(data):
         meter.spend(MEMBER, name)
-        stream = decompressor()
+        stream = make()
         while not stream.eof:
             needs_input = getattr(stream, "needs_input", True)  # zlib's has no such attribute
             piece = data[position : position + _PIECE] if needs_input else data[:0]

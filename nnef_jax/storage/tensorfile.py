@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 
 from nnef_jax.errors import DataError, UnsupportedError
 from nnef_jax.limits import Limits, Meter, within_memory
@@ -72,7 +72,7 @@ class TensorFile:
     `quantization` is what a provisional header says, as 'linear_quantize(min = -1.0, ...)', or ''.
     """
 
-    array: npt.NDArray[Any]
+    array: NDArray[Any]
     bits: int
     signed: bool
     quantized: bool
@@ -102,7 +102,7 @@ class _Header:
     quantization: str = ""
 
 
-def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> npt.NDArray[Any]:
+def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDArray[Any]:
     """Read a tensor file of NNEF 1.0 or of its provisional specification (spec 5.2).
 
     `source` is a path, bytes, or a binary file object, read to its end. The dtype is float16,
@@ -144,7 +144,7 @@ def read_tensor_file(
     return TensorFile(array, header.bits, signed, header.quantized, header.quantization)
 
 
-def shaped(array: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
+def shaped(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
     """Give the array its stored shape; raise DataError where no array can have that."""
     try:
         return array.reshape(shape)
@@ -269,9 +269,7 @@ def _check_length(data: memoryview, header: _Header, items: int, size: int, name
         raise DataError(f"{name}: {surplus} bytes too many: {what}", hint=_OLD if old else "")
 
 
-def _decode(
-    data: memoryview, header: _Header, items: int, meter: Meter, name: str
-) -> npt.NDArray[Any]:
+def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: str) -> NDArray[Any]:
     dtype = header.dtype
     if dtype.kind != "b" and header.bits == dtype.itemsize * 8:
         array = np.frombuffer(data, dtype.newbyteorder("<"))
@@ -288,7 +286,7 @@ def _decode(
 
 def write_tensor(
     file: str | os.PathLike[Any] | BinaryIO,
-    array: npt.ArrayLike,
+    array: ArrayLike,
     *,
     bits: int | None = None,
     quantized: bool = False,
@@ -317,7 +315,7 @@ def write_tensor(
 
 
 def encode_tensor(
-    array: npt.ArrayLike, *, bits: int | None = None, quantized: bool = False
+    array: ArrayLike, *, bits: int | None = None, quantized: bool = False
 ) -> tuple[bytes, memoryview]:
     """Return the header and the data that `write_tensor` writes."""
     try:
@@ -354,7 +352,7 @@ def encode_tensor(
     return header, _encode(values, dtype, bits)
 
 
-def _check_range(values: npt.NDArray[Any], kind: str, bits: int) -> None:
+def _check_range(values: NDArray[Any], kind: str, bits: int) -> None:
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind == "i" else (0, (1 << bits) - 1)
     least, most = int(values.min()), int(values.max())
     if least < low or most > high:
@@ -363,7 +361,7 @@ def _check_range(values: npt.NDArray[Any], kind: str, bits: int) -> None:
         )
 
 
-def _encode(values: npt.NDArray[Any], dtype: np.dtype[Any], bits: int) -> memoryview:
+def _encode(values: NDArray[Any], dtype: np.dtype[Any], bits: int) -> memoryview:
     flat = values.reshape(-1)
     if values.dtype.kind == "b" and bits == 1:
         return np.packbits(flat).data

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from nnef_jax.errors import ArchiveError
 from nnef_jax.limits import Meter
@@ -27,7 +27,7 @@ from nnef_jax.storage.tensorfile import TensorFile, encode_tensor
 
 _GRAPH, _QUANTIZATION = "graph.nnef", "graph.quant"
 
-Member = bytes | npt.NDArray[Any] | TensorFile
+Member = bytes | NDArray[Any] | TensorFile
 _FORMATS: dict[tuple[str, ...], Callable[[Any], AbstractContextManager[Any]]] = {
     (".tar",): nullcontext,
     (".tgz", ".tar.gz"): lambda file: gzip.GzipFile("", "wb", 6, file, mtime=0),
@@ -77,9 +77,8 @@ def _by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
             raise ArchiveError(f"there are two members named '{normal}'")
         named[normal] = members[name]
     for name in named:
-        for folder in sorted(above(name)):
-            if folder in named:
-                raise ArchiveError(f"'{folder}' cannot be a member: '{name}' is below it")
+        for folder in sorted(above(name) & named.keys()):
+            raise ArchiveError(f"'{folder}' cannot be a member: '{name}' is below it")
     return dict(sorted(named.items()))
 
 
@@ -116,15 +115,13 @@ def _fill(folder: str, members: dict[str, Member], old: str | None) -> None:
 
     def finish(name: str) -> None:
         if old:
-            status = placing.status(os.path.join(old, name))
-            placing.keep_mode(os.path.join(folder, name), status)
+            placing.keep_mode(os.path.join(folder, name), placing.status(os.path.join(old, name)))
 
     for name, member in members.items():
         path = os.path.join(folder, *name.split("/"))
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "xb") as file:
-            for part in _parts(member):
-                file.write(part)
+            file.writelines(_parts(member))
             file.flush()
             os.fsync(file.fileno())
         finish(name)
