@@ -52,22 +52,18 @@ def convert(
     if path is not None:
         require_path("path", path)
     require_flags(flat=flat, overwrite=overwrite)
+    stores = path is not None
     with opened(
-        source,
-        quantization="ignore",
-        expand=expand,
-        dialect=dialect,
-        limits=limits,
-        data=path is not None,
+        source, quantization="ignore", expand=expand, dialect=dialect, limits=limits, data=stores
     ) as network:
         if network.is_guessed:
             raise UnsupportedError(
                 "the text depends on an extent that is left open",
                 hint="write the extents of the inputs into the document",
             )
-        data = None if path is None else network.data
-        make_flat = flat or expand == "all"
-        members = network.frontend.converted(network.graph, data, flat=make_flat)
+        data = network.data if stores else None
+        flat = flat or expand == "all"
+        members = network.frontend.converted(network.graph, data, flat=flat)
         if path is not None:
             write_archive(path, members, overwrite=overwrite)
     text = next(iter(members.values()))

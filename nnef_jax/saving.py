@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from lowering.extents import show
 from lowering.graph import TensorType
+from lowering.registry import Registry
 from nnef_jax.errors import DataError, NnefError, raise_all
+from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax.variables import require_kind
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, require, require_flags, require_path
@@ -25,6 +27,7 @@ def save(
     params: Mapping[str, Any],
     *,
     quantization: str | None = None,
+    rules: Registry | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write an NNEF archive: the text of its graph and a tensor file for each variable.
@@ -34,6 +37,7 @@ def save(
         text: the document, `graph.nnef`. It is checked before anything is written.
         params: arrays by variable label, of the declared shapes. bfloat16 is stored as float32.
         quantization: the text of `graph.quant`, if any; it is checked too.
+        rules: rules of one's own for operations of the document, as `load` takes them.
         overwrite: replace what is at the path; otherwise FileExistsError.
 
     Raises:
@@ -46,8 +50,10 @@ def save(
     require("text", text, str, "the text of a document")
     require("params", params, Mapping, "a dict of arrays by label")
     require("quantization", quantization, str | None, "the text of graph.quant")
+    require("rules", rules, Registry | None, "a nnef_jax.Registry")
     require_flags(overwrite=overwrite)
-    write_network(path, network_of_text(text), params, quantization, overwrite=overwrite)
+    network = network_of_text(text, Options(rules or Registry()))
+    write_network(path, network, params, quantization, overwrite=overwrite)
 
 
 def write_network(

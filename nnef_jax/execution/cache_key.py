@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ from lowering.graph import Graph, Operation, Value
 
 # Words in the names of jax's settings for what it reports, where it keeps things, and which devices
 # it finds or takes by default. All other settings are part of the key, new ones too.
-_IRRELEVANT = "cache cross_host default_device dump _log platform traceback visible".split()
+_IRRELEVANT = re.compile("cache|cross_host|default_device|dump|_log|platform|traceback|visible")
 
 
 def key_of(graph: Graph, device: Device, *others: object) -> str:
@@ -67,7 +68,7 @@ def _environment() -> Iterator[str]:
     yield from compiler_versions()
     yield from _installation()
     for name, value in sorted(jax.config.values.items()):
-        if not any(word in name for word in _IRRELEVANT):
+        if not _IRRELEVANT.search(name):
             # The attribute is what holds in this thread; some settings have none.
             yield f"{name}={getattr(jax.config, name, value)!r}"
 

@@ -31,11 +31,10 @@ class Execution:
         network = self.network = self.own.network
         self.functions = Functions(network, options)
         self.compiler = Compiler(options, self.own, cache)
-        parts = self.functions, self.own, self.compiler
         cycle, scan = self.functions.cycle, self.functions.scan
-        self.outputs = EntryPoint("outputs", cycle, *parts, takes_state=False)
-        self.step = EntryPoint("step", cycle, *parts, donates=options.donate_state)
-        self.scan = EntryPoint("scan", scan, *parts, time_axes=1)
+        self.outputs = EntryPoint(self, "outputs", cycle, takes_state=False)
+        self.step = EntryPoint(self, "step", cycle, donates=options.donate_state)
+        self.scan = EntryPoint(self, "scan", scan, time_axes=1)
 
 
 class EntryPoint:
@@ -55,22 +54,18 @@ class EntryPoint:
 
     def __init__(
         self,
+        execution: Execution,
         name: str,
         function: Function,
-        functions: Functions,
-        own: OwnArrays,
-        compiler: Compiler,
         *,
         takes_state: bool = True,
         time_axes: int = 0,
         donates: bool = False,
     ) -> None:
         self._name = name
-        self._compute = partial(functions.compute, function)
-        self._functions = functions
-        self._own = own
-        self._compiler = compiler
-        states = functions.network.graph.states
+        self._execution = execution
+        self._compute = partial(execution.functions.compute, function)
+        states = execution.network.graph.states
         self._takes_state = takes_state
         self._labels = tuple(state.label for state in states) if takes_state else ()
         self._time_axes = time_axes
@@ -94,10 +89,11 @@ class EntryPoint:
     def __call__(self, arrays: list[Any]) -> Any:
         """Run the network on its own parameters."""
         if _is_traced(arrays):
-            return self.pure(self._own.parameters(), *self._parted(arrays))
+            return self.pure(self._execution.own.parameters(), *self._parted(arrays))
         place = place_of(arrays)
         # Jitted functions are the same whether or not their arguments are committed.
-        key = place if self._compiler.keeps else place.where, tuple([x.shape for x in arrays])
+        where = place if self._execution.compiler.keeps else place.where
+        key = where, tuple([x.shape for x in arrays])
         executable = self._executables.get(key)
         if executable is None:
             executable = self._executables[key] = self._compiled(arrays, place)
@@ -112,7 +108,7 @@ class EntryPoint:
         primitive by itself: 236 for ResNet-18, in 15 s, where all of it takes 7. Within a function
         that the caller compiles it is a call, which XLA inlines.
         """
-        state = state if self._takes_state else self._own.initial_state()
+        state = state if self._takes_state else self._execution.own.initial_state()
         return self._jitted(params, state, inputs)
 
     @cached_property
@@ -125,9 +121,10 @@ class EntryPoint:
 
     def _compiled(self, arrays: list[Any], place: Place) -> Executable:
         # The initial state is an argument too: no stored data are part of what is compiled.
-        own = self._own.parameters(place.where)
+        execution = self._execution
+        own = execution.own.parameters(place.where)
         if not self._takes_state:
-            own = {**own, **self._own.initial_state(place.where)}
+            own = {**own, **execution.own.initial_state(place.where)}
         labels = list(own)
 
         def function(own: Sequence[Any], arrays: Sequence[Any]) -> Any:
@@ -136,12 +133,12 @@ class EntryPoint:
             return self._results(self._compute(named, named | state, inputs, self._in_chunks))
 
         _, inputs = self._parted(arrays)
-        graph = self._functions.network.specialise([x.shape[self._time_axes :] for x in inputs])
-        outputs = self._functions.packed([0] * len(graph.outputs))
+        graph = execution.network.specialise([x.shape[self._time_axes :] for x in inputs])
+        outputs = execution.functions.packed([0] * len(graph.outputs))
         result = self._results((outputs, {state.label: 0 for state in graph.states}))
         tree, values = jax.tree.structure(result), list(own.values())
         program = Program(self._name, graph, function, tree, values, arrays, self._donated)
-        return self._compiler.compile(program, place)
+        return execution.compiler.compile(program, place)
 
     def _parted(self, arrays: Sequence[Any]) -> tuple[dict[str, Any], Sequence[Any]]:
         """Return the state by label, and the inputs."""

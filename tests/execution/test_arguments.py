@@ -181,6 +181,7 @@ def _options() -> Iterator[tuple[str, Callable[[nnef_jax.Model, Any], Any], set[
         lambda m, v: nnef_jax.save("never", _TEXT, _DATA, quantization=v),
         {"none", "text"},
     )
+    yield "rules", lambda m, v: nnef_jax.save("never", _TEXT, _DATA, rules=v), {"none"}
     yield "overwrite", lambda m, v: nnef_jax.save("never", _TEXT, _DATA, overwrite=v), set()
     yield "model", lambda m, v: nnef_jax.calibrate(v, [X]), set()
     yield "sample", lambda m, v: nnef_jax.calibrate(m, v), set()

@@ -222,7 +222,7 @@ def test_float64_needs_x64() -> None:
         model_of(NET, data=arrays(), dtype="float64")
 
 
-def test_own_rule_for_an_own_operation() -> None:
+def test_own_rule_for_an_own_operation(tmp_path: Path) -> None:
     text = """version 1.0; extension KHR_enable_fragment_definitions;
     fragment erf( x: tensor<scalar> ) -> ( y: tensor<scalar> );
     graph g(x) -> (y) { x = external(shape = [3]); y = erf(x); }"""
@@ -237,8 +237,10 @@ def test_own_rule_for_an_own_operation() -> None:
     def lower(x: Any) -> jax.Array:
         return jax.scipy.special.erf(x)
 
-    model = model_of(text, rules=rules)
-    np.testing.assert_allclose(model(np.float32([0, 1, -1])), [0, 0.8427008, -0.8427008], rtol=1e-6)
+    nnef_jax.save(tmp_path / "erf", text, {}, rules=rules)
+    for model in (model_of(text, rules=rules), nnef_jax.load(tmp_path / "erf", rules=rules)):
+        y = model(np.float32([0, 1, -1]))
+        np.testing.assert_allclose(y, [0, 0.8427008, -0.8427008], rtol=1e-6)
 
 
 def test_output_that_is_a_variable_or_an_input() -> None:
