@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -308,13 +309,11 @@ def _picture_options(
 
 
 def _numbers(text: str, option: str) -> tuple[float, ...]:
-    try:
-        numbers = tuple(float(item) for item in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or not all(map(math.isfinite, numbers)):
-        raise typer.BadParameter(f"{text!r} is no number or list as 0.5,0.5,0.5", param_hint=option)
-    return numbers
+    with suppress(ValueError):
+        numbers = tuple(map(float, text.split(",")))
+        if all(map(math.isfinite, numbers)):
+            return numbers
+    raise typer.BadParameter(f"{text!r} is no number or list as 0.5,0.5,0.5", param_hint=option)
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -44,12 +44,7 @@ def description(network: Network) -> dict[str, Any]:
             for operation in graph.operations
         ],
         "variables": [
-            {
-                "label": v.label,
-                "shape": list(v.value.type.shape),
-                "dtype": v.value.type.dtype,
-                "unused": v.label in network.unused,
-            }
+            {"label": v.label, **_type(v.value), "unused": v.label in network.unused}
             for v in (*graph.parameters, *graph.states)
         ],
     }
@@ -76,7 +71,11 @@ def _outputs(graph: Graph) -> zip[tuple[str, Value]]:
 
 
 def _tensor(name: str, value: Value) -> dict[str, Any]:
-    return {"name": name, "shape": [_known(e) for e in value.type.shape], "dtype": value.type.dtype}
+    return {"name": name, **_type(value)}
+
+
+def _type(value: Value) -> dict[str, Any]:
+    return {"shape": list(map(_known, value.type.shape)), "dtype": value.type.dtype}
 
 
 def _known(count: int) -> int | None:

@@ -20,7 +20,7 @@ from jaxlib.version import __version__ as jaxlib_version
 import lowering
 import nnef_jax
 from lowering.devices import Device
-from lowering.graph import Graph, Operation, Value
+from lowering.graph import Graph, Value
 
 # Words in the names of jax's settings for what it reports, where it keeps things, and which devices
 # it finds or takes by default. All other settings are part of the key, new ones too.
@@ -54,12 +54,9 @@ def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
             case _:
                 return repr(item)
 
-    def line(operation: Operation) -> str:
-        return shown((operation.kind, operation.operands, operation.attributes, operation.results))
-
     yield shown(graph.inputs)
     yield shown(tuple((p.label, p.value) for p in graph.parameters))
-    yield from map(line, graph.operations)
+    yield from (shown((o.kind, o.operands, o.attributes, o.results)) for o in graph.operations)
     yield shown(tuple((s.label, s.value, s.update) for s in graph.states))
     yield shown(tuple(zip(graph.output_names, graph.outputs, strict=True)))
 

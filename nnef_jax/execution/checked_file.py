@@ -4,17 +4,17 @@ The file:
 
 magic line (24 bytes), size of the content in 8 (little endian), digest in 32, content
 
-The content of a file of arrays, which a device takes from the mapped file as they are:
-
-length of the index in 8 bytes (little endian), the index as JSON: dtype, shape and offset of each
-array from where the data start; data, each array at a multiple of 64
-
 The digest is the sha256 of the size, of the file's name, and of the crc32 of each MiB of the
 content. So every byte counts, and a file that is given another's name does not pass for it.
 
 A crc32 finds every error of up to 32 bits in a row, and misses one of 4 billion other ones. It is
 for accidents: whoever changes a file on purpose can change its digest too. On two cores it takes
 0.025 s for 100 MB, and sha256 0.042. xxh3 would take 0.007, but is not in the standard library.
+
+The content of a file of arrays, which a device takes from the mapped file as they are:
+
+length of the index in 8 bytes (little endian), the index as JSON: dtype, shape and offset of each
+array from where the data start; data, each array at a multiple of 64
 """
 
 from __future__ import annotations
@@ -93,10 +93,7 @@ def write_arrays(path: str, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def read_arrays(path: str) -> list[NDArray[Any]] | None:
-    """Return the arrays of a file, mapped and read-only, or None where they are not there intact.
-
-    The file must not be written to, and not be cut short, while they are in use.
-    """
+    """Return the arrays of a file, mapped and read-only, or None where they are not there intact."""
     content = read_checked(path, mapped=True)
     if content is None:
         return None

@@ -26,14 +26,8 @@ from jax.experimental import serialize_executable
 from lowering.devices import Device, on_cpu
 from lowering.prepare import Split, assemble
 from nnef_jax.errors import InputError
+from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions
-from nnef_jax.execution.checked_file import (
-    digest_of,
-    read_arrays,
-    read_checked,
-    write_arrays,
-    write_checked,
-)
 from nnef_jax.execution.options import Jit, Program
 
 
@@ -41,8 +35,7 @@ class DiskCache:
     """A folder of compiled functions by key.
 
     Its files hold pickled objects and machine code: whoever can write to the folder can run code in
-    the processes that read it. It is made for its owner alone (mode 0700). Checksums are against
-    accidents, not against attacks.
+    the processes that read it. It is made for its owner alone (mode 0700).
 
     Many processes may use it at once, since files appear whole or not at all. Where nothing can be
     written (a read-only folder, a full disk) it serves with what it has: one warning tells that
@@ -66,9 +59,8 @@ class DiskCache:
     ) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
         """Return the compiled `run` of a program's split, and what is prepared for it.
 
-        They come from the folder if it has them. Otherwise they are put there, from the split
-        that `make` gives with `jax.jit` for its `run`: an entry that cannot be used is made again.
-        They are for the device, which is the default one now.
+        They are for the device, which is the default one now, and come from the folder if it has
+        them. Otherwise they are put there, of the split that `make` gives with `jax.jit` for `run`.
         """
         path, parameters = self._path(key, "xla"), program.own
         # The types of the result may be of this process alone, so that an entry does not hold them.
@@ -100,12 +92,12 @@ class DiskCache:
         """
         if None not in part.sources or not on_cpu():
             return assemble(part.sources, parameters, part.compute()(parameters))
-        digest = digest_of([np.asarray(parameters[index]) for index in part.reads])
+        digest = checked_file.digest_of([np.asarray(parameters[index]) for index in part.reads])
         path = self._path(hashlib.sha256(f"{part.identity} {digest}".encode()).hexdigest(), "bin")
-        known = read_arrays(path)
+        known = checked_file.read_arrays(path)
         if known is None or len(known) != part.sources.count(None):
             computed = part.compute()(parameters)
-            self._keep(lambda: write_arrays(path, [np.asarray(array) for array in computed]))
+            self._keep(lambda: checked_file.write_arrays(path, list(map(np.asarray, computed))))
         else:
             with jax.ensure_compile_time_eval():  # also where a function is traced
                 computed = jax.device_put(known)
@@ -160,7 +152,8 @@ class _FirstPart:
 def _write(path: str, first: _FirstPart, run: jax.stages.Compiled) -> None:
     # Of each part the executable and the tree of its arguments; these are tuples and lists.
     parts = [serialize_executable.serialize(part)[:2] for part in (first.compute(), run)]
-    write_checked(path, [pickle.dumps((first.sources, first.reads, first.identity, *parts))])
+    content = pickle.dumps((first.sources, first.reads, first.identity, *parts))
+    checked_file.write_checked(path, [content])
 
 
 def _read(
@@ -168,7 +161,7 @@ def _read(
 ) -> tuple[_FirstPart, Callable[[], jax.stages.Compiled]] | None:
     """Return the first part, and what loads the second."""
     # Not mapped: machine code that changed after the check would take the process along.
-    content = read_checked(path, mapped=False)
+    content = checked_file.read_checked(path, mapped=False)
     if content is None:
         return None
     try:

@@ -168,14 +168,14 @@ def _open_source(
 
 def _decode(data: bytes, location: str) -> Source:
     try:
-        text, reason = data.decode(), ""
+        text, reason = data.decode(), "NUL character in the text"
         offset = text.find("\0")
     except UnicodeDecodeError as error:
         # Up to the first bad byte the replaced text and the bytes agree.
-        text, reason = data.decode(errors="replace"), error.reason
+        text = data.decode(errors="replace")
         offset = len(data[: error.start].decode())
         reason = f"byte {data[error.start]:#04x} is not UTF-8 text ({error.reason})"
     source = Source(location, text)
     if offset >= 0:
-        raise NnefSyntaxError(reason or "NUL character in the text", span=Span(source, offset))
+        raise NnefSyntaxError(reason, span=Span(source, offset))
     return source
