@@ -127,10 +127,7 @@ def _is_of(array: Any, value: Value) -> bool:
 def _as_array(what: str, array: Any, type: TensorType) -> Any:
     if _is_array(array):
         return array
-    try:
-        result = numpy_of(array)
-    except ValueError as error:
-        raise InputError(f"{what} is not an array: {error}") from None
+    result = numpy_of(array, InputError, f"{what} is not an array")
     if result.dtype.kind not in "biufcV":
         raise InputError(f"{what} must be an array, it is {shown(array)}")
     is_literal = isinstance(array, int | list | tuple) and not hasattr(array, "dtype")

@@ -219,7 +219,8 @@ class Model:
                 one that was read is kept.
             overwrite: replace what is at the path; otherwise FileExistsError.
         """
-        from nnef_jax.saving import write_network
+        from nnef_jax.saving import members_of
+        from nnef_jax.storage.writer import write_archive
 
         require_path("path", path)
         require_flags(overwrite=overwrite)
@@ -242,7 +243,7 @@ class Model:
             from nnef_jax.calibration import calibrate
 
             text = calibrate(self, quantize)
-        write_network(path, self._network, arrays, text, overwrite=overwrite)
+        write_archive(path, members_of(self._network, arrays, text), overwrite=overwrite)
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         return bind_inputs(self._network, args, kwargs)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nnef_jax.errors import NnefError
+
 
 def require(name: str, value: Any, types: type | UnionType, expected: str) -> None:
     """Raise TypeError unless the value is of these types; True and False are no numbers."""
@@ -108,14 +110,14 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
     return shapes
 
 
-def numpy_of(value: Any) -> NDArray[Any]:
-    """Return what numpy takes for an array; raise ValueError with the reason for others."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise ValueError("it is masked")
+def numpy_of(value: Any, error: type[NnefError], message: str) -> NDArray[Any]:
+    """Return what numpy takes for an array; raise an error with the reason for others."""
     try:
+        if isinstance(value, np.ma.MaskedArray):
+            raise ValueError("it is masked")
         return np.asarray(value)
-    except Exception as error:  # whatever the object's own conversion raises
-        raise ValueError(str(error)) from None
+    except Exception as reason:  # whatever the object's own conversion raises
+        raise error(f"{message}: {reason}") from None
 
 
 def shown(value: Any) -> str:

@@ -18,7 +18,7 @@ from nnef_jax.formats.syntax.variables import require_kind
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, require, require_flags, require_path
 from nnef_jax.reading import network_of_text
-from nnef_jax.storage.writer import write_archive
+from nnef_jax.storage.writer import Member, write_archive
 
 
 def save(
@@ -53,29 +53,16 @@ def save(
     require("rules", rules, Registry | None, "a nnef_jax.Registry")
     require_flags(overwrite=overwrite)
     network = network_of_text(text, Options(rules or Registry()))
-    write_network(path, network, params, quantization, overwrite=overwrite)
+    write_archive(path, members_of(network, params, quantization), overwrite=overwrite)
 
 
-def write_network(
-    path: str | os.PathLike[str],
-    network: Network,
-    arrays: Mapping[str, Any],
-    quantization: str | None,
-    *,
-    overwrite: bool,
-) -> None:
-    """Write a network with an array for each of its variables, as `save` does.
+def members_of(
+    network: Network, arrays: Mapping[str, Any], quantization: str | None
+) -> dict[str, Member]:
+    """Return the archive of a network with these arrays for its variables.
 
-    `quantization` is the text of its graph.quant; None keeps what was read.
-    """
-    members = network.frontend.members(_stored(network, arrays), quantization)
-    write_archive(path, members, overwrite=overwrite)
-
-
-def _stored(network: Network, arrays: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """The arrays in numpy.
-
-    Raises for all the variables at once that lack an array, or have one that does not fit.
+    `quantization` is the text of its graph.quant; None keeps what was read. Raises for all the
+    variables at once that lack an array, or have one that does not fit.
     """
     variables = (*network.graph.parameters, *network.graph.states)
     types = {v.label: v.value.type for v in variables if v.label not in network.pairs}
@@ -96,15 +83,12 @@ def _stored(network: Network, arrays: Mapping[str, Any]) -> dict[str, NDArray[An
         except DataError as error:
             errors.append(error)
     raise_all(errors)
-    return stored
+    return network.frontend.members(stored, quantization)
 
 
 def _array(label: str, given: Any, type: TensorType) -> NDArray[Any]:
     what = f"params: the array for '{label}'"
-    try:
-        array = numpy_of(given)
-    except ValueError as error:
-        raise DataError(f"{what} has no values to store: {error}") from None
+    array = numpy_of(given, DataError, f"{what} has no values to store")
     if array.shape != type.shape:
         raise DataError(f"{what} has shape {show(array.shape)}, declared is {show(type.shape)}")
     require_kind(array, np.dtype(type.dtype), what)

@@ -93,7 +93,7 @@ def write_arrays(path: str, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def read_arrays(path: str) -> list[NDArray[Any]] | None:
-    """Return the arrays of a file, mapped and read-only, or None where they are not there intact."""
+    """Return the arrays of a file, mapped and read-only, or None where it is not there intact."""
     content = read_checked(path, mapped=True)
     if content is None:
         return None

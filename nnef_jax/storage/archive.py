@@ -56,8 +56,8 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close the container."""
-        if isinstance(self._container, Folder):
+        """Close the container, but not that of which this is a folder."""
+        if isinstance(self._container, Folder) and not self._folder:
             self._container.close()
         self._container = None
 

@@ -318,10 +318,7 @@ def encode_tensor(
     array: ArrayLike, *, bits: int | None = None, quantized: bool = False
 ) -> tuple[bytes, memoryview]:
     """Return the header and the data that `write_tensor` writes."""
-    try:
-        values = numpy_of(array)
-    except ValueError as error:
-        raise DataError(f"array must be one: {error}") from None
+    values = numpy_of(array, DataError, "array must be one")
     if values.dtype.name == "bfloat16":
         values = values.astype(np.float32)
     kind = values.dtype.kind
