@@ -196,10 +196,8 @@ def run(
         if output:
             write.check_output(output, [spec.name for spec in model.outputs])
         calls = read.read_inputs(inputs or (), model.inputs, pictures)
-    results: list[write.Result] = []
     with status("compiling and running"):
-        for call in calls:
-            results += write.run_call(model, call)
+        results = [result for call in calls for result in write.run_call(model, call)]
     if largest:
         write.check_labels(largest, results)
     saved = write.save_results(output, results) if output else []

@@ -25,6 +25,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -80,13 +81,9 @@ def digest_of(arrays: Sequence[NDArray[Any]]) -> str:
 
 def write_arrays(path: str, arrays: Sequence[NDArray[Any]]) -> None:
     """Write a file of arrays, all of it or nothing."""
-    index: list[tuple[str, tuple[int, ...], int]] = []
-    data: list[memoryview | bytes] = []
-    offset = 0
-    for array in arrays:
-        index.append((array.dtype.name, array.shape, offset))
-        data += [_bytes(array), bytes(-array.nbytes % ALIGNMENT)]
-        offset = _aligned(offset + array.nbytes)
+    offsets = accumulate((_aligned(x.nbytes) for x in arrays), initial=0)
+    index = [(x.dtype.name, x.shape, at) for x, at in zip(arrays, offsets, strict=False)]
+    data = [part for x in arrays for part in (_bytes(x), bytes(-x.nbytes % ALIGNMENT))]
     head = json.dumps(index).encode()
     start = len(head).to_bytes(8, "little") + head
     write_checked(path, [start.ljust(_aligned(len(start)), b"\0"), *data])
