@@ -22,7 +22,7 @@ from nnef_jax.storage.labels import split_name
 _BLOCK = 512
 _CHUNK = 1 << 20
 _PIECE = 1 << 13  # of a compressed file, read at a time
-_MOST = 1 << 24  # bytes that a piece expands to at a time: all of it with gzip, 1032 times its size
+_MOST = 1100 * _PIECE  # bytes expanded at a time: gzip makes at most 1032 times of a piece
 _XZ_MEMORY = 256 << 20  # `xz -9` takes 65 MiB
 # A large bytearray usually starts 16 bytes behind a multiple of 64. With so much in front a tensor,
 # behind headers of 512 and 128 bytes, is aligned: a load of 102 MB peaks at 102 instead of 204.
