@@ -25,7 +25,7 @@ _NUMBERS = ("inf", "nan")
 
 
 def print_flat(document: Document, graph: Graph, said: Said, meter: Meter) -> str:
-    """The text of a flat document for the graph of a document.
+    """Return the text of a flat document for the graph of a document.
 
     Raises UnsupportedError, several at once: loops, streams, what depends on an open extent.
     """
@@ -62,7 +62,7 @@ class _Writer(FlatWriter):
         return _QuotedNames({*super().identifiers().taken, *_NUMBERS, *self._document_read.symbols})
 
     def external(self, value: Value) -> s.Invocation:
-        """The declaration as it was read: its shape may have symbols."""
+        """Return the declaration as it was read: its shape may have symbols."""
         return next(
             assignment.value
             for assignment in self._document_read.graph.body
@@ -105,5 +105,5 @@ class _Writer(FlatWriter):
 
 
 def _datum(dtype: str) -> str:
-    """The name of the datum type that stands for a dtype."""
+    """Return the datum type that stands for a dtype."""
     return next(name for name, stored in DATUM_TYPES.items() if stored == dtype)

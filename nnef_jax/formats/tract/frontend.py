@@ -37,7 +37,7 @@ class TractFrontend(TextFrontend):
         self._data: dict[str, NDArray[Any]] = {}
 
     def flatten(self, options: Options) -> Graph:
-        """The flat graph for the shapes in `options.input_shapes`, else the document's."""
+        """Return the graph for the shapes in `options.input_shapes`, else the document's."""
         return flatten(self._unit, options, self._extents(options), self._data)[0]
 
     def _extents(self, options: Options) -> Mapping[str, Any]:
@@ -62,7 +62,7 @@ class TractFrontend(TextFrontend):
     def converted(
         self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
     ) -> dict[str, Member]:
-        """The text as it was read, or a flat one in which its graph.quant is written out."""
+        """Return the text as it was read, or a flat one with its graph.quant written out."""
         if not flat:
             return self.members(data or {}, None)
         options, real = replace(self.options, rounds=True), dict[str, NDArray[Any]]()

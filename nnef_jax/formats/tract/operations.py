@@ -18,24 +18,18 @@ _PREFIXED = {
         "gather_nd", "scatter_elements", "scatter_nd", "topk", "grid_sample", "fft",
     ),
     "tract_onnx_ml": ("direct_lookup", "reverse_lookup"),
+    "tract_transformers": ("causal_conv1d_update",),
 }  # fmt: skip
 _RENAMED = {
-    "recip": "rcp",
-    "square": "sqr",
-    "tract_core_bitand": "bitwise_and",
-    "tract_core_bitor": "bitwise_or",
-    "tract_core_bitxor": "bitwise_xor",
-    "tract_core_bitnot": "bitwise_not",
-    "tract_core_xor": "bitwise_xor",
-    "tract_shl": "shift_left",
-    "tract_shr": "shift_right",
-    "tract_core_trilu": "triangle",
+    "recip": "rcp", "square": "sqr", "tract_shl": "shift_left", "tract_shr": "shift_right",
+    "tract_core_bitand": "bitwise_and", "tract_core_bitor": "bitwise_or",
+    "tract_core_bitxor": "bitwise_xor", "tract_core_xor": "bitwise_xor",
+    "tract_core_bitnot": "bitwise_not", "tract_core_trilu": "triangle",
     "tract_core_inner_dim_to_complex": "pairs_to_complex",
     "tract_core_complex_to_inner_dim": "complex_to_pairs",
     "tract_transformers_apply_rope": "rotary_embedding",
-    "tract_transformers_causal_conv1d_update": "causal_conv1d_update",
     "tract_transformers_gdn_recurrent": "gated_delta_rule",
-}
+}  # fmt: skip
 # Operations whose axes may count from the end.
 _WITH_AXES = {
     **{name: name for name in (
