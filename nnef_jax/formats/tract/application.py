@@ -10,7 +10,6 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from lowering.graph import Rule, Value
-from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.tensors import result_count
 from nnef_jax.formats.syntax.types import ArrayOf
@@ -76,7 +75,7 @@ def applied(
     if kind in _BIASED:
         operands["bias"] = _bias(site, **operands)
     unified = _unified(site, declared.name, items, operands)
-    site.graph.meter.spend(RESULT * _result_count(kind, unified, attributes))
+    site.graph.meter.spend(RESULT * result_count(kind, unified, attributes))
     if rule is None:
         results = _emit_as_meant(site, kind, unified, attributes, names)
     else:
@@ -219,16 +218,6 @@ def _emit_as_meant(
     if isinstance(first, Value):
         site.graph.said[first] = kind, operands, attributes
     return results
-
-
-def _result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
-    try:
-        return result_count(kind, operands, attributes)
-    except ExtentNeeded:
-        raise InvalidOperation(
-            "how many results it has depends on an open extent",
-            hint="give the shapes of the inputs by load(..., input_shapes=...)",
-        ) from None
 
 
 def _is_known(operand: Any) -> bool:

@@ -14,7 +14,7 @@ from lowering.graph import Value
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.invocation import InvalidInvocation
 from nnef_jax.formats.syntax.types import INTEGER, ArrayOf, Primitive, Tensor, TupleOf, Type
-from nnef_jax.formats.tract.host import host, integers
+from nnef_jax.formats.tract.host import EXPORT_KNOWN, GIVE_SHAPES, host, integers
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean, listed
 
@@ -96,10 +96,8 @@ def attribute(value: Any, type: Type) -> Any:
             if name == "logical":
                 return bool(number)
             if is_symbolic(number):
-                raise InvalidOperation(
-                    "a number must be known here, this is a symbolic extent",
-                    hint="export it for known shapes",
-                )
+                message = "a number must be known here, this is a symbolic extent"
+                raise InvalidOperation(message, EXPORT_KNOWN)
             return math.nan if number is UNKNOWN else float(number)
         case ArrayOf(Primitive("integer" | "scalar" | "logical") as item) if not isinstance(
             value, list | tuple
@@ -121,10 +119,8 @@ def known_integer(value: Any, name: str) -> int:
     """Return an integer that decides the graph's structure. Raises InvalidOperation for others."""
     integer = attribute(value, INTEGER)
     if integer is UNKNOWN or is_symbolic(integer):
-        raise InvalidOperation(
-            f"'{name}' must be known, it depends on an open extent or is no number",
-            hint="give the shapes of the inputs by load(..., input_shapes=...)",
-        )
+        message = f"'{name}' must be known, it depends on an open extent or is no number"
+        raise InvalidOperation(message, GIVE_SHAPES)
     return integer
 
 

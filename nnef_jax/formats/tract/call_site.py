@@ -13,17 +13,18 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Rule, TensorType, Value
 from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError
+from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.types import STRING
 from nnef_jax.formats.tract.arguments import attribute, known_integer
 from nnef_jax.formats.tract.dtypes import converted, own_dtype
 from nnef_jax.formats.tract.flat_graph import LARGEST_ATTRIBUTE, FlatGraph
-from nnef_jax.formats.tract.host import host, is_plain
+from nnef_jax.formats.tract.host import EXPORT_KNOWN, GIVE_SHAPES, host, is_plain
 from nnef_jax.formats.tract.unit import Unit
 
 # What `CallSite.located` gives a place in the text.
-REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation)
+REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentNeeded)
 
 
 class _Evaluator(Protocol):
@@ -114,6 +115,9 @@ class CallSite:
 
     def located(self, error: Exception) -> NnefError:
         """Return one of `REFUSALS` with its place: here, if it has none."""
+        if isinstance(error, ExtentNeeded):
+            message = "how many results it has depends on an open extent"
+            error = InvalidOperation(message, GIVE_SHAPES)
         if isinstance(error, InvalidOperation):
             return self.invalid(error, self.kind)
         if isinstance(error, NnefError):
@@ -124,7 +128,7 @@ class CallSite:
             f"'{self.kind}' depends on more of an extent than is known while it is symbolic",
             span=self.span,
             calls=self.frame.calls,
-            hint="export it for known shapes",
+            hint=EXPORT_KNOWN,
         )
 
     def invalid(

@@ -22,7 +22,7 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emission import Emitter, Frame
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.dtypes import Defaults, compute_dtype
-from nnef_jax.formats.tract.host import Host, host
+from nnef_jax.formats.tract.host import GIVE_SHAPES, Host, host
 from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.limits import raising
 
@@ -110,10 +110,8 @@ class FlatGraph(Emitter):
         if self.outer is not None:
             raise InvalidOperation("the body of a scan cannot keep a state from call to call")
         if not is_known(type.shape):
-            raise InvalidOperation(
-                f"a state must have a known shape, it is {show(type.shape)}",
-                hint="give the shapes of the inputs by load(..., input_shapes=...)",
-            )
+            message = f"a state must have a known shape, it is {show(type.shape)}"
+            raise InvalidOperation(message, GIVE_SHAPES)
         wanted = label
         while label in self._states:
             self._states[wanted] += 1

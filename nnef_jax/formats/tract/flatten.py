@@ -28,7 +28,7 @@ from nnef_jax.formats.tract.arguments import attribute, bind
 from nnef_jax.formats.tract.call_site import REFUSALS, CallSite
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.flat_graph import FlatGraph, Said
-from nnef_jax.formats.tract.host import WEIGHTY, weight
+from nnef_jax.formats.tract.host import GIVE_SHAPES, WEIGHTY, weight
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.formats.tract.quantized_tensors import quantized, with_codes
@@ -39,7 +39,6 @@ from nnef_jax.limits import BINDING, CALL, ERROR, within_memory
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 _LONGEST_PREFIX = 200
-_CLOSE = "give the shapes of the inputs by load(..., input_shapes=...)"
 # Steps, by what there is to do.
 _ASSIGNMENT = 3
 _INVOCATION = 10
@@ -233,7 +232,7 @@ class _Flattener:
             raise site.error("only arrays and known values have items")
         index = attribute(graph.known(position), INTEGER)
         if index is UNKNOWN:
-            raise site.error("which item it is depends on an open extent", _CLOSE)
+            raise site.error("which item it is depends on an open extent", GIVE_SHAPES)
         if not -len(values) <= index < len(values):
             raise site.error(f"there is no item {index} among {len(values)}")
         found: Any = values[index]

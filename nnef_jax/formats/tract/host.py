@@ -24,6 +24,10 @@ LARGEST = 1 << 16  # items of a host value; larger ones are left to the compiled
 WEIGHTY = frozenset({list, tuple, str, np.ndarray})  # types of values that have a weight
 _DEEPEST = 32  # lists in lists
 
+# Hints where an extent is open, or is symbolic.
+GIVE_SHAPES = "give the shapes of the inputs by load(..., input_shapes=...)"
+EXPORT_KNOWN = "export it for known shapes"
+
 
 def host(value: Any) -> Host:
     """Return numbers, arrays or nested lists as a host value. Raises InvalidOperation."""

@@ -17,6 +17,7 @@ from nnef_jax.formats.syntax.types import INTEGER, SCALAR
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.host import GIVE_SHAPES
 
 _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 
@@ -94,10 +95,7 @@ def _stream(site: CallSite) -> tuple[Value, int]:
     if not -rank <= axis < rank:
         raise InvalidOperation(f"'axis' must lie in [{-rank},{rank}), it is {axis}")
     if input.type.shape[axis] is UNKNOWN:
-        raise InvalidOperation(
-            "the length of a pulse must be known",
-            hint="give the shapes of the inputs by load(..., input_shapes=...)",
-        )
+        raise InvalidOperation("the length of a pulse must be known", GIVE_SHAPES)
     return input, axis % rank
 
 
