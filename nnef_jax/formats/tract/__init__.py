@@ -20,8 +20,6 @@ def read(archive: Archive, options: Options) -> Frontend:
     from nnef_jax.formats.tract.frontend import TractFrontend
 
     if archive.has_texts_alone:
-        raise UnsupportedError(
-            "a document of tract's dialect cannot be read without its data",
-            hint="load the archive, and store it by model.save",
-        )
+        message = "a document of tract's dialect cannot be read without its data"
+        raise UnsupportedError(message, hint="load the archive, and store it by model.save")
     return TractFrontend(archive, options)

@@ -95,9 +95,8 @@ def pad(draft: Draft) -> None:
     if not axes:
         return
     if any(shape[axis] < sum(cut[axis]) for axis in axes):
-        raise InvalidShape(
-            f"'padding' {list(padding)} cuts off more items than 'input' {show(shape)} has"
-        )
+        message = f"'padding' {list(padding)} cuts off more items than 'input' {show(shape)} has"
+        raise InvalidShape(message)
     bounds = [cut[axis][0] for axis in axes], [-cut[axis][1] for axis in axes]
     for axis in axes:  # where all items are cut, an empty slice at the end
         if shape[axis] == sum(cut[axis]):

@@ -76,9 +76,8 @@ def conv(draft: Draft) -> None:
             "for deconv too",
         )
     if differ(filter[0] % groups, 0):
-        raise InvalidShape(
-            f"'groups' {groups} does not divide the first extent of 'filter' {show(filter)}"
-        )
+        message = f"'groups' {groups} does not divide the first extent of 'filter' {show(filter)}"
+        raise InvalidShape(message)
     _bias(draft, filter[0])
 
 

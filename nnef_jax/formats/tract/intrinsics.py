@@ -112,9 +112,8 @@ def _submodel(site: CallSite) -> Any:
     unit = site.unit.within(label)
     parameters = [parameter.name for parameter in unit.document.graph.parameters]
     if len(parameters) != len(operands):
-        raise InvalidOperation(
-            f"network '{label}' takes {len(parameters)} inputs, it is given {len(operands)}"
-        )
+        message = f"network '{label}' takes {len(parameters)} inputs, it is given {len(operands)}"
+        raise InvalidOperation(message)
     inputs = dict(zip(parameters, operands, strict=True))
     shapes = {name: graph.shape_of(value) for name, value in inputs.items()}
     extents = symbols.solve(unit.document, shapes, graph.meter)

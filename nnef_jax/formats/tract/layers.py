@@ -52,9 +52,8 @@ def masked_softmax(draft: Draft) -> None:
     """Refuse a mask that is added, and has to act once more behind."""
     dtype = draft.dtype("mask")
     if draft.attributes.pop("post_softmax_mask") and dtype != "bool":  # a bool mask acts so
-        raise InvalidOperation(
-            f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
-        )
+        message = f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
+        raise InvalidOperation(message)
 
 
 def experts(draft: Draft) -> None:
@@ -72,9 +71,8 @@ def hidden(draft: Draft, name: str) -> None:
     """Check how many items an operand has along its last axis."""
     items, shape = draft.attributes.pop("hidden"), draft.shape(name)
     if not shape or differ(shape[-1], items):
-        raise InvalidShape(
-            f"'{name}' {show(shape)} must have 'hidden' {items} items along its last axis"
-        )
+        message = f"'{name}' {show(shape)} must have 'hidden' {items} items along its last axis"
+        raise InvalidShape(message)
 
 
 def gru_sequence(draft: Draft) -> None:
@@ -82,9 +80,8 @@ def gru_sequence(draft: Draft) -> None:
     hidden(draft, "recurrent_weight")
     chunk = draft.attributes.pop("chunk")
     if chunk not in (1, -1):
-        raise InvalidOperation(
-            f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
-        )
+        message = f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
+        raise InvalidOperation(message)
     draft.attributes["reverse"] = chunk < 0
     if not draft.attributes.pop("has_bias"):
         draft.operands["bias"] = False

@@ -53,9 +53,8 @@ def pulse_pad(site: CallSite) -> Value:
     """Put a value ahead of the stream and behind it, for `before` and `after` items at least."""
     border = site.string("border")
     if border != "constant":
-        raise InvalidOperation(
-            f"'border' of a padded stream must be 'constant' here, it is '{border}'"
-        )
+        message = f"'border' of a padded stream must be 'constant' here, it is '{border}'"
+        raise InvalidOperation(message)
     begin, end = (_position(site.arguments[n]) for n in ("begin_input", "end_input"))
     overlap, value = site.integer("overlap"), attribute(site.arguments["value"], SCALAR)
     return _between(site, begin, end, value, overlap)

@@ -84,10 +84,8 @@ class SafetensorsFile:
         entry = self._entries[label]
         name, shape = f"{self._name}: '{label}'", tuple(entry["shape"])
         if entry["dtype"] not in _DTYPES:
-            raise UnsupportedError(
-                f"{name} holds numbers of type {entry['dtype']}",
-                hint=f"store one of {', '.join(_DTYPES)}",
-            )
+            message = f"{name} holds numbers of type {entry['dtype']}"
+            raise UnsupportedError(message, hint=f"store one of {', '.join(_DTYPES)}")
         if len(shape) > _MAX_RANK:
             raise DataError(f"{name} has rank {len(shape)}, expected at most {_MAX_RANK}")
         dtype = jnp.dtype(_DTYPES[entry["dtype"]])

@@ -134,9 +134,8 @@ def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Mete
             hint="complex numbers have real parts here: store them as such",
         )
     known = ", ".join(f"{number:#06x}" for number in (_COMPLEX, *_FORMATS))
-    raise UnsupportedError(
-        f"{name}: item type {kind:#06x} of vendor 'TR'", hint=f"those known here are {known}"
-    )
+    message = f"{name}: item type {kind:#06x} of vendor 'TR'"
+    raise UnsupportedError(message, hint=f"those known here are {known}")
 
 
 def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> memoryview:
