@@ -50,7 +50,8 @@ def load(
         quantization: "apply" rounds each tensor that graph.quant names once it is computed,
             "ignore" rounds none. Variables stored quantised become real numbers in either case.
         expand: "auto" keeps compound operations of the standard whole where there is a rule for
-            them, "all" expands them to primitives by their definitions.
+            them. "all" expands them to primitives by their definitions, instead of a user's rules
+            too; in tract's dialect those that it computes as the standard does, and can write.
         dialect: "nnef" reads the document strictly by NNEF 1.0, "tract" as tract does, which may be
             told of its registries by flags of the command line alone; "auto" goes by the text.
         state: inputs by name with the outputs that take their place in the next call. They become

@@ -12,7 +12,8 @@ import pytest
 import nnef_jax
 from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
-from nnef_jax.formats.tract.operations import meanings
+from nnef_jax.formats.tract.operations import defined, meanings
+from tests import op_cases
 from tests.helpers import model_of
 from tests.op_cases.case import OpCase, inputs
 from tests.operation_checks import (
@@ -25,7 +26,7 @@ from tests.operation_checks import (
     vmap_and_loop,
     wide,
 )
-from tests.tract_cases import ALL_CASES, document, evaluate, expected
+from tests.tract_cases import ALL_CASES, document, evaluate, expected, written
 
 cases = pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 DIFFERENTIABLE = [
@@ -110,6 +111,49 @@ def test_float16(case: OpCase) -> None:
         if want.dtype.kind == "f":
             scale = max(1.0, float(np.abs(want).max(initial=0)))
             assert np.abs(output.astype(np.float64) - want).max(initial=0) <= 0.01 * scale
+
+
+DEFINED = few([c for c in op_cases.ALL_CASES if c.operation in defined("all") - defined("auto")], 3)
+
+
+def kind_and_definition(case: OpCase) -> tuple[Any, Any]:
+    text = written(case, len(op_cases.expected(case)))
+    whole, parts = model_of(text), model_of(text, expand="all")
+    assert case.operation in {operation.kind for operation in whole.graph.operations}
+    assert case.operation not in {operation.kind for operation in parts.graph.operations}
+    return lambda *xs: (whole.apply({}, *xs), parts.apply({}, *xs)), inputs(case)
+
+
+expansions = Together(DEFINED, kind_and_definition)
+
+
+@pytest.mark.parametrize("case", DEFINED, ids=lambda case: case.name)
+def test_kind_equals_definition(case: OpCase) -> None:
+    whole, parts = expansions(case)
+    if not all(np.isfinite(y).all() for y in results(parts)):
+        pytest.skip("the definition overflows in 32 bits, the rule does not")
+    assert_close(parts, results(whole), case.tolerance)
+
+
+def test_expansion_replaces_rules_of_a_users() -> None:
+    text = """version 1.0;
+extension tract_registry tract_nnef;
+fragment double(x: tensor<scalar>) -> (y: tensor<scalar>) { y = x + x; }
+graph g(x) -> (y, z)
+{
+    x = tract_core_external(shape = [2], datum_type = 'f32');
+    y = double(x);
+    z = silu(x);
+}
+"""
+    own = nnef_jax.Registry()
+    own.rule("double", lambda x: x)(lambda x: 3 * x)
+    own.rule("silu", lambda x: x)(lambda x: 4 * x)
+    x = np.array([1.0, 2.0], np.float32)
+    y, z = model_of(text, rules=own)(x)
+    assert [*y, *z] == [3, 6, 4, 8]
+    y, z = model_of(text, rules=own, expand="all")(x)
+    np.testing.assert_allclose([y, z], [2 * x, x / (1 + np.exp(-x))], rtol=1e-6)
 
 
 def test_open_extents_are_inferred_as_the_known_ones_are() -> None:

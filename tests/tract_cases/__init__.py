@@ -71,8 +71,12 @@ def expected(case: OpCase) -> list[np.ndarray]:
 
 def document(case: OpCase, real: str = "f32") -> str:
     """The case as a document of the dialect; `real` is the datum type of its real inputs."""
+    return written(case, len(_own_results(case)), real)
+
+
+def written(case: OpCase, count: int, real: str = "f32") -> str:
+    """A case of so many results as a document of the dialect."""
     externals = tensors(case)
-    count = len(_own_results(case))
     names = ["result"] if count == 1 else [f"result{k}" for k in range(count)]
     arguments = [
         f"{name} = {literal(value)}"

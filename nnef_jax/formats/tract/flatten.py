@@ -30,7 +30,7 @@ from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.flat_graph import FlatGraph, Said
 from nnef_jax.formats.tract.host import GIVE_SHAPES, WEIGHTY, weight
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
-from nnef_jax.formats.tract.operations import meanings
+from nnef_jax.formats.tract.operations import defined
 from nnef_jax.formats.tract.quantized_tensors import quantized, with_codes
 from nnef_jax.formats.tract.symbols import has_open_inputs
 from nnef_jax.formats.tract.unit import Unit
@@ -242,23 +242,24 @@ class _Flattener:
 
     def _invoke(self, node: s.Invocation, site: CallSite) -> Any:
         # The bodies of the standard's fragments know only what the standard has.
-        document, rules = self.unit.document, self.graph.options.rules
+        document, options = self.unit.document, self.graph.options
         is_ours = site.frame.source is document.source
         own = document.fragments.get(node.operation) if is_ours else None
         fragment = own or declarations().get(node.operation)
         if fragment is None:
             raise site.error(f"there is no operation '{node.operation}'")
-        rule = rules.get(node.operation)
+        by_definition = own is not None or fragment.name in defined(options.expand)
+        rule = options.rules.get(node.operation)
+        if by_definition and options.expand == "all":
+            rule = None
         site.arguments = arguments = self._arguments(fragment, node, site, own=own is not None)
         if rule is None:
-            if own is not None:
-                return self._call(own, site)
+            if by_definition:
+                return self._call(fragment, site)
             handler = INTRINSICS.get(fragment.name)
             if handler is not None:
                 self.graph.meter.spend(_INTRINSIC)
                 return handler(site)
-            if fragment.body is not None and fragment.name not in meanings():
-                return self._call(fragment, site)
         elif own is not None:
             return apply_own(site, own.name, rule)
         if self.graph.entries:

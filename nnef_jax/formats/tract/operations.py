@@ -7,8 +7,10 @@ from functools import cache, partial
 
 from lowering.kernels.resampling import CUBIC
 from lowering.ops import rules
+from nnef_jax.formats.base import Expand
 from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.formats.tract import axes, convolution, layers, products
+from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.meaning import Meaning
 
 # Kinds that a registry has under its prefix.
@@ -178,3 +180,18 @@ _MEANINGS: dict[str, Meaning] = {
 def meanings() -> Mapping[str, Meaning]:
     """Return the meanings of operations by the names that documents give them."""
     return {name: Meaning(name) for name in standard() if name in rules} | _MEANINGS
+
+
+# Their definitions are written in expressions that the dialect lacks.
+_WHOLE = frozenset({"add_n", "nearest_downsample", "area_downsample", "logarithmic_quantize"})
+
+
+@cache
+def defined(expand: Expand) -> frozenset[str]:
+    """Return the operations that run by the standard's definitions.
+
+    "all" adds the kinds that tract reads as the standard does.
+    """
+    table = meanings()
+    kept = table if expand == "auto" else {n for n in table if table[n] != Meaning(n)} | _WHOLE
+    return frozenset(n for n, f in declarations().items() if f.body is not None and n not in kept)
