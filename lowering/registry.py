@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from lowering.graph import Rule, Types
 
@@ -71,9 +71,20 @@ def python_name(name: str) -> str:
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the defaults of a function's parameters by standard name, `**` for all others."""
-    found = inspect.signature(function).parameters.values()
-    return {"**" if p.kind is p.VAR_KEYWORD else p.name.removesuffix("_"): p.default for p in found}
+    """Return the defaults of a function's parameters by standard name, `**` for all others.
+
+    `**name: Unpack[...]` of a TypedDict stands for its keys.
+    """
+    found: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            found[parameter.name.removesuffix("_")] = parameter.default
+        elif "Unpack" in str(parameter.annotation):
+            (group,) = get_args(get_type_hints(function)[parameter.name])
+            found |= dict.fromkeys(get_type_hints(group), _REQUIRED)
+        else:
+            found["**"] = _REQUIRED
+    return found
 
 
 def _reads(facet: str, function: Callable[..., Any], known: Mapping[str, Any]) -> frozenset[str]:

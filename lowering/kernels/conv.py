@@ -12,12 +12,12 @@ from lowering.kernels.windows import Padding, Windows, extend
 
 
 def conv(
-    x: Array, filter: Array, windows: Windows, border: str, groups: int, precision: Any, wide: Any
+    x: Array, filter: Array, windows: Windows, groups: int, precision: Any, wide: Any
 ) -> Array:
     """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), summed in the type `wide`."""
     padding = windows.padding
-    if border != "constant":
-        x = extend(x, ((0, 0), (0, 0), *padding), border)
+    if windows.border != "constant":
+        x = extend(x, ((0, 0), (0, 0), *padding), windows.border)
         padding = ((0, 0),) * len(padding)
     return lax.conv_general_dilated(
         x,
@@ -31,15 +31,13 @@ def conv(
     )
 
 
-def integer_conv(
-    x: Array, filter: Array, windows: Windows, border: str, groups: int, wide: Any
-) -> Array:
+def integer_conv(x: Array, filter: Array, windows: Windows, groups: int, wide: Any) -> Array:
     """Compute `conv` of integers by a product for each cell of the window.
 
     XLA's own does not run on every GPU. On CPUs, 3x3 windows of int32 take 1.5 times (3 to 16
     channels) to 50 times (32 plane-wise planes) as long.
     """
-    x = extend(x, ((0, 0), (0, 0), *windows.padding), border)
+    x = extend(x, ((0, 0), (0, 0), *windows.padding), windows.border)
     batch, channels, *extents = x.shape
     count, depth, *size = filter.shape
     x = x.reshape(batch, groups, channels // groups, *extents)
@@ -70,10 +68,10 @@ def transposed_filter(filter: Array, groups: int) -> Array:
 
 
 def deconv(
-    x: Array, filter: Array, windows: Windows, border: str, groups: int, precision: Any, wide: Any
+    x: Array, filter: Array, windows: Windows, groups: int, precision: Any, wide: Any
 ) -> Array:
     """Reverse `conv`: (B,c,x...) with a transposed filter (C,c/G,f...) gives (B,C,X...)."""
-    x, padding = spread(x, windows, border, 2)
+    x, padding = spread(x, windows, 2)
     return lax.conv_general_dilated(
         x,
         filter,
@@ -87,14 +85,14 @@ def deconv(
     )
 
 
-def spread(x: Array, windows: Windows, border: str, first_axis: int = 0) -> tuple[Array, Padding]:
+def spread(x: Array, windows: Windows, first_axis: int = 0) -> tuple[Array, Padding]:
     """Return the input of a reverse operation, extended as far as windows reach, and its padding.
 
     That applies once items are spread `stride` apart; where the output is cut it is negative.
     """
     before = (0,) * len(windows.size)
-    if border not in ("constant", "ignore"):
-        x = extend(x, ((0, 0),) * first_axis + windows.reach, border)
+    if windows.border not in ("constant", "ignore"):
+        x = extend(x, ((0, 0),) * first_axis + windows.reach, windows.border)
         before = tuple(p for p, _ in windows.reach)
     padding: list[tuple[int, int]] = []
     for axis, (up, span, s, (p, _)) in enumerate(

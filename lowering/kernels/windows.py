@@ -6,9 +6,9 @@ back. Padding, stride and dilation count in the up-scaled space. The border exte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +25,21 @@ POOL_BORDERS = ("ignore", *BORDERS)
 PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}  # numpy's
 
 
+class Sliding(TypedDict):
+    """The attributes of windows that all operations with windows have."""
+
+    border: str
+    padding: Padding
+    stride: Shape
+    dilation: Shape
+
+
+class Pool(Sliding):
+    """The attributes of windows whose size is one of them."""
+
+    size: Shape
+
+
 @dataclass(frozen=True, slots=True)
 class Windows:
     """Where windows lie: an entry for each dimension, nothing left to defaults.
@@ -39,6 +54,7 @@ class Windows:
     dilation: Shape
     upscaled: Shape
     downscaled: Shape
+    border: str = "constant"
 
     @property
     def dilated(self) -> Shape:
@@ -67,7 +83,9 @@ class Windows:
         return lax.slice_in_dim(x, start, stop, stride, axis)
 
 
-def basic(shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape) -> Windows:
+def basic(
+    shape: Shape, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
+) -> Windows:
     """Return the windows of an operation that maps `shape` down; default padding is automatic."""
     size, stride, dilation = [padded(values, len(shape)) for values in (size, stride, dilation)]
     spans = _dilated(size, dilation)
@@ -75,14 +93,13 @@ def basic(shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: 
     pads = _complete_padding(padding, shape, automatic, spans, stride)
     given = len(padding)
     counted = map(_positions, shape[:given], pads[:given], spans[:given], stride[:given])
-    return Windows(size, pads, stride, dilation, shape, (*counted, *automatic[given:]))
+    return Windows(size, pads, stride, dilation, shape, (*counted, *automatic[given:]), border)
 
 
-def reverse(
-    shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape, output: Shape = ()
-) -> Windows:
-    """Return the windows of an operation that maps `shape` up, to the shape `output` if given."""
-    size, stride, dilation = (padded(values, len(shape)) for values in (size, stride, dilation))
+def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]) -> Windows:
+    """Return the windows of an operation that maps `shape` up, to the shape `output` if not ()."""
+    given, padding = (size, sliding["stride"], sliding["dilation"]), sliding["padding"]
+    size, stride, dilation = (padded(values, len(shape)) for values in given)
     spans = _dilated(size, dilation)
     if output:
         upscaled = output
@@ -94,7 +111,7 @@ def reverse(
         )
         upscaled = (*spanned, *automatic[len(padding) :])
     pads = _complete_padding(padding, upscaled, shape, spans, stride)
-    return Windows(size, pads, stride, dilation, upscaled, shape)
+    return Windows(size, pads, stride, dilation, upscaled, shape, sliding["border"])
 
 
 def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
@@ -160,13 +177,12 @@ def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
     return tuple(reversed(cells))
 
 
-def require_attributes(
-    rank: int, padding: Padding, stride: Shape, dilation: Shape, size: Shape = ()
-) -> None:
-    """Refuse window attributes that are too long or have an item out of range."""
-    for name, values in (("size", size), ("stride", stride), ("dilation", dilation)):
-        _require_length(name, values, rank)
-        require_positive(name, values)
+def require_attributes(rank: int, attributes: Mapping[str, Any]) -> None:
+    """Refuse attributes of windows that are too long or have an item out of range."""
+    for name in ("size", "stride", "dilation"):
+        _require_length(name, attributes.get(name, ()), rank)
+        require_positive(name, attributes.get(name, ()))
+    padding = attributes["padding"]
     _require_length("padding", padding, rank)
     if any([item < 0 for pair in padding for item in pair]):
         raise InvalidOperation(
@@ -181,7 +197,7 @@ def require_positive(name: str, values: Shape) -> None:
         raise InvalidOperation(f"items of '{name}' must be at least 1, it is {list(values)}")
 
 
-def require_basic(windows: Windows, border: str, first_axis: int = 0) -> None:
+def require_basic(windows: Windows, first_axis: int = 0) -> None:
     """Refuse windows that do not fit on the padded input, and impossible borders."""
     for axis, (extent, span, (p, q)) in enumerate(
         zip(windows.upscaled, windows.dilated, windows.padding, strict=True), first_axis
@@ -195,12 +211,13 @@ def require_basic(windows: Windows, border: str, first_axis: int = 0) -> None:
                 if first_axis == 0 and axis < 2
                 else "give more padding, or leave 'padding' empty to have it computed",
             )
-    require_reflection(windows.upscaled, windows.padding, border, first_axis)
+    require_reflection(windows.upscaled, windows.padding, windows.border, first_axis)
 
 
-def require_reverse(windows: Windows, padding: Padding, border: str, first_axis: int = 0) -> None:
+def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> None:
     """Refuse an output that is empty or does not map down to the input's shape."""
-    again = basic(windows.upscaled, windows.size, padding, windows.stride, windows.dilation)
+    attributes = (windows.size, windows.border, padding, windows.stride, windows.dilation)
+    again = basic(windows.upscaled, *attributes)
     for axis, (up, down, found, pads) in enumerate(
         zip(windows.upscaled, windows.downscaled, again.downscaled, windows.padding, strict=True),
         first_axis,
@@ -217,7 +234,7 @@ def require_reverse(windows: Windows, padding: Padding, border: str, first_axis:
                 hint="the output shape must be one that the basic operation with the same "
                 "attributes maps to the shape of the input",
             )
-    require_reflection(windows.downscaled, windows.reach, border, first_axis)
+    require_reflection(windows.downscaled, windows.reach, windows.border, first_axis)
 
 
 def _require_length(name: str, values: Sequence[Any], rank: int) -> None:

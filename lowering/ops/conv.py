@@ -8,7 +8,7 @@ the dtype of the result.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from jax import Array
@@ -21,7 +21,7 @@ from lowering.kernels.broadcast import expand
 from lowering.kernels.precision import accumulator
 from lowering.kernels.windows import (
     BORDERS,
-    Padding,
+    Sliding,
     basic,
     require_attributes,
     require_basic,
@@ -35,26 +35,18 @@ from lowering.trace import Context
 
 
 def _conv_type(
-    input: TensorType, filter: TensorType, bias: TensorType, **windows: Any
+    input: TensorType, filter: TensorType, bias: TensorType, groups: int, **window: Unpack[Sliding]
 ) -> TensorType:
     require.same_dtype(require.ordered, input=input, filter=filter, bias=bias)
-    shape = conv_shape(input.shape, filter.shape, bias.shape, **windows)
+    shape = conv_shape(input.shape, filter.shape, bias.shape, groups, **window)
     return TensorType(shape, _sum_dtype(input.dtype))
 
 
 def conv_shape(
-    input: Shape,
-    filter: Shape,
-    bias: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    groups: int,
+    input: Shape, filter: Shape, bias: Shape, groups: int, **window: Unpack[Sliding]
 ) -> Shape:
     """Return the shape of a convolution; raise where operands or attributes do not agree."""
-    require.one_of("border", border, BORDERS)
-    _require_operands(input, filter, padding, stride, dilation, groups)
+    _require_operands(input, filter, groups, window)
     groups = groups or input[1]
     if differ(filter[1] * groups, input[1]):
         raise InvalidShape(
@@ -64,8 +56,8 @@ def conv_shape(
         )
     _require_divisor(groups, filter)
     _require_bias(bias, filter[0], len(input))
-    windows = basic(input[2:], filter[2:], padding, stride, dilation)
-    require_basic(windows, border, first_axis=2)
+    windows = basic(input[2:], filter[2:], **window)
+    require_basic(windows, first_axis=2)
     return (input[0], filter[0], *windows.downscaled)
 
 
@@ -80,23 +72,15 @@ def conv_work(result: TensorType, filter: TensorType) -> int:
 
 @rules.rule("conv", _conv_type, work=conv_work)
 def conv(
-    ctx: Context,
-    input: Array,
-    filter: Array,
-    bias: Any,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    groups: int,
+    ctx: Context, input: Array, filter: Array, bias: Any, groups: int, **window: Unpack[Sliding]
 ) -> Array:
     """Correlate the input with a filter and add a bias."""
-    windows = basic(input.shape[2:], filter.shape[2:], padding, stride, dilation)
+    windows = basic(input.shape[2:], filter.shape[2:], **window)
     groups, wide = groups or input.shape[1], accumulator(input.dtype)
     if is_integer(str(wide)):
-        output = kernels.integer_conv(input, filter, windows, border, groups, wide)
+        output = kernels.integer_conv(input, filter, windows, groups, wide)
     else:
-        output = kernels.conv(input, filter, windows, border, groups, ctx.precision, wide)
+        output = kernels.conv(input, filter, windows, groups, ctx.precision, wide)
     return _add_bias(output, bias).astype(_sum_dtype(str(input.dtype)))
 
 
@@ -104,16 +88,12 @@ def _deconv_type(
     input: TensorType,
     filter: TensorType,
     bias: TensorType,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
     output_shape: Shape,
     groups: int,
+    **window: Unpack[Sliding],
 ) -> TensorType:
     require.same_dtype(require.real, input=input, filter=filter, bias=bias)
-    require.one_of("border", border, BORDERS)
-    _require_operands(input.shape, filter.shape, padding, stride, dilation, groups)
+    _require_operands(input.shape, filter.shape, groups, window)
     if differ(filter.shape[0], input.shape[1]):
         raise InvalidShape(
             f"'filter' {show(filter.shape)} takes {filter.shape[0]} channels, "
@@ -135,10 +115,8 @@ def _deconv_type(
         )
     _require_divisor(groups, filter.shape)
     _require_bias(bias.shape, channels, len(input.shape))
-    windows = reverse(
-        input.shape[2:], filter.shape[2:], padding, stride, dilation, output_shape[2:]
-    )
-    require_reverse(windows, padding, border, first_axis=2)
+    windows = reverse(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
+    require_reverse(windows, window["padding"], first_axis=2)
     return TensorType((input.shape[0], channels, *windows.upscaled), input.dtype)
 
 
@@ -152,21 +130,16 @@ def deconv(
     input: Array,
     filter: Array,
     bias: Any,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
     output_shape: Shape,
     groups: int,
+    **window: Unpack[Sliding],
 ) -> Array:
     """Reverse a convolution. The batch extent is the input's, whatever `output_shape` says."""
-    windows = reverse(
-        input.shape[2:], filter.shape[2:], padding, stride, dilation, output_shape[2:]
-    )
+    windows = reverse(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
     flipped = kernels.transposed_filter(filter, groups)
     wide = accumulator(input.dtype)
-    output = kernels.deconv(input, flipped, windows, border, groups, ctx.precision, wide)
+    output = kernels.deconv(input, flipped, windows, groups, ctx.precision, wide)
     return _add_bias(output, bias).astype(input.dtype)
 
 
@@ -183,16 +156,15 @@ def _add_bias(output: Array, bias: Any) -> Array:
     return output + expand(jnp.asarray(bias).astype(output.dtype), output.ndim)
 
 
-def _require_operands(
-    input: Shape, filter: Shape, padding: Padding, stride: Shape, dilation: Shape, groups: int
-) -> None:
+def _require_operands(input: Shape, filter: Shape, groups: int, window: Sliding) -> None:
+    require.one_of("border", window["border"], BORDERS)
     rank = len(input)
     if rank < 2 or len(filter) != rank:
         raise InvalidShape(
             f"'input' {show(input)} and 'filter' {show(filter)} must have one rank, "
             "two and the number of spatial dimensions"
         )
-    require_attributes(rank - 2, padding, stride, dilation)
+    require_attributes(rank - 2, window)
     if groups < 0:
         raise InvalidOperation(f"'groups' must be positive, or 0 for plane-wise, it is {groups}")
 

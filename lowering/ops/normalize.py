@@ -13,6 +13,7 @@ from lowering.extents import Ints, along, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.kernels.precision import widened
+from lowering.kernels.windows import Sliding
 from lowering.ops import require, rules
 from lowering.ops.window import box, pool_type
 from lowering.static import is_static
@@ -67,8 +68,12 @@ def l2_normalization(input: Any, axes: Ints, bias: float, epsilon: float) -> Arr
     return _over(x, norm, bias / unit, epsilon / unit).astype(input.dtype)
 
 
+# Windows are centred on the items of the input, zero-padded.
+_AROUND = Sliding(border="constant", padding=(), stride=(), dilation=())
+
+
 def _response_type(input: TensorType, size: Ints) -> TensorType:
-    return pool_type(input, size, "constant", (), (), ())
+    return pool_type(input, size=size, **_AROUND)
 
 
 @rules.rule("local_response_normalization", _response_type)
@@ -77,7 +82,7 @@ def local_response_normalization(
 ) -> Array:
     """Return input / (bias + alpha * the mean of the squares around each item) ** beta."""
     x = widened(jnp.asarray(input))
-    squares = box(jnp.square(x), size, "constant", (), (), (), True)
+    squares = box(jnp.square(x), True, size=size, **_AROUND)
     return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
 
 
@@ -92,7 +97,7 @@ def local_variance_normalization(input: Any, size: Ints, bias: float, epsilon: f
     """Return the input over its root mean square in the window around each item, zero-padded."""
     input = jnp.asarray(input)
     x = widened(input)
-    squares = box(jnp.square(x), size, "constant", (), (), (), True)
+    squares = box(jnp.square(x), True, size=size, **_AROUND)
     # Finite gradient for windows of zeros, as after a relu.
     norm = _root(squares)
     return _over(x, norm, bias, epsilon).astype(input.dtype)

@@ -10,7 +10,7 @@ channel where the operation says so.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from jax import Array
@@ -19,7 +19,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show
 from lowering.graph import TensorType, is_integer
 from lowering.kernels import contraction
-from lowering.kernels.windows import Padding
+from lowering.kernels.windows import Sliding
 from lowering.ops import require, rules
 from lowering.ops.conv import conv, conv_shape, conv_work
 from lowering.trace import Context
@@ -101,9 +101,9 @@ def _conv_type(
     input: TensorType, filter: TensorType, bias: TensorType, dtype: str, **others: Any
 ) -> TensorType:
     parameters = {name: x for name, x in others.items() if isinstance(x, TensorType)}
-    windows = {name: x for name, x in others.items() if name not in parameters}
+    attributes = {name: x for name, x in others.items() if name not in parameters}
     _require_types(input=input, filter=filter, bias=bias, **parameters)
-    shape = conv_shape(input.shape, filter.shape, bias.shape, **windows)
+    shape = conv_shape(input.shape, filter.shape, bias.shape, **attributes)
     of_filter = {name: parameters.pop(f"filter_{name}") for name in ("zero_point", "scale")}
     require.one(**parameters)
     for name, type in of_filter.items():
@@ -123,12 +123,9 @@ def quantized_conv(
     filter_scale: Any,
     output_zero_point: Any,
     output_scale: Any,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
     groups: int,
     dtype: str,
+    **window: Unpack[Sliding],
 ) -> Array:
     """Compute `conv` of quantised tensors, to `dtype`; padding is the real number 0.
 
@@ -140,11 +137,8 @@ def quantized_conv(
         _wide(input) - _along(_wide(input_zero_point), "", ""),
         _wide(filter) - _along(_wide(filter_zero_point), "c", "c" + "x" * (rank - 1)),
         _wide(bias),
-        border,
-        padding,
-        stride,
-        dilation,
         groups,
+        **window,
     )
     return _requantised(
         total,

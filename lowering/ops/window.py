@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,7 @@ from lowering.kernels.precision import accumulator
 from lowering.kernels.windows import (
     POOL_BORDERS,
     Padding,
+    Pool,
     Windows,
     basic,
     extend,
@@ -32,77 +33,55 @@ from lowering.kernels.windows import (
 from lowering.ops import require, rules
 
 
-def _window_type(
-    input: TensorType, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
-) -> TensorType:
+def _window_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
     require.ordered(input=input)
-    require.one_of("border", border, POOL_BORDERS)
-    require_attributes(len(input.shape), padding, stride, dilation, size)
-    windows = basic(input.shape, size, padding, stride, dilation)
-    require_basic(windows, border)
+    require.one_of("border", pool["border"], POOL_BORDERS)
+    require_attributes(len(input.shape), pool)
+    windows = basic(input.shape, **pool)
+    require_basic(windows)
     return TensorType(windows.downscaled, input.dtype)
 
 
-def pool_type(
-    input: TensorType, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
-) -> TensorType:
+def pool_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
     """Return the type of a sum of real numbers for each window; raise where there are none."""
     require.real(input=input)
-    return _window_type(input, size, border, padding, stride, dilation)
+    return _window_type(input, **pool)
 
 
-def _reverse_type(
-    input: TensorType,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    output_shape: Shape,
-) -> TensorType:
+def _reverse_type(input: TensorType, output_shape: Shape, **pool: Unpack[Pool]) -> TensorType:
     require.real(input=input)
-    require.one_of("border", border, POOL_BORDERS)
-    require_attributes(len(input.shape), padding, stride, dilation, size)
+    require.one_of("border", pool["border"], POOL_BORDERS)
+    require_attributes(len(input.shape), pool)
     if output_shape and len(output_shape) != len(input.shape):
         raise InvalidOperation(
             f"'output_shape' {list(output_shape)} must have {len(input.shape)} items"
         )
-    windows = _reverse(input.shape, size, padding, stride, dilation, output_shape)
+    windows = _reverse(input.shape, output_shape, **pool)
     require_positive("output_shape", windows.upscaled if output_shape else ())
-    require_reverse(windows, padding, border)
+    require_reverse(windows, pool["padding"])
     return TensorType(windows.upscaled, input.dtype)
 
 
-def _reverse(
-    shape: Shape, size: Shape, padding: Padding, stride: Shape, dilation: Shape, output_shape: Shape
-) -> Windows:
+def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows:
     # A batch that no window spans is the input's: the document may have baked in another.
-    alone = size[:1] in ((), (1,)) and stride[:1] in ((), (1,)) and padding[:1] in ((), ((0, 0),))
-    if output_shape and alone:
+    size, stride, padding = pool["size"][:1], pool["stride"][:1], pool["padding"][:1]
+    if output_shape and size in ((), (1,)) and stride in ((), (1,)) and padding in ((), ((0, 0),)):
         output_shape = (shape[0], *output_shape[1:])
-    return reverse(shape, size, padding, stride, dilation, output_shape)
+    return reverse(shape, output_shape, **pool)
 
 
 @rules.rule("box", pool_type)
-def box(
-    input: Array,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    normalize: bool,
-) -> Array:
+def box(input: Array, normalize: bool, **pool: Unpack[Pool]) -> Array:
     """Sum each window, or take its mean: with border 'ignore' over the valid cells only."""
-    windows = basic(input.shape, size, padding, stride, dilation)
+    windows = basic(input.shape, **pool)
     padding = windows.padding
-    if border not in ("constant", "ignore"):
-        input = extend(input, padding, border)
+    if windows.border not in ("constant", "ignore"):
+        input = extend(input, padding, windows.border)
         padding = ((0, 0),) * input.ndim
     # The sum under a mean may overflow float16.
     wide = accumulator(input.dtype)
     total = _sums(input.astype(wide), windows, windows.stride, padding)
-    if normalize and border == "ignore":
+    if normalize and windows.border == "ignore":
         # A window on padding alone has sum and mean 0.
         total = total / np.maximum(valid_counts(windows), 1).astype(wide)
     elif normalize:
@@ -118,19 +97,10 @@ def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
 
 
 @rules.rule("debox", _reverse_type)
-def debox(
-    input: Array,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    output_shape: Shape,
-    normalize: bool,
-) -> Array:
+def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Pool]) -> Array:
     """Add each item to all cells of its window, over the window's volume if `normalize`."""
-    windows = _reverse(input.shape, size, padding, stride, dilation, output_shape)
-    x, padding = spread(input, windows, border)
+    windows = _reverse(input.shape, output_shape, **pool)
+    x, padding = spread(input, windows)
     steps = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
     x = lax.pad(x, np.array(0, x.dtype), steps)
     total = _sums(x, windows, (1,) * x.ndim, ((0, 0),) * x.ndim)
@@ -138,16 +108,14 @@ def debox(
 
 
 @rules.rule("max_pool", _window_type)
-def max_pool(
-    input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
-) -> Array:
+def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the maximum of each window; zeros of border 'constant' win over negative data.
 
     Its derivative goes to the first of equal maxima.
     """
-    windows = basic(input.shape, size, padding, stride, dilation)
-    x, padding = jnp.asarray(input), windows.padding
-    if any(d > 1 for d in dilation):  # reduce_window has no reverse derivative then
+    x, windows = jnp.asarray(input), basic(input.shape, **pool)
+    padding, border = windows.padding, windows.border
+    if any(d > 1 for d in windows.dilation):  # reduce_window has no reverse derivative then
         return window_max_and_index(x, windows, border)[0]
     if border != "ignore":
         x = extend(x, padding, border)
@@ -156,56 +124,44 @@ def max_pool(
 
 
 @rules.rule("avg_pool", pool_type)
-def avg_pool(
-    input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
-) -> Array:
+def avg_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the mean of each window, over the valid cells with border 'ignore'."""
-    return box(input, size, border, padding, stride, dilation, True)
+    return box(input, True, **pool)
 
 
 @rules.rule("rms_pool", pool_type)
-def rms_pool(
-    input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
-) -> Array:
+def rms_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the root mean square of each window; its derivative is 0 where it is 0."""
-    mean = avg_pool(jnp.square(input), size, border, padding, stride, dilation)
+    mean = avg_pool(jnp.square(input), **pool)
     return jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1)), mean)
 
 
-def _index_type(input: TensorType, **pool: Any) -> TensorType:
+def _index_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
     return TensorType(pool_type(input, **pool).shape, "int32")
 
 
 @rules.rule("argmax_pool", _index_type, not_differentiable="its result is an index")
-def argmax_pool(
-    input: Array, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
-) -> Array:
+def argmax_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the first index of the maximum in each window."""
-    return max_pool_with_index(input, size, border, padding, stride, dilation)[1]
+    return max_pool_with_index(input, **pool)[1]
 
 
 def _max_and_index_type(
-    input: TensorType, border: str, first_axis: int = -1, **pool: Any
+    input: TensorType, first_axis: int = -1, **pool: Unpack[Pool]
 ) -> tuple[TensorType, TensorType]:
-    output = _window_type(input, border=border, **pool)
-    if first_axis >= 0 and border != "ignore":
+    output = _window_type(input, **pool)
+    if first_axis >= 0 and pool["border"] != "ignore":
         raise InvalidOperation("an index on the input is of border 'ignore' alone")
     return output, TensorType(output.shape, "int32")
 
 
 @rules.rule("max_pool_with_index", _max_and_index_type)
 def max_pool_with_index(
-    input: Array,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    first_axis: int = -1,
+    input: Array, first_axis: int = -1, **pool: Unpack[Pool]
 ) -> tuple[Array, Array]:
     """Return the maximum of each window and its first index in it, or from `first_axis` on."""
-    x, windows = jnp.asarray(input), basic(input.shape, size, padding, stride, dilation)
-    maximum, index = window_max_and_index(x, windows, border)
+    x, windows = jnp.asarray(input), basic(input.shape, **pool)
+    maximum, index = window_max_and_index(x, windows, windows.border)
     if first_axis < 0:
         return maximum, index
     places = jnp.zeros(index.shape, index.dtype)
@@ -218,48 +174,34 @@ def max_pool_with_index(
     return maximum, places
 
 
-def _sample_type(input: TensorType, index: TensorType, **pool: Any) -> TensorType:
+def _sample_type(input: TensorType, index: TensorType, **pool: Unpack[Pool]) -> TensorType:
     output = pool_type(input, **pool)
     _require_index(index, output.shape, "the output")
     return output
 
 
 @rules.rule("sample", _sample_type)
-def sample(
-    input: Array,
-    index: Array,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-) -> Array:
+def sample(input: Array, index: Array, **pool: Unpack[Pool]) -> Array:
     """Return the cell of each window that the index names; 0 for border 'constant' or 'ignore'."""
-    windows = basic(input.shape, size, padding, stride, dilation)
-    x = jnp.asarray(extend(input, windows.padding, border))
+    windows = basic(input.shape, **pool)
+    x = jnp.asarray(extend(input, windows.padding, windows.border))
     return x.at[positions(index, windows)].get(mode="clip")
 
 
-def _desample_type(input: TensorType, index: TensorType, border: str, **windows: Any) -> TensorType:
+def _desample_type(
+    input: TensorType, index: TensorType, output_shape: Shape, **pool: Unpack[Pool]
+) -> TensorType:
     # No index names a cell outside the input: the border does not matter.
     _require_index(index, input.shape, "the input")
-    require.one_of("border", border, POOL_BORDERS)
-    return _reverse_type(input, border="constant", **windows)
+    require.one_of("border", pool["border"], POOL_BORDERS)
+    pool["border"] = "constant"
+    return _reverse_type(input, output_shape, **pool)
 
 
 @rules.rule("desample", _desample_type)
-def desample(
-    input: Array,
-    index: Array,
-    size: Shape,
-    border: str,
-    padding: Padding,
-    stride: Shape,
-    dilation: Shape,
-    output_shape: Shape,
-) -> Array:
+def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Pool]) -> Array:
     """Add each item to the cell of its window that the index names: the reverse of `sample`."""
-    windows = _reverse(input.shape, size, padding, stride, dilation, output_shape)
+    windows = _reverse(input.shape, output_shape, **pool)
     spans = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
     covered = tuple((extent - 1) * s + span for extent, s, span in spans)
     named = (index >= 0) & (index < windows.volume)
