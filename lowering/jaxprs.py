@@ -108,9 +108,7 @@ def evaluate(jaxpr: Any, values: dict[Any, Any]) -> list[Any]:
 
 
 def place(
-    equation: Any,
-    values: dict[Any, Any],
-    compute: Callable[[Any, Sequence[Any]], Sequence[Any]] = bind,
+    equation: Any, values: dict[Any, Any], compute: Callable[..., Sequence[Any]] = bind
 ) -> None:
     """Add the results of an equation to the values of variables."""
     operands = [read(v, values) for v in equation.invars]

@@ -50,12 +50,8 @@ def integer_conv(x: Array, filter: Array, windows: Windows, groups: int, wide: A
             for first, down, s in zip(start, windows.downscaled, windows.stride, strict=True)
         ]
         items = tuple(map(slice, start, stop, windows.stride))
-        total += jnp.einsum(
-            "bgc...,gnc->bgn...",
-            x[:, :, :, *items],
-            filter[:, :, :, *cell],
-            preferred_element_type=wide,
-        )
+        cells, weights = x[:, :, :, *items], filter[:, :, :, *cell]
+        total += jnp.einsum("bgc...,gnc->bgn...", cells, weights, preferred_element_type=wide)
     return total.reshape(batch, count, *windows.downscaled)
 
 

@@ -77,16 +77,9 @@ def quantized_einsum(
     """
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
     of_bias, of_a0, of_a, of_b0, of_b, of_c0, of_c = terms[2:] or [""] * 7
-    total = contraction.contract(
-        (
-            _wide(a) - _along(_wide(a_zero_point), of_a0, terms[0]),
-            _wide(b) - _along(_wide(b_zero_point), of_b0, terms[1]),
-        ),
-        terms[:2],
-        result,
-        jnp.int32,
-        None,
-    )
+    left = _wide(a) - _along(_wide(a_zero_point), of_a0, terms[0])
+    right = _wide(b) - _along(_wide(b_zero_point), of_b0, terms[1])
+    total = contraction.contract((left, right), terms[:2], result, jnp.int32, None)
     return _requantised(
         total + _along(_wide(bias), of_bias, result),
         _along(a_scale, of_a, result),
@@ -132,14 +125,9 @@ def quantized_conv(
     The filter's zero points and scales may have an item for each output channel.
     """
     rank = input.ndim
-    total = conv(
-        ctx,
-        _wide(input) - _along(_wide(input_zero_point), "", ""),
-        _wide(filter) - _along(_wide(filter_zero_point), "c", "c" + "x" * (rank - 1)),
-        _wide(bias),
-        groups,
-        **window,
-    )
+    x = _wide(input) - _along(_wide(input_zero_point), "", "")
+    zero_points = _along(_wide(filter_zero_point), "c", "c" + "x" * (rank - 1))
+    total = conv(ctx, x, _wide(filter) - zero_points, _wide(bias), groups, **window)
     return _requantised(
         total,
         _along(filter_scale, "c", "bc" + "x" * (rank - 2)),

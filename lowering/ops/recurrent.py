@@ -42,8 +42,7 @@ def lstm_pointwise(gates: Any, cell: Any) -> tuple[Array, Array]:
     return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
 
 
-def _gru_type(input_gates: TensorType, state_gates: TensorType, state: TensorType) -> TensorType:
-    gates = {"input_gates": input_gates, "state_gates": state_gates}
+def _gru_type(state: TensorType, **gates: TensorType) -> TensorType:
     return _cell_type(3, ("state", state), **gates)
 
 

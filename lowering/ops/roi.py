@@ -109,11 +109,7 @@ def _places(start: Array, end: Array, count: int, method: str) -> Array:
 
 
 def _pool(
-    pool: Callable[[Array, Array, Array], Array],
-    input: Array,
-    rois: Array,
-    batch_index: Array,
-    output_size: Shape,
+    pool: Callable[..., Array], input: Array, rois: Array, batch_index: Array, output_size: Shape
 ) -> Array:
     """Pool one region at a time, recomputed for the gradient to save memory."""
 
