@@ -15,7 +15,7 @@ from nnef_jax.formats.syntax.tensors import result_count
 from nnef_jax.formats.syntax.types import ArrayOf
 from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.arguments import attribute, is_attribute
-from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.call_site import CallSite, Given
 from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, common_dtypes, dtype_of, own_dtype
 from nnef_jax.formats.tract.folding import fold
 from nnef_jax.formats.tract.host import Host, NotFolded, boxes, host, integers, is_plain, weight
@@ -32,7 +32,6 @@ _KEEPS_SCALE = frozenset(
     }
 )  # fmt: skip
 _APPLICATION = 40  # steps, beside one for each item of a known value
-_Given = Mapping[str, Any]  # arguments by parameter
 _LEFT_OUT = s.Literal(0, False)  # the default of operands that need not be given
 
 
@@ -51,11 +50,7 @@ def apply(site: CallSite, kind: str, /, *names: str, **arguments: Any) -> Any:
 
 
 def applied(
-    site: CallSite,
-    kind: str,
-    arguments: Mapping[str, Any],
-    names: Sequence[str] = (),
-    rule: Rule | None = None,
+    site: CallSite, kind: str, arguments: Given, names: Sequence[str], rule: Rule | None = None
 ) -> Any:
     """Return an operation's result, on the host if all is known; `rule` is a user's own."""
     site.graph.meter.spend(_APPLICATION)
@@ -79,7 +74,7 @@ def applied(
     if rule is None:
         results = _emit_as_meant(site, kind, unified, attributes, names)
     else:
-        results = site.emit(kind, unified, attributes, names, rule)
+        results = site.emit(kind, unified, attributes, names, rule=rule)
     read = next(iter(operands.values()), None)
     scales = site.graph.scales
     if kind in _KEEPS_SCALE and isinstance(read, Value) and read in scales:
@@ -92,7 +87,7 @@ def apply_own(site: CallSite, kind: str, rule: Rule) -> Any:
     """Apply a user's rule to a fragment: tensors are operands, known values attributes."""
     operands = {n: x for n, x in site.arguments.items() if _holds_tensors([x])}
     attributes = {n: _plain(x) for n, x in site.arguments.items() if n not in operands}
-    return Results.of(site.emit(kind, operands, attributes, site.names, rule))
+    return Results.of(site.emit(kind, operands, attributes, site.names, rule=rule))
 
 
 def tensor(site: CallSite, value: Any, dtype: str = "", *names: str) -> Value:
@@ -141,9 +136,7 @@ def _one_operand(site: CallSite, value: Any, name: str) -> Value | Host:
         raise InvalidOperation(f"'{name}': {error.message}") from None
 
 
-def _folded(
-    site: CallSite, kind: str, operands: Iterable[Any], attributes: Mapping[str, Any]
-) -> Any:
+def _folded(site: CallSite, kind: str, operands: Iterable[Any], attributes: Given) -> Any:
     if any(map(_is_known, operands)):  # parameters beside known values may be shapes
         operands = [site.graph.perhaps_shape(x) for x in operands]
     if not all(map(_is_known, operands)):
@@ -168,7 +161,7 @@ def _bias(site: CallSite, input: Any, filter: Any, bias: Any) -> Any:
 
 
 def _unified(
-    site: CallSite, kind: str, items: Mapping[str, str | None], operands: Mapping[str, Any]
+    site: CallSite, kind: str, items: Mapping[str, str | None], operands: Given
 ) -> dict[str, Any]:
     """Return operands of one item type in one dtype; nonzero numbers are logically true."""
     graph = site.graph
@@ -194,16 +187,12 @@ def _unified(
 
 
 def _emit_as_meant(
-    site: CallSite,
-    kind: str,
-    operands: Mapping[str, Any],
-    attributes: Mapping[str, Any],
-    names: Sequence[str],
+    site: CallSite, kind: str, operands: Given, attributes: Given, names: Sequence[str]
 ) -> tuple[Any, ...]:
     """Add what an operation of the dialect means to the graph."""
     stem = names[0] if names else site.frame.prefix + kind
 
-    def insert(kind: str, operands: _Given, attributes: _Given, part: str) -> Value:
+    def insert(kind: str, operands: Given, attributes: Given, part: str) -> Value:
         wanted = [site.graph.builder.unreserved(f"{stem}.{part}")]
         return site.emit(kind, operands, attributes, wanted, inserted=True)[0]
 

@@ -10,7 +10,7 @@ from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
-from lowering.graph import Rule, TensorType, Value
+from lowering.graph import TensorType, Value
 from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.base import ExtentNeeded
@@ -23,6 +23,8 @@ from nnef_jax.formats.tract.flat_graph import LARGEST_ATTRIBUTE, FlatGraph
 from nnef_jax.formats.tract.host import EXPORT_KNOWN, GIVE_SHAPES, host, is_plain
 from nnef_jax.formats.tract.unit import Unit
 
+Given = Mapping[str, Any]  # arguments by parameter
+_NOTHING: Given = {}
 # What `CallSite.located` gives a place in the text.
 REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentNeeded)
 
@@ -32,19 +34,17 @@ class _Evaluator(Protocol):
 
     unit: Unit
     graph: FlatGraph
-    inputs: Mapping[str, Value | None]  # of the unit's header, with what they are given
+    inputs: Given  # of the unit's header, with what they are given
 
     def into(self, graph: FlatGraph) -> _Evaluator: ...
 
-    def submodel(
-        self, unit: Unit, extents: Mapping[str, Any], inputs: Mapping[str, Value], frame: Frame
-    ) -> list[Value]: ...
+    def submodel(self, unit: Unit, extents: Given, inputs: Given, frame: Frame) -> list[Value]: ...
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any: ...
 
     def lookup(self, node: s.Identifier, frame: Frame) -> Any: ...
 
-    def enter(self, fragment: s.Fragment, arguments: Mapping[str, Any], site: CallSite) -> Frame:
+    def enter(self, fragment: s.Fragment, arguments: Given, site: CallSite) -> Frame:
         """Return the frame of a fragment's body once it is evaluated."""
         ...
 
@@ -57,7 +57,7 @@ class CallSite:
     node: s.Node
     frame: Frame
     names: Sequence[str] = ()
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    arguments: Given = field(default_factory=dict[str, Any])
 
     @property
     def graph(self) -> FlatGraph:
@@ -131,30 +131,17 @@ class CallSite:
             hint=EXPORT_KNOWN,
         )
 
-    def invalid(
-        self, error: InvalidOperation, kind: str, operands: Mapping[str, Any] | None = None
-    ) -> NnefError:
+    def invalid(self, error: InvalidOperation, kind: str, operands: Given = _NOTHING) -> NnefError:
         """Return the located error of an operation that refuses its arguments."""
-        return self.graph.invalid(error, kind, operands or {}, self.node, self.frame)
+        return self.graph.invalid(error, kind, operands, self.node, self.frame)
 
     # Values
 
     def emit(
-        self,
-        kind: str,
-        operands: Mapping[str, Any],
-        attributes: Mapping[str, Any],
-        names: Sequence[str],
-        rule: Rule | None = None,
-        *,
-        inserted: bool = False,
-        shown: str = "",
+        self, kind: str, operands: Given, attributes: Given, names: Sequence[str], **options: Any
     ) -> tuple[Any, ...]:
-        """Add an operation to the graph, as `Emitter.emit` does."""
-        return self.graph.emit(
-            kind, operands, attributes, self.node, self.frame, names, rule,
-            inserted=inserted, shown=shown,
-        )  # fmt: skip
+        """Add an operation to the graph; the options are those of `Emitter.emit`."""
+        return self.graph.emit(kind, operands, attributes, self.node, self.frame, names, **options)
 
     def cast(self, x: Value, dtype: str, *names: str) -> Value:
         """Return a tensor in a dtype."""

@@ -30,6 +30,7 @@ _STORED_PER_STEP = 8  # items of a parameter made host values
 _LARGEST_SHAPE = 16  # items of a parameter that may be a shape
 LARGEST_ATTRIBUTE = 4096  # items of a parameter that may stand for an attribute
 
+Stored = NDArray[Any]  # the data of a parameter, a state or a constant
 # How documents say operations, by their first results: name, operands and attributes.
 Said = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 
@@ -45,10 +46,9 @@ class FlatGraph(Emitter):
     def __init__(
         self,
         options: Options,
-        data: dict[str, NDArray[Any]],
+        data: dict[str, Stored],
         *,
         is_open: bool,
-        variables: int = 0,
         outer: FlatGraph | None = None,
     ) -> None:
         integer = compute_dtype("int64", options.real)
@@ -56,16 +56,16 @@ class FlatGraph(Emitter):
         self.options = options
         self.data = data
         self.is_open = is_open
-        self.variables = variables
+        self.variables = 0
         self.outer = outer
-        self.constants: dict[Value, NDArray[Any]] = {}  # parameters, as they are stored
+        self.constants: dict[Value, Stored] = {}  # parameters, as they are stored
         self.defaults = Defaults(options.real, integer, self.constants.keys())
         self.said: Said = {}
         # Of graph.quant: the entries of tensors that have codes, the variables that are stored as
         # codes, and the steps of tensors, an array where each channel has its own.
         self.entries: dict[Value, Quantizer] = {}
         self.decoded: set[Value] = set()
-        self.scales: dict[Value, NDArray[Any]] = {}
+        self.scales: dict[Value, Stored] = {}
         # The variables that a scan's body reads of `outer`, with the body's inputs for them.
         self.captured: dict[Value, Value] = {}
         self._shapes: dict[Value, Sequence[Any]] = {}  # with symbolic extents
@@ -82,11 +82,7 @@ class FlatGraph(Emitter):
         return FlatGraph(self.options, self.data, is_open=self.is_open, outer=self)
 
     def input(
-        self,
-        name: str,
-        type: TensorType,
-        shape: Sequence[Any],
-        stored: NDArray[Any] | None = None,
+        self, name: str, type: TensorType, shape: Sequence[Any], stored: Stored | None = None
     ) -> Value:
         """Add an input; `shape` has symbolic extents, `stored` is the value of a constant."""
         value = self.builder.input(name, type)
@@ -104,7 +100,7 @@ class FlatGraph(Emitter):
         return self.captured[variable]
 
     def state(
-        self, type: TensorType, name: str, label: str, span: Span, initial: NDArray[Any] | None
+        self, type: TensorType, name: str, label: str, span: Span, initial: Stored | None
     ) -> Value:
         """Add a variable that starts with an array, or zeros: `builder.update` changes it."""
         if self.outer is not None:

@@ -25,7 +25,7 @@ from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER
 from nnef_jax.formats.tract.application import Results, applied, apply_own, tensor
 from nnef_jax.formats.tract.arguments import attribute, bind
-from nnef_jax.formats.tract.call_site import REFUSALS, CallSite
+from nnef_jax.formats.tract.call_site import REFUSALS, CallSite, Given
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.flat_graph import FlatGraph, Said
 from nnef_jax.formats.tract.host import GIVE_SHAPES, WEIGHTY, weight
@@ -53,7 +53,7 @@ class _Poisoned(Exception):
 
 
 def flatten(
-    unit: Unit, options: Options, extents: Mapping[str, Any], data: dict[str, NDArray[Any]]
+    unit: Unit, options: Options, extents: Given, data: dict[str, NDArray[Any]]
 ) -> tuple[Graph, Said]:
     """Return the flat graph of a network, given the extents of its symbols, and how it is said.
 
@@ -62,9 +62,8 @@ def flatten(
     with within_memory("the flat graph"):
         document, header = unit.document, unit.document.graph
         shapes = {**options.input_shapes, **options.symbolic_shapes}
-        is_open = has_open_inputs(document, shapes, extents)
-        count = document.variables if options.progress else 0
-        graph = FlatGraph(options, data, is_open=is_open, variables=count)
+        graph = FlatGraph(options, data, is_open=has_open_inputs(document, shapes, extents))
+        graph.variables = document.variables if options.progress else 0
         builder = graph.builder
         builder.reserve(i.name for a in header.body for i in s.identifiers(a.target))
         frame = Frame(None, document.source, {})
@@ -84,15 +83,13 @@ class _Flattener:
 
     unit: Unit
     graph: FlatGraph
-    extents: Mapping[str, Any]
-    inputs: Mapping[str, Value | None]
+    extents: Given
+    inputs: Given
 
     def into(self, graph: FlatGraph) -> _Flattener:
         return replace(self, graph=graph)
 
-    def submodel(
-        self, unit: Unit, extents: Mapping[str, Any], inputs: Mapping[str, Value], frame: Frame
-    ) -> list[Value]:
+    def submodel(self, unit: Unit, extents: Given, inputs: Given, frame: Frame) -> list[Value]:
         return _Flattener(unit, self.graph, extents, inputs).outputs(frame)
 
     # Statements
@@ -313,7 +310,7 @@ class _Flattener:
             raise LimitError(f"fragments call each other more than {_DEEPEST} deep")
         return (*calls, Call(fragment.name, site.span))
 
-    def enter(self, fragment: s.Fragment, arguments: Mapping[str, Any], site: CallSite) -> Frame:
+    def enter(self, fragment: s.Fragment, arguments: Given, site: CallSite) -> Frame:
         names, calls = site.names, self._calls(fragment, site)
         prefix = f"{names[0] if names else site.frame.prefix + fragment.name}_"[-_LONGEST_PREFIX:]
         inner = Frame(fragment, fragment.source, dict(arguments), prefix, calls)
