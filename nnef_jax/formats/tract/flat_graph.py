@@ -43,21 +43,14 @@ class FlatGraph(Emitter):
     with variables passed from `outer`.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        data: dict[str, Stored],
-        *,
-        is_open: bool,
-        outer: FlatGraph | None = None,
-    ) -> None:
+    def __init__(self, options: Options, data: dict[str, Stored], *, is_open: bool) -> None:
         integer = compute_dtype("int64", options.real)
         super().__init__(GraphBuilder(real=options.real, integer=integer), options.meter)
         self.options = options
         self.data = data
         self.is_open = is_open
         self.variables = 0
-        self.outer = outer
+        self.outer: FlatGraph | None = None
         self.constants: dict[Value, Stored] = {}  # parameters, as they are stored
         self.defaults = Defaults(options.real, integer, self.constants.keys())
         self.said: Said = {}
@@ -79,7 +72,9 @@ class FlatGraph(Emitter):
 
     def body(self) -> FlatGraph:
         """Return a graph for the body of a scan in this one."""
-        return FlatGraph(self.options, self.data, is_open=self.is_open, outer=self)
+        body = FlatGraph(self.options, self.data, is_open=self.is_open)
+        body.outer = self
+        return body
 
     def input(
         self, name: str, type: TensorType, shape: Sequence[Any], stored: Stored | None = None
