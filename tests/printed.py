@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from lowering.graph import Graph
 from nnef_jax import Model
+from nnef_jax.formats.syntax.flat_document import FlatWriter
+from nnef_jax.formats.syntax.printing import print_document
+from nnef_jax.limits import Limits, Meter
 from tests.helpers import COMPOSITIONAL
 
 # Values that go by several names, a variable that is declared twice, names like an operation's.
@@ -63,6 +67,11 @@ def assert_same_results(model: Model, other: Model) -> None:
     for expected, value in zip(results_of(model), found, strict=True):
         assert value.dtype == expected.dtype
         assert_array_equal(value, expected)
+
+
+def print_graph(graph: Graph) -> str:
+    """A flat graph as a flat document of 1.0 final."""
+    return print_document(FlatWriter(graph, Meter(Limits.unbounded())).write())
 
 
 def khronos(text: str) -> Any:

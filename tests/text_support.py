@@ -36,7 +36,7 @@ def parsed(text: str, limits: Limits | None = None) -> Document:
 def checked(text: str) -> Document:
     """The syntax tree of a text that the semantic checks have passed."""
     document = parsed(text)
-    check(document, Scope(document, Meter()))
+    check(Scope(document, Meter()))
     return document
 
 

@@ -12,13 +12,12 @@ import pytest
 
 from nnef_jax import DataError, UnsupportedError, load, read_tensor
 from nnef_jax.conversion import convert
-from nnef_jax.formats.syntax.flat_document import print_graph
 from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.reading import network_of_text
 from nnef_jax.storage.tensorfile import encode_tensor
 from tests.cli_support import fails, ok
 from tests.helpers import COMPOSITIONAL, archive, model_of
-from tests.printed import ALIASES, assert_same_results, khronos, results_of
+from tests.printed import ALIASES, assert_same_results, khronos, print_graph, results_of
 
 
 def test_a_final_document_keeps_its_text(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ import lowering
 import nnef_jax
 from lowering.ops import FAMILIES, Families, rules
 from lowering.registry import Registry
-from nnef_jax.formats.syntax.flat_document import flat_document
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.operations import meanings
 from tests import op_cases, tract_cases
 from tests.helpers import model_of
+from tests.printed import print_graph
 from tests.tract_text import graph
 
 X = np.array([[-2.0, 0.5, 3.0]], np.float32)
@@ -196,7 +196,7 @@ def test_no_consumer_of_a_graph_asks_where_it_comes_from() -> None:
 def test_what_the_standard_does_not_have_of_a_kind_is_not_written_in_it() -> None:
     text = graph("y = round(x);\nz = clamp(y, 0.0, 1.0);\nw = tract_core_silu(z);", results="w")
     with pytest.raises(nnef_jax.UnsupportedError) as caught:
-        flat_document(model_of(text).graph)
+        print_graph(model_of(text).graph)
     assert [error.message for error in caught.value.errors] == [
         "'ties' 'away' of 'round' is not NNEF",
         "'inclusive' True of 'clamp' is not NNEF",

@@ -8,11 +8,18 @@ import pytest
 
 import nnef_jax
 from lowering.location import Source
-from nnef_jax.formats.nnef.parser import parse_library
+from nnef_jax.formats.nnef.tree_builder import grammar_reader
 from nnef_jax.formats.syntax.declarations import read_library
+from nnef_jax.formats.syntax.tree import Fragment
 from tests.text.test_fast_parser import whole
 
 LIBRARIES = sorted(Path(nnef_jax.__file__).parent.rglob("*.nnef"))
+
+
+def parse_library(source: Source) -> dict[str, Fragment]:
+    """What the grammar makes of a library, by name."""
+    _, _, fragments = grammar_reader().read("library", source, source.text, nesting=200)
+    return {fragment.name: fragment for fragment in fragments}
 
 
 def test_there_are_libraries() -> None:

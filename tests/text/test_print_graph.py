@@ -12,10 +12,9 @@ import pytest
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph, Operation, Parameter, TensorType, Value
 from nnef_jax import Model, UnsupportedError, load
-from nnef_jax.formats.syntax.flat_document import print_graph
 from nnef_jax.reading import network_of_text, read
 from tests.helpers import model_of
-from tests.printed import ALIASES, assert_same_results, khronos
+from tests.printed import ALIASES, assert_same_results, khronos, print_graph
 
 MOST_RUN = 50  # of the shared cases; compiling takes most of the time
 

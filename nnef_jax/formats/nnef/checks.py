@@ -7,9 +7,8 @@ so that one mistake is reported once.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 
-from lowering.location import Span
 from nnef_jax.errors import NnefError, SemanticError, raise_all
 from nnef_jax.formats.nnef.expressions import Calls, ExpressionTypes
 from nnef_jax.formats.nnef.scope import Scope
@@ -29,12 +28,12 @@ from nnef_jax.formats.syntax.types import (
 from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 
 
-def check(document: s.Document, scope: Scope) -> Calls:
+def check(scope: Scope) -> Calls:
     """What the graph's body invokes, by operation.
 
     Raises the errors of the document, all at once (SemanticError with `others`).
     """
-    checker = _Checker(document, scope)
+    checker = _Checker(scope)
     with within_memory("the text"):  # with a nesting far above the default one
         calls = checker.run()
     raise_all(sorted(checker.errors, key=lambda error: error.span.offset if error.span else 0))
@@ -42,9 +41,9 @@ def check(document: s.Document, scope: Scope) -> Calls:
 
 
 class _Checker:
-    def __init__(self, document: s.Document, scope: Scope) -> None:
-        self.document = document
+    def __init__(self, scope: Scope) -> None:
         self.scope = scope
+        self.document = scope.document
         self.errors: list[NnefError] = []
         self.unknown: defaultdict[str, list[s.Invocation]] = defaultdict(list)
 
@@ -69,36 +68,26 @@ class _Checker:
     ) -> ExpressionTypes:
         """The types of expressions in a body, where their errors are those of the document."""
         source, provisional = self.document.source, self.document.provisional
-        return ExpressionTypes(
-            self.scope, source, fragment, types, body, self.errors, provisional=provisional
-        )
+        return ExpressionTypes(self.scope, source, fragment, types, body, self.errors, provisional)
 
     # Declarations
 
     def _fragment_names(self) -> None:
-        seen: dict[str, s.Fragment] = {}
+        first = {fragment.name: fragment for fragment in reversed(self.document.fragments)}
         for fragment in self.document.fragments:
             if self.scope.is_taken(fragment.name):
-                self._report(
-                    f"'{fragment.name}' is an operation of the standard, "
-                    "it cannot be defined again",
-                    fragment,
-                    hint="give the fragment another name",
-                )
-            elif fragment.name in seen:
-                line = self.document.source.position(seen[fragment.name].offset)[0]
-                self._report(
-                    f"fragment '{fragment.name}' is already defined on line {line}", fragment
-                )
-            seen.setdefault(fragment.name, fragment)
+                message = "is an operation of the standard, it cannot be defined again"
+                hint = "give the fragment another name"
+                self._report(f"'{fragment.name}' {message}", fragment, hint)
+            elif first[fragment.name] is not fragment:
+                line = self.document.source.position(first[fragment.name].offset)[0]
+                message = f"fragment '{fragment.name}' is already defined on line {line}"
+                self._report(message, fragment)
 
     def _fragment(self, fragment: s.Fragment) -> None:
-        names: set[str] = set()
         attribute: s.Parameter | None = None
-        for declared in (*fragment.parameters, *fragment.results):
-            if declared.name in names:
-                self._report(f"'{declared.name}' is declared twice in '{fragment.name}'", declared)
-            names.add(declared.name)
+        for declared in _repeated([*fragment.parameters, *fragment.results]):
+            self._report(f"'{declared.name}' is declared twice in '{fragment.name}'", declared)
         for parameter in fragment.parameters:
             if not has_tensor(parameter.type):
                 attribute = parameter
@@ -124,14 +113,11 @@ class _Checker:
         if not s.is_literal(default):
             self._report(f"the default of '{parameter.name}' is not a literal", default)
             return
-        expressions = self._types(fragment, {})
+        expressions, declared = self._types(fragment, {}), parameter.type
         actual = expressions.of(default)
-        if not expressions.fits(actual, substitute(parameter.type, fragment.generic_default)):
-            self._report(
-                f"the default of '{parameter.name}' has type {actual}, "
-                f"declared is {parameter.type}",
-                default,
-            )
+        if not expressions.fits(actual, substitute(declared, fragment.generic_default)):
+            message = f"the default of '{parameter.name}' has type {actual}, declared is {declared}"
+            self._report(message, default)
 
     # Bodies
 
@@ -155,11 +141,8 @@ class _Checker:
                 elif name in assigned:
                     self._report(f"'{name}' is already assigned", identifier, "use another name")
                 elif name in results and not expressions.fits(type, results[name]):
-                    self._report(
-                        f"result '{name}' is declared as {results[name]}, "
-                        f"what is assigned is {type}",
-                        identifier,
-                    )
+                    declared = f"result '{name}' is declared as {results[name]}"
+                    self._report(f"{declared}, what is assigned is {type}", identifier)
                 assigned.add(name)
                 types[name] = results.get(name, type)
         for name, uses in expressions.calls.items():
@@ -192,44 +175,33 @@ class _Checker:
 
     def _graph(self, graph: s.GraphDefinition) -> Calls:
         for kind, names in (("parameter", graph.parameters), ("result", graph.results)):
-            seen: set[str] = set()
-            for identifier in names:
-                name = identifier.name
-                if name in seen:
-                    self._report(f"{kind} '{name}' of the graph is declared twice", identifier)
-                seen.add(name)
+            for identifier in _repeated(names):
+                message = f"{kind} '{identifier.name}' of the graph is declared twice"
+                self._report(message, identifier)
         parameters = {parameter.name for parameter in graph.parameters}
         for result in graph.results:
             if result.name in parameters:
-                self._report(
-                    f"'{result.name}' is a parameter of the graph and a result of it",
-                    result,
-                    hint=f"names are unique in a declaration: write y = copy({result.name}); "
-                    "and return y",
-                )
+                message = f"'{result.name}' is a parameter of the graph and a result of it"
+                other = f"write y = copy({result.name}); and return y"
+                self._report(message, result, f"names are unique in a declaration: {other}")
         types: dict[str, Type] = {}
         calls = self._body(graph.body, types, {}, None)
         for parameter in graph.parameters:
             if parameter.name not in types:
-                self._report(
-                    f"graph parameter '{parameter.name}' is never assigned",
-                    parameter,
-                    hint=f"write {parameter.name} = external(shape = [...]);",
-                )
+                hint = f"write {parameter.name} = external(shape = [...]);"
+                message = f"graph parameter '{parameter.name}' is never assigned"
+                self._report(message, parameter, hint)
         for result in graph.results:
             if result.name not in types:
                 self._report(f"graph result '{result.name}' is never assigned", result)
-        self._assigned_in_graph(graph, types, parameters, calls.get("external", ()))
+        self._assigned_in_graph(graph, types, calls)
         return calls
 
     def _assigned_in_graph(
-        self,
-        graph: s.GraphDefinition,
-        types: Mapping[str, Type],
-        parameters: Set[str],
-        externals: Sequence[s.Invocation],
+        self, graph: s.GraphDefinition, types: Mapping[str, Type], calls: Calls
     ) -> None:
         """Check that names are tensors, and 'external' assigns all parameters alone (3.3.1)."""
+        parameters = {parameter.name for parameter in graph.parameters}
         excused: set[int] = set()  # externals that are right, or in what is wrong already
         for assignment in graph.body:
             value = assignment.value
@@ -240,22 +212,18 @@ class _Checker:
                 name = identifier.name
                 type = types[name]
                 if not isinstance(type, Tensor) and not fits(type, TENSOR):
-                    self._report(
-                        f"'{name}' has type {type}, in the graph every name stands for one tensor",
-                        identifier,
-                        hint="unpack tuples as (a, b) = ... and arrays as [a, b] = ...",
-                    )
+                    stands = "in the graph every name stands for one tensor"
+                    hint = "unpack tuples as (a, b) = ... and arrays as [a, b] = ..."
+                    self._report(f"'{name}' has type {type}, {stands}", identifier, hint)
                 if is_external and name not in parameters:
-                    self._report(
-                        f"'{name}' is assigned by 'external' but is not a parameter of the graph",
-                        identifier,
-                        hint=f"add it: graph {graph.name}( ..., {name} ) -> ...",
-                    )
+                    message = "is assigned by 'external' but is not a parameter of the graph"
+                    hint = f"add it: graph {graph.name}( ..., {name} ) -> ..."
+                    self._report(f"'{name}' {message}", identifier, hint)
                 elif name in parameters and not is_external:
                     excused.update(map(id, s.invocations([value])))
                     message = f"graph parameter '{name}' must be assigned by 'external'"
                     self._report(message, identifier)
-        for node in externals:
+        for node in calls.get("external", ()):
             if id(node) not in excused:
                 hint = f"make it a parameter: graph {graph.name}( ..., name ) -> ..."
                 self._report("'external' must be assigned to a parameter of the graph", node, hint)
@@ -268,10 +236,13 @@ class _Checker:
                 if name.startswith("tract_")
                 else "operations beyond the standard need a fragment that defines them"
             )
-            self.errors.append(
-                SemanticError(
-                    f"unknown operation '{name}'{often}",
-                    span=Span(self.document.source, uses[0].offset, len(name)),
-                    hint=hint,
-                )
-            )
+            self._report(f"unknown operation '{name}'{often}", uses[0], hint)
+
+
+_Named = s.Identifier | s.Parameter | s.ResultDeclaration
+
+
+def _repeated(declared: Sequence[_Named]) -> list[_Named]:
+    """What has the name of something before it."""
+    first = {node.name: node for node in reversed(declared)}
+    return [node for node in declared if first[node.name] is not node]

@@ -13,7 +13,7 @@ from lowering.graph import Graph, Parameter, Value
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.nnef.quantization import QuantizationReader
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.flat_document import flat_document
+from nnef_jax.formats.syntax.flat_document import FlatWriter
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION
 from nnef_jax.formats.syntax.printing import print_document, print_expression
 from nnef_jax.formats.syntax.quantizer import ALGORITHMS, Quantizer
@@ -23,50 +23,38 @@ from nnef_jax.storage.tensorfile import read_tensor_file
 from nnef_jax.storage.writer import Member
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A document of 1.0 final, the identifiers of values in it, and its graph.quant or ''."""
-
-    text: str
-    names: Mapping[Value, str]
-    quantization: str
-
-
+@dataclass(frozen=True)
 class Conversion:
     """A document, its graph as it is without rounding, and the entries of its graph.quant."""
 
-    def __init__(
-        self,
-        document: s.Document,
-        graph: Graph,
-        reader: QuantizationReader,
-        entries: Mapping[str, Quantizer],
-    ) -> None:
-        self._document = document
-        self._graph = graph
-        self._reader = reader
-        self._quantizers = entries
-        self._variables = {v.value for v in (*graph.parameters, *graph.states)}
+    document: s.Document
+    graph: Graph
+    reader: QuantizationReader
+    entries: Mapping[str, Quantizer]
 
-    def kept(self, quantization: str) -> Converted:
-        """The document as it is, with the text of its graph.quant."""
-        names = {value: name for name, value in self._graph.values.items() if name in self._beside}
-        return Converted(self._document.source.text, names, quantization)
+    def _kept(self, quantization: str) -> tuple[str, Mapping[Value, str], str]:
+        """The document as it is, the names of values in it, the text of its graph.quant."""
+        names = {value: name for name, value in self.graph.values.items() if name in self._beside}
+        return self.document.source.text, names, quantization
 
-    def flat(self) -> Converted:
-        """The flat document, with the entries of graph.quant as 1.0 final writes them."""
-        flat = flat_document(self._graph, self._reader.meter)
+    def _flat(self) -> tuple[str, Mapping[Value, str], str]:
+        """The flat document, the names of values in it, its graph.quant as 1.0 final writes it."""
+        writer = FlatWriter(self.graph, self.reader.meter)
+        document = writer.write()
         raise_all(list(self._unfit_entries()))
-        values = {name: self._graph.values[name] for name in self._quantizers}
-        entries = [
-            self._entry(flat.names[values[name]], values[name], quantizer)
-            for name, quantizer in self._quantizers.items()
+        values = {name: self.graph.values[name] for name in self.entries}
+        lines = [
+            self._entry(writer.names[values[n]], values[n], q) for n, q in self.entries.items()
         ]
-        return Converted(print_document(flat.document), flat.names, "".join(entries))
+        return print_document(document), writer.names, "".join(lines)
+
+    @cached_property
+    def _variables(self) -> Set[Value]:
+        return {variable.value for variable in (*self.graph.parameters, *self.graph.states)}
 
     def _unfit_entries(self) -> Iterator[NnefError]:
         """The errors for entries of graph.quant that would mean something else when flat."""
-        for name, quantizer in self._quantizers.items():
+        for name, quantizer in self.entries.items():
             other = self._other_name(name)
             if other:
                 reason = (
@@ -74,7 +62,7 @@ class Conversion:
                 )
             elif quantizer.operation not in ALGORITHMS:
                 reason = f"'{quantizer.operation}' is a fragment of the document"
-            elif self._document.provisional and quantizer.operation == "logarithmic_quantize":
+            elif self.document.provisional and quantizer.operation == "logarithmic_quantize":
                 reason = f"'{quantizer.operation}' is another operation in 1.0 final"
             else:
                 continue
@@ -87,7 +75,7 @@ class Conversion:
         An identifier assigned later reads the value through its first name, be it rounded or not.
         One assigned beside it does not, nor does a variable of the same label.
         """
-        value = self._graph.values[name]
+        value = self.graph.values[name]
         others = self._aliases.get(value, frozenset[str]())
         if name in others:
             return value.name
@@ -99,7 +87,7 @@ class Conversion:
     def _aliases(self) -> Mapping[Value, Set[str]]:
         """The other names of values."""
         found: dict[Value, set[str]] = {}
-        for alias, value in self._graph.aliases.items():
+        for alias, value in self.graph.aliases.items():
             found.setdefault(value, set()).add(alias)
         return found
 
@@ -107,7 +95,7 @@ class Conversion:
     def _beside(self) -> Mapping[str, Set[str]]:
         """The names that are assigned together with each."""
         found: dict[str, Set[str]] = {}
-        for assignment in self._document.graph.body:
+        for assignment in self.document.graph.body:
             names = {identifier.name for identifier in s.identifiers(assignment.target)}
             found.update(dict.fromkeys(names, names))
         return found
@@ -118,25 +106,29 @@ class Conversion:
         return f'"{name}": {print_expression(replace(node, arguments=node.arguments[1:]))};\n'
 
     def members(
-        self, result: Converted, archive: Archive, data: Mapping[str, NDArray[Any]] | None
+        self, archive: Archive, data: Mapping[str, NDArray[Any]] | None, *, flat: bool, kept: str
     ) -> dict[str, Member]:
-        """The members of the archive of a result; `data` are real numbers, None leaves them out."""
-        members: dict[str, Member] = {GRAPH: result.text.encode()}
-        entries = [result.quantization]
-        variables = (*self._graph.parameters, *self._graph.states) if data is not None else ()
+        """The members of the archive of the document, flat or with the text of its graph.quant.
+
+        `data` are real numbers, None leaves them out.
+        """
+        text, names, quantization = self._flat() if flat else self._kept(kept)
+        members: dict[str, Member] = {GRAPH: text.encode()}
+        entries = [quantization]
+        variables = (*self.graph.parameters, *self.graph.states) if data is not None else ()
         for variable in variables:
             member = member_of(variable.label)
             stored = archive.open_tensor(member)
-            file = read_tensor_file(stored, name=member, meter=self._reader.meter)
+            file = read_tensor_file(stored, name=member, meter=self.reader.meter)
             file = replace(file, array=file.array.reshape(variable.value.type.shape))
             members[member] = file
             if not file.quantization:
                 continue
             # The header of 1.0 final has no place for the algorithm, graph.quant has: where the
             # variable has an identifier, and rounding it while the network runs changes nothing.
-            quantizer = self._reader.header(file.quantization, member)
-            name = result.names.get(variable.value)
-            if isinstance(variable, Parameter) and name and name not in self._quantizers:
+            quantizer = self.reader.header(file.quantization, member)
+            name = names.get(variable.value)
+            if isinstance(variable, Parameter) and name and name not in self.entries:
                 entries.append(self._entry(name, variable.value, quantizer))
             elif data is not None:
                 members[member] = data[variable.label]

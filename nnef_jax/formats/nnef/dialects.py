@@ -37,8 +37,14 @@ PROVISIONAL_FEATURES = {
     "shape_of": ("'shape_of'", "it was deprecated in 1.0.1; pass the extents as arguments"),
 }
 
-FRAGMENTS = "KHR_enable_fragment_definitions"
-OPERATORS = "KHR_enable_operator_expressions"
+_FRAGMENTS = "KHR_enable_fragment_definitions"
+_OPERATORS = "KHR_enable_operator_expressions"
+# What a final text needs an extension for, and how that is said.
+EXTENDED = {
+    "operator in graph": (_OPERATORS, "an expression is not allowed here"),
+    "fragment": (_FRAGMENTS, "fragment definitions need an extension"),
+    "operator in fragment": (_OPERATORS, "operator expressions need an extension"),
+}
 
 _VERSION = re.compile(
     r"(?:\s++|#[^\n\f]*+[\n\f])*+version\s++[^\s;#]++(?:\s++|#[^\n\f]*+[\n\f])*+(;)?"
@@ -56,24 +62,17 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
     foreign = FINAL_FEATURES if provisional else PROVISIONAL_FEATURES
     dialect = "1.0 provisional" if provisional else "1.0 final"
     first: dict[str, int] = {}
-    for name, offset in features:
+    for name, offset in sorted(features, key=lambda feature: feature[1]):
         if name in foreign:
-            first[name] = min(offset, first.get(name, offset))
-    places = sorted(first.items(), key=lambda place: place[1])
-    errors: list[NnefError] = [
-        NnefSyntaxError(
-            f"{foreign[name][0]} is not part of NNEF {dialect}",
-            span=Span(source, offset),
-            hint=foreign[name][1],
-        )
-        for name, offset in places
-    ]
-    if provisional and errors:
-        # What makes the text a provisional one is the version's missing semicolon: that is the
-        # mistake.
-        errors[
-            0
-        ].hint = "if this is a text of 1.0 final, begin it with 'version 1.0;', with the semicolon"
+            first.setdefault(name, offset)
+    errors: list[NnefError] = []
+    for name, offset in first.items():
+        what, hint = foreign[name]
+        message, span = f"{what} is not part of NNEF {dialect}", Span(source, offset)
+        errors.append(NnefSyntaxError(message, span=span, hint=hint))
+    if provisional and errors:  # the mistake is the missing semicolon, which made it provisional
+        semicolon = "begin it with 'version 1.0;', with the semicolon"
+        errors[0].hint = f"if this is a text of 1.0 final, {semicolon}"
         del errors[1:]
     raise_all(errors)
 

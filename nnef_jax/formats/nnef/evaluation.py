@@ -13,16 +13,19 @@ from types import GeneratorType
 from typing import Any
 
 from lowering.builder import GraphBuilder
+from lowering.errors import InvalidOperation
 from lowering.graph import Rule, Value
 from nnef_jax.formats.base import Options
+from nnef_jax.formats.nnef import values as v
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax import values as v
 from nnef_jax.formats.syntax.emission import Emitter, Frame
+from nnef_jax.formats.syntax.tensors import result_count
 from nnef_jax.formats.syntax.types import Tensor, Type
-from nnef_jax.limits import EVALUATION
+from nnef_jax.limits import EVALUATION, RESULT
 
 ITEMS_PER_STEP = 16  # of arrays and texts
+_POSITIVE = {"constant": "shape", "tile": "repeats"}  # which kinds take with items 0 too
 
 
 class Poisoned(Exception):
@@ -44,7 +47,6 @@ class Evaluator(Emitter, ABC):
     def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         """Return the result of an operation, or a generator that finds it."""
 
-    @abstractmethod
     def _emit(
         self,
         kind: str,
@@ -55,7 +57,14 @@ class Evaluator(Emitter, ABC):
         names: Sequence[str],
         rule: Rule | None = None,
     ) -> tuple[Any, ...]:
-        """Add an operation to the graph; `rule` is a user's own."""
+        """Add an operation whose operands are all known to the graph; `rule` is a user's own."""
+        self.spend(RESULT * result_count(kind, operands, attributes), node, frame)
+        v.require_known(operands.values(), self.meter)
+        name = _POSITIVE.get(kind)
+        if name is not None and rule is None and any([item < 1 for item in attributes[name]]):
+            error = InvalidOperation(f"'{name}' must be positive, it is {list(attributes[name])}")
+            raise self.invalid(error, kind, operands, node, frame)
+        return self.emit(kind, operands, attributes, node, frame, names, rule)
 
     # The loop that drives evaluation
 
@@ -101,9 +110,9 @@ class Evaluator(Emitter, ABC):
                 return (
                     self._then(found, tuple) if isinstance(found, GeneratorType) else tuple(found)
                 )
-            case s.Binary(operator=operator, left=left, right=right):
+            case s.Binary():
                 self.meter.steps += EVALUATION
-                return self._binary(node, operator, left, right, frame, names)
+                return self._binary(node, frame, names)
             case s.Comprehension():
                 return self._comprehension(node, frame)
             case _:
@@ -149,7 +158,7 @@ class Evaluator(Emitter, ABC):
                 return (yield self._evaluate(chosen, frame, names))
             case s.Unary(operator=operator, operand=operand):
                 value = yield self._evaluate(operand, frame)
-                if v.holds_tensor(value):
+                if isinstance(value, Value):
                     kind = library.UNARY_OPERATORS[operator]
                     rule = self.options.rules.get(kind)
                     return self._emit(kind, {"x": value}, {}, node, frame, names, rule)[0]
@@ -189,23 +198,16 @@ class Evaluator(Emitter, ABC):
                 self.spend(len(sequence) // ITEMS_PER_STEP, node, frame)
         return value
 
-    def _binary(
-        self,
-        node: s.Binary,
-        operator: str,
-        left: s.Expression,
-        right: s.Expression,
-        frame: Frame,
-        names: Sequence[str],
-    ) -> Step:
-        a = yield self._evaluate(left, frame)
+    def _binary(self, node: s.Binary, frame: Frame, names: Sequence[str]) -> Step:
+        operator = node.operator
+        a = yield self._evaluate(node.left, frame)
         # As everywhere, && and || look at their right side only where the left one leaves it open.
         if (operator == "&&" and a is False) or (operator == "||" and a is True):
             return a
-        b = yield self._evaluate(right, frame)
-        if operator in ("&&", "||") and not v.holds_tensor(a):
+        b = yield self._evaluate(node.right, frame)
+        if operator in ("&&", "||") and not isinstance(a, Value):
             return b
-        if v.holds_tensor(a) or v.holds_tensor(b):
+        if isinstance(a, Value) or isinstance(b, Value):
             a, b = (self._declared(node, frame, x, Tensor("scalar")) for x in (a, b))
             kind = library.OPERATORS[operator]
             rule = self.options.rules.get(kind)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 
 from lowering.location import Source
 from nnef_jax.errors import NnefError, SemanticError
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.invocation import Form, InvalidInvocation
+from nnef_jax.formats.syntax.invocation import InvalidInvocation
 from nnef_jax.formats.syntax.types import (
     ANY,
     INTEGER,
+    LITERALS,
     LOGICAL,
     SCALAR,
     STRING,
@@ -47,32 +49,24 @@ _NUMBERS = {INTEGER, SCALAR}
 Calls = Mapping[str, Sequence[s.Invocation]]  # by operation
 
 
+@dataclass
 class ExpressionTypes:
     """Types of expressions in one body; adds to `errors` and `calls` as it goes."""
 
-    def __init__(
-        self,
-        scope: Scope,
-        source: Source,
-        fragment: s.Fragment | None,
-        types: Mapping[str, Type],
-        body: Sequence[s.Assignment],
-        errors: list[NnefError],
-        *,
-        provisional: bool,
-    ) -> None:
-        self._scope = scope
-        self._source = source
-        self._fragment = fragment
-        self._types = types
-        self._body = body
-        self._provisional = provisional
+    scope: Scope
+    source: Source
+    fragment: s.Fragment | None
+    types: Mapping[str, Type]
+    body: Sequence[s.Assignment]
+    errors: list[NnefError]
+    provisional: bool
+
+    def __post_init__(self) -> None:
+        self.calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
         self._loops: dict[str, Type] = {}
         self._undefined: set[str] = set()
         self._results: dict[object, Type] = {}  # of invocations without errors
         self._tuples: dict[tuple[Type, ...], TupleOf] = {}
-        self.errors = errors
-        self.calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
 
     def fits(self, actual: Type, formal: Type) -> bool:
         """As `types.fits`; provisional texts may write scalars as integers (spec 3.2.2)."""
@@ -80,7 +74,7 @@ class ExpressionTypes:
             return True
         match actual, formal:
             case Primitive("integer"), (Primitive("scalar") | Tensor("scalar")):
-                return self._provisional
+                return self.provisional
             case ArrayOf(a), ArrayOf(b):
                 return self.fits(a, b)
             case TupleOf(a), TupleOf(b):
@@ -89,8 +83,8 @@ class ExpressionTypes:
                 return False
 
     def _wrong(self, message: str, node: s.Node, hint: str = "") -> Type:
-        self._scope.meter.spend(ERROR + len(message) // LETTERS_PER_STEP, "the text")
-        span = s.span_in(self._source, node)
+        self.scope.meter.spend(ERROR + len(message) // LETTERS_PER_STEP, "the text")
+        span = s.span_in(self.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
         return ANY
 
@@ -98,9 +92,9 @@ class ExpressionTypes:
         """The type of an expression, `ANY` after reporting what is wrong with it."""
         match expression:
             case s.Literal(value=value):
-                return _LITERALS[value.__class__]
+                return LITERALS[value.__class__]
             case s.Identifier(name=name):
-                type = self._loops.get(name) or self._types.get(name)
+                type = self._loops.get(name) or self.types.get(name)
                 if isinstance(type, Tensor):
                     return type
                 return self._paid(type) if type else self._not_defined(expression)
@@ -115,11 +109,18 @@ class ExpressionTypes:
             case s.Invocation():
                 return self._invocation(expression)
             case s.Unary(operator=operator, operand=operand):
-                return self._unary(operator, self.of(operand), expression)
-            case s.Binary(operator=operator, left=left, right=right):
-                return self._binary(operator, self.of(left), self.of(right), expression)
-            case s.Select():
-                return self._select(expression)
+                type = self.of(operand)
+                return _unary(operator, type) or self._wrong(
+                    f"operator '{operator}' does not take a value of type {type}", expression
+                )
+            case s.Binary():
+                return self._binary(expression)
+            case s.Select(condition=condition, true_value=left, false_value=right):
+                self._expect(condition, LOGICAL, "the condition of 'if'")
+                types = self.of(left), self.of(right)
+                return self._common(*types) or self._wrong(
+                    f"the two sides of 'if' have types {types[0]} and {types[1]}", expression
+                )
             case s.Subscript():
                 return self._subscript(expression)
             case s.Subrange(sequence=sequence, begin=begin, end=end):
@@ -138,7 +139,7 @@ class ExpressionTypes:
     def _paid(self, type: Type) -> Type:
         """The type, which will be compared with others: that takes time where it is large."""
         if isinstance(type, TupleOf | ArrayOf):
-            self._scope.meter.spend(weight(type), "the text")
+            self.scope.meter.spend(weight(type), "the text")
         return type
 
     def _not_defined(self, node: s.Identifier) -> Type:
@@ -152,20 +153,20 @@ class ExpressionTypes:
         """What to do about a name that is not defined."""
         if name in self._targets:
             return "it is assigned later: a name must be assigned before it is used"
-        known, meter = (self._types, self._loops), self._scope.meter
+        known, meter = (self.types, self._loops), self.scope.meter
         return did_you_mean(name, *known, meter=meter, most=1, cutoff=0.7) or (
-            "assign it before this" + ", or make it a parameter" * bool(self._fragment)
+            "assign it before this" + ", or make it a parameter" * bool(self.fragment)
         )
 
     def _common(self, a: Type, b: Type) -> Type | None:
         """As `types.common`, with numbers of both kinds in provisional texts."""
-        mixed = self._provisional and {a, b} == _NUMBERS
+        mixed = self.provisional and {a, b} == _NUMBERS
         return SCALAR if mixed else common(a, b)
 
     @cached_property
     def _targets(self) -> Set[str]:
         """The names that the body assigns anywhere."""
-        return {i.name for a in self._body for i in s.identifiers(a.target)}
+        return {i.name for a in self.body for i in s.identifiers(a.target)}
 
     def _expect(self, expression: s.Expression, expected: Type, what: str) -> None:
         actual = self.of(expression)
@@ -182,7 +183,7 @@ class ExpressionTypes:
         item: Type = ANY
         for position, expression in enumerate(items):
             if isinstance(expression, s.Literal):  # as nearly always
-                type = _LITERALS[expression.value.__class__]
+                type = LITERALS[expression.value.__class__]
             else:
                 type = self.of(expression)
             if type is item or type == item:
@@ -194,111 +195,51 @@ class ExpressionTypes:
             item = unified
         return ArrayOf(item)
 
-    def _unary(self, operator: str, type: Type, node: s.Node) -> Type:
-        wanted = ("logical",) if operator == "!" else ("scalar", "integer")
-        match type:
-            case Anything():
-                return ANY
-            case Primitive(name) if name in wanted:
-                return type
-            case Tensor(item) if item is None or item in wanted[:1]:
-                return Tensor(wanted[0])
-            case _:
-                message = f"operator '{operator}' does not take a value of type {type}"
-                return self._wrong(message, node)
-
-    def _binary(self, operator: str, left: Type, right: Type, node: s.Node) -> Type:
+    def _binary(self, node: s.Binary) -> Type:
+        operator, left, right = node.operator, self.of(node.left), self.of(node.right)
+        mixed = {left, right} == _NUMBERS
+        if mixed and self.provisional:
+            left = right = SCALAR
         if isinstance(left, Anything) or isinstance(right, Anything):
             return LOGICAL if operator == "in" else ANY
+        hint = "integers and scalars do not mix: write scalar(...) or a number with a point" * mixed
         if isinstance(left, Tensor) or isinstance(right, Tensor):
-            return self._tensor_binary(operator, left, right, node)
-        match operator, left, right:
-            case "+", ArrayOf(), ArrayOf():
-                joined = common(left, right)
-                if joined is not None:
-                    return joined
-            case "*", (ArrayOf() | Primitive("string")), Primitive("integer"):
-                return left
-            case "+", Primitive("string"), Primitive("string"):
-                return STRING
-            case "in", _, ArrayOf(item) if common(left, item):
-                return LOGICAL
-            case _, Primitive("scalar" | "integer"), Primitive() if left == right:
-                if operator in _ARITHMETIC:
-                    return left
-                if operator in _ORDER | _EQUALITY:
-                    return LOGICAL
-            case _, Primitive("logical"), Primitive("logical") if operator in _LOGIC | _EQUALITY:
-                return LOGICAL
-            case _ if operator in _EQUALITY and common(left, right):
-                return LOGICAL
-            case _:
-                pass
-        mixed = {left, right} == _NUMBERS
-        if mixed and self._provisional:
-            return self._binary(operator, SCALAR, SCALAR, node)
-        hint = "integers and scalars do not mix: write scalar(...) or a number with a point"
-        return self._wrong_operands(operator, left, right, node, hint * mixed)
-
-    def _tensor_binary(self, operator: str, left: Type, right: Type, node: s.Node) -> Type:
-        item = Tensor("logical" if operator in _LOGIC else "scalar")
-        if operator == "in" or not (self.fits(left, item) and self.fits(right, item)):
-            hint = "write an integer with a point to use it with a tensor"
-            return self._wrong_operands(
-                operator, left, right, node, hint * (INTEGER in (left, right))
-            )
-        return Tensor("scalar" if operator in _ARITHMETIC else "logical")
-
-    def _wrong_operands(
-        self, operator: str, left: Type, right: Type, node: s.Node, hint: str
-    ) -> Type:
+            item = Tensor("logical" if operator in _LOGIC else "scalar")
+            if operator != "in" and self.fits(left, item) and self.fits(right, item):
+                return Tensor("scalar" if operator in _ARITHMETIC else "logical")
+            is_whole = INTEGER in (left, right)
+            hint = "write an integer with a point to use it with a tensor" * is_whole
+        elif found := _binary(operator, left, right):
+            return found
         message = f"operator '{operator}' does not take types {left} and {right}"
         return self._wrong(message, node, hint)
 
-    def _select(self, node: s.Select) -> Type:
-        self._expect(node.condition, LOGICAL, "the condition of 'if'")
-        left, right = self.of(node.true_value), self.of(node.false_value)
-        unified = self._common(left, right)
-        if unified is None:
-            return self._wrong(f"the two sides of 'if' have types {left} and {right}", node)
-        return unified
-
     def _subscript(self, node: s.Subscript) -> Type:
-        match self.of(node.sequence):
-            case TupleOf(items):
-                match node.index:
-                    case s.Literal(value=int(index)) if 0 <= index < len(items):
-                        return items[index]
-                    case _:
-                        last = len(items) - 1
-                        message = f"the index into a tuple must be a literal from 0 to {last}"
-                        return self._wrong(message, node)
-            case ArrayOf(item):
-                self._expect(node.index, INTEGER, "an index")
-                return item
-            case Primitive("string"):
-                self._expect(node.index, INTEGER, "an index")
-                return STRING
-            case Anything():
-                return ANY
-            case type:
-                return self._wrong(f"a value of type {type} has no items", node)
+        type = self.of(node.sequence)
+        if isinstance(type, TupleOf):
+            match node.index:
+                case s.Literal(value=int(index)) if 0 <= index < len(type.items):
+                    return type.items[index]
+                case _:
+                    last = len(type.items) - 1
+                    message = f"the index into a tuple must be a literal from 0 to {last}"
+                    return self._wrong(message, node)
+        item = _item(type)
+        if item is None:
+            return self._wrong(f"a value of type {type} has no items", node)
+        self._expect(node.index, INTEGER, "an index")
+        return item
 
     def _comprehension(self, node: s.Comprehension) -> Type:
         bound: dict[str, Type] = {}
         for loop in node.loops:
-            match self.of(loop.iterable):
-                case ArrayOf(item):
-                    found = item
-                case Primitive("string"):
-                    found = STRING
-                case Anything():
-                    found = ANY
-                case type:
-                    found = self._wrong(f"a value of type {type} cannot be iterated", loop.iterable)
-            if loop.name in self._types or loop.name in self._loops or loop.name in bound:
+            type = self.of(loop.iterable)
+            item = _item(type)
+            if item is None:
+                item = self._wrong(f"a value of type {type} cannot be iterated", loop.iterable)
+            if loop.name in self.types or loop.name in self._loops or loop.name in bound:
                 self._wrong(f"'{loop.name}' is already defined", loop, "give the loop another name")
-            bound[loop.name] = found
+            bound[loop.name] = item
         hidden = {name: self._loops[name] for name in bound if name in self._loops}
         self._loops |= bound
         if node.condition is not None:
@@ -324,42 +265,45 @@ class ExpressionTypes:
 
     def _invocation(self, node: s.Invocation) -> Type:
         self.calls[node.operation].append(node)
-        fragment = self._scope.lookup(node.operation, self._fragment)
+        fragment = self.scope.lookup(node.operation, self.fragment)
         if fragment is None:
             for argument in node.arguments:
                 self.of(argument.value)
             return ANY
-        if node.operation == "external" and self._fragment is not None:
+        if node.operation == "external" and self.fragment is not None:
             hint = "pass the tensor as an argument"
             self._wrong("'external' is not allowed in a fragment", node, hint)
         try:
-            form = self._scope.form(fragment, node)
+            form = self.scope.form(fragment, node)
         except InvalidInvocation as error:
             for argument in node.arguments:
                 self.of(argument.value)
             return self._wrong(error.message, error.node, error.hint)
         arguments = node.arguments
-        types = [(name, self.of(arguments[at].value)) for name, at in form.given]
+        types = [(name, self.of(arguments[at].value)) for name, at in form.given.items()]
         key = (node.operation, node.generic, *types)
         result = self._results.get(key)
         if result is None:
             count = len(self.errors)
-            result = self._result(fragment, node, form, dict(types))
+            result = self._result(fragment, node, form.given, dict(types))
             if len(self.errors) == count:
                 self._results[key] = result
         return result if isinstance(result, Tensor) else self._paid(result)
 
     def _result(
-        self, fragment: s.Fragment, node: s.Invocation, form: Form, types: Mapping[str, Type]
+        self,
+        fragment: s.Fragment,
+        node: s.Invocation,
+        given: Mapping[str, int],
+        types: Mapping[str, Type],
     ) -> Type:
         """The type of an invocation with arguments of some types."""
         generic = self._generic(fragment, node, types)
-        given = dict(form.given)
         for parameter in fragment.parameters:
             if parameter.name not in types:
                 continue
             actual, formal = types[parameter.name], parameter.type
-            told = substitute(formal, generic or "scalar") if is_generic(formal) else formal
+            told = substitute(formal, generic or "scalar")
             if generic is not None:
                 formal = told
             if not self.fits(actual, told):
@@ -382,7 +326,7 @@ class ExpressionTypes:
         if node.generic is not None:
             if not fragment.generic:
                 self._wrong(f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node)
-            if node.generic == "?" and not (self._fragment and self._fragment.generic):
+            if node.generic == "?" and not (self.fragment and self.fragment.generic):
                 self._wrong("'?' stands for nothing here", node)
             return node.generic
         if not fragment.generic:
@@ -391,7 +335,7 @@ class ExpressionTypes:
             if parameter.name in types:
                 told = deduce(types[parameter.name], parameter.type)
                 if told:
-                    literal = self._provisional and types[parameter.name] == INTEGER
+                    literal = self.provisional and types[parameter.name] == INTEGER
                     return "scalar" if literal and has_tensor(parameter.type) else told
         if fragment.generic_default is None and not any(
             is_generic(p.type) for p in fragment.parameters
@@ -401,6 +345,44 @@ class ExpressionTypes:
             message = f"the arguments of '{name}' do not tell what its '?' stands for"
             self._wrong(message, node, hint)
         return fragment.generic_default
+
+
+def _item(type: Type) -> Type | None:
+    """The type of the items of arrays and strings, None where there are none."""
+    return type.item if isinstance(type, ArrayOf) else type if type in (STRING, ANY) else None
+
+
+def _unary(operator: str, type: Type) -> Type | None:
+    """The type of a sign or a negation, None where there is none."""
+    wanted = ("logical",) if operator == "!" else ("scalar", "integer")
+    match type:
+        case Tensor(item) if item is None or item == wanted[0]:
+            return Tensor(wanted[0])
+        case Primitive(name) if name in wanted:
+            return type
+        case _:
+            return type if type == ANY else None
+
+
+def _binary(operator: str, left: Type, right: Type) -> Type | None:
+    """The type of an operation on values that are no tensors, None where there is none."""
+    match operator, left, right:
+        case "+", ArrayOf(), ArrayOf():
+            return common(left, right)
+        case "*", (ArrayOf() | Primitive("string")), Primitive("integer"):
+            return left
+        case "+", Primitive("string"), Primitive("string"):
+            return STRING
+        case "in", _, ArrayOf(item):
+            return LOGICAL if common(left, item) else None
+        case _, Primitive("scalar" | "integer"), Primitive() if left == right:
+            if operator in _ARITHMETIC:
+                return left
+            return LOGICAL if operator in _ORDER | _EQUALITY else None
+        case _, Primitive("logical"), Primitive("logical") if operator in _LOGIC:
+            return LOGICAL
+        case _:
+            return LOGICAL if operator in _EQUALITY and common(left, right) else None
 
 
 def _how_to_write(formal: Type, actual: Type) -> str:
@@ -426,6 +408,3 @@ _BUILTIN_RESULTS: dict[str, Type] = {
     "logical": LOGICAL,
     "string": STRING,
 }
-
-
-_LITERALS: dict[type, Type] = {bool: LOGICAL, int: INTEGER, float: SCALAR, str: STRING}

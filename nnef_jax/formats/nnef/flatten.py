@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import GeneratorType
 from typing import Any, cast
 
 from lowering import ops
 from lowering.errors import InvalidOperation
-from lowering.graph import Call, Graph, Rule, Value
-from lowering.location import Source, Span
+from lowering.graph import Call, Graph, Value
+from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.nnef.evaluation import ITEMS_PER_STEP, Evaluator, Poisoned, Step
@@ -17,7 +18,6 @@ from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.unsupported import calls_of, refuse_unsupported
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax import values as v
 from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.invocation import Form
 from nnef_jax.formats.syntax.quantizer import Quantizer
@@ -26,21 +26,15 @@ from nnef_jax.formats.syntax.tensors import (
     dtype_of,
     external_type,
     generic_of,
-    result_count,
     variable_type,
 )
-from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, RESULT, within_memory
+from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, within_memory
 
 _LONGEST_PREFIX = 200
-_POSITIVE = {"constant": "shape", "tile": "repeats"}  # which kinds take with items 0 too
 
 
 def flatten(
-    document: s.Document,
-    scope: Scope,
-    calls: Calls,
-    options: Options,
-    quantizers: Mapping[str, Quantizer],
+    scope: Scope, calls: Calls, options: Options, quantizers: Mapping[str, Quantizer]
 ) -> Graph:
     """The flat graph of a document that `checks.check` has passed, which found what it calls.
 
@@ -49,33 +43,30 @@ def flatten(
     Raises SemanticError, ShapeError, UnsupportedError or LimitError, several at once where they do
     not depend on each other; `ExtentNeeded` where something depends on an extent left open.
     """
-    return _Flattener(document, scope, options, quantizers).flatten(calls)
+    with within_memory("the flat graph"):
+        return _Flattener(scope, options, quantizers).flatten(calls)
 
 
-def evaluate(
-    expression: s.Expression, source: Source, document: s.Document, scope: Scope, options: Options
-) -> Any:
+def evaluate(expression: s.Expression, source: Source, scope: Scope, options: Options) -> Any:
     """The value of a checked expression that stands in no body, such as an argument in graph.quant.
 
     Raises SemanticError where it has none or calls an operation, `ExtentNeeded` where it
     depends on a tensor, LimitError.
     """
-    flattener = _Flattener(document, scope, options, {})
+    flattener, frame = _Flattener(scope, options, {}), Frame(None, source, {})
+    called = next(s.invocations([expression]), None)
+    if called is not None:
+        hint = "write numbers and arrays of numbers"
+        raise flattener.error("an expression here must not call operations", called, frame, hint)
     try:
-        return flattener.evaluate(expression, Frame(None, source, {}))
+        return flattener.run(expression, frame)
     except KeyError:
         raise ExtentNeeded from None
 
 
 class _Flattener(Evaluator):
-    def __init__(
-        self,
-        document: s.Document,
-        scope: Scope,
-        options: Options,
-        quantizers: Mapping[str, Quantizer],
-    ) -> None:
-        super().__init__(document, options)
+    def __init__(self, scope: Scope, options: Options, quantizers: Mapping[str, Quantizer]) -> None:
+        super().__init__(scope.document, options)
         self.scope = scope
         self.quantizers = quantizers
         self.errors: list[NnefError] = []
@@ -84,31 +75,22 @@ class _Flattener(Evaluator):
         self.unquantized: dict[Value, Value] = {}
         self._atomic: dict[int, bool] = {}  # fragments by id
 
-    def evaluate(self, expression: s.Expression, frame: Frame) -> Any:
-        called = next(s.invocations([expression]), None)
-        if called is not None:
-            hint = "write numbers and arrays of numbers"
-            raise self.error("an expression here must not call operations", called, frame, hint)
-        return self._run(self._evaluate(expression, frame))
+    def run(self, expression: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
+        value = self._evaluate(expression, frame, names)
+        return self._run(value) if isinstance(value, GeneratorType) else value
 
     def flatten(self, calls: Calls) -> Graph:
-        with within_memory("the flat graph"):
-            return self._flatten(calls)
-
-    def _flatten(self, calls: Calls) -> Graph:
         graph, source = self.document.graph, self.document.source
         bodies = [(calls_of([q.node]), q.source) for q in self.quantizers.values()]
         bodies.append((calls, source))
         refuse_unsupported(bodies, self.scope, self._has_rule, self._is_atomic)
         frame = Frame(None, source, {})
-        self.identifiers = {i.name for a in graph.body for i in s.identifiers(a.target)}
+        targets = [[i.name for i in s.identifiers(a.target)] for a in graph.body]
+        self.identifiers = set(chain(*targets))
         self.builder.reserve(self.identifiers)
-        for assignment in graph.body:
-            names = [identifier.name for identifier in s.identifiers(assignment.target)]
+        for assignment, names in zip(graph.body, targets, strict=True):
             try:
-                value = self._evaluate(assignment.value, frame, names)
-                if isinstance(value, GeneratorType):
-                    value = self._run(value)
+                value = self.run(assignment.value, frame, names)
                 for name, item in self._unpack(assignment.target, value, frame):
                     if not isinstance(item, Value) or item.name != name:
                         item = self._named(name, item, assignment)
@@ -118,7 +100,7 @@ class _Flattener(Evaluator):
             except Poisoned:
                 pass
             except LimitError as error:
-                error.span = error.span or self._span(assignment.value, None)
+                error.span = error.span or s.span_in(source, assignment.value)
                 raise
             except NnefError as error:
                 self.meter.steps += ERROR
@@ -134,14 +116,10 @@ class _Flattener(Evaluator):
     def _named(self, name: str, item: Any, node: s.Node) -> Value:
         """A value of the graph's own body as a tensor under its name."""
         if not isinstance(item, Value):
-            attributes = {
-                "shape": (1,),
-                "value": (item,),
-                "dtype": self.builder.literal_type(item).dtype,
-            }
-            (item,) = self.builder.operation(
-                "constant", {}, attributes, [name], self._span(node, None)
-            )
+            dtype = self.builder.literal_type(item).dtype
+            attributes = {"shape": (1,), "value": (item,), "dtype": dtype}
+            span = s.span_in(self.document.source, node)
+            (item,) = self.builder.operation("constant", {}, attributes, [name], span)
             item = cast(Value, item)
         if item.name != name:
             self.builder.aliases[name] = item
@@ -161,9 +139,6 @@ class _Flattener(Evaluator):
         self.builder.aliases[name] = result
         self.unquantized[result] = value
         return result
-
-    def _span(self, node: s.Node, frame: Frame | None) -> Span:
-        return s.span_in(frame.source if frame else self.document.source, node)
 
     # Invocations
 
@@ -220,7 +195,7 @@ class _Flattener(Evaluator):
         names: Sequence[str],
     ) -> Step:
         """Evaluate the body of a fragment."""
-        calls = (*frame.calls, Call(fragment.name, self._span(node, frame)))
+        calls = (*frame.calls, Call(fragment.name, s.span_in(frame.source, node)))
         if len(calls) > self.limits.call_depth:
             message = f"fragments call each other more than {self.limits.call_depth} deep"
             raise self.beyond(message, "call_depth", node, frame)
@@ -249,25 +224,6 @@ class _Flattener(Evaluator):
         ]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _emit(
-        self,
-        kind: str,
-        operands: Mapping[str, Any],
-        attributes: Mapping[str, Any],
-        node: s.Node,
-        frame: Frame,
-        names: Sequence[str],
-        rule: Rule | None = None,
-    ) -> tuple[Any, ...]:
-        """Add an operation whose operands are all known to the graph; `rule` is a user's own."""
-        self.spend(RESULT * result_count(kind, operands, attributes), node, frame)
-        v.require_known(operands.values(), self.meter)
-        name = _POSITIVE.get(kind)
-        if name is not None and rule is None and any([item < 1 for item in attributes[name]]):
-            error = InvalidOperation(f"'{name}' must be positive, it is {list(attributes[name])}")
-            raise self.invalid(error, kind, operands, node, frame)
-        return self.emit(kind, operands, attributes, node, frame, names, rule)
-
     # Operations that introduce tensors
 
     def _introduce(
@@ -292,7 +248,7 @@ class _Flattener(Evaluator):
                 label = arguments["label"]
                 self.spend(len(label) // ITEMS_PER_STEP, node, frame)
                 type = variable_type(arguments["shape"], label, dtype)
-                made = self.builder.variable(name, label, type, self._span(node, frame))
+                made = self.builder.variable(name, label, type, s.span_in(frame.source, node))
                 self.variables.add(made)
                 return self.bound(made, node, frame)
             variable, value = arguments["variable"], arguments["value"]
@@ -333,17 +289,14 @@ class _Flattener(Evaluator):
         is_final = final is fragment or (fragment.body is None and final is not None)
         return name in ops.rules and not is_own and is_final
 
-    def _unpack(self, target: s.Target, value: Any, frame: Frame) -> Iterable[tuple[str, Any]]:
+    def _unpack(self, target: s.Expression, value: Any, frame: Frame) -> list[tuple[str, Any]]:
+        """The names of a target with what they stand for."""
         if isinstance(target, s.Identifier):
-            return ((target.name, value),)
-        return self._unpack_items(target, value, frame)
-
-    def _unpack_items(
-        self, target: s.Array | s.Tuple, value: Any, frame: Frame
-    ) -> Iterator[tuple[str, Any]]:
+            return [(target.name, value)]
+        assert isinstance(target, s.Array | s.Tuple)
         self.spend(len(target.items), target, frame)
         if len(target.items) != len(value):
             message = f"{len(value)} results cannot be assigned to {len(target.items)} names"
             raise self.error(message, target, frame)
-        for item, part in zip(target.items, value, strict=True):
-            yield from self._unpack(cast(s.Target, item), part, frame)
+        pairs = zip(target.items, value, strict=True)
+        return [found for item, part in pairs for found in self._unpack(item, part, frame)]

@@ -36,9 +36,9 @@ class StandardFrontend(TextFrontend):
     def __init__(self, archive: Archive, options: Options) -> None:
         self.document = document = parse(archive.read_text(GRAPH), options.meter)
         self.scope = Scope(document, options.meter)
-        self._calls = check(document, self.scope)
+        self._calls = check(self.scope)
         super().__init__(document, archive, options)
-        self.reader = QuantizationReader(document, self.scope, options)
+        self.reader = QuantizationReader(self.scope, options)
         self._entries = self.quantizers(self.quantization) if self.quantization else {}
         self.dialect = f"NNEF {document.version}{' provisional' * document.provisional}"
         self._rounding: Mapping[str, Quantizer] = {}
@@ -57,9 +57,9 @@ class StandardFrontend(TextFrontend):
                     target=s.Identifier(name=name),
                     value=s.Invocation(operation="external", arguments=(shape,)),
                 ):
-                    source = self.document.source
                     with suppress(ExtentNeeded):
-                        extents = evaluate(shape.value, source, self.document, self.scope, options)
+                        source = self.document.source
+                        extents = evaluate(shape.value, source, self.scope, options)
                         shapes[name] = [extent or None for extent in extents]
                 case _:
                     pass
@@ -67,7 +67,7 @@ class StandardFrontend(TextFrontend):
 
     def flatten(self, options: Options) -> Graph:
         """The flat graph for the shapes in `options.input_shapes`, else the document's."""
-        graph = flatten(self.document, self.scope, self._calls, options, self._rounding)
+        graph = flatten(self.scope, self._calls, options, self._rounding)
         if self._rounding:
             message = "a quantisation algorithm must not have variables"
             variables = (*graph.parameters, *graph.states)
@@ -77,9 +77,8 @@ class StandardFrontend(TextFrontend):
 
     def stored(self, graph: Graph) -> Stored:
         """The data of the variables; what else graph.quant names is rounded from then on."""
-        meter, progress = self.options.meter, self.options.progress
         data, decoded = read_variables(
-            graph, self.archive, meter, self._entries, self.reader.header, progress
+            graph, self.archive, self.options, self._entries, self.reader.header
         )
         rounding = {name: x for name, x in self._entries.items() if name not in decoded}
         if not (rounding and self.options.rounds):
@@ -94,8 +93,6 @@ class StandardFrontend(TextFrontend):
     ) -> dict[str, Member]:
         """The network as one of 1.0 final. One of 1.0 provisional always becomes flat."""
         conversion = Conversion(self.document, graph, self.reader, self._entries)
-        if flat or self.document.provisional:
-            result = conversion.flat()
-        else:
-            result = conversion.kept(self.quantization.text if self.quantization else "")
-        return conversion.members(result, self.archive, data)
+        flat = flat or self.document.provisional
+        kept = self.quantization.text if self.quantization else ""
+        return conversion.members(self.archive, data, flat=flat, kept=kept)

@@ -66,15 +66,6 @@ def parse_by_grammar(source: Source, meter: Meter) -> s.Document:
     return document
 
 
-def parse_library(source: Source) -> dict[str, s.Fragment]:
-    """The declarations of a text of 1.0 final that holds nothing else, by name.
-
-    `syntax.declarations` reads those of the package faster.
-    """
-    _, _, fragments = _read("library", source, source.text, Meter().limits.nesting)
-    return {fragment.name: fragment for fragment in fragments}
-
-
 def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal, s.Expression]]:
     """The entries of a graph.quant text (spec 5.3): tensor identifier and quantising operation."""
     meter.spend(TOKEN * count_tokens(source.text), source.name)
@@ -93,33 +84,19 @@ def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]])
     The provisional text calls the graph flat, yet computes arguments in it (appendix C, chapter 7):
     there it is the statements of the graph that must be plain invocations.
     """
+    source = document.source
     if document.provisional:
         for statement in document.graph.body:
             if not isinstance(statement.value, s.Invocation):
                 raise NnefSyntaxError(
                     "a statement of the graph must invoke an operation",
-                    span=s.span_in(document.source, statement.value),
+                    span=s.span_in(source, statement.value),
                     hint="the graph of a provisional document is flat: "
                     "move expressions into a fragment",
                 )
         return
-    offset = next((at for name, at in features if name == "operator in graph"), None)
-    if offset is not None and dialects.OPERATORS not in document.extensions:
-        raise NnefSyntaxError(
-            "an expression is not allowed here",
-            span=Span(document.source, offset),
-            hint=f"write 'extension {dialects.OPERATORS};' after the version",
-        )
-    if document.fragments and dialects.FRAGMENTS not in document.extensions:
-        raise NnefSyntaxError(
-            "fragment definitions need an extension",
-            span=Span(document.source, document.fragments[0].offset),
-            hint=f"write 'extension {dialects.FRAGMENTS};' after the version",
-        )
-    offset = next((at for name, at in features if name == "operator in fragment"), None)
-    if offset is not None and dialects.OPERATORS not in document.extensions:
-        raise NnefSyntaxError(
-            "operator expressions need an extension",
-            span=Span(document.source, offset),
-            hint=f"write 'extension {dialects.OPERATORS};' after the version",
-        )
+    first = dict(reversed(features))
+    for construction, (extension, message) in dialects.EXTENDED.items():
+        if construction in first and extension not in document.extensions:
+            hint = f"write 'extension {extension};' after the version"
+            raise NnefSyntaxError(message, span=Span(source, first[construction]), hint=hint)

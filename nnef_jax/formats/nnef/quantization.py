@@ -6,7 +6,6 @@ numbers, or `constant(shape = ..., value = ...)`; `quantizer.Quantizer` says how
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,12 +36,18 @@ class _ArgumentTypes(ExpressionTypes):
     def how_to_define(self, name: str) -> str:
         return "the arguments are numbers, tensors have no value here"
 
+    def suits(self, actual: Type, formal: Type) -> bool:
+        """Whether a value of a type may be given; for a tensor also an array of numbers."""
+        if isinstance(actual, ArrayOf) and isinstance(formal, Tensor):
+            return self.fits(actual.item, formal)
+        return self.fits(actual, formal)
+
 
 class QuantizationReader:
     """Reads and checks the quantisation of one document."""
 
-    def __init__(self, document: s.Document, scope: Scope, options: Options) -> None:
-        self._document = document
+    def __init__(self, scope: Scope, options: Options) -> None:
+        self._document = scope.document
         self._scope = scope
         self._options = options
         self.meter = options.meter
@@ -53,17 +58,24 @@ class QuantizationReader:
         Raises NnefSyntaxError, or SemanticError for all that is wrong at once.
         """
         lines: dict[str, int] = {}
-        labels = self._labels()
         found: dict[str, Quantizer] = {}
         errors: list[NnefError] = []
-        names = self._identifiers()
+        names = {
+            identifier.name: assignment.value
+            for assignment in self._document.graph.body
+            for identifier in s.identifiers(assignment.target)
+        }
+        labels = _labels(names)
         for key, node in parse_quantization(source, self.meter):
             name = str(key.value)
             span = Span(source, key.offset, len(name) + 2)
             try:
                 if name not in names:
+                    hint = f"that is a label: write the variable's identifier, '{labels.get(name)}'"
+                    if name not in labels:
+                        hint = did_you_mean(name, names, meter=self.meter) or _NAMES
                     message = f"the graph has no tensor '{name}'"
-                    raise SemanticError(message, span=span, hint=self._meant(name, names, labels))
+                    raise SemanticError(message, span=span, hint=hint)
                 if name in lines:
                     message = f"tensor '{name}' already has an entry on line {lines[name]}"
                     raise SemanticError(message, span=span)
@@ -83,48 +95,19 @@ class QuantizationReader:
             raise SemanticError(message, span=Span(source, 0))
         return self._quantizer(entries[0][1], source, provisional=True)
 
-    def _identifiers(self) -> dict[str, s.Expression]:
-        """What the graph's body assigns, with the expressions."""
-        return {
-            identifier.name: assignment.value
-            for assignment in self._document.graph.body
-            for identifier in s.identifiers(assignment.target)
-        }
-
-    def _labels(self) -> dict[str, str]:
-        """The identifiers of variables by their labels."""
-        found: dict[str, str] = {}
-        for identifier, value in self._identifiers().items():
-            match value:
-                case s.Invocation(operation="variable", arguments=arguments):
-                    for argument in arguments:
-                        match argument:
-                            case s.Argument(name="label", value=s.Literal(value=str(label))):
-                                found.setdefault(label, identifier)
-                            case _:
-                                pass
-                case _:
-                    pass
-        return found
-
-    def _meant(self, name: str, names: Collection[str], labels: Mapping[str, str]) -> str:
-        if name in labels:
-            return f"that is a label: write the variable's identifier, '{labels[name]}'"
-        return did_you_mean(name, names, meter=self.meter) or _NAMES
-
     def _quantizer(self, node: s.Expression, source: Source, provisional: bool) -> Quantizer:
         fragment = self._algorithm(node, source)
         assert isinstance(node, s.Invocation)
         given = _bound(fragment, node, source)
         values: dict[str, Given] = {}
         errors: list[NnefError] = []
-        types = _ArgumentTypes(self._scope, source, None, {}, (), errors, provisional=provisional)
+        types = _ArgumentTypes(self._scope, source, None, {}, (), errors, provisional)
         for parameter in fragment.parameters[1:]:
             expression = given.get(parameter.name)
             if expression is None:
                 continue
             actual = types.of(expression)
-            if not _suits(types, actual, parameter.type):
+            if not types.suits(actual, parameter.type):
                 span = s.span_in(source, expression)
                 errors.append(_unsuitable(parameter, fragment, actual, span))
             elif not errors:
@@ -139,49 +122,54 @@ class QuantizationReader:
 
     def _algorithm(self, node: s.Expression, source: Source) -> s.Fragment:
         """The declaration of the operation, which must turn a tensor of scalars into one."""
-        match node:
-            case s.Invocation(operation=written) | s.Builtin(function=written):
-                pass
-            case _:
-                raise TypeError(f"not an invocation: {node!r}")
-        name = _ALIASES.get(written, written)
+        assert isinstance(node, s.Invocation | s.Builtin)
+        written = node.operation if isinstance(node, s.Invocation) else node.function
+        name, span = _ALIASES.get(written, written), s.span_in(source, node)
         known = [*ALGORITHMS, *(fragment.name for fragment in self._document.fragments)]
         fragment = self._scope.lookup(name, None)
         if fragment is None or name not in known:
+            message = f"'{written}' is not a quantisation algorithm"
             hint = did_you_mean(name, known, meter=self.meter, most=2) or (
                 f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
             )
-            message = f"'{written}' is not a quantisation algorithm"
-            raise SemanticError(message, span=s.span_in(source, node), hint=hint)
+            raise SemanticError(message, span=span, hint=hint)
         types = [*(p.type for p in fragment.parameters[:1]), *(r.type for r in fragment.results)]
         if len(types) != 2 or any(type not in _SCALARS for type in types):
-            raise SemanticError(
-                f"fragment '{name}' cannot quantise a tensor",
-                span=s.span_in(source, node),
-                hint="its first parameter and its only result must be of type tensor<scalar>",
-            )
+            message = f"fragment '{name}' cannot quantise a tensor"
+            hint = "its first parameter and its only result must be of type tensor<scalar>"
+            raise SemanticError(message, span=span, hint=hint)
         return fragment
 
     def _value(self, expression: s.Expression, source: Source) -> Any:
         match expression:
             case s.Invocation(operation="constant", arguments=arguments):
                 parts = {a.name: self._value(a.value, source) for a in arguments}
-                shape, items = tuple(parts["shape"]), np.array(parts["value"])
-                if len(shape) > MAX_RANK:
-                    message = f"a constant has {len(shape)} axes, arrays have at most {MAX_RANK}"
-                    raise ShapeError(message, span=s.span_in(source, expression))
-                if any(extent < 1 for extent in shape) or items.size not in (1, volume(shape)):
-                    message = f"a constant of shape {show(shape)} cannot hold {items.size} values"
-                    raise ShapeError(message, span=s.span_in(source, expression))
-                if volume(shape) > self.meter.limits.array_items:
-                    raise LimitError(
-                        f"a constant of {volume(shape)} items is too large",
-                        span=s.span_in(source, expression),
-                        hint=raising("array_items"),
-                    )
-                return np.broadcast_to(items.ravel(), volume(shape)).reshape(shape)
             case _:
-                return evaluate(expression, source, self._document, self._scope, self._options)
+                return evaluate(expression, source, self._scope, self._options)
+        shape, items = tuple(parts["shape"]), np.array(parts["value"])
+        span = s.span_in(source, expression)
+        if len(shape) > MAX_RANK:
+            message = f"a constant has {len(shape)} axes, arrays have at most {MAX_RANK}"
+            raise ShapeError(message, span=span)
+        size = volume(shape)
+        if any(extent < 1 for extent in shape) or items.size not in (1, size):
+            message = f"a constant of shape {show(shape)} cannot hold {items.size} values"
+            raise ShapeError(message, span=span)
+        if size > self.meter.limits.array_items:
+            message = f"a constant of {size} items is too large"
+            raise LimitError(message, span=span, hint=raising("array_items"))
+        return np.broadcast_to(items.ravel(), size).reshape(shape)
+
+
+def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
+    """The identifiers of variables by their labels, the first of each."""
+    return {
+        argument.value.value: name
+        for name, value in reversed(names.items())
+        if isinstance(value, s.Invocation) and value.operation == "variable"
+        for argument in value.arguments
+        if argument.name == "label" and isinstance(argument.value, s.Literal)
+    }
 
 
 def _bound(fragment: s.Fragment, node: s.Invocation, source: Source) -> dict[str, s.Expression]:
@@ -195,21 +183,11 @@ def _bound(fragment: s.Fragment, node: s.Invocation, source: Source) -> dict[str
             raise SemanticError(f"in a quantisation entry {what}", span=span, hint=hint)
     itself = s.Argument(node.offset, None, s.Identifier(node.offset, tensor.name))
     try:
-        return bind(fragment, replace(node, arguments=(itself, *node.arguments)))
+        call = replace(node, arguments=(itself, *node.arguments))
+        return {name: call.arguments[at].value for name, at in bind(fragment, call).items()}
     except InvalidInvocation as error:
         span = s.span_in(source, error.node)
         raise SemanticError(error.message, span=span, hint=error.hint or hint) from None
-
-
-def _suits(types: ExpressionTypes, actual: Type, formal: Type) -> bool:
-    """Whether a value of a type may be given; for a tensor also an array of numbers."""
-    if types.fits(actual, formal):
-        return True
-    match actual, formal:
-        case ArrayOf(item), Tensor():
-            return types.fits(item, formal)
-        case _:
-            return False
 
 
 def _unsuitable(

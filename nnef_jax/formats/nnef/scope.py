@@ -24,46 +24,13 @@ def provisional() -> Mapping[str, Fragment]:
 
 
 # Operations that only 1.0 final has: a provisional document may define fragments of these names.
-FINAL_ONLY = frozenset(
-    {
-        "slice",
-        "squeeze",
-        "unsqueeze",
-        "stack",
-        "unstack",
-        "tile",
-        "pad",
-        "gather",
-        "cast",
-        "sin",
-        "cos",
-        "tan",
-        "sinh",
-        "cosh",
-        "asin",
-        "acos",
-        "atan",
-        "asinh",
-        "acosh",
-        "atanh",
-        "argmax_reduce",
-        "argmin_reduce",
-        "any_reduce",
-        "all_reduce",
-        "softabs",
-        "selu",
-        "gelu",
-        "silu",
-        "prelu",
-        "avg_roi_pool",
-        "max_roi_pool",
-        "roi_resample",
-        "avg_roi_align",
-        "max_roi_align",
-        "min_max_linear_quantize",
-        "zero_point_linear_quantize",
-    }
-)
+FINAL_ONLY = {
+    "slice", "squeeze", "unsqueeze", "stack", "unstack", "tile", "pad", "gather", "cast",
+    "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
+    "argmax_reduce", "argmin_reduce", "any_reduce", "all_reduce", "softabs", "selu", "gelu", "silu",
+    "prelu", "avg_roi_pool", "max_roi_pool", "roi_resample", "avg_roi_align", "max_roi_align",
+    "min_max_linear_quantize", "zero_point_linear_quantize",
+}  # fmt: skip
 
 
 class Scope:
@@ -74,21 +41,20 @@ class Scope:
     """
 
     def __init__(self, document: Document, meter: Meter) -> None:
+        self.document = document
         self.meter = meter
         self.library = provisional() if document.provisional else standard()
         self._own = {fragment.name: fragment for fragment in document.fragments}
         self._known = {**self.library, **self._own}
-        self._source = document.source
-        self._provisional = document.provisional
         self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}
 
     def is_taken(self, name: str) -> bool:
         """Whether the dialect of the document has an operation of this name."""
-        return name in self.library and not (self._provisional and name in FINAL_ONLY)
+        return name in self.library and not (self.document.provisional and name in FINAL_ONLY)
 
     def lookup(self, name: str, caller: Fragment | None) -> Fragment | None:
         """The declaration that a name stands for in a fragment's body, or in the graph (None)."""
-        if caller is not None and caller.source is not self._source:
+        if caller is not None and caller.source is not self.document.source:
             return standard().get(name)
         return self._known.get(name)
 
@@ -97,7 +63,7 @@ class Scope:
         key = (id(fragment), tuple([argument.name for argument in invocation.arguments]))
         form = self._forms.get(key)
         if form is None:
-            self.meter.spend(BINDING * len(fragment.parameters), self._source.name)
+            self.meter.spend(BINDING * len(fragment.parameters), self.document.source.name)
             form = self._forms[key] = form_of(fragment, invocation)
         return form
 

@@ -90,16 +90,8 @@ class _Builder(TreeBuilder):
         self._note("extension", at(names[0]))
         return [name.strip() for name in names]
 
-    def fragment(
-        self,
-        name: Token,
-        generic: Token | None,
-        opening: Token,
-        parameters: tuple[s.Parameter, ...],
-        results_opening: Token,
-        results: tuple[s.ResultDeclaration, ...],
-        body: tuple[s.Assignment, ...] | Token,
-    ) -> s.Fragment:
+    def fragment(self, *items: Any) -> s.Fragment:
+        name, generic, _, parameters, _, results, body = items
         default = None
         if generic:
             self._note("generic", at(generic))
@@ -107,6 +99,7 @@ class _Builder(TreeBuilder):
             if default and default not in PRIMITIVES:
                 message = f"'{default}' is not a type that '?' can stand for"
                 raise self._fail(message, generic, _GENERIC_HINT)
+        self._note("fragment", at(name))
         self._note_operators("fragment")
         return s.Fragment(
             at(name), self._name(name), generic is not None, default, parameters, results,
@@ -193,13 +186,8 @@ class _Builder(TreeBuilder):
         node = s.Select(value.offset, condition, value, other)
         return self._computed(node, value, condition, other)
 
-    def subrange(
-        self,
-        sequence: s.Expression,
-        bracket: Token,
-        begin: s.Expression | None,
-        end: s.Expression | None,
-    ) -> s.Subrange:
+    def subrange(self, *items: Any) -> s.Subrange:
+        sequence, _, begin, end = items
         node = s.Subrange(sequence.offset, sequence, begin, end)
         return self._computed(node, sequence, begin, end)
 
@@ -209,22 +197,18 @@ class _Builder(TreeBuilder):
     def loop(self, name: Token, operator: Token, iterable: s.Expression) -> s.Loop:
         return s.Loop(at(name), self._name(name), iterable)
 
-    def comprehension(
-        self,
-        opening: Token,
-        loops: Sequence[s.Loop],
-        condition: s.Expression | None,
-        item: s.Expression,
-        feature: str = "yield",
-    ) -> s.Comprehension:
+    def comprehension(self, *items: Any) -> s.Comprehension:
+        return self._comprehension("yield", *items)
+
+    def provisional_comprehension(self, *items: Any) -> s.Comprehension:
+        opening, item, loop, condition = items
+        return self._comprehension("comprehension without yield", opening, [loop], condition, item)
+
+    def _comprehension(self, feature: str, *items: Any) -> s.Comprehension:
+        opening, loops, condition, item = items
         self._note(feature, at(opening))
         node = s.Comprehension(at(opening), tuple(loops), condition, item)
         return self._computed(node, *(loop.iterable for loop in loops), condition, item)
-
-    def provisional_comprehension(
-        self, opening: Token, item: s.Expression, loop: s.Loop, condition: s.Expression | None
-    ) -> s.Comprehension:
-        return self.comprehension(opening, [loop], condition, item, "comprehension without yield")
 
     def invocation(
         self, name: Token, generic: Token | None, opening: Token, *items: s.Argument | None

@@ -10,23 +10,22 @@ from numpy.typing import NDArray
 
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from nnef_jax.errors import DataError, NnefError, raise_all
-from nnef_jax.formats.base import Progress
+from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax.dequantization import dequantize
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.variables import check_shape, convert, without_member
-from nnef_jax.limits import LETTERS_PER_STEP, Meter
+from nnef_jax.limits import LETTERS_PER_STEP
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import member_of
-from nnef_jax.storage.tensorfile import TensorFile, read_tensor_file
+from nnef_jax.storage.tensorfile import read_tensor_file
 
 
 def read_variables(
     graph: Graph,
     archive: Archive,
-    meter: Meter,
+    options: Options,
     quantizers: Mapping[str, Quantizer],
     header: Callable[[str, str], Quantizer],
-    progress: Progress | None = None,
 ) -> tuple[dict[str, NDArray[Any]], set[str]]:
     """The data of every variable in the dtype that the graph declares, memory-mapped if possible.
 
@@ -40,6 +39,7 @@ def read_variables(
     data: dict[str, NDArray[Any]] = {}
     decoded: set[str] = set()
     errors: list[NnefError] = []
+    meter, progress = options.meter, options.progress
     variables = (*graph.parameters, *graph.states)
     entries: dict[Value | None, str] = {}  # names in graph.quant
     for name in quantizers:
@@ -47,12 +47,15 @@ def read_variables(
     for position, variable in enumerate(variables):
         if progress is not None:
             progress(position, len(variables))
-        name = entries.get(variable.value)
+        name, declared = entries.get(variable.value), variable.value.type
         try:
             meter.spend(len(variable.label) // LETTERS_PER_STEP, "the label of a variable")
             member = member_of(variable.label)
-            file = _open(variable, member, archive, meter)
+            if not archive.exists(member):
+                raise without_member(archive, member, variable.label)
+            file = read_tensor_file(archive.open_tensor(member), name=member, meter=meter)
             array = file.array
+            check_shape(array.shape, declared.shape, variable.label, member)
             if file.quantization:
                 array = dequantize(file, header(file.quantization, member), member, meter)
             elif file.quantized:
@@ -62,25 +65,13 @@ def read_variables(
                 # A variable that is updated takes other values later on.
                 if isinstance(variable, Parameter):
                     decoded.add(name)
-            declared = variable.value.type
-            dtype = jnp.dtype(declared.dtype)
-            data[variable.label] = convert(array.reshape(declared.shape), dtype, member, meter)
+            array = array.reshape(declared.shape)
+            data[variable.label] = convert(array, jnp.dtype(declared.dtype), member, meter)
         except NnefError as error:
             error.span = error.span or variable.span
             errors += error.errors
     raise_all(errors)
     return data, decoded
-
-
-def _open(
-    variable: Parameter | StateVariable, member: str, archive: Archive, meter: Meter
-) -> TensorFile:
-    if not archive.exists(member):
-        raise without_member(archive, member, variable.label)
-    file = read_tensor_file(archive.open_tensor(member), name=member, meter=meter)
-    declared = variable.value.type.shape
-    check_shape(file.array.shape, declared, variable.label, member)
-    return file
 
 
 def _without_entry(variable: Parameter | StateVariable, member: str) -> DataError:

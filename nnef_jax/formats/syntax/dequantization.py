@@ -48,11 +48,8 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
         )
     meter.expand(_BYTES * codes.size, member)
     given = {name: _argument(quantizer, name, codes.shape) for name in quantizer.arguments}
-    bits, signed, symmetric = (
-        given["bits"],
-        given.get("signed", stored.signed),
-        given.get("symmetric", False),
-    )
+    bits, signed = given["bits"], given.get("signed", stored.signed)
+    symmetric = given.get("symmetric", False)
     _check_codes(codes, bits, signed, quantizer, member)
     q = codes.astype(np.float64)
     match quantizer.operation:
@@ -77,13 +74,11 @@ def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     value = expand(value, len(shape))
-    if value.ndim != len(shape) or any(
-        a not in (1, b) for a, b in zip(value.shape, shape, strict=True)
-    ):
-        raise DataError(
-            f"'{name}' of shape {show(value.shape)} does not broadcast to shape {show(shape)}",
-            span=quantizer.span(name),
-        )
+    pairs = zip(value.shape, shape, strict=False)
+    if value.ndim != len(shape) or any(a not in (1, b) for a, b in pairs):
+        shown = f"'{name}' of shape {show(value.shape)}"
+        message = f"{shown} does not broadcast to shape {show(shape)}"
+        raise DataError(message, span=quantizer.span(name))
     return value
 
 

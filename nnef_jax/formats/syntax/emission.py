@@ -13,7 +13,6 @@ from lowering.graph import Call, Rule, Value
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax import values as v
 from nnef_jax.formats.syntax.tensors import show_operand
 from nnef_jax.limits import EXTENT, OPERATION, Meter, raising
 
@@ -35,12 +34,18 @@ class Frame:
 
 
 _LONGEST_NAME = 400
-_SEQUENCES = frozenset({list, tuple, str})
+_ARRAYS = frozenset({list, tuple})
+_SEQUENCES = _ARRAYS | {str}
 
 
 def _extents(values: Sequence[Any]) -> int:
     """The steps for operands that are in an array: their shapes are compared."""
     return len(values) + sum([EXTENT * len(x.type.shape) for x in values if isinstance(x, Value)])
+
+
+def _frozen(array: Sequence[Any]) -> tuple[Any, ...]:
+    """An array as a tuple, hashable."""
+    return tuple([_frozen(x) if type(x) in _ARRAYS else x for x in array])
 
 
 class Emitter:
@@ -96,8 +101,8 @@ class Emitter:
         arrays = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
         arrays += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
         self.spend(OPERATION + sum(arrays), node, frame)
-        operands = {k: v.freeze(x) if type(x) in _SEQUENCES else x for k, x in operands.items()}
-        attributes = {k: v.freeze(x) if type(x) in _SEQUENCES else x for k, x in attributes.items()}
+        operands = {k: _frozen(x) if type(x) in _ARRAYS else x for k, x in operands.items()}
+        attributes = {k: _frozen(x) if type(x) in _ARRAYS else x for k, x in attributes.items()}
         wanted = names or [self.builder.unreserved(frame.prefix + (shown or kind))]
         try:
             results = self.builder.operation(
@@ -119,11 +124,9 @@ class Emitter:
         if shape in self._within:
             return value
         if rank > MAX_RANK:
-            raise UnsupportedError(
-                f"'{value.name}' has {rank} axes, arrays have at most {MAX_RANK}",
-                span=s.span_in(frame.source, node),
-                calls=frame.calls,
-            )
+            message = f"'{value.name}' has {rank} axes, arrays have at most {MAX_RANK}"
+            span = s.span_in(frame.source, node)
+            raise UnsupportedError(message, span=span, calls=frame.calls)
         items = volume([1 if extent is UNKNOWN else extent or 1 for extent in shape])
         if items > self.limits.tensor_items:
             message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"

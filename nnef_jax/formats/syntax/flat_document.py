@@ -14,7 +14,6 @@ from lowering.location import Source
 from lowering.ops import rules
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
 from nnef_jax.formats.syntax.tokens import KEYWORDS
 from nnef_jax.formats.syntax.types import (
@@ -27,44 +26,11 @@ from nnef_jax.formats.syntax.types import (
     has_tensor,
     substitute,
 )
-from nnef_jax.limits import Limits, Meter
+from nnef_jax.limits import Meter
 
 _RESERVED = KEYWORDS | {"integer"}  # which provisional texts may use as a name
 _EXPRESSION = 5  # steps to make one and to print it
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
-
-
-@dataclass(frozen=True, slots=True)
-class FlatDocument:
-    """A flat document, and the identifiers that the values of its graph have in it."""
-
-    document: s.Document
-    names: dict[Value, str]
-
-
-def flat_document(graph: Graph, meter: Meter | None = None) -> FlatDocument:
-    """The flat document of 1.0 final for a graph.
-
-    A result that goes by another name inside the graph, or that is an input, is a copy. Variables
-    are updated last, when all that reads their old values is computed.
-
-    What is written counts for the meter, if there is one.
-
-    Raises UnsupportedError, several at once, for what the language cannot say, LimitError.
-    """
-    return FlatWriter(graph, meter or Meter(Limits.unbounded())).write()
-
-
-def print_graph(graph: Graph) -> str:
-    """A flat graph as a flat document of 1.0 final.
-
-    Values keep their names as far as the language allows. Extents that are unknown are 0 in
-    `external`.
-
-    Raises UnsupportedError for what the language cannot say: operations that the standard does not
-    have, numbers that are not finite, attributes that depend on unknown extents.
-    """
-    return print_document(flat_document(graph).document)
 
 
 class Names:
@@ -76,7 +42,8 @@ class Names:
 
     def fresh(self, wanted: str) -> str:
         """The name itself, or where it is taken or not valid one that is close to it."""
-        name = base = self.valid(wanted)
+        base = _NOT_IN_NAMES.sub("_", wanted)
+        name = base = f"_{base}" if not base or base[0].isdigit() else base
         while name in self.taken:
             self._suffixes[base] = self._suffixes.get(base, 0) + 1
             name = f"{base}_{self._suffixes[base]}"
@@ -86,11 +53,6 @@ class Names:
         """Note that a name is taken."""
         self.taken.add(name)
         return name
-
-    def valid(self, wanted: str) -> str:
-        """A name that is close to the one that is wanted."""
-        base = _NOT_IN_NAMES.sub("_", wanted)
-        return f"_{base}" if not base or base[0].isdigit() else base
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +65,13 @@ class Invoked:
 
 
 class FlatWriter:
-    """Writes a graph as a flat document in the operations of NNEF 1.0 final."""
+    """Writes a graph as a flat document in the operations of NNEF 1.0 final.
+
+    Values keep their names as far as the language allows: `names` has their identifiers. Extents
+    that are unknown are 0 in `external`. A result that goes by another name inside the graph, or
+    that is an input, is a copy. Variables are updated last, when all that reads their old values is
+    computed.
+    """
 
     def __init__(self, graph: Graph, meter: Meter) -> None:
         self.graph = graph
@@ -111,13 +79,12 @@ class FlatWriter:
         self.errors: list[NnefError] = []
         self.names: dict[Value, str] = {}
 
-    def write(self) -> FlatDocument:
-        """The document; UnsupportedError for all that cannot be said."""
-        document = self._document()
-        raise_all(self.errors)
-        return FlatDocument(document, self.names)
+    def write(self) -> s.Document:
+        """The document.
 
-    def _document(self) -> s.Document:
+        Raises UnsupportedError for all that the language cannot say: operations that the standard
+        does not have, numbers that are not finite, attributes that depend on unknown extents.
+        """
         graph = self.graph
         if not graph.inputs:
             self.refuse("a graph without inputs cannot be written")
@@ -127,18 +94,18 @@ class FlatWriter:
         for value in self._computed():
             if value not in self.names:
                 self.names[value] = names.fresh(value.name)
-        body: list[s.Assignment] = []
-        for value in graph.inputs:
-            target = s.Identifier(0, self.names[value])
-            body.append(s.Assignment(0, target, self.external(value)))
+        inputs = tuple(map(self._tensor, graph.inputs))
+        body = [
+            _assign(x.name, self.external(v)) for x, v in zip(inputs, graph.inputs, strict=True)
+        ]
         body += self._variables()
         for operation in graph.operations:
             body += self._operation(operation)
         updates = list(self._updates(names, copies))
-        body += [_assign(name, "copy", (None, self._tensor(v))) for name, v in copies.items()]
+        body += [_assign(x, _invocation("copy", self._tensor(v))) for x, v in copies.items()]
         body += updates
+        raise_all(self.errors)
         own = Names({*_RESERVED, *standard()}).fresh(graph.name)
-        inputs = tuple(s.Identifier(0, self.names[value]) for value in graph.inputs)
         definition = s.GraphDefinition(0, own, inputs, results, tuple(body))
         return s.Document(Source("graph.nnef", ""), "1.0", False, (), (), definition)
 
@@ -175,14 +142,11 @@ class FlatWriter:
 
     def _variables(self) -> Iterator[s.Assignment]:
         for variable in (*self.graph.parameters, *self.graph.states):
-            value = variable.value
-            yield _assign(
-                self.names[value],
-                "variable",
-                ("shape", _integers(value.type.shape)),
-                ("label", s.Literal(0, variable.label)),
-                generic=generic_of(value.type.dtype),
+            type, label = variable.value.type, s.Literal(0, variable.label)
+            node = _invocation(
+                "variable", generic=generic_of(type.dtype), shape=_integers(type.shape), label=label
             )
+            yield _assign(self.names[variable.value], node)
 
     def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
         """The updates, each under the name of a result that is a copy of the new value, if any."""
@@ -196,15 +160,14 @@ class FlatWriter:
                 del copies[name]
             else:
                 name = names.fresh(f"{self.names[state.value]}_update")
-            variable, value = self._tensor(state.value), self._tensor(state.update)
-            yield _assign(name, "update", (None, variable), (None, value))
+            values = self._tensor(state.value), self._tensor(state.update)
+            yield _assign(name, _invocation("update", *values))
 
     def external(self, value: Value) -> s.Invocation:
         """The declaration of an input."""
         shape = tuple(0 if extent is UNKNOWN else extent for extent in value.type.shape)
-        return _invocation(
-            "external", ("shape", _integers(shape)), generic=generic_of(value.type.dtype)
-        )
+        generic = generic_of(value.type.dtype)
+        return _invocation("external", generic=generic, shape=_integers(shape))
 
     def invoked(self, operation: Operation) -> Invoked | None:
         """How the document invokes an operation; None where it does not, maybe for an error."""
@@ -232,28 +195,21 @@ class FlatWriter:
         positional = True
         for parameter in declaration.parameters:
             type = substitute(parameter.type, generic)
-            default = parameter.default
             expression = self._expression(invoked.arguments[parameter.name], type, operation)
             # Equal trees may differ: 1 == 1.0, and 0.0 == -0.0.
-            if default is not None and repr(expression) == repr(default):
+            if parameter.default is not None and repr(expression) == repr(parameter.default):
                 positional = False
                 continue
             positional = positional and has_tensor(parameter.type)
-            name = None if positional else parameter.name
-            arguments.append(s.Argument(0, name, expression))
+            arguments.append(s.Argument(0, None if positional else parameter.name, expression))
         if generic == declaration.generic_default:
             generic = None
         invocation = s.Invocation(0, declaration.name, generic, tuple(arguments))
-        yield s.Assignment(0, self._target(operation), invocation)
-
-    def _target(self, operation: Operation) -> s.Target:
         targets = tuple(
-            s.Identifier(0, self.names[result])
-            if isinstance(result, Value)
-            else s.Array(0, tuple(map(self._tensor, result)))
-            for result in operation.results
+            s.Array(0, tuple(map(self._tensor, x))) if isinstance(x, tuple) else self._tensor(x)
+            for x in operation.results
         )
-        return targets[0] if len(targets) == 1 else s.Tuple(0, targets)
+        yield s.Assignment(0, targets[0] if len(targets) == 1 else s.Tuple(0, targets), invocation)
 
     # Expressions
 
@@ -263,23 +219,16 @@ class FlatWriter:
     def _expression(self, value: Any, type: Type, operation: Operation) -> s.Expression:
         """An operand or attribute where a type is declared."""
         self.meter.spend(_EXPRESSION, "the flat document")
-        match value:
-            case Value():
-                return self._tensor(value)
-            case tuple() | list():
-                items: Sequence[Any] = value
-                match type:
-                    case TupleOf(types):
-                        pairs = zip(items, types, strict=True)
-                        return s.Tuple(
-                            0, tuple(self._expression(v, t, operation) for v, t in pairs)
-                        )
-                    case _:
-                        inner = type.item if isinstance(type, ArrayOf) else ANY
-                        found = tuple(self._expression(v, inner, operation) for v in items)
-                        return s.Array(0, found)
-            case _:
-                return self.literal(value, type, operation)
+        if isinstance(value, Value):
+            return self._tensor(value)
+        if not isinstance(value, tuple | list):
+            return self.literal(value, type, operation)
+        items: Sequence[Any] = value
+        inner = type.item if isinstance(type, ArrayOf) else ANY
+        types = type.items if isinstance(type, TupleOf) else [inner] * len(items)
+        pairs = zip(items, types, strict=True)
+        found = tuple(self._expression(item, its, operation) for item, its in pairs)
+        return s.Tuple(0, found) if isinstance(type, TupleOf) else s.Array(0, found)
 
     def literal(self, value: Any, type: Type, operation: Operation) -> s.Expression:
         """A number, string or truth value."""
@@ -303,21 +252,16 @@ class FlatWriter:
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
 
 
-def _assign(
-    name: str,
-    operation: str,
-    *arguments: tuple[str | None, s.Expression],
-    generic: str | None = None,
-) -> s.Assignment:
-    value = _invocation(operation, *arguments, generic=generic)
+def _assign(name: str, value: s.Expression) -> s.Assignment:
     return s.Assignment(0, s.Identifier(0, name), value)
 
 
 def _invocation(
-    operation: str, *arguments: tuple[str | None, s.Expression], generic: str | None = None
+    operation: str, *tensors: s.Expression, generic: str | None = None, **attributes: s.Expression
 ) -> s.Invocation:
-    given = tuple(s.Argument(0, key, value) for key, value in arguments)
-    return s.Invocation(0, operation, generic, given)
+    given = [*((None, value) for value in tensors), *attributes.items()]
+    arguments = tuple(s.Argument(0, name, value) for name, value in given)
+    return s.Invocation(0, operation, generic, arguments)
 
 
 def _integers(values: tuple[int, ...]) -> s.Array:

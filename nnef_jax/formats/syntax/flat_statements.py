@@ -26,10 +26,10 @@ _END = re.compile(rf"{_SPACE}\}}{_SPACE}\Z")
 _OPENING = re.compile(rf"{_SPACE}([\[(])")
 _LISTED = re.compile(rf"{_SPACE}({_NAME}){_SPACE}([,)\]=])")
 _EQUALS = re.compile(rf"{_SPACE}=")
-_CALL = rf"{_SPACE}({_NAME}){_SPACE}(?:<[ \t\r\n\f]*+({_NAME})[ \t\r\n\f]*+>{_SPACE})?\("
+_GENERIC = rf"<[ \t\r\n\f]*+({_NAME})[ \t\r\n\f]*+>"
+_CALL = rf"{_SPACE}({_NAME}){_SPACE}(?:{_GENERIC}{_SPACE})?\((?:{_SPACE}(\)))?"
 _INVOCATION = re.compile(_CALL)
 _ASSIGNMENT = re.compile(rf"{_SPACE}({_NAME}){_SPACE}={_CALL}")
-_NO_ARGUMENTS = re.compile(rf"{_SPACE}\)")
 _SEMICOLON = re.compile(rf"{_SPACE};")
 _PAIR = re.compile(r"(\()[ \t]*+([0-9]+)[ \t]*+,[ \t]*+([0-9]+)")
 _DIGITS = re.compile(r"[0-9]+")
@@ -107,22 +107,19 @@ class FlatReader:
         """`target = operation<generic>(arguments);`, no argument being an invocation itself."""
         found = _ASSIGNMENT.match(self.text, self.at)
         if found is not None:
-            name, operation, generic = found.groups()
+            name, operation, generic, closing = found.groups()
             target, offset = s.Identifier(found.start(1), _name(name)), found.start(2)
             self.at = found.end()
         else:
             target = self.several()
             found = self.take(_INVOCATION)
-            operation, generic = found.groups()
+            operation, generic, closing = found.groups()
             offset = found.start(1)
         if generic is not None and generic not in PRIMITIVES:
             raise NotFlat
         arguments: list[s.Argument] = []
-        nothing = _NO_ARGUMENTS.match(self.text, self.at)
-        if nothing is None:
+        if closing is None:
             self.values(")", 0, arguments)
-        else:
-            self.at = nothing.end()
         self.take(_SEMICOLON)
         value = s.Invocation(offset, _name(operation), generic, tuple(arguments))
         return s.Assignment(target.offset, target, value)

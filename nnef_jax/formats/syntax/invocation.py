@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nnef_jax.formats.syntax.tree import Argument, Expression, Fragment, Invocation, Node
@@ -25,14 +25,14 @@ class Form:
     """What all invocations of an operation have in common whose arguments have the same names.
 
     `names` are those of the parameters, tensors among them `operands`. `given` has the parameters
-    that have an argument, and its position; `sources` for each parameter that, or the default.
+    that have an argument, with its position; `sources` for each parameter that, or the default.
     """
 
-    names: tuple[str, ...]
-    operands: tuple[str, ...]
-    attributes: tuple[str, ...]
-    given: tuple[tuple[str, int], ...]
-    sources: tuple[int | Expression, ...]
+    names: Sequence[str]
+    operands: Sequence[str]
+    attributes: Sequence[str]
+    given: Mapping[str, int]
+    sources: Sequence[int | Expression | None]
 
     def expressions(self, invocation: Invocation) -> list[Expression]:
         """The expression for each parameter, in the order of the declaration."""
@@ -42,73 +42,59 @@ class Form:
 
 def form_of(fragment: Fragment, invocation: Invocation) -> Form:
     """The form of an invocation; InvalidInvocation where it breaks a rule."""
-    names = tuple(parameter.name for parameter in fragment.parameters)
-    operands = tuple(p.name for p in fragment.parameters if has_tensor(p.type))
+    parameters = fragment.parameters
     given = bind(fragment, invocation)
-    places = {
-        a.name or names[position]: position for position, a in enumerate(invocation.arguments)
-    }
-    defaults = {p.name: p.default for p in fragment.parameters if p.default is not None}
     return Form(
-        names,
-        operands,
-        tuple(p.name for p in fragment.parameters if not has_tensor(p.type)),
-        tuple((name, places[name]) for name in given),
-        tuple(places[name] if name in given else defaults[name] for name in names),
+        [p.name for p in parameters],
+        [p.name for p in parameters if has_tensor(p.type)],
+        [p.name for p in parameters if not has_tensor(p.type)],
+        given,
+        [given.get(p.name, p.default) for p in parameters],
     )
 
 
-def bind(fragment: Fragment, invocation: Invocation) -> dict[str, Expression]:
-    """The expressions given to the parameters, by name, in the order of the declaration.
+def bind(fragment: Fragment, invocation: Invocation) -> dict[str, int]:
+    """The positions of the arguments given to parameters, in the order of the declaration.
 
     Parameters that keep their default are not in it.
     """
-    parameters = fragment.parameters
+    parameters = {parameter.name: parameter for parameter in fragment.parameters}
     arguments = invocation.arguments
-    names = dict.fromkeys(parameter.name for parameter in parameters)
-    given: dict[str, Argument] = {}
+    given: dict[str, int] = {}
     for position, argument in enumerate(arguments):
-        if argument.name is not None:
-            _bind_named(fragment, argument, given, names)
-            continue
-        if position >= len(parameters):
-            most = f"{len(parameters)} argument{'s' * (len(parameters) != 1)}"
+        name = argument.name or _positional(fragment, arguments, position)
+        if name not in parameters:
             raise InvalidInvocation(
-                f"'{fragment.name}' takes at most {most}, this is number {position + 1}", argument
-            )
-        if position and arguments[position - 1].name is not None:
-            raise InvalidInvocation("a positional argument must not follow a named one", argument)
-        parameter = parameters[position]
-        if not has_tensor(parameter.type):
-            raise InvalidInvocation(
-                f"'{parameter.name}' of '{fragment.name}' is an attribute: it must be named",
+                f"'{fragment.name}' has no parameter '{name}'",
                 argument,
-                hint=f"write {parameter.name} = ...",
+                hint=f"its parameters are {listed(parameters)}" if parameters else "it has none",
             )
-        given[parameter.name] = argument
-    missing = [p.name for p in parameters if p.name not in given and p.default is None]
+        if argument.name and name in given:
+            twice = "twice" if arguments[given[name]].name else "by position and by name"
+            raise InvalidInvocation(f"argument '{name}' is given {twice}", argument)
+        given[name] = position
+    missing = [n for n, p in parameters.items() if n not in given and p.default is None]
     if missing:
         names = ", ".join(f"'{name}'" for name in missing)
-        plural = "s" * (len(missing) > 1)
         raise InvalidInvocation(
-            f"'{fragment.name}' lacks its argument{plural} {names}",
+            f"'{fragment.name}' lacks its argument{'s' * (len(missing) > 1)} {names}",
             invocation,
             hint=f"write {fragment.name}(..., {', '.join(f'{name} = ...' for name in missing)})",
         )
-    return {p.name: given[p.name].value for p in parameters if p.name in given}
+    return {name: given[name] for name in parameters if name in given}
 
 
-def _bind_named(
-    fragment: Fragment, argument: Argument, given: dict[str, Argument], names: Collection[str]
-) -> None:
-    name = argument.name or ""
-    if name not in names:
-        raise InvalidInvocation(
-            f"'{fragment.name}' has no parameter '{name}'",
-            argument,
-            hint=f"its parameters are {listed(names)}" if names else "it has none",
-        )
-    if name in given:
-        twice = "twice" if given[name].name else "by position and by name"
-        raise InvalidInvocation(f"argument '{name}' is given {twice}", argument)
-    given[name] = argument
+def _positional(fragment: Fragment, arguments: Sequence[Argument], position: int) -> str:
+    """The name of the parameter that an argument without a name is for."""
+    parameters, argument = fragment.parameters, arguments[position]
+    if position >= len(parameters):
+        most = f"{len(parameters)} argument{'s' * (len(parameters) != 1)}"
+        message = f"'{fragment.name}' takes at most {most}, this is number {position + 1}"
+        raise InvalidInvocation(message, argument)
+    if position and arguments[position - 1].name is not None:
+        raise InvalidInvocation("a positional argument must not follow a named one", argument)
+    name = parameters[position].name
+    if not has_tensor(parameters[position].type):
+        message = f"'{name}' of '{fragment.name}' is an attribute: it must be named"
+        raise InvalidInvocation(message, argument, hint=f"write {name} = ...")
+    return name

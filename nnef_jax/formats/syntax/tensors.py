@@ -11,7 +11,7 @@ from lowering.extents import UNKNOWN, is_known, show
 from lowering.graph import Operand, TensorType, Value
 from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.types import ANY, ArrayOf, Tensor, Type, deduce, literal_type
+from nnef_jax.formats.syntax.types import ANY, LITERALS, ArrayOf, Tensor, Type, deduce
 
 
 def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:
@@ -113,6 +113,6 @@ def _type_of(value: Any) -> Type:
         case list():
             return ArrayOf(_type_of(value[0])) if value else ArrayOf(ANY)
         case bool() | int() | float() | str():
-            return literal_type(value)
+            return next(type for kind, type in LITERALS.items() if isinstance(value, kind))
         case _:
             return ANY

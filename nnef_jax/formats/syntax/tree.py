@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 from lowering.location import Source, Span
@@ -235,36 +236,27 @@ def span_in(source: Source, node: Node) -> Span:
             return Span(source, node.offset)
 
 
-_LEAVES = frozenset({Literal, Identifier})
+_LEAVES = frozenset({Literal, Identifier, int, str, NoneType})
+_SEQUENCES = frozenset({Array, Tuple})
 
 
 def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
     """All invocations in some expressions, in any order."""
     pending: list[Any] = [*expressions]
     while pending:
-        expression = pending.pop()
-        if type(expression) in _LEAVES:  # nearly all are
+        node = pending.pop()
+        kind = type(node)
+        if kind in _LEAVES:  # nearly all are
             continue
-        match expression:
-            case Invocation(arguments=arguments) as node:
-                yield node
-                pending += [argument.value for argument in arguments]
-            case Array(items=items) | Tuple(items=items):
-                pending += items
-            case Unary(operand=inner) | Builtin(argument=inner):
-                pending.append(inner)
-            case Binary(left=left, right=right):
-                pending += (left, right)
-            case Select(condition=condition, true_value=left, false_value=right):
-                pending += (condition, left, right)
-            case Subscript(sequence=sequence, index=index):
-                pending += (sequence, index)
-            case Subrange(sequence=sequence, begin=begin, end=end):
-                pending += (sequence, begin, end)
-            case Comprehension(loops=loops, condition=condition, item=item):
-                pending += (*(loop.iterable for loop in loops), condition, item)
-            case _:
-                pass
+        if kind is Invocation:
+            yield node
+            pending += [argument.value for argument in node.arguments]
+        elif kind in _SEQUENCES:
+            pending += node.items
+        elif kind is tuple:
+            pending += node
+        else:
+            pending += [getattr(node, name) for name in node.__match_args__]
 
 
 def is_literal(expression: Expression) -> bool:

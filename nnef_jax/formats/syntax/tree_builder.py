@@ -93,11 +93,8 @@ class TreeBuilder(Transformer[Token, Any]):
     def string(self, token: Token) -> s.Literal:
         return s.Literal(at(token), _ESCAPE.sub(r"\1", token[1:-1]))
 
-    def true(self, token: Token) -> s.Literal:
-        return s.Literal(at(token), True)
-
-    def false(self, token: Token) -> s.Literal:
-        return s.Literal(at(token), False)
+    def logical(self, token: Token) -> s.Literal:
+        return s.Literal(at(token), token == "true")
 
     def identifier(self, token: Token) -> s.Identifier:
         return s.Identifier(at(token), self._name(token))

@@ -84,17 +84,8 @@ ANY = Anything()
 TENSOR = Tensor(None)
 
 
-def literal_type(value: float | int | bool | str) -> Type:
-    """The type of a literal: a number without point and exponent is an integer."""
-    match value:
-        case bool():
-            return LOGICAL
-        case int():
-            return INTEGER
-        case float():
-            return SCALAR
-        case str():
-            return STRING
+# The types of literals: a number without point and exponent is an integer.
+LITERALS: dict[type, Type] = {bool: LOGICAL, int: INTEGER, float: SCALAR, str: STRING}
 
 
 def substitute(type: Type, generic: str | None) -> Type:
@@ -155,7 +146,7 @@ def deduce(actual: Type, formal: Type) -> str | None:
     """What `?` in the declared type stands for, given an argument's type; None if untold."""
     match actual, formal:
         case ((Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?"))):
-            return name if name != "?" else "?"
+            return name
         case ArrayOf(a), ArrayOf(b):
             return deduce(a, b)
         case TupleOf(a), TupleOf(b) if len(a) == len(b):
@@ -164,43 +155,34 @@ def deduce(actual: Type, formal: Type) -> str | None:
             return None
 
 
+def _leaves(type: Type) -> list[Type]:
+    """What the arrays and tuples of a type hold in the end."""
+    found: list[Type] = []
+    pending = [type]
+    while pending:
+        match pending.pop():
+            case ArrayOf(item):
+                pending.append(item)
+            case TupleOf(items):
+                pending += items
+            case leaf:
+                found.append(leaf)
+    return found
+
+
 def is_generic(type: Type) -> bool:
     """Whether `?` occurs in the type."""
-    match type:
-        case Primitive("?") | Tensor("?"):
-            return True
-        case ArrayOf(item):
-            return is_generic(item)
-        case TupleOf(items):
-            return any(map(is_generic, items))
-        case _:
-            return False
+    return any(leaf in (GENERIC, Tensor("?")) for leaf in _leaves(type))
 
 
 def holds_strings(type: Type) -> bool:
     """Whether a tensor of strings, which there is none of, occurs in the type."""
-    match type:
-        case Tensor("string"):
-            return True
-        case ArrayOf(item):
-            return holds_strings(item)
-        case TupleOf(items):
-            return any(map(holds_strings, items))
-        case _:
-            return False
+    return Tensor("string") in _leaves(type)
 
 
 def has_tensor(type: Type) -> bool:
     """Whether values of the type hold tensors, so that arguments for it may be positional."""
-    match type:
-        case Tensor():
-            return True
-        case ArrayOf(item):
-            return has_tensor(item)
-        case TupleOf(items):
-            return any(map(has_tensor, items))
-        case _:
-            return False
+    return any(isinstance(leaf, Tensor) for leaf in _leaves(type))
 
 
 def nesting(type: Type) -> int:

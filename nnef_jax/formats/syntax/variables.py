@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import jax.numpy as jnp
@@ -34,20 +35,13 @@ def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
 
 
 def check_shape(stored: Shape, declared: Shape, label: str, member: str) -> None:
-    """Raise DataError where the stored shape is not the declared one, but for trailing 1s."""
-    if _strip(stored) != _strip(declared):
+    """Raise DataError where the stored shape is another one, but for trailing 1s (spec 4.1.3)."""
+    if any(a != b for a, b in zip_longest(stored, declared, fillvalue=1)):
         raise DataError(
             f"{member} has shape {show(stored)}, variable '{label}' is declared "
             f"with {show(declared)}",
             hint="declare the shape that is stored, or store a tensor of the declared shape",
         )
-
-
-def _strip(shape: Shape) -> Shape:
-    """The shape without trailing 1s, which say nothing (spec 4.1.3)."""
-    while shape and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
 
 
 def convert(

@@ -30,7 +30,7 @@ def print_flat(document: Document, graph: Graph, said: Said, meter: Meter) -> st
     Raises UnsupportedError, several at once: loops, streams, what depends on an open extent.
     """
     writer = _Writer(document, graph, said, meter)
-    flat = writer.write().document
+    flat = writer.write()
     registries = [*document.registries, "tract_core", *writer.registries]
     wanted = dict.fromkeys(name for name in registries if name not in ("", "tract_nnef"))
     lines = [f"tract_registry {name}" for name in wanted]

@@ -32,11 +32,6 @@ class TooLarge(ValueError):
     """An array or string is longer than the limits allow."""
 
 
-def holds_tensor(value: Known) -> bool:
-    """Whether a value is a tensor, which operators map to operations."""
-    return isinstance(value, Value)
-
-
 def _checked(value: int) -> int:
     if value.bit_length() > _INTEGER_BITS:
         raise InvalidValue("the integer does not fit 64 bits")
@@ -75,12 +70,6 @@ def _power(a: Known, b: Known) -> Known:
         raise InvalidValue(f"{a} to the power {b} is not a real number") from None
 
 
-def _repeat(sequence: Known, times: int, most: int) -> Known:
-    if len(sequence) * max(times, 0) > most:
-        raise TooLarge(f"an array or string would be longer than {most}")
-    return sequence * times
-
-
 _ARITHMETIC: dict[str, Callable[[Known, Known], Known]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -88,32 +77,30 @@ _ARITHMETIC: dict[str, Callable[[Known, Known], Known]] = {
     "/": _divide,
     "^": _power,
 }
-_COMPARISON: dict[str, Callable[[Known, Known], bool]] = {
+_RELATIONS: dict[str, Callable[[Known, Known], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
     "==": operator.eq,
     "!=": operator.ne,
+    "in": lambda item, items: item in items,
 }
 
 
 def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
     """The value of `left symbol right`, neither of them a tensor."""
-    if symbol in _COMPARISON:
+    if symbol in _RELATIONS:
         require_known((left, right), meter)
-        return _COMPARISON[symbol](left, right)
-    if symbol == "in":
-        require_known((left, right), meter)
-        return left in right
-    if symbol == "*" and isinstance(left, list | str):
-        _require_extent(right)
-        return _repeat(left, right, meter.limits.array_items)
+        return _RELATIONS[symbol](left, right)
     if isinstance(left, list | str):
         most = meter.limits.array_items
-        if len(left) + len(right) > most:
+        if symbol == "*":
+            _require_extent(right)
+        length = len(left) * max(right, 0) if symbol == "*" else len(left) + len(right)
+        if length > most:
             raise TooLarge(f"an array or string would be longer than {most}")
-        return left + right
+        return left * right if symbol == "*" else left + right
     if UNKNOWN is left or UNKNOWN is right:
         return UNKNOWN
     if isinstance(left, int) != isinstance(right, int):  # provisional texts may mix them
@@ -192,7 +179,9 @@ def builtin(function: str, value: Known) -> Known:
             return list(range(len(value)))
         case "string":
             _require_extent(value)
-            return to_string(value)
+            if isinstance(value, bool):
+                return "true" if value else "false"
+            return value if isinstance(value, str) else repr(value)
         case "logical":
             _require_extent(value)
             return bool(value)
@@ -222,13 +211,6 @@ def _to_integer(value: Known) -> int:
     return int(value)
 
 
-def to_string(value: Known) -> str:
-    """A primitive value as the syntax writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value if isinstance(value, str) else repr(value)
-
-
 def _require_extent(*values: Known) -> None:
     for value in values:
         if value is UNKNOWN:
@@ -255,10 +237,3 @@ def _as_declared(value: Known, type: Type) -> Known:
             return tuple(_as_declared(v, t) for v, t in zip(value, types, strict=True))  # pyright: ignore
         case _:
             return value
-
-
-def freeze(value: Known) -> Known:
-    """The value with arrays as tuples, hashable."""
-    if not isinstance(value, _SEQUENCES):
-        return value
-    return tuple([freeze(v) if isinstance(v, _SEQUENCES) else v for v in value])
