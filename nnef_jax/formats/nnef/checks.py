@@ -13,18 +13,7 @@ from nnef_jax.errors import NnefError, SemanticError, raise_all
 from nnef_jax.formats.nnef.expressions import Calls, ExpressionTypes
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.types import (
-    ANY,
-    TENSOR,
-    Anything,
-    ArrayOf,
-    Tensor,
-    TupleOf,
-    Type,
-    fits,
-    has_tensor,
-    substitute,
-)
+from nnef_jax.formats.syntax import types as t
 from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 
 
@@ -63,7 +52,7 @@ class _Checker:
     def _types(
         self,
         fragment: s.Fragment | None,
-        types: dict[str, Type],
+        types: dict[str, t.Type],
         body: Sequence[s.Assignment] = (),
     ) -> ExpressionTypes:
         """The types of expressions in a body, where their errors are those of the document."""
@@ -89,7 +78,7 @@ class _Checker:
         for declared in _repeated([*fragment.parameters, *fragment.results]):
             self._report(f"'{declared.name}' is declared twice in '{fragment.name}'", declared)
         for parameter in fragment.parameters:
-            if not has_tensor(parameter.type):
+            if not t.has_tensor(parameter.type):
                 attribute = parameter
             elif attribute is not None and not self.document.provisional:
                 self._report(
@@ -115,7 +104,7 @@ class _Checker:
             return
         expressions, declared = self._types(fragment, {}), parameter.type
         actual = expressions.of(default)
-        if not expressions.fits(actual, substitute(declared, fragment.generic_default)):
+        if not expressions.fits(actual, t.substitute(declared, fragment.generic_default)):
             message = f"the default of '{parameter.name}' has type {actual}, declared is {declared}"
             self._report(message, default)
 
@@ -124,8 +113,8 @@ class _Checker:
     def _body(
         self,
         body: Sequence[s.Assignment],
-        types: dict[str, Type],
-        results: Mapping[str, Type],
+        types: dict[str, t.Type],
+        results: Mapping[str, t.Type],
         fragment: s.Fragment | None,
     ) -> Calls:
         """Check the assignments in order, which add to the types of names."""
@@ -150,21 +139,21 @@ class _Checker:
                 self.unknown[name] += uses
         return expressions.calls
 
-    def _unpack(self, target: s.Expression, type: Type) -> list[tuple[s.Identifier, Type]]:
+    def _unpack(self, target: s.Expression, type: t.Type) -> list[tuple[s.Identifier, t.Type]]:
         """The identifiers of a target with the types that they get."""
         if isinstance(target, s.Identifier):
             return [(target, type)]
         assert isinstance(target, s.Array | s.Tuple)
         count = len(target.items)
-        types: Sequence[Type] = [ANY] * count
+        types: Sequence[t.Type] = [t.ANY] * count
         match target, type:
-            case _, Anything():
+            case _, t.Anything():
                 pass
-            case s.Array(), ArrayOf(item):
+            case s.Array(), t.ArrayOf(item):
                 types = [item] * count
-            case s.Tuple(), TupleOf(items) if len(items) == count:
+            case s.Tuple(), t.TupleOf(items) if len(items) == count:
                 types = items
-            case s.Tuple(), TupleOf(items):
+            case s.Tuple(), t.TupleOf(items):
                 self._report(f"{len(items)} results cannot be assigned to {count} names", target)
             case _:
                 self._report(f"a value of type {type} cannot be assigned to this target", target)
@@ -184,7 +173,7 @@ class _Checker:
                 message = f"'{result.name}' is a parameter of the graph and a result of it"
                 other = f"write y = copy({result.name}); and return y"
                 self._report(message, result, f"names are unique in a declaration: {other}")
-        types: dict[str, Type] = {}
+        types: dict[str, t.Type] = {}
         calls = self._body(graph.body, types, {}, None)
         for parameter in graph.parameters:
             if parameter.name not in types:
@@ -198,7 +187,7 @@ class _Checker:
         return calls
 
     def _assigned_in_graph(
-        self, graph: s.GraphDefinition, types: Mapping[str, Type], calls: Calls
+        self, graph: s.GraphDefinition, types: Mapping[str, t.Type], calls: Calls
     ) -> None:
         """Check that names are tensors, and 'external' assigns all parameters alone (3.3.1)."""
         parameters = {parameter.name for parameter in graph.parameters}
@@ -211,7 +200,7 @@ class _Checker:
             for identifier in s.identifiers(assignment.target):
                 name = identifier.name
                 type = types[name]
-                if not isinstance(type, Tensor) and not fits(type, TENSOR):
+                if not isinstance(type, t.Tensor) and not t.fits(type, t.TENSOR):
                     stands = "in the graph every name stands for one tensor"
                     hint = "unpack tuples as (a, b) = ... and arrays as [a, b] = ..."
                     self._report(f"'{name}' has type {type}, {stands}", identifier, hint)

@@ -125,7 +125,7 @@ class Evaluator(Emitter, ABC):
         pending = iter(items)
         known = frame.values
         self.meter.steps += len(items)
-        if self.meter.steps > self.limits.steps:
+        if items and self.meter.steps > self.limits.steps:
             self.spend(0, items[0], frame)
         for item in pending:
             if isinstance(item, s.Literal):  # short cuts for what most items are

@@ -11,30 +11,8 @@ from lowering.location import Source
 from nnef_jax.errors import NnefError, SemanticError
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.invocation import InvalidInvocation
-from nnef_jax.formats.syntax.types import (
-    ANY,
-    INTEGER,
-    LITERALS,
-    LOGICAL,
-    SCALAR,
-    STRING,
-    TENSOR,
-    Anything,
-    ArrayOf,
-    Primitive,
-    Tensor,
-    TupleOf,
-    Type,
-    common,
-    deduce,
-    fits,
-    has_tensor,
-    holds_strings,
-    is_generic,
-    substitute,
-    weight,
-)
 from nnef_jax.limits import ERROR, LETTERS_PER_STEP
 from nnef_jax.similar import did_you_mean
 
@@ -43,7 +21,7 @@ _ORDER = frozenset({"<", "<=", ">", ">="})
 _EQUALITY = frozenset({"==", "!="})
 _LOGIC = frozenset({"&&", "||"})
 _LARGEST_TUPLE = 1000
-_NUMBERS = {INTEGER, SCALAR}
+_NUMBERS = {t.INTEGER, t.SCALAR}
 
 
 Calls = Mapping[str, Sequence[s.Invocation]]  # by operation
@@ -56,46 +34,46 @@ class ExpressionTypes:
     scope: Scope
     source: Source
     fragment: s.Fragment | None
-    types: Mapping[str, Type]
+    types: Mapping[str, t.Type]
     body: Sequence[s.Assignment]
     errors: list[NnefError]
     provisional: bool
 
     def __post_init__(self) -> None:
         self.calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
-        self._loops: dict[str, Type] = {}
+        self._loops: dict[str, t.Type] = {}
         self._undefined: set[str] = set()
-        self._results: dict[object, Type] = {}  # of invocations without errors
-        self._tuples: dict[tuple[Type, ...], TupleOf] = {}
+        self._results: dict[object, t.Type] = {}  # of invocations without errors
+        self._tuples: dict[tuple[t.Type, ...], t.TupleOf] = {}
 
-    def fits(self, actual: Type, formal: Type) -> bool:
+    def fits(self, actual: t.Type, formal: t.Type) -> bool:
         """As `types.fits`; provisional texts may write scalars as integers (spec 3.2.2)."""
-        if fits(actual, formal):
+        if t.fits(actual, formal):
             return True
         match actual, formal:
-            case Primitive("integer"), (Primitive("scalar") | Tensor("scalar")):
+            case t.Primitive("integer"), (t.Primitive("scalar") | t.Tensor("scalar")):
                 return self.provisional
-            case ArrayOf(a), ArrayOf(b):
+            case t.ArrayOf(a), t.ArrayOf(b):
                 return self.fits(a, b)
-            case TupleOf(a), TupleOf(b):
+            case t.TupleOf(a), t.TupleOf(b):
                 return len(a) == len(b) and all(map(self.fits, a, b))
             case _:
                 return False
 
-    def _wrong(self, message: str, node: s.Node, hint: str = "") -> Type:
+    def _wrong(self, message: str, node: s.Node, hint: str = "") -> t.Type:
         self.scope.meter.spend(ERROR + len(message) // LETTERS_PER_STEP, "the text")
         span = s.span_in(self.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
-        return ANY
+        return t.ANY
 
-    def of(self, expression: s.Expression) -> Type:
+    def of(self, expression: s.Expression) -> t.Type:
         """The type of an expression, `ANY` after reporting what is wrong with it."""
         match expression:
             case s.Literal(value=value):
-                return LITERALS[value.__class__]
+                return t.LITERALS[value.__class__]
             case s.Identifier(name=name):
                 type = self._loops.get(name) or self.types.get(name)
-                if isinstance(type, Tensor):
+                if isinstance(type, t.Tensor):
                     return type
                 return self._paid(type) if type else self._not_defined(expression)
             case s.Array(items=items):
@@ -116,7 +94,7 @@ class ExpressionTypes:
             case s.Binary():
                 return self._binary(expression)
             case s.Select(condition=condition, true_value=left, false_value=right):
-                self._expect(condition, LOGICAL, "the condition of 'if'")
+                self._expect(condition, t.LOGICAL, "the condition of 'if'")
                 types = self.of(left), self.of(right)
                 return self._common(*types) or self._wrong(
                     f"the two sides of 'if' have types {types[0]} and {types[1]}", expression
@@ -126,9 +104,9 @@ class ExpressionTypes:
             case s.Subrange(sequence=sequence, begin=begin, end=end):
                 for bound in (begin, end):
                     if bound is not None:
-                        self._expect(bound, INTEGER, "a bound of a range")
+                        self._expect(bound, t.INTEGER, "a bound of a range")
                 type = self.of(sequence)
-                if isinstance(type, ArrayOf | Anything) or type == STRING:
+                if isinstance(type, t.ArrayOf | t.Anything) or type == t.STRING:
                     return type
                 return self._wrong(f"a value of type {type} has no ranges", expression)
             case s.Comprehension():
@@ -136,18 +114,18 @@ class ExpressionTypes:
             case s.Builtin(function=function, argument=argument):
                 return self._builtin(function, self.of(argument), expression)
 
-    def _paid(self, type: Type) -> Type:
+    def _paid(self, type: t.Type) -> t.Type:
         """The type, which will be compared with others: that takes time where it is large."""
-        if isinstance(type, TupleOf | ArrayOf):
-            self.scope.meter.spend(weight(type), "the text")
+        if isinstance(type, t.TupleOf | t.ArrayOf):
+            self.scope.meter.spend(t.weight(type), "the text")
         return type
 
-    def _not_defined(self, node: s.Identifier) -> Type:
+    def _not_defined(self, node: s.Identifier) -> t.Type:
         """Report a name once, however often it is used."""
         if node.name not in self._undefined:
             self._undefined.add(node.name)
             self._wrong(f"'{node.name}' is not defined here", node, self.how_to_define(node.name))
-        return ANY
+        return t.ANY
 
     def how_to_define(self, name: str) -> str:
         """What to do about a name that is not defined."""
@@ -158,32 +136,32 @@ class ExpressionTypes:
             "assign it before this" + ", or make it a parameter" * bool(self.fragment)
         )
 
-    def _common(self, a: Type, b: Type) -> Type | None:
+    def _common(self, a: t.Type, b: t.Type) -> t.Type | None:
         """As `types.common`, with numbers of both kinds in provisional texts."""
         mixed = self.provisional and {a, b} == _NUMBERS
-        return SCALAR if mixed else common(a, b)
+        return t.SCALAR if mixed else t.common(a, b)
 
     @cached_property
     def _targets(self) -> Set[str]:
         """The names that the body assigns anywhere."""
         return {i.name for a in self.body for i in s.identifiers(a.target)}
 
-    def _expect(self, expression: s.Expression, expected: Type, what: str) -> None:
+    def _expect(self, expression: s.Expression, expected: t.Type, what: str) -> None:
         actual = self.of(expression)
-        if not fits(actual, expected) or isinstance(actual, Tensor):
+        if not t.fits(actual, expected) or isinstance(actual, t.Tensor):
             self._wrong(f"{what} must be of type {expected}, this is {actual}", expression)
 
-    def _tuple(self, items: tuple[Type, ...]) -> TupleOf:
+    def _tuple(self, items: tuple[t.Type, ...]) -> t.TupleOf:
         known = self._tuples.get(items)
         if known is None:
-            known = self._tuples[items] = TupleOf(items)
+            known = self._tuples[items] = t.TupleOf(items)
         return known
 
-    def _array(self, items: Sequence[s.Expression]) -> Type:
-        item: Type = ANY
+    def _array(self, items: Sequence[s.Expression]) -> t.Type:
+        item: t.Type = t.ANY
         for position, expression in enumerate(items):
             if isinstance(expression, s.Literal):  # as nearly always
-                type = LITERALS[expression.value.__class__]
+                type = t.LITERALS[expression.value.__class__]
             else:
                 type = self.of(expression)
             if type is item or type == item:
@@ -193,30 +171,30 @@ class ExpressionTypes:
                 message = f"item {position} has type {type}, the items before it {item}"
                 return self._wrong(message, expression)
             item = unified
-        return ArrayOf(item)
+        return t.ArrayOf(item)
 
-    def _binary(self, node: s.Binary) -> Type:
+    def _binary(self, node: s.Binary) -> t.Type:
         operator, left, right = node.operator, self.of(node.left), self.of(node.right)
         mixed = {left, right} == _NUMBERS
         if mixed and self.provisional:
-            left = right = SCALAR
-        if isinstance(left, Anything) or isinstance(right, Anything):
-            return LOGICAL if operator == "in" else ANY
+            left = right = t.SCALAR
+        if isinstance(left, t.Anything) or isinstance(right, t.Anything):
+            return t.LOGICAL if operator == "in" else t.ANY
         hint = "integers and scalars do not mix: write scalar(...) or a number with a point" * mixed
-        if isinstance(left, Tensor) or isinstance(right, Tensor):
-            item = Tensor("logical" if operator in _LOGIC else "scalar")
+        if isinstance(left, t.Tensor) or isinstance(right, t.Tensor):
+            item = t.Tensor("logical" if operator in _LOGIC else "scalar")
             if operator != "in" and self.fits(left, item) and self.fits(right, item):
-                return Tensor("scalar" if operator in _ARITHMETIC else "logical")
-            is_whole = INTEGER in (left, right)
+                return t.Tensor("scalar" if operator in _ARITHMETIC else "logical")
+            is_whole = t.INTEGER in (left, right)
             hint = "write an integer with a point to use it with a tensor" * is_whole
         elif found := _binary(operator, left, right):
             return found
         message = f"operator '{operator}' does not take types {left} and {right}"
         return self._wrong(message, node, hint)
 
-    def _subscript(self, node: s.Subscript) -> Type:
+    def _subscript(self, node: s.Subscript) -> t.Type:
         type = self.of(node.sequence)
-        if isinstance(type, TupleOf):
+        if isinstance(type, t.TupleOf):
             match node.index:
                 case s.Literal(value=int(index)) if 0 <= index < len(type.items):
                     return type.items[index]
@@ -227,11 +205,11 @@ class ExpressionTypes:
         item = _item(type)
         if item is None:
             return self._wrong(f"a value of type {type} has no items", node)
-        self._expect(node.index, INTEGER, "an index")
+        self._expect(node.index, t.INTEGER, "an index")
         return item
 
-    def _comprehension(self, node: s.Comprehension) -> Type:
-        bound: dict[str, Type] = {}
+    def _comprehension(self, node: s.Comprehension) -> t.Type:
+        bound: dict[str, t.Type] = {}
         for loop in node.loops:
             type = self.of(loop.iterable)
             item = _item(type)
@@ -243,33 +221,33 @@ class ExpressionTypes:
         hidden = {name: self._loops[name] for name in bound if name in self._loops}
         self._loops |= bound
         if node.condition is not None:
-            self._expect(node.condition, LOGICAL, "the condition of a comprehension")
+            self._expect(node.condition, t.LOGICAL, "the condition of a comprehension")
         item = self.of(node.item)
         for name in bound:
             del self._loops[name]
         self._loops |= hidden
-        return ArrayOf(item)
+        return t.ArrayOf(item)
 
-    def _builtin(self, function: str, type: Type, node: s.Node) -> Type:
+    def _builtin(self, function: str, type: t.Type, node: s.Node) -> t.Type:
         match function:
             case "shape_of":
-                taken, takes = isinstance(type, Tensor) or fits(type, TENSOR), "a tensor"
+                taken, takes = isinstance(type, t.Tensor) or t.fits(type, t.TENSOR), "a tensor"
             case "length_of" | "range_of":
-                taken = isinstance(type, ArrayOf) or type == STRING
+                taken = isinstance(type, t.ArrayOf) or type == t.STRING
                 takes = "an array or a string"
             case _:
-                taken, takes = isinstance(type, Primitive), "a primitive value"
-        if not taken and not isinstance(type, Anything):
+                taken, takes = isinstance(type, t.Primitive), "a primitive value"
+        if not taken and not isinstance(type, t.Anything):
             return self._wrong(f"'{function}' takes {takes}, this is {type}", node)
         return _BUILTIN_RESULTS[function]
 
-    def _invocation(self, node: s.Invocation) -> Type:
+    def _invocation(self, node: s.Invocation) -> t.Type:
         self.calls[node.operation].append(node)
         fragment = self.scope.lookup(node.operation, self.fragment)
         if fragment is None:
             for argument in node.arguments:
                 self.of(argument.value)
-            return ANY
+            return t.ANY
         if node.operation == "external" and self.fragment is not None:
             hint = "pass the tensor as an argument"
             self._wrong("'external' is not allowed in a fragment", node, hint)
@@ -288,22 +266,22 @@ class ExpressionTypes:
             result = self._result(fragment, node, form.given, dict(types))
             if len(self.errors) == count:
                 self._results[key] = result
-        return result if isinstance(result, Tensor) else self._paid(result)
+        return result if isinstance(result, t.Tensor) else self._paid(result)
 
     def _result(
         self,
         fragment: s.Fragment,
         node: s.Invocation,
         given: Mapping[str, int],
-        types: Mapping[str, Type],
-    ) -> Type:
+        types: Mapping[str, t.Type],
+    ) -> t.Type:
         """The type of an invocation with arguments of some types."""
         generic = self._generic(fragment, node, types)
         for parameter in fragment.parameters:
             if parameter.name not in types:
                 continue
             actual, formal = types[parameter.name], parameter.type
-            told = substitute(formal, generic or "scalar")
+            told = t.substitute(formal, generic or "scalar")
             if generic is not None:
                 formal = told
             if not self.fits(actual, told):
@@ -313,14 +291,14 @@ class ExpressionTypes:
                     node.arguments[given[parameter.name]].value,
                     _how_to_write(formal, actual),
                 )
-        results = tuple(substitute(result.type, generic) for result in fragment.results)
-        if any(map(holds_strings, results)):
+        results = tuple(t.substitute(result.type, generic) for result in fragment.results)
+        if any(map(t.holds_strings, results)):
             self._wrong("a tensor cannot hold strings", node)
-            results = (ANY,) * len(results)
-        return results[0] if len(results) == 1 else TupleOf(results)
+            results = (t.ANY,) * len(results)
+        return results[0] if len(results) == 1 else t.TupleOf(results)
 
     def _generic(
-        self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, Type]
+        self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, t.Type]
     ) -> str | None:
         """What `?` stands for in an invocation: given, or told by an argument, or the default."""
         if node.generic is not None:
@@ -333,12 +311,12 @@ class ExpressionTypes:
             return None
         for parameter in fragment.parameters:
             if parameter.name in types:
-                told = deduce(types[parameter.name], parameter.type)
+                told = t.deduce(types[parameter.name], parameter.type)
                 if told:
-                    literal = self.provisional and types[parameter.name] == INTEGER
-                    return "scalar" if literal and has_tensor(parameter.type) else told
+                    literal = self.provisional and types[parameter.name] == t.INTEGER
+                    return "scalar" if literal and t.has_tensor(parameter.type) else told
         if fragment.generic_default is None and not any(
-            is_generic(p.type) for p in fragment.parameters
+            t.is_generic(p.type) for p in fragment.parameters
         ):
             name = fragment.name
             hint = f"write {name}<scalar>(...), {name}<integer>(...) or {name}<logical>(...)"
@@ -347,64 +325,64 @@ class ExpressionTypes:
         return fragment.generic_default
 
 
-def _item(type: Type) -> Type | None:
+def _item(type: t.Type) -> t.Type | None:
     """The type of the items of arrays and strings, None where there are none."""
-    return type.item if isinstance(type, ArrayOf) else type if type in (STRING, ANY) else None
+    return type.item if isinstance(type, t.ArrayOf) else type if type in (t.STRING, t.ANY) else None
 
 
-def _unary(operator: str, type: Type) -> Type | None:
+def _unary(operator: str, type: t.Type) -> t.Type | None:
     """The type of a sign or a negation, None where there is none."""
     wanted = ("logical",) if operator == "!" else ("scalar", "integer")
     match type:
-        case Tensor(item) if item is None or item == wanted[0]:
-            return Tensor(wanted[0])
-        case Primitive(name) if name in wanted:
+        case t.Tensor(item) if item is None or item == wanted[0]:
+            return t.Tensor(wanted[0])
+        case t.Primitive(name) if name in wanted:
             return type
         case _:
-            return type if type == ANY else None
+            return type if type == t.ANY else None
 
 
-def _binary(operator: str, left: Type, right: Type) -> Type | None:
+def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
     """The type of an operation on values that are no tensors, None where there is none."""
     match operator, left, right:
-        case "+", ArrayOf(), ArrayOf():
-            return common(left, right)
-        case "*", (ArrayOf() | Primitive("string")), Primitive("integer"):
+        case "+", t.ArrayOf(), t.ArrayOf():
+            return t.common(left, right)
+        case "*", (t.ArrayOf() | t.Primitive("string")), t.Primitive("integer"):
             return left
-        case "+", Primitive("string"), Primitive("string"):
-            return STRING
-        case "in", _, ArrayOf(item):
-            return LOGICAL if common(left, item) else None
-        case _, Primitive("scalar" | "integer"), Primitive() if left == right:
+        case "+", t.Primitive("string"), t.Primitive("string"):
+            return t.STRING
+        case "in", _, t.ArrayOf(item):
+            return t.LOGICAL if t.common(left, item) else None
+        case _, t.Primitive("scalar" | "integer"), t.Primitive() if left == right:
             if operator in _ARITHMETIC:
                 return left
-            return LOGICAL if operator in _ORDER | _EQUALITY else None
-        case _, Primitive("logical"), Primitive("logical") if operator in _LOGIC:
-            return LOGICAL
+            return t.LOGICAL if operator in _ORDER | _EQUALITY else None
+        case _, t.Primitive("logical"), t.Primitive("logical") if operator in _LOGIC:
+            return t.LOGICAL
         case _:
-            return LOGICAL if operator in _EQUALITY and common(left, right) else None
+            return t.LOGICAL if operator in _EQUALITY and t.common(left, right) else None
 
 
-def _how_to_write(formal: Type, actual: Type) -> str:
+def _how_to_write(formal: t.Type, actual: t.Type) -> str:
     """What to write for a value of a type in place of one that looks like it."""
     match formal, actual:
-        case _, Primitive("integer") if fits(SCALAR, formal):
+        case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
             return "write the number with a point, as in 2.0"
-        case ArrayOf(TupleOf()), ArrayOf():
+        case t.ArrayOf(t.TupleOf()), t.ArrayOf():
             return "write a pair for each dimension, as in [(0,0), (1,1)]"
-        case ArrayOf(), TupleOf():
+        case t.ArrayOf(), t.TupleOf():
             return "write an array with brackets, as in [1, 2]"
         case _:
             return ""
 
 
-_BUILTIN_RESULTS: dict[str, Type] = {
-    "shape_of": ArrayOf(INTEGER),
-    "length_of": INTEGER,
-    "range_of": ArrayOf(INTEGER),
-    "scalar": SCALAR,
-    "integer": INTEGER,
-    "extent": INTEGER,
-    "logical": LOGICAL,
-    "string": STRING,
+_BUILTIN_RESULTS: dict[str, t.Type] = {
+    "shape_of": t.ArrayOf(t.INTEGER),
+    "length_of": t.INTEGER,
+    "range_of": t.ArrayOf(t.INTEGER),
+    "scalar": t.SCALAR,
+    "integer": t.INTEGER,
+    "extent": t.INTEGER,
+    "logical": t.LOGICAL,
+    "string": t.STRING,
 }

@@ -12,6 +12,7 @@ from lark import Token
 from lowering.location import Source, Span
 from nnef_jax.errors import SemanticError
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.tokens import BUILTINS, KEYWORDS, PROVISIONAL_KEYWORDS
 from nnef_jax.formats.syntax.tree_builder import (
     GrammarReader,
@@ -20,23 +21,11 @@ from nnef_jax.formats.syntax.tree_builder import (
     by_production,
     present,
 )
-from nnef_jax.formats.syntax.types import (
-    GENERIC,
-    INTEGER,
-    PRIMITIVES,
-    TENSOR,
-    ArrayOf,
-    Primitive,
-    Tensor,
-    TupleOf,
-    Type,
-    nesting,
-)
 
 _LARGEST_INTEGER = 2**63 - 1
 _GENERIC = re.compile(r"[A-Za-z_]+|\?")
 _GENERIC_HINT = "the types are scalar, integer, logical and string"
-_TYPES = {name: Primitive(name) for name in PRIMITIVES} | {"extent": INTEGER}
+_TYPES = {name: t.Primitive(name) for name in t.PRIMITIVES} | {"extent": t.INTEGER}
 
 
 @cache
@@ -96,7 +85,7 @@ class _Builder(TreeBuilder):
         if generic:
             self._note("generic", at(generic))
             _, default, *_ = [*_GENERIC.findall(generic), None]
-            if default and default not in PRIMITIVES:
+            if default and default not in t.PRIMITIVES:
                 message = f"'{default}' is not a type that '?' can stand for"
                 raise self._fail(message, generic, _GENERIC_HINT)
         self._note("fragment", at(name))
@@ -113,15 +102,15 @@ class _Builder(TreeBuilder):
     def parameters(self, *items: s.Parameter | None) -> tuple[s.Parameter, ...]:
         return present(items)
 
-    def parameter(self, name: Token, type: Type, default: s.Expression | None) -> s.Parameter:
-        self._check_nesting("types", nesting(type), at(name))
+    def parameter(self, name: Token, type: t.Type, default: s.Expression | None) -> s.Parameter:
+        self._check_nesting("types", t.nesting(type), at(name))
         return s.Parameter(at(name), self._name(name), type, default)
 
     def results(self, *items: s.ResultDeclaration) -> tuple[s.ResultDeclaration, ...]:
         return items
 
-    def result(self, name: Token, type: Type) -> s.ResultDeclaration:
-        self._check_nesting("types", nesting(type), at(name))
+    def result(self, name: Token, type: t.Type) -> s.ResultDeclaration:
+        self._check_nesting("types", t.nesting(type), at(name))
         return s.ResultDeclaration(at(name), self._name(name), type)
 
     def assignment(self, target: s.Target, value: s.Expression, end: Token) -> s.Assignment:
@@ -137,14 +126,14 @@ class _Builder(TreeBuilder):
 
     # Types
 
-    def named_type(self, name: Token, generic: Token | None) -> Type:
+    def named_type(self, name: Token, generic: Token | None) -> t.Type:
         if name == "tensor":
             self._note("typed tensor" if generic else "untyped tensor", at(name))
             item = _GENERIC.search(generic or "")
             if generic is None or item is None:
-                return TENSOR
+                return t.TENSOR
             if item[0] in ("scalar", "integer", "logical", "?"):
-                return Tensor(item[0])
+                return t.Tensor(item[0])
             message = f"a tensor cannot hold '{item[0]}'"
             raise self._fail(message, generic, "it holds scalar, integer or logical")
         if name in ("extent", "integer"):
@@ -153,14 +142,14 @@ class _Builder(TreeBuilder):
             raise self._fail(f"'{name}' is not a type", name)
         return _TYPES[name]
 
-    def generic_type(self) -> Type:
-        return GENERIC
+    def generic_type(self) -> t.Type:
+        return t.GENERIC
 
-    def array_type(self, item: Type, bracket: Token) -> Type:
-        return ArrayOf(item)
+    def array_type(self, item: t.Type, bracket: Token) -> t.Type:
+        return t.ArrayOf(item)
 
-    def tuple_type(self, opening: Token, *items: Type) -> Type:
-        return TupleOf(items)
+    def tuple_type(self, opening: Token, *items: t.Type) -> t.Type:
+        return t.TupleOf(items)
 
     # Expressions
 
@@ -228,6 +217,6 @@ class _Builder(TreeBuilder):
         if generic:
             self._note("generic", at(generic))
             type = "".join(_GENERIC.findall(generic))
-            if type not in (*PRIMITIVES, "?"):
+            if type not in (*t.PRIMITIVES, "?"):
                 raise self._fail(f"'{generic}' does not name a type", generic, _GENERIC_HINT)
         return self._nested(s.Invocation(at(name), self._name(name), type, arguments), *values)

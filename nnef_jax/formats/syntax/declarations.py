@@ -13,16 +13,8 @@ from typing import TypeVar
 
 from lowering.location import Source
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.tokens import BUILTINS
-from nnef_jax.formats.syntax.types import (
-    GENERIC,
-    PRIMITIVES,
-    ArrayOf,
-    Primitive,
-    Tensor,
-    TupleOf,
-    Type,
-)
 
 _HEADER = re.compile(r"(?:\s|#.*\n)*version\s+1\.0\s*;(?:\s*extension[^;]*;)*")
 _TOKEN = re.compile(
@@ -31,7 +23,7 @@ _TOKEN = re.compile(
     r"|<\s*(?:\?(?:\s*=\s*\w+)?|[A-Za-z_]+)?\s*>|->|&&|\|\||[<>=!]=|[^\s#])"
 )
 _WORDS = re.compile(r"[A-Za-z_]+|\?")
-_TYPES = {name: Primitive(name) for name in PRIMITIVES} | {"?": GENERIC}
+_TYPES = {name: t.Primitive(name) for name in t.PRIMITIVES} | {"?": t.GENERIC}
 # Binary operators, those that bind the least first.
 _LEVELS = (
     frozenset({"||"}),
@@ -132,20 +124,20 @@ class _Reader:
         self.expect(":")
         return s.ResultDeclaration(offset, name, self.type())
 
-    def type(self) -> Type:
+    def type(self) -> t.Type:
         """A primitive, a tensor, a tuple, or an array of one of these."""
         word = self.take()
         if word == "(":
-            type: Type = TupleOf(tuple(self.several(self.type)))
+            type: t.Type = t.TupleOf(tuple(self.several(self.type)))
             self.expect(")")
         elif word == "tensor":
             item = _WORDS.findall(self.take())
-            type = Tensor(item[0] if item else None)
+            type = t.Tensor(item[0] if item else None)
         else:
             type = _TYPES[word]
         while self.found("["):
             self.expect("]")
-            type = ArrayOf(type)
+            type = t.ArrayOf(type)
         return type
 
     def body(self) -> tuple[s.Assignment, ...]:

@@ -14,18 +14,9 @@ from lowering.location import Source
 from lowering.ops import rules
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
 from nnef_jax.formats.syntax.tokens import KEYWORDS
-from nnef_jax.formats.syntax.types import (
-    ANY,
-    SCALAR,
-    ArrayOf,
-    Tensor,
-    TupleOf,
-    Type,
-    has_tensor,
-    substitute,
-)
 from nnef_jax.limits import Meter
 
 _RESERVED = KEYWORDS | {"integer"}  # which provisional texts may use as a name
@@ -194,13 +185,13 @@ class FlatWriter:
         arguments: list[s.Argument] = []
         positional = True
         for parameter in declaration.parameters:
-            type = substitute(parameter.type, generic)
+            type = t.substitute(parameter.type, generic)
             expression = self._expression(invoked.arguments[parameter.name], type, operation)
             # Equal trees may differ: 1 == 1.0, and 0.0 == -0.0.
             if parameter.default is not None and repr(expression) == repr(parameter.default):
                 positional = False
                 continue
-            positional = positional and has_tensor(parameter.type)
+            positional = positional and t.has_tensor(parameter.type)
             arguments.append(s.Argument(0, None if positional else parameter.name, expression))
         if generic == declaration.generic_default:
             generic = None
@@ -216,7 +207,7 @@ class FlatWriter:
     def _tensor(self, value: Value) -> s.Identifier:
         return s.Identifier(0, self.names[value])
 
-    def _expression(self, value: Any, type: Type, operation: Operation) -> s.Expression:
+    def _expression(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
         """An operand or attribute where a type is declared."""
         self.meter.spend(_EXPRESSION, "the flat document")
         if isinstance(value, Value):
@@ -224,13 +215,13 @@ class FlatWriter:
         if not isinstance(value, tuple | list):
             return self.literal(value, type, operation)
         items: Sequence[Any] = value
-        inner = type.item if isinstance(type, ArrayOf) else ANY
-        types = type.items if isinstance(type, TupleOf) else [inner] * len(items)
+        inner = type.item if isinstance(type, t.ArrayOf) else t.ANY
+        types = type.items if isinstance(type, t.TupleOf) else [inner] * len(items)
         pairs = zip(items, types, strict=True)
         found = tuple(self._expression(item, its, operation) for item, its in pairs)
-        return s.Tuple(0, found) if isinstance(type, TupleOf) else s.Array(0, found)
+        return s.Tuple(0, found) if isinstance(type, t.TupleOf) else s.Array(0, found)
 
-    def literal(self, value: Any, type: Type, operation: Operation) -> s.Expression:
+    def literal(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
         """A number, string or truth value."""
         if value is UNKNOWN:
             self.refuse(
@@ -238,7 +229,7 @@ class FlatWriter:
                 operation,
                 hint="write the extents of the inputs into the document",
             )
-        elif type in (SCALAR, Tensor("scalar")):
+        elif type in (t.SCALAR, t.Tensor("scalar")):
             value = float(value)
         if isinstance(value, float) and not math.isfinite(value):
             self.refuse(
