@@ -14,7 +14,7 @@ from typing import Any
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
-from lowering.graph import Rule, Value
+from lowering.graph import Value
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.nnef import values as v
 from nnef_jax.formats.syntax import standard as library
@@ -55,12 +55,11 @@ class Evaluator(Emitter, ABC):
         node: s.Node,
         frame: Frame,
         names: Sequence[str],
-        rule: Rule | None = None,
     ) -> tuple[Any, ...]:
-        """Add an operation whose operands are all known to the graph; `rule` is a user's own."""
+        """Add an operation whose operands are all known to the graph."""
         self.spend(RESULT * result_count(kind, operands, attributes), node, frame)
         v.require_known(operands.values(), self.meter)
-        name = _POSITIVE.get(kind)
+        name, rule = _POSITIVE.get(kind), self.options.rules.get(kind)
         if name is not None and rule is None and any([item < 1 for item in attributes[name]]):
             error = InvalidOperation(f"'{name}' must be positive, it is {list(attributes[name])}")
             raise self.invalid(error, kind, operands, node, frame)
@@ -160,9 +159,8 @@ class Evaluator(Emitter, ABC):
                 value = yield self._evaluate(operand, frame)
                 if isinstance(value, Value):
                     kind = library.UNARY_OPERATORS[operator]
-                    rule = self.options.rules.get(kind)
-                    return self._emit(kind, {"x": value}, {}, node, frame, names, rule)[0]
-                return v.unary(operator, value)
+                    return self._emit(kind, {"x": value}, {}, node, frame, names)[0]
+                return v.UNARY[operator](value)
             case s.Subscript(sequence=sequence, index=index):
                 values = yield self._evaluate(sequence, frame)
                 position = yield self._evaluate(index, frame)
@@ -210,8 +208,7 @@ class Evaluator(Emitter, ABC):
         if isinstance(a, Value) or isinstance(b, Value):
             a, b = (self._declared(node, frame, x, Tensor("scalar")) for x in (a, b))
             kind = library.OPERATORS[operator]
-            rule = self.options.rules.get(kind)
-            return self._emit(kind, {"x": a, "y": b}, {}, node, frame, names, rule)[0]
+            return self._emit(kind, {"x": a, "y": b}, {}, node, frame, names)[0]
         return self._value(node, frame, lambda: v.binary(operator, a, b, self.meter), a, b)
 
     def _comprehension(self, node: s.Comprehension, frame: Frame) -> Step:

@@ -377,12 +377,9 @@ def _how_to_write(formal: t.Type, actual: t.Type) -> str:
 
 
 _BUILTIN_RESULTS: dict[str, t.Type] = {
-    "shape_of": t.ArrayOf(t.INTEGER),
-    "length_of": t.INTEGER,
-    "range_of": t.ArrayOf(t.INTEGER),
+    **dict.fromkeys(("shape_of", "range_of"), t.ArrayOf(t.INTEGER)),
+    **dict.fromkeys(("length_of", "integer", "extent"), t.INTEGER),
     "scalar": t.SCALAR,
-    "integer": t.INTEGER,
-    "extent": t.INTEGER,
     "logical": t.LOGICAL,
     "string": t.STRING,
 }

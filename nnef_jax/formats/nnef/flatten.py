@@ -162,10 +162,8 @@ class _Flattener(Evaluator):
     ) -> Any:
         """The result of an operation, or a generator that finds it."""
         if self.document.provisional:
-            values = [
-                self._declared(node, frame, value, parameter.type)
-                for parameter, value in zip(fragment.parameters, values, strict=True)
-            ]
+            pairs = zip(values, fragment.parameters, strict=True)
+            values = [self._declared(node, frame, value, p.type) for value, p in pairs]
         arguments = dict(zip(form.names, values, strict=True))
         generic = None
         if fragment.generic:
@@ -180,8 +178,7 @@ class _Flattener(Evaluator):
                     attributes["dtype"] = dtype_of(generic, self.builder)
                 except InvalidOperation as error:
                     raise self.invalid(error, fragment.name, {}, node, frame) from None
-            rule = self.options.rules.get(fragment.name)
-            results = self._emit(fragment.name, operands, attributes, node, frame, names, rule)
+            results = self._emit(fragment.name, operands, attributes, node, frame, names)
             return results[0] if len(results) == 1 else results
         return self._call(fragment, arguments, generic, node, frame, names)
 
@@ -203,9 +200,7 @@ class _Flattener(Evaluator):
         self.spend(work + len(calls) // CALLS_PER_STEP, node, frame)
         own = dict(zip((r.name for r in fragment.results), names, strict=False))
         prefix = f"{names[0] if names else frame.prefix + fragment.name}_"
-        if (
-            len(prefix) > _LONGEST_PREFIX
-        ):  # in deep recursion names would take more room than all else
+        if len(prefix) > _LONGEST_PREFIX:  # they would take more room than all else in recursion
             prefix = f"{fragment.name[:_LONGEST_PREFIX]}_"
         inner = Frame(fragment, fragment.source, arguments, prefix, calls, generic)
         assert fragment.body is not None
@@ -213,15 +208,11 @@ class _Flattener(Evaluator):
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
             # A fragment that makes arrays gets names for all their tensors at once.
             whole = names and len(fragment.results) == 1 and targets == [fragment.results[0].name]
-            wanted = (
-                names if whole else [own.get(name) or self.local(prefix + name) for name in targets]
-            )
-            value = yield self._evaluate(assignment.value, inner, wanted)
+            wanted = [own.get(name) or self.local(prefix + name) for name in targets]
+            value = yield self._evaluate(assignment.value, inner, names if whole else wanted)
             inner.values.update(self._unpack(assignment.target, value, inner))
-        results = [
-            self._declared(node, frame, inner.values[result.name], result.type)
-            for result in fragment.results
-        ]
+        values = [(inner.values[result.name], result.type) for result in fragment.results]
+        results = [self._declared(node, frame, value, type) for value, type in values]
         return results[0] if len(results) == 1 else tuple(results)
 
     # Operations that introduce tensors
@@ -256,7 +247,7 @@ class _Flattener(Evaluator):
                 rank = len(variable.type.shape) if isinstance(variable, Value) else 1
                 dtype = self.builder.literal_type(value).dtype
                 constant = {"shape": [1] * rank, "value": [value], "dtype": dtype}
-                (value,) = self._emit("constant", {}, constant, node, frame, names)
+                (value,) = self.emit("constant", {}, constant, node, frame, names)
             if isinstance(variable, Value):
                 variable = self.unquantized.get(variable, variable)
             return self.builder.update(variable, value)
@@ -269,10 +260,8 @@ class _Flattener(Evaluator):
         """Whether an operation stays one: it has a rule, and nothing asks for its body."""
         known = self._atomic.get(id(fragment))
         if known is None:
-            known = fragment.body is None or (
-                self.options.expand != "all" and self._has_rule(fragment)
-            )
-            self._atomic[id(fragment)] = known
+            expands = self.options.expand == "all" or not self._has_rule(fragment)
+            known = self._atomic[id(fragment)] = fragment.body is None or not expands
         return known
 
     def _has_rule(self, fragment: s.Fragment) -> bool:

@@ -70,6 +70,11 @@ def _power(a: Known, b: Known) -> Known:
         raise InvalidValue(f"{a} to the power {b} is not a real number") from None
 
 
+UNARY: dict[str, Callable[[Known], Known]] = {
+    "!": operator.not_,
+    "-": operator.neg,
+    "+": lambda value: value,
+}
 _ARITHMETIC: dict[str, Callable[[Known, Known], Known]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -107,13 +112,6 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
         left, right = float(left), float(right)
     result = _ARITHMETIC[symbol](left, right)
     return _checked(result) if isinstance(result, int) else result
-
-
-def unary(symbol: str, value: Known) -> Known:
-    """The value of `symbol value`, not a tensor."""
-    if symbol == "!":
-        return not value
-    return -value if symbol == "-" else value
 
 
 def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, Protocol
 
 from lowering.location import Source, Span
@@ -43,10 +42,6 @@ class TextFrontend(Frontend):
 
     def spans(self) -> Mapping[str, Span]:
         """Where the graph's body assigns each of its names."""
-        return self._spans
-
-    @cached_property
-    def _spans(self) -> Mapping[str, Span]:
         return {
             identifier.name: s.span_in(self._source, identifier)
             for assignment in self._graph.body

@@ -67,10 +67,8 @@ class _Printer:
         return _declaration(f"graph {graph.name}", *names) + self.body(graph.body)
 
     def parameter(self, parameter: s.Parameter) -> str:
-        text = f"{parameter.name}: {self.type(parameter.type)}"
-        return (
-            text if parameter.default is None else f"{text} = {self.expression(parameter.default)}"
-        )
+        default = "" if parameter.default is None else f" = {self.expression(parameter.default)}"
+        return f"{parameter.name}: {self.type(parameter.type)}{default}"
 
     def type(self, type: Type) -> str:
         match type:
