@@ -79,7 +79,8 @@ class ExpressionTypes:
             case s.Array(items=items):
                 return self._array(items)
             case s.Tuple(items=items):
-                type = self._tuple(tuple([self.of(item) for item in items]))
+                types = tuple([self.of(item) for item in items])
+                type = self._tuples.get(types) or self._tuples.setdefault(types, t.TupleOf(types))
                 if type.size <= _LARGEST_TUPLE:  # sharing makes larger ones from little text
                     return type
                 message = f"tuples within tuples have over {_LARGEST_TUPLE} items here"
@@ -150,12 +151,6 @@ class ExpressionTypes:
         actual = self.of(expression)
         if not t.fits(actual, expected) or isinstance(actual, t.Tensor):
             self._wrong(f"{what} must be of type {expected}, this is {actual}", expression)
-
-    def _tuple(self, items: tuple[t.Type, ...]) -> t.TupleOf:
-        known = self._tuples.get(items)
-        if known is None:
-            known = self._tuples[items] = t.TupleOf(items)
-        return known
 
     def _array(self, items: Sequence[s.Expression]) -> t.Type:
         item: t.Type = t.ANY

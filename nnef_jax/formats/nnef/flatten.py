@@ -70,7 +70,6 @@ class _Flattener(Evaluator):
         self.scope = scope
         self.quantizers = quantizers
         self.errors: list[NnefError] = []
-        self.identifiers: set[str] = set()
         self.variables: set[Value] = set()
         self.unquantized: dict[Value, Value] = {}
         self._atomic: dict[int, bool] = {}  # fragments by id
@@ -86,8 +85,7 @@ class _Flattener(Evaluator):
         refuse_unsupported(bodies, self.scope, self._has_rule, self._is_atomic)
         frame = Frame(None, source, {})
         targets = [[i.name for i in s.identifiers(a.target)] for a in graph.body]
-        self.identifiers = set(chain(*targets))
-        self.builder.reserve(self.identifiers)
+        self.builder.reserve(chain(*targets))
         for assignment, names in zip(graph.body, targets, strict=True):
             try:
                 value = self.run(assignment.value, frame, names)
@@ -130,9 +128,7 @@ class _Flattener(Evaluator):
         quantizer = self.quantizers.get(name)
         if quantizer is None:
             return value
-        wanted = f"{name}_quantized"
-        while wanted in self.identifiers:
-            wanted += "_"
+        wanted = self.builder.unreserved(f"{name}_quantized")
         frame = Frame(None, quantizer.source, {name: value}, f"{wanted}_")
         node = quantizer.invocation(name, value.type, variable=value in self.variables)
         result = self._run(self._invoke(node, frame, [wanted]))

@@ -51,14 +51,13 @@ class StandardFrontend(TextFrontend):
     def declared_shapes(self, options: Options) -> Shapes:
         """The shapes in its `external` operations, None for an extent that is open."""
         shapes: dict[str, Sequence[int | None]] = {}
+        source = self.document.source
         for assignment in self.document.graph.body:
-            match assignment:
-                case s.Assignment(
-                    target=s.Identifier(name=name),
-                    value=s.Invocation(operation="external", arguments=(shape,)),
+            match assignment.target, assignment.value:
+                case s.Identifier(name=name), s.Invocation(
+                    operation="external", arguments=(shape,)
                 ):
                     with suppress(ExtentNeeded):
-                        source = self.document.source
                         extents = evaluate(shape.value, source, self.scope, options)
                         shapes[name] = [extent or None for extent in extents]
                 case _:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
-from lowering.location import Source
-from nnef_jax.formats.syntax.declarations import read_library
+from nnef_jax.formats.syntax.declarations import read_package
 from nnef_jax.formats.syntax.invocation import Form, form_of
 from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.formats.syntax.tree import Document, Fragment, Invocation
@@ -18,9 +16,7 @@ from nnef_jax.similar import did_you_mean
 @cache
 def provisional() -> Mapping[str, Fragment]:
     """The operations of NNEF 1.0 provisional by name."""
-    name = "provisional.nnef"
-    text = files("nnef_jax.formats.nnef").joinpath(name).read_text(encoding="utf-8")
-    return dict(standard()) | read_library(Source(name, text))
+    return dict(standard()) | read_package("nnef_jax.formats.nnef", "provisional.nnef")
 
 
 # Operations that only 1.0 final has: a provisional document may define fragments of these names.

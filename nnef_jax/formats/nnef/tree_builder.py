@@ -18,7 +18,6 @@ from nnef_jax.formats.syntax.tree_builder import (
     GrammarReader,
     TreeBuilder,
     at,
-    by_production,
     present,
 )
 
@@ -35,7 +34,6 @@ def grammar_reader() -> GrammarReader:
     return GrammarReader("nnef_jax.formats.nnef", starts, _Builder())
 
 
-@by_production
 class _Builder(TreeBuilder):
     """Builds the syntax tree; notes the features that only one dialect has, with their places."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.resources import files
 from typing import TypeVar
 
 from lowering.location import Source
@@ -34,6 +35,12 @@ _LEVELS = (
 )
 _DISJUNCTION = 0
 _T = TypeVar("_T")
+
+
+def read_package(package: str, name: str) -> dict[str, s.Fragment]:
+    """The declarations of a file of a package."""
+    text = files(package).joinpath(name).read_text(encoding="utf-8")
+    return read_library(Source(name, text))
 
 
 def read_library(source: Source) -> dict[str, s.Fragment]:

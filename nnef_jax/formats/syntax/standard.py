@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
-from lowering.location import Source
-from nnef_jax.formats.syntax.declarations import read_library
+from nnef_jax.formats.syntax.declarations import read_package
 from nnef_jax.formats.syntax.tree import Fragment
 
 
 @cache
 def standard() -> Mapping[str, Fragment]:
     """The operations of NNEF 1.0 final by name, from stdlib.nnef."""
-    text = files("nnef_jax.formats.syntax").joinpath("stdlib.nnef").read_text(encoding="utf-8")
-    return read_library(Source("stdlib.nnef", text))
+    return read_package("nnef_jax.formats.syntax", "stdlib.nnef")
 
 
 # Operations whose arguments do not tell what their result holds: `?` does, the `dtype` of rules.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from lark import Lark, Token, Transformer, v_args
+from lark import Lark, Token
 from lark.exceptions import UnexpectedInput
 
 from lowering.location import Source, Span
@@ -20,7 +20,6 @@ from nnef_jax.limits import raising
 _ESCAPE = re.compile(r"\\(.)")
 _NOTHING = Source("", "")
 _Expression = TypeVar("_Expression", bound=s.Expression)
-_Builder = TypeVar("_Builder", bound="type[TreeBuilder]")
 
 
 def at(token: Token) -> int:
@@ -33,18 +32,13 @@ def present(items: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(item for item in items if isinstance(item, s.Node))
 
 
-def by_production(builder: _Builder) -> _Builder:
-    """Have the methods of a class take what is in a production as arguments, not as a list."""
-    v_args(inline=True)(builder)
-    return builder
+class TreeBuilder:
+    """Builds what the grammars have in common.
 
-
-@by_production
-class TreeBuilder(Transformer[Token, Any]):
-    """Builds what the grammars have in common; methods are named after their productions."""
+    Methods are named after productions, what is in these are their arguments.
+    """
 
     def __init__(self) -> None:
-        super().__init__(visit_tokens=False)
         self.begin(_NOTHING, 0, False)
 
     def begin(self, source: Source, nesting: int, provisional: bool) -> None:
@@ -71,7 +65,7 @@ class TreeBuilder(Transformer[Token, Any]):
 
     def _depth(self, offset: int, inner: Sequence[s.Expression | None]) -> int:
         """How deep expressions nest in one that has others in it."""
-        depth = 1 + max((getattr(item, "depth", 0) for item in inner), default=0)
+        depth = 1 + max([getattr(item, "depth", 0) for item in inner], default=0)
         self._check_nesting("expressions", depth, offset)
         return depth
 
@@ -154,12 +148,23 @@ class TreeBuilder(Transformer[Token, Any]):
         return s.GraphDefinition(at(name), self._name(name), parameters, results, body)
 
 
+class _Callbacks:
+    """What lark calls with a list: the methods of a builder."""
+
+    def __init__(self, builder: TreeBuilder) -> None:
+        self._builder = builder
+
+    def __getattr__(self, name: str) -> Callable[[list[Any]], Any]:
+        method = getattr(self._builder, name)
+        return lambda items: method(*items)
+
+
 class GrammarReader:
     """Reads texts by a grammar of lark's, one at a time: its builder holds the state of one."""
 
     def __init__(self, package: str, starts: list[str], builder: TreeBuilder) -> None:
         grammar = files(package).joinpath("grammar.lark").read_text(encoding="utf-8")
-        self._lark = Lark(grammar, parser="lalr", start=starts, transformer=builder)
+        self._lark = Lark(grammar, parser="lalr", start=starts, transformer=_Callbacks(builder))
         self._builder = builder
         self._lock = threading.Lock()
 

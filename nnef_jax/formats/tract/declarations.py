@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
-from lowering.location import Source
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.declarations import read_library
+from nnef_jax.formats.syntax.declarations import read_package
 from nnef_jax.formats.syntax.types import ArrayOf, Tensor, Type, has_tensor
 
 # In the order in which tract looks them up, the last one first.
@@ -55,8 +53,7 @@ REFUSED = {
 @cache
 def registry(name: str) -> Mapping[str, s.Fragment]:
     """Return the declarations of one registry by name."""
-    text = files("nnef_jax.formats.tract").joinpath(f"{name}.nnef").read_text(encoding="utf-8")
-    return read_library(Source(f"{name}.nnef", text))
+    return read_package("nnef_jax.formats.tract", f"{name}.nnef")
 
 
 @cache

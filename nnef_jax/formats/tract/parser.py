@@ -22,7 +22,6 @@ from nnef_jax.formats.syntax.tree_builder import (
     GrammarReader,
     TreeBuilder,
     at,
-    by_production,
     present,
 )
 from nnef_jax.formats.syntax.types import ANY
@@ -178,7 +177,6 @@ def _run(start: str, source: Source, text: str, meter: Meter) -> Any:
         return _grammar_reader().read(start, source, text, meter.limits.nesting)
 
 
-@by_production
 class _Builder(TreeBuilder):
     """Builds the syntax tree of what the dialect has beside expressions."""
 
