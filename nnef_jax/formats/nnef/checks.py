@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from nnef_jax.errors import NnefError, SemanticError, raise_all
 from nnef_jax.formats.nnef.expressions import Calls, ExpressionTypes
@@ -35,6 +36,8 @@ class _Checker:
         self.document = scope.document
         self.errors: list[NnefError] = []
         self.unknown: defaultdict[str, list[s.Invocation]] = defaultdict(list)
+        source, provisional = self.document.source, self.document.provisional
+        self.types = partial(ExpressionTypes, scope, source, provisional, self.errors)
 
     def run(self) -> Calls:
         self._fragment_names()
@@ -48,16 +51,6 @@ class _Checker:
         self.scope.meter.spend(len(message) // LETTERS_PER_STEP, "the text")
         span = s.span_in(self.document.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
-
-    def _types(
-        self,
-        fragment: s.Fragment | None,
-        types: dict[str, t.Type],
-        body: Sequence[s.Assignment] = (),
-    ) -> ExpressionTypes:
-        """The types of expressions in a body, where their errors are those of the document."""
-        source, provisional = self.document.source, self.document.provisional
-        return ExpressionTypes(self.scope, source, fragment, types, body, self.errors, provisional)
 
     # Declarations
 
@@ -102,7 +95,7 @@ class _Checker:
         if not s.is_literal(default):
             self._report(f"the default of '{parameter.name}' is not a literal", default)
             return
-        expressions, declared = self._types(fragment, {}), parameter.type
+        expressions, declared = self.types(fragment, {}), parameter.type
         actual = expressions.of(default)
         if not expressions.fits(actual, t.substitute(declared, fragment.generic_default)):
             message = f"the default of '{parameter.name}' has type {actual}, declared is {declared}"
@@ -120,7 +113,7 @@ class _Checker:
         """Check the assignments in order, which add to the types of names."""
         parameters = types.keys() - results.keys()
         assigned: set[str] = set()
-        expressions = self._types(fragment, types, body)
+        expressions = self.types(fragment, types, body)
         for assignment in body:
             actual = expressions.of(assignment.value)
             for identifier, type in self._unpack(assignment.target, actual):

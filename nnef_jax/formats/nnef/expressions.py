@@ -33,11 +33,11 @@ class ExpressionTypes:
 
     scope: Scope
     source: Source
+    provisional: bool
+    errors: list[NnefError]
     fragment: s.Fragment | None
     types: Mapping[str, t.Type]
-    body: Sequence[s.Assignment]
-    errors: list[NnefError]
-    provisional: bool
+    body: Sequence[s.Assignment] = ()
 
     def __post_init__(self) -> None:
         self.calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
@@ -47,18 +47,8 @@ class ExpressionTypes:
         self._tuples: dict[tuple[t.Type, ...], t.TupleOf] = {}
 
     def fits(self, actual: t.Type, formal: t.Type) -> bool:
-        """As `types.fits`; provisional texts may write scalars as integers (spec 3.2.2)."""
-        if t.fits(actual, formal):
-            return True
-        match actual, formal:
-            case t.Primitive("integer"), (t.Primitive("scalar") | t.Tensor("scalar")):
-                return self.provisional
-            case t.ArrayOf(a), t.ArrayOf(b):
-                return self.fits(a, b)
-            case t.TupleOf(a), t.TupleOf(b):
-                return len(a) == len(b) and all(map(self.fits, a, b))
-            case _:
-                return False
+        """As `types.fits`, with the numbers of provisional texts."""
+        return t.fits(actual, formal, mixed=self.provisional)
 
     def _wrong(self, message: str, node: s.Node, hint: str = "") -> t.Type:
         self.scope.meter.spend(ERROR + len(message) // LETTERS_PER_STEP, "the text")

@@ -101,7 +101,7 @@ class QuantizationReader:
         given = _bound(fragment, node, source)
         values: dict[str, Given] = {}
         errors: list[NnefError] = []
-        types = _ArgumentTypes(self._scope, source, None, {}, (), errors, provisional)
+        types = _ArgumentTypes(self._scope, source, provisional, errors, None, {})
         for parameter in fragment.parameters[1:]:
             expression = given.get(parameter.name)
             if expression is None:

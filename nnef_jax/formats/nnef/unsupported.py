@@ -51,14 +51,10 @@ def refuse_unsupported(
                 inner = calls_of(assignment.value for assignment in fragment.body)
                 pending.append((fragment, inner, fragment.source, into))
     first = {name: min(spans, key=lambda span: span.offset) for name, spans in uses.items()}
-    raise_all(
-        [
-            UnsupportedError(
-                f"there is no rule for operation '{name}', used {len(uses[name])} "
-                f"time{'s' * (len(uses[name]) > 1)}",
-                span=first[name],
-                hint="give the operation a body, or a rule by load(..., rules=registry)",
-            )
-            for name in sorted(uses, key=lambda name: first[name].offset)
-        ]
-    )
+    errors: list[UnsupportedError] = []
+    for name in sorted(uses, key=lambda name: first[name].offset):
+        count = f"used {len(uses[name])} time{'s' * (len(uses[name]) > 1)}"
+        message = f"there is no rule for operation '{name}', {count}"
+        hint = "give the operation a body, or a rule by load(..., rules=registry)"
+        errors.append(UnsupportedError(message, span=first[name], hint=hint))
+    raise_all(errors)

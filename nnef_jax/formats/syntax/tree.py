@@ -193,10 +193,6 @@ class Fragment(Node):
     body: tuple[Assignment, ...] | None
     source: Source = field(compare=False, repr=False)
 
-    def span(self, node: Node) -> Span:
-        """Where a node of this fragment stands."""
-        return span_in(self.source, node)
-
 
 @dataclass(slots=True)
 class GraphDefinition(Node):

@@ -103,22 +103,26 @@ def substitute(type: Type, generic: str | None) -> Type:
             return type
 
 
-def fits(actual: Type, formal: Type) -> bool:
+def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
     """Whether an expression of one type may stand for another (spec 3.3.2, Type Casting).
 
-    A primitive stands for a tensor of its kind; arrays and tuples fit item by item.
+    A primitive stands for a tensor of its kind; arrays and tuples fit item by item. Where numbers
+    may be `mixed`, integers stand for scalars (spec 3.2.2).
     """
     if actual == formal or isinstance(actual, Anything) or isinstance(formal, Anything):
         return True
     match actual, formal:
         case Tensor(a), Tensor(b):
             return a is None or b is None or a == b
+        case Primitive("integer"), (Primitive("scalar") | Tensor("scalar")):
+            return mixed
         case Primitive(a), Tensor(b):
             return a != "string" and (b is None or a == b)
         case ArrayOf(a), ArrayOf(b):
-            return fits(a, b)
+            return fits(a, b, mixed=mixed)
         case TupleOf(a), TupleOf(b):
-            return len(a) == len(b) and all(map(fits, a, b))
+            pairs = zip(a, b, strict=False)
+            return len(a) == len(b) and all(fits(x, y, mixed=mixed) for x, y in pairs)
         case _:
             return False
 

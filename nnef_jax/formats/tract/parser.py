@@ -71,7 +71,7 @@ def parse(source: Source, meter: Meter) -> Document:
     for fragment in fragments:
         if fragment.name in known:
             raise SemanticError(
-                f"fragment '{fragment.name}' is defined twice", span=fragment.span(fragment)
+                f"fragment '{fragment.name}' is defined twice", span=s.span_in(source, fragment)
             )
         known[fragment.name] = fragment
 
