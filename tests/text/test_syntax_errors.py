@@ -73,6 +73,11 @@ SYNTAX_ERRORS = [
         "an integer must fit 64 bits",
         "",
     ),
+    (
+        FLAT.format(f"y = tile(x, repeats = [§{'9' * 5000}]);"),
+        "an integer must fit 64 bits",
+        "",
+    ),
     (FLAT.format("y = add(x, §²);"), "unexpected '²'", ""),
     (
         FLAT.format("y = pad(x, border = §'a);"),

@@ -7,11 +7,12 @@ from contextlib import suppress
 from copy import copy
 from typing import Any
 
+import jax.numpy as jnp
 from numpy.typing import NDArray
 
-from lowering.graph import Graph
+from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.location import Source
-from nnef_jax.errors import SemanticError, raise_all
+from nnef_jax.errors import DataError, NnefError, SemanticError, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options, Shapes, Stored
 from nnef_jax.formats.nnef.checks import check
 from nnef_jax.formats.nnef.conversion import Conversion
@@ -19,11 +20,15 @@ from nnef_jax.formats.nnef.flatten import evaluate, flatten
 from nnef_jax.formats.nnef.parser import parse
 from nnef_jax.formats.nnef.quantization import QuantizationReader
 from nnef_jax.formats.nnef.scope import Scope
-from nnef_jax.formats.nnef.variables import read_variables
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.dequantization import dequantize
 from nnef_jax.formats.syntax.frontend import GRAPH, TextFrontend
 from nnef_jax.formats.syntax.quantizer import Quantizer
+from nnef_jax.formats.syntax.variables import check_shape, convert, without_member
+from nnef_jax.limits import LETTERS_PER_STEP
 from nnef_jax.storage.archive import Archive
+from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.tensorfile import read_tensor_file
 from nnef_jax.storage.writer import Member
 
 
@@ -75,17 +80,63 @@ class StandardFrontend(TextFrontend):
         return graph
 
     def stored(self, graph: Graph) -> Stored:
-        """The data of the variables; what else graph.quant names is rounded from then on."""
-        data, decoded = read_variables(
-            graph, self.archive, self.options, self._entries, self.reader.header
-        )
-        rounding = {name: x for name, x in self._entries.items() if name not in decoded}
+        """The data of the variables; what else graph.quant names is rounded from then on.
+
+        Quantised data become real numbers: by the algorithm in the header of a provisional file,
+        else by the entry of graph.quant for the variable, which has nothing to round then.
+        """
+        data: dict[str, NDArray[Any]] = {}
+        rounding = dict(self._entries)
+        errors: list[NnefError] = []
+        entries: dict[Value | None, str] = {}
+        for name in self._entries:
+            entries.setdefault(graph.values.get(name), name)
+        variables = (*graph.parameters, *graph.states)
+        for position, variable in enumerate(variables):
+            if self.options.progress is not None:
+                self.options.progress(position, len(variables))
+            try:
+                name = entries.get(variable.value, "")
+                data[variable.label] = self._read(variable, name, rounding)
+            except NnefError as error:
+                error.span = error.span or variable.span
+                errors += error.errors
+        raise_all(errors)
         if not (rounding and self.options.rounds):
             return Stored(data, self)
         frontend = copy(self)
         frontend._rounding, frontend._labels = rounding, frozenset(data)
         frontend.quantizes = True
         return Stored(data, frontend)
+
+    def _read(
+        self, variable: Parameter | StateVariable, name: str, rounding: dict[str, Quantizer]
+    ) -> NDArray[Any]:
+        """The data of a variable, which may have an entry of a name in graph.quant."""
+        meter, declared = self.options.meter, variable.value.type
+        meter.spend(len(variable.label) // LETTERS_PER_STEP, "the label of a variable")
+        member = member_of(variable.label)
+        if not self.archive.exists(member):
+            raise without_member(self.archive, member, variable.label)
+        file = read_tensor_file(self.archive.open_tensor(member), name=member, meter=meter)
+        array = file.array
+        check_shape(array.shape, declared.shape, variable.label, member)
+        if file.quantization:
+            quantizer = self.reader.header(file.quantization, member)
+            array = dequantize(file, quantizer, member, meter)
+        elif file.quantized:
+            if not name:
+                value = variable.value.name
+                raise DataError(
+                    f"{member} holds quantised codes, but graph.quant has no entry for '{value}' "
+                    "that says what they stand for",
+                    hint=f'write "{value}": linear_quantize(min = ..., max = ..., bits = ...); '
+                    "or another algorithm into graph.quant",
+                )
+            array = dequantize(file, self._entries[name], member, meter)
+            if isinstance(variable, Parameter):  # one that is updated takes other values later on
+                rounding.pop(name, None)
+        return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
 
     def converted(
         self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool

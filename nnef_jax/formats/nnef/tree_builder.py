@@ -152,9 +152,9 @@ class _Builder(TreeBuilder):
     # Expressions
 
     def number(self, token: Token) -> s.Literal:
-        literal = super().number(token)
-        if isinstance(literal.value, int) and literal.value > _LARGEST_INTEGER:
+        if token.isdigit() and (len(token) > 19 or int(token) > _LARGEST_INTEGER):
             raise self._fail("an integer must fit 64 bits", token)
+        literal = super().number(token)
         if literal.value == float("inf"):
             raise self._fail("the number is too large for a double", token)
         return literal
