@@ -172,14 +172,15 @@ class GraphBuilder:
         """
         known = rule or rules[kind]
         reads, arguments = known.infer_reads, dict[str, Any]()
+        takes_all = "**" in reads
         for name, operand in operands.items():
-            if name in reads:
+            if takes_all or name in reads:
                 type = operand.type if isinstance(operand, Value) else self._operand_type(operand)
                 arguments[python_name(name)] = type
         for name, attribute in attributes.items():
-            if name in reads:
+            if takes_all or name in reads:
                 arguments[python_name(name)] = _opened(attribute)
-        if len(arguments) < len(operands) + len(attributes):
+        if len(arguments) < len(operands) + len(attributes) and "**" not in known.parameters:
             for name in (*operands, *attributes):
                 if name not in known.parameters:
                     raise InvalidOperation(f"the rule of '{kind}' takes no '{name}'")

@@ -90,11 +90,11 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _reads(facet: str, function: Callable[..., Any], known: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of what a facet takes of the parameters of its rule."""
+    """Return the names of what a facet takes of the parameters of its rule, `**` for all."""
     taken = _parameters(function)
-    named = taken.keys() - {"**"}
-    if unknown := named - known.keys():
+    unknown = taken.keys() - known.keys() - {"**"}
+    if unknown and "**" not in known:
         raise TypeError(f"{facet} takes {unknown}, lower does not")
-    if any(taken[name] != known[name] for name in named):
+    if any(taken[name] != known[name] for name in taken.keys() & known.keys()):
         raise TypeError(f"{facet} and lower have different defaults")
-    return frozenset(known if "**" in taken else named)
+    return frozenset(known if "**" in taken else taken)

@@ -20,7 +20,8 @@ def multiply_adds(operation: Operation) -> int:
     arguments: dict[str, Any] = {n: _type(x) for n, x in operation.operands}
     arguments |= {name: known(attribute) for name, attribute in operation.attributes}
     arguments["result"] = _type(operation.results[0])
-    return rule.work(**{python_name(name): arguments[name] for name in rule.work_reads})
+    names = arguments if "**" in rule.work_reads else rule.work_reads
+    return rule.work(**{python_name(name): arguments[name] for name in names})
 
 
 def total(graph: Graph) -> int:

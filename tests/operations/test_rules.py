@@ -96,6 +96,22 @@ def test_several_results(returns: Any, shown: str) -> None:
     assert caught.value.message == f"the rule of 'own' returns {shown}"
 
 
+def test_rules_may_take_all_arguments() -> None:
+    own = nnef_jax.Registry()
+
+    def work(**arguments: Any) -> int:
+        assert sorted(arguments) == ["result", "x"]
+        return 7
+
+    @own.rule("own", lambda **types: types["x"], work=work)
+    def lower(**arrays: Any) -> Any:
+        return 2 * arrays["x"]
+
+    model = model_of(_HEAD + _ONE.replace("CALL", "own"), rules=own)
+    np.testing.assert_array_equal(model(np.ones((2, 3), np.float32)), np.full((2, 3), 2))
+    assert "7 multiply-adds" in model.summary()
+
+
 def test_extents_that_a_rule_cannot_infer_are_free() -> None:
     text = _HEAD + _ONE.replace("CALL", "own")
     model = model_of(text, input_shapes={"x": (None, 3)}, rules=rules(lambda x: 2 * x))
