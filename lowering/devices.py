@@ -1,4 +1,4 @@
-"""Where jax computes: with given arrays, or by default."""
+"""Tells where jax computes, with given arrays or by default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Device = Any  # a jax.Device, which is no type to a type checker
 
 
 class Place(NamedTuple):
-    """Where a computation runs, and whether arguments, and so results, are committed to it."""
+    """Says where a computation runs, and whether arguments, and so results, are committed."""
 
     where: Device | Sharding
     is_committed: bool

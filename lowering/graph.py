@@ -56,7 +56,7 @@ Types = TensorType | list[TensorType] | tuple[TensorType | list[TensorType], ...
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one operation is checked and computed.
+    """Checks and computes one kind of operation.
 
     `infer` takes types and attributes, and returns a `TensorType` for one result, a list for a
     result array, a tuple of these for several. `lower(**arrays_and_attributes)` returns arrays

@@ -1,4 +1,4 @@
-"""Where in a text something came from."""
+"""Locates things in a text."""
 
 from __future__ import annotations
 

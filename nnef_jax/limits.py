@@ -1,4 +1,4 @@
-"""How much one load may take: `Limits` says it, a `Meter` counts it."""
+"""Bounds how much one load may take: `Limits` says it, a `Meter` counts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user holds: a network as a jitted callable, and as a pure function."""
+"""Gives a user a network as a jitted callable, and as a pure function."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ class Model:
 
     @property
     def graph(self) -> Graph:
-        """The flat graph, with the shapes that hold before a call."""
+        """Return the flat graph, with the shapes that hold before a call."""
         return self._network.graph
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What a call takes, in order."""
+        """Return what a call takes, in order."""
         return tuple(_spec(value.name, value) for value in self.graph.inputs)
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What a call returns, in order."""
+        """Return what a call returns, in order."""
         return tuple(map(_spec, self.graph.output_names, self.graph.outputs))
 
     @property
     def params(self) -> dict[str, jax.Array]:
-        """The parameters by label, a pytree: the first argument of `apply`.
+        """Return the parameters by label, a pytree: the first argument of `apply`.
 
         Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
         """
@@ -106,7 +106,7 @@ class Model:
 
     @property
     def compiler_options(self) -> dict[str, str]:
-        """The compiler's options that suit the network, for one's own functions around `apply`.
+        """Return the compiler's options that suit the network, for functions around `apply`.
 
         >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
         """

@@ -68,7 +68,7 @@ class Network:
         return cls(frontend, options, graph, stored, pairs, declared, is_guessed)
 
     def specialise(self, shapes: Sequence[Shape]) -> Graph:
-        """The graph for these input shapes, in the order of the inputs; all its shapes are checked.
+        """Return the graph for these shapes of the inputs, in order; check all shapes in it.
 
         Raises ShapeError or SemanticError naming the operation that does not take them.
         """
@@ -90,7 +90,7 @@ class Network:
         return self._specialised[key]
 
     def _symbolic(self, options: Options) -> Graph:
-        """The graph for shapes in which `jax.export` keeps extents open."""
+        """Return the graph for shapes in which `jax.export` keeps extents open."""
         symbolic = options.input_shapes
         known = {
             name: [None if is_symbolic(extent) else extent for extent in shape]
@@ -106,7 +106,7 @@ class Network:
 
     @cached_property
     def unused(self) -> frozenset[str]:
-        """The labels of parameters that neither outputs nor states depend on."""
+        """Return the labels of parameters that neither outputs nor states depend on."""
         if self.is_guessed:  # with other extents they may
             return frozenset()
         needed = self.graph.needed
@@ -137,7 +137,7 @@ def _flatten(frontend: Frontend, options: Options) -> Graph:
 
 
 def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Graph | None, bool]:
-    """The graph, that for the document's own shapes if others are given, whether it is guessed."""
+    """Return the graph, that of the document's own shapes, and whether extents are guessed."""
     shapes = options.input_shapes
     declared = None
     if shapes:
@@ -151,7 +151,7 @@ def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Gra
 
 
 def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool]:
-    """The graph, and whether extents that are left open had to be guessed for it."""
+    """Return the graph, and whether extents that are left open had to be guessed for it."""
     try:
         return _flatten(frontend, options), False
     except ExtentNeeded:
@@ -181,7 +181,7 @@ def _unknown(what: str, names: Iterable[str], kind: str, known: Sequence[str]) -
 
 
 def _with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
-    """The graph with the pairs as its state; InputError where they do not go together."""
+    """Return the graph with the pairs as its state; InputError where they do not go together."""
     if not pairs:
         return graph
     inputs = {value.name: value for value in graph.inputs}
@@ -203,7 +203,7 @@ def _with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
 
 
 def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[str, NDArray[Any]]:
-    """What the states that were inputs start with."""
+    """Return what the states that were inputs start with."""
     types = {state.label: state.value.type for state in graph.states if state.label in pairs}
     for label, type in types.items():
         if not is_known(type.shape):
@@ -244,7 +244,7 @@ def _require_no_baked_extents(declared: Graph | None, graph: Graph) -> None:
 
 
 def _baked_extent(old: Operation, new: Operation) -> ShapeError | None:
-    """The error for a leading extent that a reshape passes through, but only as declared."""
+    """Return the error for a leading extent that a reshape passes through, but only as declared."""
     old_in, new_in = next(old.reads()).type.shape, next(new.reads()).type.shape
     old_out, new_out = next(old.writes()).type.shape, next(new.writes()).type.shape
     for axis, (a, b) in enumerate(zip(old_in, old_out, strict=False)):
@@ -262,7 +262,7 @@ def _baked_extent(old: Operation, new: Operation) -> ShapeError | None:
 
 
 def _opened(graph: Graph, shapes: Shapes) -> Graph:
-    """The graph with inputs of these shapes, and all extents open that were guessed."""
+    """Return the graph with inputs of these shapes, and all extents open that were guessed."""
     swapped: dict[Value, Value] = {}
     for value in chain(graph.inputs, *(operation.writes() for operation in graph.operations)):
         extents = shapes.get(value.name, [None] * len(value.type.shape))

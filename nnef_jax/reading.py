@@ -73,7 +73,7 @@ def read(source: Source, **options: Any) -> Network:
 
 
 def network_of_text(text: str, options: Options | None = None) -> Network:
-    """The network that a document in NNEF's language describes, without data for its variables."""
+    """Return the network of a document in NNEF's language, without data for its variables."""
     options = options or Options()
     archive = archive_of_texts({"graph.nnef": text}, options.meter)
     return network_of(archive, options, data=False)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Pass(NamedTuple):
-    """What a pass does, and what it earned: a call's time without it, divided by that with all.
+    """Says what a pass does, and earned: a call's time without it, divided by that with all.
 
     Two cores of a Xeon (family 6, model 167, AVX-512) ran these calls where no other is named.
     """

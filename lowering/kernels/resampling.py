@@ -60,7 +60,7 @@ _STORED = 2.0**-23
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a resize interpolates, in the terms of ONNX Resize; `cubic` is the coefficient there."""
+    """Says how a resize interpolates, in the terms of ONNX Resize; `cubic` is its coefficient."""
 
     coordinates: str
     interpolator: str

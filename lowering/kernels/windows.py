@@ -42,7 +42,7 @@ class Pool(Sliding):
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Where windows lie: an entry for each dimension, nothing left to defaults.
+    """Places windows: an entry for each dimension, nothing left to defaults.
 
     `upscaled` is the shape under them, `downscaled` that of their positions. Extents and computed
     padding may be UNKNOWN.

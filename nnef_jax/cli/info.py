@@ -1,4 +1,4 @@
-"""What `nnef-jax info` shows of a network, as text and as JSON."""
+"""Describes a network as `nnef-jax info` shows it, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """How many of the largest entries of each row are shown, and the labels of all entries."""
+    """Says how many of the largest entries of each row are shown, and labels all entries."""
 
     count: int
     labels: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class PictureOptions:
-    """How a picture becomes a tensor: value = (pixel - mean) * scale, pixels being 0 to 255.
+    """Makes a tensor of a picture: value = (pixel - mean) * scale, pixels being 0 to 255.
 
     Mean and scale hold a number, or one a channel; the layout a letter for each axis of the input.
     """

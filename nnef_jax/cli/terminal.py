@@ -1,4 +1,4 @@
-"""What commands write to a terminal: results, progress, errors."""
+"""Writes to a terminal: results, progress, errors."""
 
 from __future__ import annotations
 

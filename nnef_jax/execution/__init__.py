@@ -1,4 +1,4 @@
-"""How a network runs, once it is read.
+"""Runs networks that were read.
 
 `functions` holds the network as pure functions, and `entry_points` the ways into it. `own_arrays`
 puts stored data on devices. `compiler` compiles, as `options` say. `disk_cache` keeps what is

@@ -1,4 +1,4 @@
-"""What tells one compiled function from another: all that it depends on."""
+"""Names a compiled function by all that it depends on."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _crc32(pieces: Iterable[memoryview]) -> int:
 
 
 def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
-    """Each MiB of what the parts are together, in the pieces that it consists of."""
+    """Yield each MiB of what the parts are together, in the pieces that it consists of."""
     pieces: list[memoryview] = []
     free = _CHUNK
     for part in parts:

@@ -53,7 +53,7 @@ class Compiler:
 
     @property
     def xla_options(self) -> dict[str, str]:
-        """The options of XLA that suit the network on the default device."""
+        """Return the options of XLA that suit the network on the default device."""
         if not self._options.for_cpu:
             return {}
         from lowering.cpu.options import compiler_options

@@ -76,10 +76,9 @@ class EntryPoint:
         self._known: dict[tuple[Any, ...], Executable] = {}
 
     def known(self, arguments: tuple[Any, ...]) -> Executable | None:
-        """Return what is compiled for inputs of the same types, which these then are as they are.
+        """Return the executable for inputs of these types, or None.
 
-        To bind inputs and to find what is compiled for them takes half of the 60 us that a network
-        of 200 parameters takes more than its function alone.
+        Its inputs need no binding, which takes 30 us with the search for what is compiled.
         """
         try:
             return self._known.get(_types(arguments))

@@ -1,4 +1,4 @@
-"""What is compiled and run, and how."""
+"""Says what is compiled and run, and how."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Jit = Callable[[Callable[..., Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a network is run: keywords of `nnef_jax.load`, which documents them."""
+    """Says how a network is run: keywords of `nnef_jax.load`, which documents them."""
 
     precision: jax.lax.PrecisionLike = None
     optimize: bool = True
@@ -26,7 +26,7 @@ class RunOptions:
 
     @property
     def for_cpu(self) -> bool:
-        """Whether what is traced now gets the layouts and kernels of `lowering.cpu`."""
+        """Tell whether what is traced now gets the layouts and kernels of `lowering.cpu`."""
         return self.optimize and on_cpu()
 
 
@@ -44,7 +44,7 @@ class Program:
 
     @property
     def arguments(self) -> tuple[list[Any], ...]:
-        """What the compiled function takes beside what is prepared."""
+        """Return what the compiled function takes beside what is prepared."""
         return parted(self.arrays, self.donated)
 
 

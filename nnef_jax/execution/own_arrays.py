@@ -42,7 +42,7 @@ class OwnArrays:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the parameters."""
+        """Return the bytes of the parameters."""
         return sum(self._stored[label].nbytes for label in self._labels)
 
     def parameters(self, where: _Where | None = None) -> dict[str, jax.Array]:

@@ -21,12 +21,12 @@ FORMATS = {
 
 
 def graphs() -> tuple[str, ...]:
-    """The members that hold the graph of a network, in any format."""
+    """Return the members that hold the graph of a network, in any format."""
     return tuple(dict.fromkeys(name for format in FORMATS for name in _format(format).GRAPHS))
 
 
 def format_of(archive: Archive, name: str = "auto") -> Format:
-    """The format of this name, or by "auto" the one that recognises a network."""
+    """Return the format of this name, or by "auto" the one that recognises a network."""
     if name != "auto":
         return _format(name)
     return next(f for f in map(_format, reversed(FORMATS)) if f.recognises(archive))

@@ -1,4 +1,4 @@
-"""What a format is: the package that stands for one, and what it makes of a network.
+"""Says what a format is: the package that stands for one, and what it makes of a network.
 
 A network is read in one way, whatever its format: the first format that recognises an archive
 `read`s it into a checked `Frontend`. This is flattened for shapes of its inputs, hands over the
@@ -34,7 +34,7 @@ class ExtentNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to flatten: which operations stay atomic, what the tensors of the document become."""
+    """Says how to flatten: which operations stay whole, what the document's tensors become."""
 
     rules: Registry = field(default_factory=Registry)  # a user's own, by the document's names
     expand: Expand = "auto"
@@ -48,7 +48,7 @@ class Options:
     open_extent: int = UNKNOWN  # what an extent that the document leaves open is taken for
 
     def shape(self, name: str, declared: Sequence[int | None]) -> Shape:
-        """The shape of an input: the one asked for, else the one declared."""
+        """Return the shape of an input: the one asked for, else the one declared."""
         extents = self.input_shapes.get(name, declared)
         return tuple([self.open_extent if extent is None else extent for extent in extents])
 
@@ -60,11 +60,11 @@ class Format(Protocol):
     GRAPHS: Sequence[str]
 
     def recognises(self, archive: Archive) -> bool:
-        """Whether a network that has one of `GRAPHS` is of this format."""
+        """Tell whether a network that has one of `GRAPHS` is of this format."""
         ...
 
     def read(self, archive: Archive, options: Options) -> Frontend:
-        """The checked document; NnefError for all that is wrong with it."""
+        """Return the checked document; NnefError for all that is wrong with it."""
         ...
 
 
@@ -79,20 +79,20 @@ class Frontend(ABC):
 
     @abstractmethod
     def flatten(self, options: Options) -> Graph:
-        """The flat graph for the shapes in `options.input_shapes`, else the document's.
+        """Return the flat graph for the shapes in `options.input_shapes`, else the document's.
 
         Raises NnefError; ExtentNeeded where its structure depends on an open extent.
         """
 
     @abstractmethod
     def stored(self, graph: Graph) -> Stored:
-        """The data of the graph's variables; NnefError for all of them that are missing or wrong.
+        """Return the data of the graph's variables; NnefError names all that are missing or wrong.
 
         The arrays have the dtypes of the graph, and are memory-mapped where possible.
         """
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """The shapes of the inputs as the document has them, in any order.
+        """Return the shapes of the inputs as the document has them, in any order.
 
         Inputs whose shape depends on that of another are left out. It is asked for after
         ExtentNeeded alone.
@@ -100,11 +100,11 @@ class Frontend(ABC):
         return {}
 
     def spans(self) -> Mapping[str, Span]:
-        """Where the document assigns each of its names."""
+        """Return where the document assigns each of its names."""
         return {}
 
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
-        """The archive of the document with other data for its variables, by label.
+        """Return the archive of the document with other data for its variables, by label.
 
         `quantization` is the text of a graph.quant, None keeps the document's own.
         """
@@ -113,7 +113,7 @@ class Frontend(ABC):
     def converted(
         self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
     ) -> dict[str, Member]:
-        """The archive of the document as its format is written today, the graph first.
+        """Return the archive of the document as its format is written today, the graph first.
 
         The document is as it is, or flat. `graph` and `data` are those that it was read into; data
         are left out where there are none. Raises UnsupportedError, naming all that the format

@@ -97,7 +97,7 @@ class Archive:
 
     @property
     def has_texts_alone(self) -> bool:
-        """Whether this is an `archive_of_texts`."""
+        """Tell whether this is an `archive_of_texts`."""
         return isinstance(self._open, _Texts)
 
     @property

@@ -9,12 +9,12 @@ GRAPHS = ("graph.nnef",)
 
 
 def recognises(archive: Archive) -> bool:
-    """Whether there is a text in NNEF's language."""
+    """Tell whether there is a text in NNEF's language."""
     return archive.exists("graph.nnef")
 
 
 def read(archive: Archive, options: Options) -> Frontend:
-    """The checked document of an archive, with its graph.quant."""
+    """Return the checked document of an archive, with its graph.quant."""
     from nnef_jax.formats.nnef.frontend import StandardFrontend
 
     return StandardFrontend(archive, options)

@@ -19,7 +19,7 @@ from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 
 
 def check(scope: Scope) -> Calls:
-    """What the graph's body invokes, by operation.
+    """Return what the graph's body invokes, by operation.
 
     Raises the errors of the document, all at once (SemanticError with `others`).
     """
@@ -133,7 +133,7 @@ class _Checker:
         return expressions.calls
 
     def _unpack(self, target: s.Expression, type: t.Type) -> list[tuple[s.Identifier, t.Type]]:
-        """The identifiers of a target with the types that they get."""
+        """Return the identifiers of a target with the types that they get."""
         if isinstance(target, s.Identifier):
             return [(target, type)]
         assert isinstance(target, s.Array | s.Tuple)
@@ -225,6 +225,6 @@ _Named = s.Identifier | s.Parameter | s.ResultDeclaration
 
 
 def _repeated(declared: Sequence[_Named]) -> list[_Named]:
-    """What has the name of something before it."""
+    """Return what has the name of something before it."""
     first = {node.name: node for node in reversed(declared)}
     return [node for node in declared if first[node.name] is not node]

@@ -33,12 +33,12 @@ class Conversion:
     entries: Mapping[str, Quantizer]
 
     def _kept(self, quantization: str) -> tuple[str, Mapping[Value, str], str]:
-        """The document as it is, the names of values in it, the text of its graph.quant."""
+        """Return the document as it is, the names of values in it, the text of its graph.quant."""
         names = {value: name for name, value in self.graph.values.items() if name in self._beside}
         return self.document.source.text, names, quantization
 
     def _flat(self) -> tuple[str, Mapping[Value, str], str]:
-        """The flat document, the names of values in it, its graph.quant as 1.0 final writes it."""
+        """Return the flat document, the names of its values, and its graph.quant of 1.0 final."""
         writer = FlatWriter(self.graph, self.reader.meter)
         document = writer.write()
         raise_all(list(self._unfit_entries()))
@@ -53,7 +53,7 @@ class Conversion:
         return {variable.value for variable in (*self.graph.parameters, *self.graph.states)}
 
     def _unfit_entries(self) -> Iterator[NnefError]:
-        """The errors for entries of graph.quant that would mean something else when flat."""
+        """Yield the errors for entries of graph.quant that would mean something else when flat."""
         for name, quantizer in self.entries.items():
             other = self._other_name(name)
             if other:
@@ -70,7 +70,7 @@ class Conversion:
             yield UnsupportedError(message, span=quantizer.span())
 
     def _other_name(self, name: str) -> str | None:
-        """A name of the same value that does not stand for what the first name stands for.
+        """Return a name of the same value that does not stand for what the first name stands for.
 
         An identifier assigned later reads the value through its first name, be it rounded or not.
         One assigned beside it does not, nor does a variable of the same label.
@@ -85,7 +85,7 @@ class Conversion:
 
     @cached_property
     def _aliases(self) -> Mapping[Value, Set[str]]:
-        """The other names of values."""
+        """Return the other names of values."""
         found: dict[Value, set[str]] = {}
         for alias, value in self.graph.aliases.items():
             found.setdefault(value, set()).add(alias)
@@ -93,7 +93,7 @@ class Conversion:
 
     @cached_property
     def _beside(self) -> Mapping[str, Set[str]]:
-        """The names that are assigned together with each."""
+        """Return the names that are assigned together with each."""
         found: dict[str, Set[str]] = {}
         for assignment in self.document.graph.body:
             names = {identifier.name for identifier in s.identifiers(assignment.target)}
@@ -101,14 +101,14 @@ class Conversion:
         return found
 
     def _entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
-        """The line of graph.quant that quantises a value under a name."""
+        """Return the line of graph.quant that quantises a value under a name."""
         node = quantizer.invocation(name, value.type, variable=value in self._variables)
         return f'"{name}": {print_expression(replace(node, arguments=node.arguments[1:]))};\n'
 
     def members(
         self, archive: Archive, data: Mapping[str, NDArray[Any]] | None, *, flat: bool, kept: str
     ) -> dict[str, Member]:
-        """The members of the archive of the document, flat or with the text of its graph.quant.
+        """Return the members of the document's archive, flat or with the text of its graph.quant.
 
         `data` are real numbers, None leaves them out.
         """

@@ -52,7 +52,7 @@ _VERSION = re.compile(
 
 
 def is_provisional(text: str) -> bool:
-    """Whether a text that begins with a version is written in the provisional dialect."""
+    """Tell whether a text that begins with a version is written in the provisional dialect."""
     match = _VERSION.match(text)
     return match is not None and match[1] is None
 
@@ -78,14 +78,14 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
 
 
 def space_statements(text: str) -> str:
-    """A provisional text with white space before each statement and each `}` of a body."""
+    """Return a provisional text with white space before each statement and each `}` of a body."""
     tokens = _tokens(text)
     tight = [tokens[i][1] for i in _statement_ends(tokens) if tokens[i - 1][2] == tokens[i][1]]
     return " ".join(text[begin:end] for begin, end in pairwise([0, *tight, len(text)]))
 
 
 def end_statements(text: str) -> str:
-    """A spaced provisional text with the optional semicolons put in, all else at its old offset.
+    """Put the optional semicolons into a spaced provisional text; all else keeps its offset.
 
     A semicolon takes the place of the white space (or comment) before each statement and each `}`.
     A statement starts where the identifiers, arrays and tuples before a lone `=` outside of
@@ -102,7 +102,7 @@ def end_statements(text: str) -> str:
 
 
 def _tokens(text: str) -> list[tuple[str, int, int]]:
-    """The tokens with start and end; a string is ''."""
+    """Return the tokens with start and end; a string is ''."""
     return [
         ("''" if match.lastgroup == "string" else match[0], match.start(), match.end())
         for match in TOKEN.finditer(text)
@@ -135,7 +135,7 @@ _TARGET = re.compile(r"[A-Za-z_0-9(\[]")
 
 
 def _target_start(tokens: Sequence[tuple[str, int, int]], index: int) -> int:
-    """The index of the first token of the target that ends before the `=` at an index."""
+    """Return the index of the first token of the target that ends before the `=` at an index."""
     start = index
     while start > 0:
         start -= 1

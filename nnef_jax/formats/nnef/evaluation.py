@@ -68,7 +68,7 @@ class Evaluator(Emitter, ABC):
     # The loop that drives evaluation
 
     def _run(self, step: Any) -> Any:
-        """What evaluation ends in: it yields generators for parts, or values that are there."""
+        """Return what evaluation ends in: it yields generators for parts, or ready values."""
         stack: list[Step] = []
         while True:
             if isinstance(step, GeneratorType):
@@ -85,7 +85,7 @@ class Evaluator(Emitter, ABC):
     # Expressions
 
     def _evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
-        """The value of an expression, or a generator that finds it.
+        """Return the value of an expression, or a generator that finds it.
 
         `names` are those wanted for the tensors that it makes.
         """
@@ -119,7 +119,7 @@ class Evaluator(Emitter, ABC):
                 return self._compound(node, frame, names)
 
     def _all(self, items: Sequence[s.Expression], frame: Frame) -> Any:
-        """A list of the values of some expressions, or a generator that finds it."""
+        """Return a list of the values of some expressions, or a generator that finds it."""
         values: list[Any] = []
         pending = iter(items)
         known = frame.values
@@ -141,7 +141,7 @@ class Evaluator(Emitter, ABC):
     def _rest(
         self, step: Any, values: list[Any], pending: Iterator[s.Expression], frame: Frame
     ) -> Step:
-        """The list with the value of a step behind it, and with those of more expressions."""
+        """Yield the list with the value of a step behind it, and with those of more expressions."""
         values.append((yield step))
         for item in pending:
             values.append((yield self._evaluate(item, frame)))
@@ -179,7 +179,7 @@ class Evaluator(Emitter, ABC):
                 raise TypeError(f"not an expression: {node!r}")
 
     def _declared(self, node: s.Node, frame: Frame, value: Any, type: Type) -> Any:
-        """The value of an argument as its parameter has it."""
+        """Return the value of an argument as its parameter has it."""
         if not self.document.provisional:
             return value
         return self._value(node, frame, lambda: v.as_declared(value, type, self.meter))

@@ -47,7 +47,7 @@ class ExpressionTypes:
         self._tuples: dict[tuple[t.Type, ...], t.TupleOf] = {}
 
     def fits(self, actual: t.Type, formal: t.Type) -> bool:
-        """As `types.fits`, with the numbers of provisional texts."""
+        """Apply `types.fits`, with the numbers of provisional texts."""
         return t.fits(actual, formal, mixed=self.provisional)
 
     def _wrong(self, message: str, node: s.Node, hint: str = "") -> t.Type:
@@ -57,7 +57,7 @@ class ExpressionTypes:
         return t.ANY
 
     def of(self, expression: s.Expression) -> t.Type:
-        """The type of an expression, `ANY` after reporting what is wrong with it."""
+        """Return the type of an expression, `ANY` after reporting what is wrong with it."""
         match expression:
             case s.Literal(value=value):
                 return t.LITERALS[value.__class__]
@@ -106,7 +106,7 @@ class ExpressionTypes:
                 return self._builtin(function, self.of(argument), expression)
 
     def _paid(self, type: t.Type) -> t.Type:
-        """The type, which will be compared with others: that takes time where it is large."""
+        """Return the type, charged for being compared with others: large ones take time."""
         if isinstance(type, t.TupleOf | t.ArrayOf):
             self.scope.meter.spend(t.weight(type), "the text")
         return type
@@ -119,7 +119,7 @@ class ExpressionTypes:
         return t.ANY
 
     def how_to_define(self, name: str) -> str:
-        """What to do about a name that is not defined."""
+        """Return what to do about a name that is not defined."""
         if name in self._targets:
             return "it is assigned later: a name must be assigned before it is used"
         known, meter = (self.types, self._loops), self.scope.meter
@@ -128,13 +128,13 @@ class ExpressionTypes:
         )
 
     def _common(self, a: t.Type, b: t.Type) -> t.Type | None:
-        """As `types.common`, with numbers of both kinds in provisional texts."""
+        """Apply `types.common`, with numbers of both kinds in provisional texts."""
         mixed = self.provisional and {a, b} == _NUMBERS
         return t.SCALAR if mixed else t.common(a, b)
 
     @cached_property
     def _targets(self) -> Set[str]:
-        """The names that the body assigns anywhere."""
+        """Return the names that the body assigns anywhere."""
         return {i.name for a in self.body for i in s.identifiers(a.target)}
 
     def _expect(self, expression: s.Expression, expected: t.Type, what: str) -> None:
@@ -260,7 +260,7 @@ class ExpressionTypes:
         given: Mapping[str, int],
         types: Mapping[str, t.Type],
     ) -> t.Type:
-        """The type of an invocation with arguments of some types."""
+        """Return the type of an invocation with arguments of some types."""
         generic = self._generic(fragment, node, types)
         for parameter in fragment.parameters:
             if parameter.name not in types:
@@ -285,7 +285,7 @@ class ExpressionTypes:
     def _generic(
         self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, t.Type]
     ) -> str | None:
-        """What `?` stands for in an invocation: given, or told by an argument, or the default."""
+        """Return what `?` stands for in an invocation: given, told by an argument or default."""
         if node.generic is not None:
             if not fragment.generic:
                 self._wrong(f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node)
@@ -311,12 +311,12 @@ class ExpressionTypes:
 
 
 def _item(type: t.Type) -> t.Type | None:
-    """The type of the items of arrays and strings, None where there are none."""
+    """Return the type of the items of arrays and strings, None where there are none."""
     return type.item if isinstance(type, t.ArrayOf) else type if type in (t.STRING, t.ANY) else None
 
 
 def _unary(operator: str, type: t.Type) -> t.Type | None:
-    """The type of a sign or a negation, None where there is none."""
+    """Return the type of a sign or a negation, None where there is none."""
     wanted = ("logical",) if operator == "!" else ("scalar", "integer")
     match type:
         case t.Tensor(item) if item is None or item == wanted[0]:
@@ -328,7 +328,7 @@ def _unary(operator: str, type: t.Type) -> t.Type | None:
 
 
 def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
-    """The type of an operation on values that are no tensors, None where there is none."""
+    """Return the type of an operation on values that are no tensors, None where there is none."""
     match operator, left, right:
         case "+", t.ArrayOf(), t.ArrayOf():
             return t.common(left, right)
@@ -349,7 +349,7 @@ def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
 
 
 def _how_to_write(formal: t.Type, actual: t.Type) -> str:
-    """What to write for a value of a type in place of one that looks like it."""
+    """Return what to write for a value of a type in place of one that looks like it."""
     match formal, actual:
         case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
             return "write the number with a point, as in 2.0"

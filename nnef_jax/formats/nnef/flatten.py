@@ -36,7 +36,7 @@ _LONGEST_PREFIX = 200
 def flatten(
     scope: Scope, calls: Calls, options: Options, quantizers: Mapping[str, Quantizer]
 ) -> Graph:
-    """The flat graph of a document that `checks.check` has passed, which found what it calls.
+    """Return the flat graph of a document that `checks.check` passed, which found its calls.
 
     `quantizers` round tensors, by their names, once they are computed.
 
@@ -48,7 +48,7 @@ def flatten(
 
 
 def evaluate(expression: s.Expression, source: Source, scope: Scope, options: Options) -> Any:
-    """The value of a checked expression that stands in no body, such as an argument in graph.quant.
+    """Return the value of a checked expression outside of bodies, such as one in graph.quant.
 
     Raises SemanticError where it has none or calls an operation, `ExtentNeeded` where it
     depends on a tensor, LimitError.
@@ -112,7 +112,7 @@ class _Flattener(Evaluator):
         return self.builder.graph(graph.name, outputs, names, inputs)
 
     def _named(self, name: str, item: Any, node: s.Node) -> Value:
-        """A value of the graph's own body as a tensor under its name."""
+        """Return a value of the graph's own body as a tensor under its name."""
         if not isinstance(item, Value):
             dtype = self.builder.literal_type(item).dtype
             attributes = {"shape": (1,), "value": (item,), "dtype": dtype}
@@ -124,7 +124,7 @@ class _Flattener(Evaluator):
         return item
 
     def _quantized(self, name: str, value: Value) -> Value:
-        """What a name stands for downstream: the value as graph.quant quantises it (spec 7.1)."""
+        """Return what readers of a name get: the value as graph.quant quantises it (spec 7.1)."""
         quantizer = self.quantizers.get(name)
         if quantizer is None:
             return value
@@ -156,7 +156,7 @@ class _Flattener(Evaluator):
         frame: Frame,
         names: Sequence[str],
     ) -> Any:
-        """The result of an operation, or a generator that finds it."""
+        """Return the result of an operation, or a generator that finds it."""
         if self.document.provisional:
             pairs = zip(values, fragment.parameters, strict=True)
             values = [self._declared(node, frame, value, p.type) for value, p in pairs]
@@ -253,7 +253,7 @@ class _Flattener(Evaluator):
     # What can be run
 
     def _is_atomic(self, fragment: s.Fragment) -> bool:
-        """Whether an operation stays one: it has a rule, and nothing asks for its body."""
+        """Tell whether an operation stays one: it has a rule, and nothing asks for its body."""
         known = self._atomic.get(id(fragment))
         if known is None:
             expands = self.options.expand == "all" or not self._has_rule(fragment)
@@ -261,7 +261,7 @@ class _Flattener(Evaluator):
         return known
 
     def _has_rule(self, fragment: s.Fragment) -> bool:
-        """Whether an operation is a kind of the graph, or has a rule of the user's.
+        """Tell whether an operation is a kind of the graph, or has a rule of the user's.
 
         Kinds are for operations of 1.0 final alone, whatever else a document gives their names;
         what else the provisional library has it defines by these, but for primitives of both. A
@@ -275,7 +275,7 @@ class _Flattener(Evaluator):
         return name in ops.rules and not is_own and is_final
 
     def _unpack(self, target: s.Expression, value: Any, frame: Frame) -> list[tuple[str, Any]]:
-        """The names of a target with what they stand for."""
+        """Return the names of a target with what they stand for."""
         if isinstance(target, s.Identifier):
             return [(target.name, value)]
         assert isinstance(target, s.Array | s.Tuple)

@@ -50,11 +50,11 @@ class StandardFrontend(TextFrontend):
         self._labels = frozenset[str]()  # of the variables that have data
 
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """The entries of a graph.quant."""
+        """Return the entries of a graph.quant."""
         return self.reader.entries(source)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """The shapes in its `external` operations, None for an extent that is open."""
+        """Return the shapes in its `external` operations, None for an extent that is open."""
         shapes: dict[str, Sequence[int | None]] = {}
         source = self.document.source
         for assignment in self.document.graph.body:
@@ -70,7 +70,7 @@ class StandardFrontend(TextFrontend):
         return shapes
 
     def flatten(self, options: Options) -> Graph:
-        """The flat graph for the shapes in `options.input_shapes`, else the document's."""
+        """Return the flat graph for the shapes in `options.input_shapes`, else the document's."""
         graph = flatten(self.scope, self._calls, options, self._rounding)
         if self._rounding:
             message = "a quantisation algorithm must not have variables"
@@ -80,7 +80,7 @@ class StandardFrontend(TextFrontend):
         return graph
 
     def stored(self, graph: Graph) -> Stored:
-        """The data of the variables; what else graph.quant names is rounded from then on.
+        """Return the data of the variables; what else graph.quant names is rounded from then on.
 
         Quantised data become real numbers: by the algorithm in the header of a provisional file,
         else by the entry of graph.quant for the variable, which has nothing to round then.
@@ -112,7 +112,7 @@ class StandardFrontend(TextFrontend):
     def _read(
         self, variable: Parameter | StateVariable, name: str, rounding: dict[str, Quantizer]
     ) -> NDArray[Any]:
-        """The data of a variable, which may have an entry of a name in graph.quant."""
+        """Return the data of a variable, which may have an entry of a name in graph.quant."""
         meter, declared = self.options.meter, variable.value.type
         meter.spend(len(variable.label) // LETTERS_PER_STEP, "the label of a variable")
         member = member_of(variable.label)
@@ -141,7 +141,7 @@ class StandardFrontend(TextFrontend):
     def converted(
         self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
     ) -> dict[str, Member]:
-        """The network as one of 1.0 final. One of 1.0 provisional always becomes flat."""
+        """Return the network as one of 1.0 final. One of 1.0 provisional always becomes flat."""
         conversion = Conversion(self.document, graph, self.reader, self._entries)
         flat = flat or self.document.provisional
         kept = self.quantization.text if self.quantization else ""

@@ -22,7 +22,7 @@ _EXTENSION = re.compile(r"\s*extension\s+([^;#,\s][^;#\n,]*(?:,[ \t]*[^;#,\s][^;
 
 
 def parse(source: Source, meter: Meter) -> s.Document:
-    """The syntax tree of a document of either dialect.
+    """Return the syntax tree of a document of either dialect.
 
     Raises NnefSyntaxError where the text does not follow the grammar, LimitError where expressions
     are nested too deeply or there are too many tokens.
@@ -31,7 +31,7 @@ def parse(source: Source, meter: Meter) -> s.Document:
 
 
 def parse_flat(source: Source, nesting: int) -> s.Document | None:
-    """The syntax tree of a flat document of 1.0 final, None where the text is anything else."""
+    """Return the syntax tree of a flat document of 1.0 final, None for any other text."""
     text = source.text
     header = _HEADER.match(text)
     if header is None:
@@ -48,7 +48,7 @@ def parse_flat(source: Source, nesting: int) -> s.Document | None:
 
 
 def parse_by_grammar(source: Source, meter: Meter) -> s.Document:
-    """As `parse`, by the grammar alone."""
+    """Parse by the grammar alone."""
     meter.spend(TOKEN * count_tokens(source.text), source.name)
     provisional = dialects.is_provisional(source.text)
     text = source.text
@@ -67,7 +67,7 @@ def parse_by_grammar(source: Source, meter: Meter) -> s.Document:
 
 
 def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal, s.Expression]]:
-    """The entries of a graph.quant text (spec 5.3): tensor identifier and quantising operation."""
+    """Return the entries of a graph.quant text (spec 5.3): tensor and quantising operation."""
     meter.spend(TOKEN * count_tokens(source.text), source.name)
     return _read("quantization", source, source.text, meter.limits.nesting)
 

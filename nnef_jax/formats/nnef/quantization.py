@@ -37,7 +37,7 @@ class _ArgumentTypes(ExpressionTypes):
         return "the arguments are numbers, tensors have no value here"
 
     def suits(self, actual: Type, formal: Type) -> bool:
-        """Whether a value of a type may be given; for a tensor also an array of numbers."""
+        """Tell whether a value of a type may be given; for a tensor also an array of numbers."""
         if isinstance(actual, ArrayOf) and isinstance(formal, Tensor):
             return self.fits(actual.item, formal)
         return self.fits(actual, formal)
@@ -53,7 +53,7 @@ class QuantizationReader:
         self.meter = options.meter
 
     def entries(self, source: Source) -> dict[str, Quantizer]:
-        """The quantisers of a graph.quant by the identifiers of their tensors (spec 5.3).
+        """Return the quantisers of a graph.quant by the identifiers of their tensors (spec 5.3).
 
         Raises NnefSyntaxError, or SemanticError for all that is wrong at once.
         """
@@ -87,7 +87,7 @@ class QuantizationReader:
         return found
 
     def header(self, text: str, member: str) -> Quantizer:
-        """The quantiser that the header of a provisional tensor file names (spec 5.2)."""
+        """Return the quantiser that the header of a provisional tensor file names (spec 5.2)."""
         source = Source(member, f'"data": {text}')
         entries = parse_quantization(source, self.meter)
         if len(entries) != 1:
@@ -121,7 +121,7 @@ class QuantizationReader:
         return quantizer
 
     def _algorithm(self, node: s.Expression, source: Source) -> s.Fragment:
-        """The declaration of the operation, which must turn a tensor of scalars into one."""
+        """Return the declaration of the operation, which must turn a tensor of scalars into one."""
         assert isinstance(node, s.Invocation | s.Builtin)
         written = node.operation if isinstance(node, s.Invocation) else node.function
         name, span = _ALIASES.get(written, written), s.span_in(source, node)
@@ -162,7 +162,7 @@ class QuantizationReader:
 
 
 def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
-    """The identifiers of variables by their labels, the first of each."""
+    """Return the identifiers of variables by their labels, the first of each."""
     return {
         argument.value.value: name
         for name, value in reversed(names.items())
@@ -173,7 +173,7 @@ def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
 
 
 def _bound(fragment: s.Fragment, node: s.Invocation, source: Source) -> dict[str, s.Expression]:
-    """The expressions given to the parameters; all but the tensor must be there, by name."""
+    """Return the expressions given to the parameters; all but the tensor must be there, by name."""
     tensor, *others = fragment.parameters
     hint = f"write {', '.join(f'{p.name} = ...' for p in others)}"
     for argument in node.arguments:
@@ -205,7 +205,7 @@ def _unsuitable(
 
 
 def _as_declared(value: Any, type: Type) -> Any:
-    """The value with integers made scalars, where provisional texts write them so."""
+    """Return the value with integers made scalars, where provisional texts write them so."""
     if isinstance(value, list):
         return [_as_declared(item, type) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return float(value) if type in _REAL and isinstance(value, int) else value

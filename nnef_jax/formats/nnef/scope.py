@@ -15,7 +15,7 @@ from nnef_jax.similar import did_you_mean
 
 @cache
 def provisional() -> Mapping[str, Fragment]:
-    """The operations of NNEF 1.0 provisional by name."""
+    """Return the operations of NNEF 1.0 provisional by name."""
     return dict(standard()) | read_package("nnef_jax.formats.nnef", "provisional.nnef")
 
 
@@ -45,17 +45,17 @@ class Scope:
         self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}
 
     def is_taken(self, name: str) -> bool:
-        """Whether the dialect of the document has an operation of this name."""
+        """Tell whether the dialect of the document has an operation of this name."""
         return name in self.library and not (self.document.provisional and name in FINAL_ONLY)
 
     def lookup(self, name: str, caller: Fragment | None) -> Fragment | None:
-        """The declaration that a name stands for in a fragment's body, or in the graph (None)."""
+        """Return the declaration of an operation in a fragment's body, or in the graph (None)."""
         if caller is not None and caller.source is not self.document.source:
             return standard().get(name)
         return self._known.get(name)
 
     def form(self, fragment: Fragment, invocation: Invocation) -> Form:
-        """As `form_of`, which is asked once for arguments of the same names."""
+        """Call `form_of` once for arguments of the same names."""
         key = (id(fragment), tuple([argument.name for argument in invocation.arguments]))
         form = self._forms.get(key)
         if form is None:

@@ -1,4 +1,4 @@
-"""What the grammar of both dialects has beside expressions, and the features of one dialect."""
+"""Builds what the grammar has beside expressions, and the features of each dialect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TYPES = {name: t.Primitive(name) for name in t.PRIMITIVES} | {"extent": t.INTEG
 
 @cache
 def grammar_reader() -> GrammarReader:
-    """The reader of documents, of libraries of declarations, and of graph.quant."""
+    """Return the reader of documents, of libraries of declarations, and of graph.quant."""
     starts = ["document", "library", "quantization"]
     return GrammarReader("nnef_jax.formats.nnef", starts, _Builder())
 

@@ -14,7 +14,7 @@ from nnef_jax.formats.syntax.standard import INTRODUCING
 
 
 def calls_of(expressions: Iterable[s.Expression]) -> Calls:
-    """What some expressions invoke, by operation."""
+    """Return what some expressions invoke, by operation."""
     found: defaultdict[str, list[s.Invocation]] = defaultdict(list)
     for node in s.invocations(expressions):
         found[node.operation].append(node)

@@ -1,4 +1,4 @@
-"""What operators and built-in functions do to values known when flattening (spec 3.3.3).
+"""Applies operators and built-in functions to values known when flattening (spec 3.3.3).
 
 Values are int, float, bool, str, lists (arrays), tuples, and `lowering.graph.Value` for tensors.
 Functions raise `InvalidValue`; the evaluator adds the place.
@@ -94,7 +94,7 @@ _RELATIONS: dict[str, Callable[[Known, Known], bool]] = {
 
 
 def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
-    """The value of `left symbol right`, neither of them a tensor."""
+    """Return the value of `left symbol right`, neither of them a tensor."""
     if symbol in _RELATIONS:
         require_known((left, right), meter)
         return _RELATIONS[symbol](left, right)
@@ -115,7 +115,7 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
 
 
 def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
-    """What arrays and tuples hold in the end; TooLarge where that is more than one array may hold.
+    """Yield the innermost items of arrays and tuples; TooLarge for more than an array may hold.
 
     Arrays that hold one array many times may stand for more items than there is memory or time for.
     """
@@ -166,7 +166,7 @@ _NUMBER_LITERAL = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 def builtin(function: str, value: Known) -> Known:
-    """The value of a built-in function or cast (spec 3.3.3)."""
+    """Return the value of a built-in function or cast (spec 3.3.3)."""
     match function:
         case "shape_of":
             shape = list(value.type.shape) if isinstance(value, Value) else []
@@ -216,7 +216,7 @@ def _require_extent(*values: Known) -> None:
 
 
 def as_declared(value: Known, type: Type, meter: Meter) -> Known:
-    """The value with integers made scalars where the type declares these (provisional texts)."""
+    """Return the value with integers as scalars where the type asks for them (provisional)."""
     if isinstance(value, _SEQUENCES):
         deque(_leaves([value], meter), maxlen=0)
     return _as_declared(value, type)

@@ -38,13 +38,13 @@ _T = TypeVar("_T")
 
 
 def read_package(package: str, name: str) -> dict[str, s.Fragment]:
-    """The declarations of a file of a package."""
+    """Return the declarations of a file of a package."""
     text = files(package).joinpath(name).read_text(encoding="utf-8")
     return read_library(Source(name, text))
 
 
 def read_library(source: Source) -> dict[str, s.Fragment]:
-    """The declarations of a text of 1.0 final that holds nothing else, by name."""
+    """Return the declarations of a text of 1.0 final that holds nothing else, by name."""
     header = _HEADER.match(source.text)
     assert header is not None
     reader = _Reader(source, header.end())
@@ -62,12 +62,12 @@ class _Reader:
 
     @property
     def token(self) -> str:
-        """The next token, '' at the end."""
+        """Return the next token, '' at the end."""
         return self._tokens[self._at][0]
 
     @property
     def offset(self) -> int:
-        """Where it stands."""
+        """Return where it stands."""
         return self._tokens[self._at][1]
 
     def take(self) -> str:
@@ -132,7 +132,7 @@ class _Reader:
         return s.ResultDeclaration(offset, name, self.type())
 
     def type(self) -> t.Type:
-        """A primitive, a tensor, a tuple, or an array of one of these."""
+        """Return a primitive, a tensor, a tuple, or an array of one of these."""
         word = self.take()
         if word == "(":
             type: t.Type = t.TupleOf(tuple(self.several(self.type)))
@@ -162,7 +162,7 @@ class _Reader:
         return s.Assignment(target.offset, target, value)
 
     def identifier(self) -> s.Identifier:
-        """A name that stands for a value."""
+        """Return a name that stands for a value."""
         return s.Identifier(self.offset, self.take())
 
     # Expressions
@@ -200,7 +200,7 @@ class _Reader:
         return s.Binary(offset, "^", base, self.unary()) if self.found("^") else base
 
     def postfix(self) -> s.Expression:
-        """An atom with subscripts."""
+        """Return an atom with subscripts."""
         value = self.atom()
         while self.found("["):
             begin = None if self.token == ":" else self.expression()
@@ -214,7 +214,7 @@ class _Reader:
         return value
 
     def atom(self) -> s.Expression:
-        """A literal, a name, a call, or what stands in brackets."""
+        """Return a literal, a name, a call, or what stands in brackets."""
         offset, token = self.offset, self.take()
         if token[0].isdigit():
             return s.Literal(offset, int(token) if token.isdigit() else float(token))
@@ -255,7 +255,7 @@ class _Reader:
         return s.Loop(offset, name, self.binary(_DISJUNCTION))
 
     def argument(self) -> s.Argument:
-        """An expression, with a name or without one."""
+        """Return an expression, with a name or without one."""
         if self._tokens[self._at + 1][0] != "=":
             value = self.expression()
             return s.Argument(value.offset, None, value)

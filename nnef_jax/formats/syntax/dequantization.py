@@ -33,7 +33,7 @@ _BYTES = 24  # a real number in float64, and two of what it is computed from
 
 
 def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Meter) -> NDArray[Any]:
-    """The real numbers, in float64, of the codes in a tensor file.
+    """Return the real numbers, in float64, of the codes in a tensor file.
 
     Raises DataError for codes that the algorithm does not have, UnsupportedError for an algorithm
     that is a fragment of the document, ShapeError for a wrong number of values for the channels.

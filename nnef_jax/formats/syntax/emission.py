@@ -1,4 +1,4 @@
-"""What every way of flattening shares: operations into the graph, located errors, bounds."""
+"""Shares what all flattening does: operations into the graph, located errors, bounds."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _SEQUENCES = _ARRAYS | {str}
 
 
 def _extents(values: Sequence[Any]) -> int:
-    """The steps for operands that are in an array: their shapes are compared."""
+    """Return the steps for operands that are in an array: their shapes are compared."""
     return len(values) + sum([EXTENT * len(x.type.shape) for x in values if isinstance(x, Value)])
 
 
 def _frozen(array: Sequence[Any]) -> tuple[Any, ...]:
-    """An array as a tuple, hashable."""
+    """Return an array as a tuple, hashable."""
     return tuple([_frozen(x) if type(x) in _ARRAYS else x for x in array])
 
 
@@ -58,12 +58,12 @@ class Emitter:
         self._within: set[Shape] = set()  # shapes that `bound` has let pass
 
     def error(self, message: str, node: s.Node, frame: Frame, hint: str = "") -> SemanticError:
-        """A semantic error at a node."""
+        """Return a semantic error at a node."""
         span = s.span_in(frame.source, node)
         return SemanticError(message, span=span, calls=frame.calls, hint=hint)
 
     def beyond(self, message: str, limit: str, node: s.Node, frame: Frame) -> LimitError:
-        """The error of what is beyond a limit."""
+        """Return the error of what is beyond a limit."""
         endless = "is the recursion endless? " if limit == "call_depth" else ""
         span = s.span_in(frame.source, node)
         return LimitError(message, span=span, calls=frame.calls, hint=endless + raising(limit))
@@ -75,7 +75,7 @@ class Emitter:
             self.meter.spend(0, "the network", s.span_in(frame.source, node), frame.calls)
 
     def local(self, name: str) -> str:
-        """The name of a tensor in the body of a fragment: a prefix and its name in the text."""
+        """Return the name of a tensor in a fragment's body: a prefix and its name in the text."""
         return self.builder.unreserved(name[:_LONGEST_NAME])
 
     def emit(
@@ -117,7 +117,7 @@ class Emitter:
         return tuple([list(result) if isinstance(result, tuple) else result for result in results])
 
     def bound(self, value: Value, node: s.Node, frame: Frame) -> Value:
-        """The tensor, unless it is larger than any may be; extents open or 0 count as 1."""
+        """Return the tensor, unless it is larger than any may be; extents open or 0 count as 1."""
         shape = value.type.shape
         rank = len(shape)
         self.meter.steps += EXTENT * rank
@@ -142,7 +142,7 @@ class Emitter:
         node: s.Node,
         frame: Frame,
     ) -> NnefError:
-        """The located error of an operation that refuses its arguments."""
+        """Return the located error of an operation that refuses its arguments."""
         shown = ", ".join(f"{name} {show_operand(operand)}" for name, operand in operands.items())
         message = f"'{kind}': {error.message}" + (f" ({shown})" if shown else "")
         family = ShapeError if isinstance(error, InvalidShape) else SemanticError

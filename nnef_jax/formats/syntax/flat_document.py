@@ -32,7 +32,7 @@ class Names:
         self._suffixes: dict[str, int] = {}
 
     def fresh(self, wanted: str) -> str:
-        """The name itself, or where it is taken or not valid one that is close to it."""
+        """Return the name itself, or where it is taken or not valid one that is close to it."""
         base = _NOT_IN_NAMES.sub("_", wanted)
         name = base = f"_{base}" if not base or base[0].isdigit() else base
         while name in self.taken:
@@ -71,7 +71,7 @@ class FlatWriter:
         self.names: dict[Value, str] = {}
 
     def write(self) -> s.Document:
-        """The document.
+        """Return the document.
 
         Raises UnsupportedError for all that the language cannot say: operations that the standard
         does not have, numbers that are not finite, attributes that depend on unknown extents.
@@ -103,18 +103,18 @@ class FlatWriter:
     # Names
 
     def identifiers(self) -> Names:
-        """What hands out the names of values."""
+        """Return what hands out the names of values."""
         return Names(_RESERVED)
 
     def _computed(self) -> Iterator[Value]:
-        """The values besides the inputs, in the order in which they are assigned."""
+        """Yield the values besides the inputs, in the order in which they are assigned."""
         for variable in (*self.graph.parameters, *self.graph.states):
             yield variable.value
         for operation in self.graph.operations:
             yield from operation.writes()
 
     def _results(self, names: Names) -> tuple[tuple[s.Identifier, ...], dict[str, Value]]:
-        """The identifiers of the graph's results, and those of them that are copies of values."""
+        """Return the identifiers of the graph's results, and which of them are copies of values."""
         copies: dict[str, Value] = {}
         results: list[s.Identifier] = []
         computed = set(self._computed())
@@ -140,7 +140,7 @@ class FlatWriter:
             yield _assign(self.names[variable.value], node)
 
     def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
-        """The updates, each under the name of a result that is a copy of the new value, if any."""
+        """Yield the updates, each under the name of a result that copies the new value, if any."""
         copies_of: dict[Value, list[str]] = {}
         for name, value in reversed(copies.items()):
             copies_of.setdefault(value, []).append(name)
@@ -155,13 +155,13 @@ class FlatWriter:
             yield _assign(name, _invocation("update", *values))
 
     def external(self, value: Value) -> s.Invocation:
-        """The declaration of an input."""
+        """Return the declaration of an input."""
         shape = tuple(0 if extent is UNKNOWN else extent for extent in value.type.shape)
         generic = generic_of(value.type.dtype)
         return _invocation("external", generic=generic, shape=_integers(shape))
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """How the document invokes an operation; None where it does not, maybe for an error."""
+        """Return how the document invokes an operation, None where it does not."""
         kind = operation.kind
         declaration = standard().get(kind)
         if declaration is None:
@@ -208,7 +208,7 @@ class FlatWriter:
         return s.Identifier(0, self.names[value])
 
     def _expression(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
-        """An operand or attribute where a type is declared."""
+        """Return an operand or attribute where a type is declared."""
         self.meter.spend(_EXPRESSION, "the flat document")
         if isinstance(value, Value):
             return self._tensor(value)
@@ -222,7 +222,7 @@ class FlatWriter:
         return s.Tuple(0, found) if isinstance(type, t.TupleOf) else s.Array(0, found)
 
     def literal(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
-        """A number, string or truth value."""
+        """Return a number, string or truth value."""
         if value is UNKNOWN:
             self.refuse(
                 f"an argument of '{operation.kind}' depends on an extent that is left open",
@@ -260,5 +260,5 @@ def _integers(values: tuple[int, ...]) -> s.Array:
 
 
 def generic_of(dtype: str) -> str | None:
-    """What `?` stands for where a tensor has a dtype; None for scalars, which it does by itself."""
+    """Return what `?` stands for where a tensor has a dtype; None for scalars, its default."""
     return "logical" if dtype == "bool" else "integer" if "int" in dtype else None

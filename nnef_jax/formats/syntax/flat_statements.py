@@ -75,7 +75,7 @@ class FlatReader:
         return found
 
     def graph(self) -> s.GraphDefinition:
-        """The graph definition, which ends the text."""
+        """Return the graph definition, which ends the text."""
         found = self.take(_GRAPH)
         offset, name = found.start(1), _name(found[1])
         parameters = self.names(")")
@@ -88,7 +88,7 @@ class FlatReader:
         return s.GraphDefinition(offset, name, parameters, results, tuple(body))
 
     def ends(self) -> bool:
-        """Whether the graph's body ends here, and with it the text."""
+        """Tell whether the graph's body ends here, and with it the text."""
         return _END.match(self.text, self.at) is not None
 
     def names(self, end: str) -> tuple[s.Identifier, ...]:
@@ -186,7 +186,7 @@ class FlatReader:
         self.at = at
 
     def sequence(self, opening: str, offset: int, level: int, after: str) -> s.Array | s.Tuple:
-        """An array or a tuple; `after` is what follows its bracket, if that is a bracket too."""
+        """Return an array or a tuple; `after` follows its bracket, if it is a bracket too."""
         items: list[s.Expression] = []
         if not after:
             self.values(_CLOSING[opening], level, items)
@@ -196,7 +196,7 @@ class FlatReader:
 
 
 def _integers(text: str, offset: int) -> s.Array | s.Tuple:
-    """An array or a tuple of integers without signs, the commonest sequence."""
+    """Return an array or a tuple of integers without signs, the commonest sequence."""
     if text[-1] != _CLOSING[text[0]]:
         raise NotFlat
     items = [s.Literal(offset + m.start(), int(m[0])) for m in _DIGITS.finditer(text)]
@@ -204,7 +204,7 @@ def _integers(text: str, offset: int) -> s.Array | s.Tuple:
 
 
 def _pairs(text: str, offset: int) -> s.Array:
-    """An array of pairs of integers without signs, which is what padding is."""
+    """Return an array of pairs of integers without signs, which is what padding is."""
     items: list[s.Tuple] = []
     for found in _PAIR.finditer(text):
         pair = [s.Literal(offset + found.start(i), int(found[i])) for i in (2, 3)]

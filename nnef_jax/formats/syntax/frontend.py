@@ -1,4 +1,4 @@
-"""What the front ends share whose documents are texts in the language."""
+"""Shares what front ends do whose documents are texts in the language."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TextFrontend(Frontend):
         self.quantization = archive.read_text(QUANTIZATION) if exists else None
 
     def spans(self) -> Mapping[str, Span]:
-        """Where the graph's body assigns each of its names."""
+        """Return where the graph's body assigns each of its names."""
         return {
             identifier.name: s.span_in(self._source, identifier)
             for assignment in self._graph.body
@@ -50,10 +50,10 @@ class TextFrontend(Frontend):
 
     @abstractmethod
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """The entries of a graph.quant for the document; NnefError for what is wrong with it."""
+        """Return the entries of the document's graph.quant; NnefError for what is wrong with it."""
 
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
-        """The archive of the document with other data for its variables, by label."""
+        """Return the archive of the document with other data for its variables, by label."""
         found: dict[str, Member] = {GRAPH: self._source.text.encode()}
         if quantization is not None:
             self.quantizers(Source(QUANTIZATION, quantization))

@@ -22,7 +22,7 @@ class InvalidInvocation(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What all invocations of an operation have in common whose arguments have the same names.
+    """Holds what invocations of an operation share whose arguments have the same names.
 
     `names` are those of the parameters, tensors among them `operands`. `given` has the parameters
     that have an argument, with its position; `sources` for each parameter that, or the default.
@@ -35,13 +35,13 @@ class Form:
     sources: Sequence[int | Expression | None]
 
     def expressions(self, invocation: Invocation) -> list[Expression]:
-        """The expression for each parameter, in the order of the declaration."""
+        """Return the expression for each parameter, in the order of the declaration."""
         arguments = invocation.arguments
         return [arguments[x].value if type(x) is int else x for x in self.sources]  # pyright: ignore
 
 
 def form_of(fragment: Fragment, invocation: Invocation) -> Form:
-    """The form of an invocation; InvalidInvocation where it breaks a rule."""
+    """Return the form of an invocation; InvalidInvocation where it breaks a rule."""
     parameters = fragment.parameters
     given = bind(fragment, invocation)
     return Form(
@@ -54,7 +54,7 @@ def form_of(fragment: Fragment, invocation: Invocation) -> Form:
 
 
 def bind(fragment: Fragment, invocation: Invocation) -> dict[str, int]:
-    """The positions of the arguments given to parameters, in the order of the declaration.
+    """Return the positions of the arguments given to parameters, in the order of the declaration.
 
     Parameters that keep their default are not in it.
     """
@@ -85,7 +85,7 @@ def bind(fragment: Fragment, invocation: Invocation) -> dict[str, int]:
 
 
 def _positional(fragment: Fragment, arguments: Sequence[Argument], position: int) -> str:
-    """The name of the parameter that an argument without a name is for."""
+    """Return the name of the parameter that an argument without a name is for."""
     parameters, argument = fragment.parameters, arguments[position]
     if position >= len(parameters):
         most = f"{len(parameters)} argument{'s' * (len(parameters) != 1)}"

@@ -24,7 +24,7 @@ _OPERATORS = {
 
 
 def print_document(document: s.Document) -> str:
-    """A document in its own dialect, laid out in one way; comments are not in the tree.
+    """Return a document in its own dialect, laid out in one way; comments are not in the tree.
 
     Parentheses are those that the tree needs. Reading the text gives an equal document.
     """
@@ -32,7 +32,7 @@ def print_document(document: s.Document) -> str:
 
 
 def print_expression(expression: s.Expression) -> str:
-    """An expression in the syntax of 1.0 final."""
+    """Return an expression in the syntax of 1.0 final."""
     return _Printer(provisional=False).expression(expression)
 
 
@@ -97,12 +97,12 @@ class _Printer:
     # Expressions
 
     def expression(self, node: s.Expression, level: int = _SELECT) -> str:
-        """An expression, in parentheses where it binds less tightly than its place asks for."""
+        """Return an expression, in parentheses where it binds less tightly than its place asks."""
         text, own = self.bare(node)
         return text if own >= level else f"({text})"
 
     def bare(self, node: s.Expression) -> tuple[str, int]:
-        """An expression without parentheses around it, and how tightly it binds."""
+        """Return an expression without parentheses around it, and how tightly it binds."""
         match node:
             case s.Literal(value=value):
                 text = _literal(value)
@@ -137,7 +137,7 @@ class _Printer:
                 return f"{operation}{f'<{generic}>' if generic else ''}({given})", _ATOM
 
     def items(self, items: Sequence[s.Expression]) -> str:
-        """The items of an array or tuple, set tight where all are literals, as in `[1,1]`."""
+        """Return the items of an array or tuple, without spaces if all are literals: `[1,1]`."""
         return ("," if all(map(s.is_literal, items)) else ", ").join(map(self.expression, items))
 
     def comprehension(self, node: s.Comprehension) -> str:

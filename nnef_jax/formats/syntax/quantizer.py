@@ -49,12 +49,12 @@ class Quantizer:
     arguments: Mapping[str, Given]
 
     def span(self, argument: str = "") -> Span:
-        """Where an argument stands, or the whole invocation."""
+        """Return where an argument stands, or the whole invocation."""
         found = (a for a in self.node.arguments if a.name == argument)
         return s.span_in(self.source, next(found, self.node))
 
     def value(self, argument: str, shape: Shape, *, variable: bool) -> Given:
-        """An argument for a tensor of a shape: an array becomes one that broadcasts from the left.
+        """Return an argument for a tensor of a shape; an array is made to broadcast from the left.
 
         Raises ShapeError where an array does not have as many items as the tensor has channels.
         """
@@ -74,7 +74,7 @@ class Quantizer:
         )
 
     def invocation(self, name: str, type: TensorType, *, variable: bool) -> s.Invocation:
-        """The invocation that quantises a tensor, which it calls by its name."""
+        """Return the invocation that quantises a tensor, which it calls by its name."""
         offset = self.node.offset
         arguments = [s.Argument(offset, None, s.Identifier(offset, name))]
         for argument in self.node.arguments:
@@ -85,7 +85,7 @@ class Quantizer:
         return replace(self.node, operation=self.operation, arguments=tuple(arguments))
 
     def problems(self) -> Iterator[SemanticError]:
-        """What is wrong with the numbers given to an algorithm of the standard."""
+        """Yield what is wrong with the numbers given to an algorithm of the standard."""
         given: Mapping[str, Any] = self.arguments
         several = [name for name in WHOLE if isinstance(given.get(name), list | np.ndarray)]
         for name in several:
@@ -119,7 +119,7 @@ class Quantizer:
 
 
 def _expression(value: Given, offset: int) -> s.Expression:
-    """An expression that has a value; arrays are constant tensors."""
+    """Return an expression that has a value; arrays are constant tensors."""
     if not isinstance(value, np.ndarray):
         assert not isinstance(value, list)
         return s.Literal(offset, value)
@@ -133,7 +133,7 @@ def _expression(value: Given, offset: int) -> s.Expression:
 
 
 def _in_order(low: Any, high: Any) -> bool:
-    """Whether each minimum is below its maximum, as far as it is clear which belong together."""
+    """Tell whether each minimum is below its maximum, where it is clear which belong together."""
     if isinstance(low, list) != isinstance(high, list) and np.size(low) > 1 and np.size(high) > 1:
         return True
     low, high = align(np.asarray(low), np.asarray(high))

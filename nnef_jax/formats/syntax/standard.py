@@ -11,7 +11,7 @@ from nnef_jax.formats.syntax.tree import Fragment
 
 @cache
 def standard() -> Mapping[str, Fragment]:
-    """The operations of NNEF 1.0 final by name, from stdlib.nnef."""
+    """Return the operations of NNEF 1.0 final by name, from stdlib.nnef."""
     return read_package("nnef_jax.formats.syntax", "stdlib.nnef")
 
 

@@ -15,7 +15,7 @@ from nnef_jax.formats.syntax.types import ANY, LITERALS, ArrayOf, Tensor, Type, 
 
 
 def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:
-    """The type of an external; extents left open are None."""
+    """Return the type of an external; extents left open are None."""
     extents: list[int] = []
     for extent in shape:
         if extent is not None and extent is not UNKNOWN and extent < 0:
@@ -28,7 +28,7 @@ def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> 
 
 
 def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
-    """The type of a variable (spec 4.1.3)."""
+    """Return the type of a variable (spec 4.1.3)."""
     if not label:
         raise InvalidOperation("'label' of a variable must not be empty")
     if not is_known(shape):
@@ -43,7 +43,7 @@ def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
 
 
 def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
-    """The dtype of tensors that hold what `?` stands for."""
+    """Return the dtype of tensors that hold what `?` stands for."""
     match generic:
         case "logical":
             return "bool"
@@ -58,7 +58,7 @@ def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
 def generic_of(
     fragment: s.Fragment, node: s.Invocation, arguments: Mapping[str, Any], outer: str | None
 ) -> str | None:
-    """What `?` stands for in an invocation: given, else told by an argument, else the default.
+    """Return what `?` stands for in an invocation: given, told by an argument or default.
 
     `outer` is what it stands for in the body that the invocation is in.
     """
@@ -74,7 +74,7 @@ def generic_of(
 
 
 def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
-    """How many tensors an operation makes, where that is not bounded by the length of the text."""
+    """Return how many tensors an operation makes, where the length of the text is no bound."""
     if kind not in ("copy_n", "unstack", "split"):
         return 0
     match kind, operands, attributes:
@@ -95,7 +95,7 @@ def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str
 
 
 def show_operand(operand: Operand) -> str:
-    """An operand as messages show it: a tensor by its type."""
+    """Return an operand as messages show it: a tensor by its type."""
     match operand:
         case Value():
             return str(operand.type)
@@ -106,7 +106,7 @@ def show_operand(operand: Operand) -> str:
 
 
 def _type_of(value: Any) -> Type:
-    """The type of a value, as far as generic parameters ask for it."""
+    """Return the type of a value, as far as generic parameters ask for it."""
     match value:
         case Value(type=TensorType(dtype=dtype)):
             return Tensor({"bool": "logical"}.get(dtype, "integer" if "int" in dtype else "scalar"))

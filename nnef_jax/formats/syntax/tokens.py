@@ -23,5 +23,5 @@ TOKEN = re.compile(
 
 
 def count_tokens(text: str) -> int:
-    """How many tokens a text has."""
+    """Return how many tokens a text has."""
     return sum(match.lastgroup != "skip" for match in TOKEN.finditer(text))

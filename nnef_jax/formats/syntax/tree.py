@@ -217,7 +217,7 @@ class Document:
 
 
 def span_in(source: Source, node: Node) -> Span:
-    """Where a node stands; as long as its name or literal, where it starts with one."""
+    """Return where a node stands; as long as its name or literal, where it starts with one."""
     match node:
         case (
             Invocation(operation=name)
@@ -237,7 +237,7 @@ _SEQUENCES = frozenset({Array, Tuple})
 
 
 def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
-    """All invocations in some expressions, in any order."""
+    """Yield all invocations in some expressions, in any order."""
     pending: list[Any] = [*expressions]
     while pending:
         node = pending.pop()
@@ -256,7 +256,7 @@ def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
 
 
 def is_literal(expression: Expression) -> bool:
-    """Whether an expression is a literal, or an array or a tuple of such."""
+    """Tell whether an expression is a literal, or an array or a tuple of such."""
     match expression:
         case Literal():
             return True
@@ -267,7 +267,7 @@ def is_literal(expression: Expression) -> bool:
 
 
 def identifiers(target: Expression) -> Sequence[Identifier]:
-    """The identifiers of the target of an assignment, in order."""
+    """Return the identifiers of the target of an assignment, in order."""
     match target:
         case Identifier():
             return (target,)

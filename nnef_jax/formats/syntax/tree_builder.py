@@ -23,12 +23,12 @@ _Expression = TypeVar("_Expression", bound=s.Expression)
 
 
 def at(token: Token) -> int:
-    """Where a token stands."""
+    """Return where a token stands."""
     return token.start_pos or 0
 
 
 def present(items: Sequence[Any]) -> tuple[Any, ...]:
-    """The nodes of a production, without its tokens and what it lacks."""
+    """Return the nodes of a production, without its tokens and what it lacks."""
     return tuple(item for item in items if isinstance(item, s.Node))
 
 
@@ -52,7 +52,7 @@ class TreeBuilder:
         return NnefSyntaxError(message, span=span, hint=hint)
 
     def _name(self, token: Token) -> str:
-        """The identifier that a token stands for."""
+        """Return the identifier that a token stands for."""
         return str(token)
 
     def _check_nesting(self, what: str, depth: int, offset: int) -> None:
@@ -64,18 +64,18 @@ class TreeBuilder:
             )
 
     def _depth(self, offset: int, inner: Sequence[s.Expression | None]) -> int:
-        """How deep expressions nest in one that has others in it."""
+        """Return how deep expressions nest in one that has others in it."""
         depth = 1 + max([getattr(item, "depth", 0) for item in inner], default=0)
         self._check_nesting("expressions", depth, offset)
         return depth
 
     def _nested(self, node: _Expression, *inner: s.Expression | None) -> _Expression:
-        """An expression that has others in it."""
+        """Return an expression that has others in it."""
         node.depth = self._depth(node.offset, inner)
         return node
 
     def _computed(self, node: _Expression, *inner: s.Expression | None) -> _Expression:
-        """An expression that computes something from others."""
+        """Return an expression that computes something from others."""
         self._operators.append(node.offset)
         return self._nested(node, *inner)
 
@@ -149,7 +149,7 @@ class TreeBuilder:
 
 
 class _Callbacks:
-    """What lark calls with a list: the methods of a builder."""
+    """Is called by lark with a list, and calls the methods of a builder."""
 
     def __init__(self, builder: TreeBuilder) -> None:
         self._builder = builder
@@ -171,7 +171,7 @@ class GrammarReader:
     def read(
         self, start: str, source: Source, text: str, nesting: int, *, provisional: bool = False
     ) -> Any:
-        """What the builder makes of a text from one of the start symbols of the grammar.
+        """Return what the builder makes of a text from one of the start symbols of the grammar.
 
         Raises NnefSyntaxError, LimitError, or what else the builder raises.
         """

@@ -60,7 +60,7 @@ class Anything:
 
 
 def weight(type: Type) -> int:
-    """How many types there are in a type."""
+    """Return how many types there are in a type."""
     depth = 1
     while isinstance(type, ArrayOf):
         depth, type = depth + 1, type.item
@@ -89,7 +89,7 @@ LITERALS: dict[type, Type] = {bool: LOGICAL, int: INTEGER, float: SCALAR, str: S
 
 
 def substitute(type: Type, generic: str | None) -> Type:
-    """The type with `?` replaced by a primitive's name, or by "unknown" where that is None."""
+    """Return the type with `?` replaced by a primitive's name, "unknown" for None."""
     match type:
         case Primitive("?"):
             return Primitive(generic) if generic else ANY
@@ -104,7 +104,7 @@ def substitute(type: Type, generic: str | None) -> Type:
 
 
 def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
-    """Whether an expression of one type may stand for another (spec 3.3.2, Type Casting).
+    """Tell whether an expression of one type may stand for another (spec 3.3.2, Type Casting).
 
     A primitive stands for a tensor of its kind; arrays and tuples fit item by item. Where numbers
     may be `mixed`, integers stand for scalars (spec 3.2.2).
@@ -128,7 +128,7 @@ def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
 
 
 def common(a: Type, b: Type) -> Type | None:
-    """The type that both fit, None where there is none."""
+    """Return the type that both fit, None where there is none."""
     match a, b:
         case Anything(), _:
             return b
@@ -147,7 +147,7 @@ def common(a: Type, b: Type) -> Type | None:
 
 
 def deduce(actual: Type, formal: Type) -> str | None:
-    """What `?` in the declared type stands for, given an argument's type; None if untold."""
+    """Return what `?` in the declared type stands for, given an argument's type; None if untold."""
     match actual, formal:
         case ((Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?"))):
             return name
@@ -160,7 +160,7 @@ def deduce(actual: Type, formal: Type) -> str | None:
 
 
 def _leaves(type: Type) -> list[Type]:
-    """What the arrays and tuples of a type hold in the end."""
+    """Return what the arrays and tuples of a type hold in the end."""
     found: list[Type] = []
     pending = [type]
     while pending:
@@ -175,22 +175,22 @@ def _leaves(type: Type) -> list[Type]:
 
 
 def is_generic(type: Type) -> bool:
-    """Whether `?` occurs in the type."""
+    """Tell whether `?` occurs in the type."""
     return any(leaf in (GENERIC, Tensor("?")) for leaf in _leaves(type))
 
 
 def holds_strings(type: Type) -> bool:
-    """Whether a tensor of strings, which there is none of, occurs in the type."""
+    """Tell whether a tensor of strings, which there is none of, occurs in the type."""
     return Tensor("string") in _leaves(type)
 
 
 def has_tensor(type: Type) -> bool:
-    """Whether values of the type hold tensors, so that arguments for it may be positional."""
+    """Tell whether values of the type hold tensors, so that arguments for it may be positional."""
     return any(isinstance(leaf, Tensor) for leaf in _leaves(type))
 
 
 def nesting(type: Type) -> int:
-    """How deep arrays and tuples nest in the type; without recursion, texts know no bound."""
+    """Return how deep arrays and tuples nest in the type, without recursion."""
     depth = 0
     level: list[Type] = [type]
     while level:

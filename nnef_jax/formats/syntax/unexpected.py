@@ -1,4 +1,4 @@
-"""What a syntax error says: what stands in the text, what may stand there, what was meant."""
+"""Words syntax errors: what stands in the text, what may stand there, what was meant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHOWN = {
 def syntax_error(
     lark: Lark, source: Source, text: str, error: UnexpectedInput, provisional: bool
 ) -> NnefSyntaxError:
-    """What lark found in a text, as an error with its place, what was expected, and a hint.
+    """Return what lark found in a text, as an error with its place, what was expected, and a hint.
 
     `text` is the source's text with the semicolons put in that a provisional one may leave out.
     """

@@ -27,7 +27,7 @@ _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}  # kind
 
 
 def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
-    """What to raise where a variable has no data."""
+    """Return what to raise where a variable has no data."""
     return ArchiveError(
         f"{archive.name} has no member '{member}' for the variable '{label}'",
         hint="each variable is stored in LABEL.dat: correct the label, or add the file",
@@ -51,7 +51,7 @@ def convert(
     meter: Meter,
     hint: str = "integer tensors are int32",
 ) -> NDArray[Any]:
-    """The array in another dtype; DataError where that would lose the meaning of what is stored.
+    """Return the array in another dtype; DataError where that would change its meaning.
 
     `hint` says what to do about integers that are too large.
     """

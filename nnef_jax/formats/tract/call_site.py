@@ -1,4 +1,4 @@
-"""Where a document calls an operation, and what is made of it there."""
+"""Holds the place where a document calls an operation, and applies it there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentN
 
 
 class _Evaluator(Protocol):
-    """What intrinsics need of the evaluation of a unit into a graph (`flatten`)."""
+    """Says what intrinsics need of the evaluation of a unit into a graph (`flatten`)."""
 
     unit: Unit
     graph: FlatGraph

@@ -47,7 +47,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """How an operation becomes one of a kind; `rewrite` does what the other fields cannot.
+    """Makes an operation one of a kind; `rewrite` does what the other fields cannot.
 
     `renamed` has the kind's names of arguments by the dialect's, None for those that it lacks.
     """
