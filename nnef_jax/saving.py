@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import show
-from lowering.graph import TensorType
 from lowering.registry import Registry
 from nnef_jax.errors import DataError, NnefError, raise_all
 from nnef_jax.formats.base import Options
@@ -79,17 +78,14 @@ def members_of(
                     hint="load(..., unused=True) has all variables in model.params, "
                     "model.save stores those that nothing reads as they were",
                 )
-            stored[label] = _array(label, arrays[label], type)
+            what = f"params: the array for '{label}'"
+            array = numpy_of(arrays[label], DataError, f"{what} has no values to store")
+            if array.shape != type.shape:
+                shapes = f"has shape {show(array.shape)}, declared is {show(type.shape)}"
+                raise DataError(f"{what} {shapes}")
+            require_kind(array, np.dtype(type.dtype), what)
+            stored[label] = array
         except DataError as error:
             errors.append(error)
     raise_all(errors)
     return network.frontend.members(stored, quantization)
-
-
-def _array(label: str, given: Any, type: TensorType) -> NDArray[Any]:
-    what = f"params: the array for '{label}'"
-    array = numpy_of(given, DataError, f"{what} has no values to store")
-    if array.shape != type.shape:
-        raise DataError(f"{what} has shape {show(array.shape)}, declared is {show(type.shape)}")
-    require_kind(array, np.dtype(type.dtype), what)
-    return array

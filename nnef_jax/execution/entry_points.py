@@ -87,7 +87,9 @@ class EntryPoint:
 
     def __call__(self, arrays: list[Any]) -> Any:
         """Run the network on its own parameters."""
-        if _is_traced(arrays):
+        # The caller compiles, or wants nothing compiled.
+        disabled: bool = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+        if disabled or any(isinstance(x, Tracer) for x in arrays):
             return self.pure(self._execution.own.parameters(), *self._parted(arrays))
         place = place_of(arrays)
         # Jitted functions are the same whether or not their arguments are committed.
@@ -146,12 +148,6 @@ class EntryPoint:
 
     def _results(self, results: tuple[Any, dict[str, Any]]) -> Any:
         return results if self._takes_state else results[0]
-
-
-def _is_traced(arrays: Sequence[Any]) -> bool:
-    """Tell whether the caller compiles, or wants nothing compiled."""
-    disabled: bool = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
-    return disabled or any(isinstance(x, Tracer) for x in arrays)
 
 
 def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:

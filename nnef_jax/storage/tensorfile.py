@@ -130,7 +130,14 @@ def read_tensor_file(
     which the standard forbids and other writers write. Raises as `read_tensor` does.
     """
     meter = meter or Meter()
-    data, name = _contents(source, name, meter)
+    if isinstance(source, str | os.PathLike):
+        path = os.fsdecode(source)
+        name = name or path
+        with files.open_regular(path, DataError) as file:
+            data = files.contents(file)
+    else:
+        name = name or str(getattr(source, "name", "tensor"))
+        data = files.bytes_of(source, meter, name)
     header = _read_header(data, name)
     if 0 in header.shape and not empty:
         raise DataError(f"{name}: extents {list(header.shape)}, expected each to be at least 1")
@@ -150,15 +157,6 @@ def shaped(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[An
         return array.reshape(shape)
     except ValueError as error:
         raise DataError(f"{name}: extents {list(shape)}: {error}") from None
-
-
-def _contents(source: files.Readable, name: str, meter: Meter) -> tuple[memoryview, str]:
-    if isinstance(source, str | os.PathLike):
-        path = os.fsdecode(source)
-        with files.open_regular(path, DataError) as file:
-            return files.contents(file), name or path
-    name = name or str(getattr(source, "name", "tensor"))
-    return files.bytes_of(source, meter, name), name
 
 
 def _start(data: memoryview, name: str) -> tuple[int, int]:
@@ -342,20 +340,16 @@ def encode_tensor(
     if length > _MAX_WORD:
         raise DataError(f"{length} bytes of data, but a tensor file holds less than 4 GiB")
     if bits < own_bits:
-        _check_range(values, kind, bits)
+        low, high = (-1 << bits - 1, (1 << bits - 1) - 1) if kind == "i" else (0, (1 << bits) - 1)
+        least, most = int(values.min()), int(values.max())
+        if least < low or most > high:
+            raise DataError(
+                f"values from {least} to {most} do not fit {bits} bits, which hold {low} to {high}"
+            )
     extents = values.shape + (0,) * (_MAX_RANK - values.ndim)
     code = next(c for c, (_, k, q) in _FINAL.items() if (k, q) == (kind, quantized))
     header = _HEADER.pack(_MAGIC, 1, 0, length, values.ndim, *extents, bits, code, 0, 0)
     return header, _encode(values, dtype, bits)
-
-
-def _check_range(values: NDArray[Any], kind: str, bits: int) -> None:
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind == "i" else (0, (1 << bits) - 1)
-    least, most = int(values.min()), int(values.max())
-    if least < low or most > high:
-        raise DataError(
-            f"values from {least} to {most} do not fit {bits} bits, which hold {low} to {high}"
-        )
 
 
 def _encode(values: NDArray[Any], dtype: np.dtype[Any], bits: int) -> memoryview:
