@@ -180,10 +180,15 @@ class GraphBuilder:
         for name, attribute in attributes.items():
             if takes_all or name in reads:
                 arguments[python_name(name)] = _opened(attribute)
-        if len(arguments) < len(operands) + len(attributes) and "**" not in known.parameters:
+        count = len(operands) + len(attributes)
+        if len(arguments) < count and "**" not in known.parameters:
             for name in (*operands, *attributes):
                 if name not in known.parameters:
-                    raise InvalidOperation(f"the rule of '{kind}' takes no '{name}'")
+                    raise InvalidOperation(f"the rule takes no '{name}'")
+        if count < len(known.parameters):
+            required = set(known.parameters) - known.defaults.keys() - {"**"}
+            if missing := sorted(required - operands.keys() - attributes.keys()):
+                raise InvalidOperation(f"the rule needs {', '.join(map(repr, missing))}")
         try:
             inferred = known.infer(**arguments)
         except ZeroDivisionError:  # some divide by an extent

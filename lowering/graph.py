@@ -66,7 +66,6 @@ class Rule:
 
     kind: str
     infer: Callable[..., Types]
-    infer_reads: frozenset[str]  # the names of what it takes
     lower: Callable[..., Any]
     parameters: tuple[str, ...]  # their names, as the standard writes them
     wants_context: bool
@@ -74,6 +73,7 @@ class Rule:
     work: Callable[..., int] | None = None
     work_reads: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the last parameters
+    infer_reads: frozenset[str] = frozenset({"**"})  # the names of what it takes, `**` for all
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,8 +8,10 @@ multiply-adds. The parameters of `lower` are the rule's, with the standard's nam
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from lowering.graph import Rule, Types
 
@@ -35,14 +37,21 @@ class Registry:
         def register(lower: Callable[..., Any]) -> Callable[..., Any]:
             if kind in self._rules:
                 raise ValueError(f"operation '{kind}' already has a rule")
-            known, of = _parameters(lower), f"rule of '{kind}'"
+            known, inferred = _parameters(lower), _parameters(infer)
             context = known.pop("ctx", None) is not None
+            if any(_differ(inferred[name], known[name]) for name in inferred.keys() & known.keys()):
+                raise TypeError(f"rule of '{kind}': infer and lower have different defaults")
+            if "**" in known:
+                known = inferred | known
+            reads = _reads(f"rule of '{kind}': infer", inferred, known)
+            counted = frozenset[str]()
+            if work is not None:
+                everything = [*known, "result"]
+                counted = _reads(f"rule of '{kind}': work", _parameters(work), everything)
             defaults = {n: default for n, default in known.items() if default is not _REQUIRED}
-            reads = _reads(f"{of}: infer", infer, known)
-            counted = _reads(f"{of}: work", work, {**known, "result": _REQUIRED}) if work else reads
             names, why_not = tuple(known), not_differentiable
             self._rules[kind] = Rule(
-                kind, infer, reads, lower, names, context, why_not, work, counted, defaults
+                kind, infer, lower, names, context, why_not, work, counted, defaults, reads
             )
             return lower
 
@@ -73,28 +82,37 @@ def python_name(name: str) -> str:
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the defaults of a function's parameters by standard name, `**` for all others.
 
-    `**name: Unpack[...]` of a TypedDict stands for its keys.
+    `**name: Unpack[...]` of a TypedDict stands for its keys, where its annotation can be read.
     """
     found: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
             found[parameter.name.removesuffix("_")] = parameter.default
-        elif "Unpack" in str(parameter.annotation):
-            # `typing.get_type_hints` resolves all annotations, which takes a millisecond a rule.
-            hint: Any = parameter.annotation
-            hint = eval(hint, function.__globals__) if isinstance(hint, str) else hint
-            found |= dict.fromkeys(hint.__args__[0].__annotations__, _REQUIRED)
         else:
-            found["**"] = _REQUIRED
+            keys = _keys(parameter.annotation, inspect.unwrap(function))
+            found |= dict.fromkeys(keys, _REQUIRED)
     return found
 
 
-def _reads(facet: str, function: Callable[..., Any], known: Mapping[str, Any]) -> frozenset[str]:
+def _keys(annotation: Any, function: Callable[..., Any]) -> Iterable[str]:
+    """Return the keys of `Unpack[...]`, `**` for another annotation."""
+    if "Unpack" not in str(annotation):
+        return ["**"]
+    try:
+        # `typing.get_type_hints` resolves all annotations, which takes a millisecond a rule.
+        hint = eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
+        return hint.__args__[0].__annotations__
+    except (NameError, AttributeError):  # it is of a local name, or of a function that jax wraps
+        return ["**"]
+
+
+def _differ(default: Any, other: Any) -> bool:
+    return default is not other and bool(np.any(default != other))
+
+
+def _reads(facet: str, taken: Collection[str], known: Collection[str]) -> frozenset[str]:
     """Return the names of what a facet takes of the parameters of its rule, `**` for all."""
-    taken = _parameters(function)
-    unknown = taken.keys() - known.keys() - {"**"}
+    unknown = sorted(set(taken) - set(known) - {"**"})
     if unknown and "**" not in known:
-        raise TypeError(f"{facet} takes {unknown}, lower does not")
-    if any(taken[name] != known[name] for name in taken.keys() & known.keys()):
-        raise TypeError(f"{facet} and lower have different defaults")
+        raise TypeError(f"{facet} takes {', '.join(map(repr, unknown))}, lower does not")
     return frozenset(known if "**" in taken else taken)

@@ -20,8 +20,9 @@ def multiply_adds(operation: Operation) -> int:
     arguments: dict[str, Any] = {n: _type(x) for n, x in operation.operands}
     arguments |= {name: known(attribute) for name, attribute in operation.attributes}
     arguments["result"] = _type(operation.results[0])
-    names = arguments if "**" in rule.work_reads else rule.work_reads
-    return rule.work(**{python_name(name): arguments[name] for name in names})
+    reads = rule.work_reads
+    read = {python_name(n): x for n, x in arguments.items() if n in reads or "**" in reads}
+    return rule.work(**read)
 
 
 def total(graph: Graph) -> int:

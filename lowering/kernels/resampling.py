@@ -60,7 +60,7 @@ _STORED = 2.0**-23
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Says how a resize interpolates, in the terms of ONNX Resize; `cubic` is its coefficient."""
+    """Says how a resize interpolates, in the terms of ONNX Resize; `cubic` is cubic_coeff_a."""
 
     coordinates: str
     interpolator: str

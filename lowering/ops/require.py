@@ -149,5 +149,5 @@ def normal_axes(given: Sequence[int], rank: int, name: str = "axes") -> Ints:
 
 
 def normal_axis(axis: int, rank: int, name: str = "axis") -> int:
-    """Return `normal_axes` of a single one."""
+    """Return one axis as `normal_axes` returns several."""
     return normal_axes((axis,), rank, name)[0]

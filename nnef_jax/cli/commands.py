@@ -119,7 +119,8 @@ def flatten(
         typer.Option("--output", "-o", help="Save the network: a folder, or .tar, .tgz, .tar.xz."),
     ] = None,
     expand: Annotated[
-        Literal["auto", "all"], typer.Option(help="all: to primitives; auto: as the network runs.")
+        Literal["auto", "all"],
+        typer.Option(help="all: primitives; auto: as the network runs."),
     ] = "auto",
     dialect: Dialect = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
@@ -147,11 +148,11 @@ def run(
         ),
     ] = None,
     mean: Annotated[
-        str, typer.Option(help="Subtracted from pixels of 0 to 255: one number, or one a channel.")
+        str, typer.Option(help="Subtract from pixels of 0 to 255: one number, or one a channel.")
     ] = "0",
     scale: Annotated[
         str,
-        typer.Option(help="What they are then multiplied with: one number, or one a channel."),
+        typer.Option(help="Multiply pixels with after --mean: one number, or one a channel."),
     ] = "1",
     layout: Annotated[
         Literal["nchw", "nhwc", "chw", "hwc", "nhw", "hw"],
@@ -172,7 +173,7 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Print only so many largest entries of each row (last axis longer than 1).",
+            help="Print only so many entries, the largest of each row (last axis longer than 1).",
         ),
     ] = None,
     labels: Annotated[
@@ -311,7 +312,8 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
         numbers = tuple(map(float, text.split(",")))
         if all(map(math.isfinite, numbers)):
             return numbers
-    raise typer.BadParameter(f"{text!r} is no number or list as 0.5,0.5,0.5", param_hint=option)
+    message = f"{text!r} is no number, nor a list such as 0.5,0.5,0.5"
+    raise typer.BadParameter(message, param_hint=option)
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

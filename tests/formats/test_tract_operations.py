@@ -113,7 +113,7 @@ def test_float16(case: OpCase) -> None:
             assert np.abs(output.astype(np.float64) - want).max(initial=0) <= 0.01 * scale
 
 
-EXPANDED = defined("all") - defined("auto") - {"copy_n"}  # the results of that are an array
+EXPANDED = defined("all") - defined("auto")
 DEFINED = few([c for c in op_cases.ALL_CASES if c.operation in EXPANDED], 3)
 
 
@@ -134,6 +134,18 @@ def test_kind_equals_definition(case: OpCase) -> None:
     if not all(np.isfinite(y).all() for y in results(parts)):
         pytest.skip("the definition overflows in 32 bits, the rule does not")
     assert_close(parts, results(whole), case.tolerance)
+
+
+def test_operations_with_arrays_of_results_stay_whole() -> None:
+    text = """version 1.0;
+extension tract_registry tract_core;
+graph g(x) -> (y)
+{
+    x = tract_core_external(shape = [2], datum_type = 'f32');
+    [y, z] = copy_n(x, times = 2);
+}
+"""
+    assert [o.kind for o in model_of(text, expand="all").graph.operations] == ["copy_n"]
 
 
 def test_expansion_replaces_rules_of_a_users() -> None:

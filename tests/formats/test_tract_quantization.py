@@ -160,6 +160,11 @@ BAD = {
     "a list of names": ('"x": linear_quantize(min=[0.0, §y], max=1.0)', "unexpected 'y'", ""),
     "a list without commas": ('"x": linear_quantize(min=[0 §1], max=1)', "expected ',' or ']'", ""),
     "an open list": ('"x": linear_quantize(min=[0.0§', "unexpected end of the text", ""),
+    "lists of different lengths": (
+        '"x": linear_quantize(§min=[0.0, 1.0], max=[2.0, 3.0, 4.0], bits=8)',
+        "arrays must hold a value a channel: 'min' has 2 and 'max' has 3",
+        "",
+    ),
     "an empty list": ('"x": linear_quantize(§min=[], max=1.0, bits=8)', "'min' is empty", ""),
     "a string": ("\"x\": linear_quantize(min=§'a', max=1.0)", "unexpected ''a''", ""),
     "a truth value": ('"x": linear_quantize(min=§true)', "must be a number, it is 'true'", ""),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import jax
@@ -110,6 +112,35 @@ def test_rules_may_take_all_arguments() -> None:
     model = model_of(_HEAD + _ONE.replace("CALL", "own"), rules=own)
     np.testing.assert_array_equal(model(np.ones((2, 3), np.float32)), np.full((2, 3), 2))
     assert "7 multiply-adds" in model.summary()
+
+
+@pytest.mark.parametrize(
+    ("lower", "message"),
+    [
+        (lambda x, z: x, "the rule needs 'z'"),
+        (lambda x, z, a: x, "the rule needs 'a', 'z'"),
+        (lambda: 1.0, "the rule takes no 'x'"),
+    ],
+)
+def test_arguments_that_the_document_does_not_give(lower: Any, message: str) -> None:
+    own = rules(lower, lambda **types: TensorType((2, 3), "float32"))
+    with pytest.raises(nnef_jax.SemanticError, match=message) as caught:
+        model_of(_HEAD + _ONE.replace("CALL", "own"), rules=own)
+    assert caught.value.span is not None
+
+
+def test_functions_that_libraries_wrap_and_any_defaults() -> None:
+    some = np.arange(2)
+
+    def lower(x: Any, g: Any = math.nan, array: Any = some) -> Any:
+        return 2 * x
+
+    for wrapped in (lower, jax.jit(lower), functools.partial(lower), jax.checkpoint(lower)):
+        own = nnef_jax.Registry()
+        own.rule("own", lambda x, g=math.nan, array=some: x, work=lambda x, g=1: 7)(wrapped)
+        model = model_of(_HEAD + _ONE.replace("CALL", "own"), rules=own)
+        np.testing.assert_array_equal(model(np.ones((2, 3), np.float32)), np.full((2, 3), 2))
+        assert "7 multiply-adds" in model.summary()
 
 
 def test_extents_that_a_rule_cannot_infer_are_free() -> None:

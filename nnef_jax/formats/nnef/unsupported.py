@@ -55,6 +55,6 @@ def refuse_unsupported(
     for name in sorted(uses, key=lambda name: first[name].offset):
         count = f"used {len(uses[name])} time{'s' * (len(uses[name]) > 1)}"
         message = f"there is no rule for operation '{name}', {count}"
-        hint = "give the operation a body, or a rule by load(..., rules=registry)"
+        hint = "give the operation a body, or a rule: rules=registry"
         errors.append(UnsupportedError(message, span=first[name], hint=hint))
     raise_all(errors)

@@ -106,6 +106,11 @@ class Quantizer:
             if not np.all(np.abs(array) <= bound):
                 yield self._error(f"'{name}' must be finite and at most {bound}", name)
                 return
+        sizes = {array.size for array in numbers.values()} - {1}
+        if len(sizes) > 1:
+            held = " and ".join(f"'{name}' has {array.size}" for name, array in numbers.items())
+            yield self._error(f"arrays must hold a value a channel: {held}", next(iter(numbers)))
+            return
         positive = "max" if self.operation == "logarithmic_quantize" else "scale"
         if positive in numbers and not np.all(numbers[positive] > 0):
             message = f"'{positive}' must be positive, it is {numbers[positive].min()}"

@@ -119,6 +119,8 @@ class CallSite:
             message = "how many results it has depends on an open extent"
             error = InvalidOperation(message, GIVE_SHAPES)
         if isinstance(error, InvalidOperation):
+            if not self.kind:
+                return self.error(error.message, error.hint)
             return self.invalid(error, self.kind)
         if isinstance(error, NnefError):
             if error.span is None:

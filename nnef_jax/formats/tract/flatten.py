@@ -1,7 +1,7 @@
 """From a document of the dialect to the flat graph.
 
 A name may be assigned again; the last value counts. Values that follow from shapes stay on the
-host (`host`); operations on tensors go into the graph, with the casts of `promotion`.
+host (`host`); operations on tensors go into the graph, with the casts that tract makes.
 """
 
 from __future__ import annotations

@@ -182,8 +182,10 @@ def meanings() -> Mapping[str, Meaning]:
     return {name: Meaning(name) for name in standard() if name in rules} | _MEANINGS
 
 
-# Their definitions are written in expressions that the dialect lacks.
-_WHOLE = frozenset({"add_n", "nearest_downsample", "area_downsample", "logarithmic_quantize"})
+# Their definitions are written in expressions that the dialect lacks, or give an array of results.
+_WHOLE = frozenset(
+    {"add_n", "copy_n", "nearest_downsample", "area_downsample", "logarithmic_quantize"}
+)
 
 
 @cache
