@@ -96,7 +96,7 @@ def padded(shape: Shape, rank: int) -> Shape:
 
 
 def known(attribute: Any) -> Any:
-    """Return a shape, or any attribute, with 1 for unknown extents."""
+    """Replace unknown extents by 1, in a shape or another attribute."""
     if isinstance(attribute, tuple):
         return tuple(map(known, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return 1 if attribute is UNKNOWN else attribute

@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Tells a rule what it may know beside its arguments."""
+    """Gives a rule the settings of the trace that it is part of."""
 
     precision: jax.lax.PrecisionLike = None  # of products; None is jax's default
     optimized: bool = False  # what is traced is laid out by `lowering.cpu`, for CPUs

@@ -1,4 +1,4 @@
-"""Gives a user a network as a jitted callable, and as a pure function."""
+"""Offers a network as a jitted callable, and as a pure function."""
 
 from __future__ import annotations
 

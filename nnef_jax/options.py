@@ -111,7 +111,7 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def numpy_of(value: Any, error: type[NnefError], message: str) -> NDArray[Any]:
-    """Return what numpy takes for an array; raise an error with the reason for others."""
+    """Convert a value to an array of numpy. Raises the error: the message, and numpy's reason."""
     try:
         if isinstance(value, np.ma.MaskedArray):
             raise ValueError("it is masked")

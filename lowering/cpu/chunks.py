@@ -1,4 +1,4 @@
-"""Run a large batch a few items at a time, so that all that is computed of them fits the caches."""
+"""Run a large batch a few items at a time, so that what is computed fits the caches."""
 
 from __future__ import annotations
 

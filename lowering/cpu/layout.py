@@ -34,7 +34,7 @@ def _elementwise(equation: Any, views: Sequence[View]) -> View:
 
 
 def _extremum(equation: Any, views: Sequence[View]) -> View:
-    """Take a maximum or minimum; by a constant, its derivative is a selection, which is fused."""
+    """Compute a maximum or minimum; with a constant, differentiate it as a selection."""
     constants = [isinstance(view.array, np.ndarray) and view.shape == () for view in views]
     if sum(constants) != 1 or not runs("extrema"):
         return _elementwise(equation, views)

@@ -11,7 +11,7 @@ from lowering.kernels.windows import extend
 
 
 def merged(x: Array, axis: int) -> Array:
-    """Make one axis of an axis and the next."""
+    """Merge an axis with the next."""
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
@@ -60,7 +60,11 @@ def upsample_aligned(x: Array, axis: int, factor: int) -> Array:
 
 
 def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
-    """Interpolate (B,C,H,W) at rows (N,h), columns (N,w) of items (N), clipped: (N,C,h,w)."""
+    """Sample images (B,C,H,W) bilinearly on N grids; return (N,C,h,w).
+
+    Grid n has rows `row[n]` (h) and columns `column[n]` (w) in image `batch[n]`. Places outside of
+    the image take its nearest value.
+    """
     top, bottom, down = _neighbours(row, x.shape[2], x.dtype)
     left, right, across = _neighbours(column, x.shape[3], x.dtype)
     down, across = down[:, :, None, None], across[:, None, :, None]

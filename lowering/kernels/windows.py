@@ -42,7 +42,7 @@ class Pool(Sliding):
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Places windows: an entry for each dimension, nothing left to defaults.
+    """Describes sliding windows fully, with an entry for each dimension.
 
     `upscaled` is the shape under them, `downscaled` that of their positions. Extents and computed
     padding may be UNKNOWN.

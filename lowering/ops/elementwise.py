@@ -87,8 +87,8 @@ _unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
 
 
 def rounded(x: Array, ties: str) -> Array:
-    """Round; "up" is floor(x + 0.5) without a sum that is inexact below 0.5 and from 2**23."""
-    if ties == "up":
+    """Round real numbers; `ties` says where halves go."""
+    if ties == "up":  # floor(x + 0.5), whose sum would be inexact below 0.5 and from 2**23
         whole = jnp.floor(x)
         return jnp.where(x - whole >= 0.5, whole + 1, whole)
     away = lax.RoundingMethod.AWAY_FROM_ZERO

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class PictureOptions:
-    """Makes a tensor of a picture: value = (pixel - mean) * scale, pixels being 0 to 255.
+    """Says how to convert pixels of 0 to 255 to numbers: (pixel - mean) * scale.
 
     Mean and scale hold a number, or one a channel; the layout a letter for each axis of the input.
     """
@@ -36,7 +36,7 @@ class PictureOptions:
 
 
 def is_picture(path: str | Path) -> bool:
-    """Return whether a file is a picture by its suffix."""
+    """Tell whether a file is a picture by its suffix."""
     return Path(path).suffix.lower() in _PICTURES
 
 

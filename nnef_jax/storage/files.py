@@ -111,7 +111,7 @@ def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memo
 
 
 def _may_map(descriptor: int) -> bool:
-    """Return whether a quarter of the descriptors is free: a new one has the lowest number."""
+    """Tell whether a quarter of the descriptors is free: a new one has the lowest number."""
     if _UNTRACKED or resource is None:
         return True
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

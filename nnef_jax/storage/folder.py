@@ -74,7 +74,7 @@ class Folder:
             _close(opened)
 
     def exists(self, name: str) -> bool:
-        """Return whether this name is that of something but a folder."""
+        """Tell whether this name is that of something but a folder."""
         self._check_open()
         parts = split_name(name)
         if not parts:

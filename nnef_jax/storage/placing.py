@@ -1,4 +1,4 @@
-"""Placing what is complete under its name: the caller checks what is replaced."""
+"""Gives complete files and folders their names; the caller checks what is replaced."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class _Member:
 
 
 def is_tarball(start: bytes) -> bool:
-    """Return whether a file that starts like this is a tar archive or compressed."""
+    """Tell whether a file that starts like this is a tar archive or compressed."""
     return _compression(start) is not None or _is_header(start[:_BLOCK])
 
 
@@ -85,7 +85,7 @@ class Tarball:
         return iter(self._members)
 
     def exists(self, name: str) -> bool:
-        """Return whether there is a member of this name, readable or not."""
+        """Tell whether there is a member of this name, readable or not."""
         return self._find(name) is not None
 
     def read(self, name: str) -> memoryview:
@@ -219,7 +219,7 @@ def _broken(header: bytes, name: str, position: int) -> ArchiveError:
 
 
 def _is_header(block: bytes) -> bool:
-    """Return whether a block has a header's checksum, which old writers sum over signed bytes."""
+    """Tell whether a block has a header's checksum, which old writers sum over signed bytes."""
     if len(block) < _BLOCK:
         return False
     try:

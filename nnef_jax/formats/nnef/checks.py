@@ -225,6 +225,6 @@ _Named = s.Identifier | s.Parameter | s.ResultDeclaration
 
 
 def _repeated(declared: Sequence[_Named]) -> list[_Named]:
-    """Return what has the name of something before it."""
+    """Return the nodes whose names were declared before them."""
     first = {node.name: node for node in reversed(declared)}
     return [node for node in declared if first[node.name] is not node]

@@ -8,7 +8,7 @@ interpreter's stack.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import GeneratorType
 from typing import Any
 
@@ -19,7 +19,7 @@ from nnef_jax.formats.base import Options
 from nnef_jax.formats.nnef import values as v
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Emitter, Frame
+from nnef_jax.formats.syntax.emission import Emitter, Frame, Given, Site
 from nnef_jax.formats.syntax.tensors import result_count
 from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import EVALUATION, RESULT
@@ -47,28 +47,20 @@ class Evaluator(Emitter, ABC):
     def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         """Return the result of an operation, or a generator that finds it."""
 
-    def _emit(
-        self,
-        kind: str,
-        operands: Mapping[str, Any],
-        attributes: Mapping[str, Any],
-        node: s.Node,
-        frame: Frame,
-        names: Sequence[str],
-    ) -> tuple[Any, ...]:
+    def _emit(self, kind: str, operands: Given, attributes: Given, site: Site) -> tuple[Any, ...]:
         """Add an operation whose operands are all known to the graph."""
-        self.spend(RESULT * result_count(kind, operands, attributes), node, frame)
+        self.spend(RESULT * result_count(kind, operands, attributes), site.node, site.frame)
         v.require_known(operands.values(), self.meter)
         name, rule = _POSITIVE.get(kind), self.options.rules.get(kind)
         if name is not None and rule is None and any([item < 1 for item in attributes[name]]):
             error = InvalidOperation(f"'{name}' must be positive, it is {list(attributes[name])}")
-            raise self.invalid(error, kind, operands, node, frame)
-        return self.emit(kind, operands, attributes, node, frame, names, rule)
+            raise self.invalid(error, kind, operands, site.node, site.frame)
+        return self.emit(kind, operands, attributes, *site, rule)
 
     # The loop that drives evaluation
 
     def _run(self, step: Any) -> Any:
-        """Return what evaluation ends in: it yields generators for parts, or ready values."""
+        """Drive evaluation to its end, and return the value. Steps yield generators or values."""
         stack: list[Step] = []
         while True:
             if isinstance(step, GeneratorType):
@@ -141,7 +133,7 @@ class Evaluator(Emitter, ABC):
     def _rest(
         self, step: Any, values: list[Any], pending: Iterator[s.Expression], frame: Frame
     ) -> Step:
-        """Yield the list with the value of a step behind it, and with those of more expressions."""
+        """Append the value of a step, then those of the expressions left, and return the list."""
         values.append((yield step))
         for item in pending:
             values.append((yield self._evaluate(item, frame)))
@@ -159,7 +151,7 @@ class Evaluator(Emitter, ABC):
                 value = yield self._evaluate(operand, frame)
                 if isinstance(value, Value):
                     kind = library.UNARY_OPERATORS[operator]
-                    return self._emit(kind, {"x": value}, {}, node, frame, names)[0]
+                    return self._emit(kind, {"x": value}, {}, Site(node, frame, names))[0]
                 return v.UNARY[operator](value)
             case s.Subscript(sequence=sequence, index=index):
                 values = yield self._evaluate(sequence, frame)
@@ -208,7 +200,7 @@ class Evaluator(Emitter, ABC):
         if isinstance(a, Value) or isinstance(b, Value):
             a, b = (self._declared(node, frame, x, Tensor("scalar")) for x in (a, b))
             kind = library.OPERATORS[operator]
-            return self._emit(kind, {"x": a, "y": b}, {}, node, frame, names)[0]
+            return self._emit(kind, {"x": a, "y": b}, {}, Site(node, frame, names))[0]
         return self._value(node, frame, lambda: v.binary(operator, a, b, self.meter), a, b)
 
     def _comprehension(self, node: s.Comprehension, frame: Frame) -> Step:

@@ -18,16 +18,11 @@ from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.unsupported import calls_of, refuse_unsupported
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Frame
+from nnef_jax.formats.syntax.emission import Frame, Given, Site
 from nnef_jax.formats.syntax.invocation import Form
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
-from nnef_jax.formats.syntax.tensors import (
-    dtype_of,
-    external_type,
-    generic_of,
-    variable_type,
-)
+from nnef_jax.formats.syntax.tensors import dtype_of, external_type, generic_of, variable_type
 from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, within_memory
 
 _LONGEST_PREFIX = 200
@@ -142,30 +137,23 @@ class _Flattener(Evaluator):
         fragment = self.scope.lookup(node.operation, frame.fragment)
         assert fragment is not None, node.operation  # the checks have found it
         form = self.scope.form(fragment, node)
-        values = self._all(form.expressions(node), frame)
+        values, site = self._all(form.expressions(node), frame), Site(node, frame, names)
         if isinstance(values, GeneratorType):
-            return self._then(values, lambda v: self._apply(fragment, form, v, node, frame, names))
-        return self._apply(fragment, form, values, node, frame, names)
+            return self._then(values, lambda v: self._apply(fragment, form, v, site))
+        return self._apply(fragment, form, values, site)
 
-    def _apply(
-        self,
-        fragment: s.Fragment,
-        form: Form,
-        values: list[Any],
-        node: s.Invocation,
-        frame: Frame,
-        names: Sequence[str],
-    ) -> Any:
+    def _apply(self, fragment: s.Fragment, form: Form, values: list[Any], site: Site) -> Any:
         """Return the result of an operation, or a generator that finds it."""
+        node, frame, _ = site
         if self.document.provisional:
             pairs = zip(values, fragment.parameters, strict=True)
             values = [self._declared(node, frame, value, p.type) for value, p in pairs]
         arguments = dict(zip(form.names, values, strict=True))
         generic = None
         if fragment.generic:
-            generic = generic_of(fragment, node, arguments, frame.generic)
+            generic = generic_of(fragment, cast(s.Invocation, node), arguments, frame.generic)
         if fragment.name in INTRODUCING and fragment is standard()[fragment.name]:
-            return self._introduce(fragment.name, arguments, generic, node, frame, names)
+            return self._introduce(fragment.name, arguments, generic, site)
         if self._is_atomic(fragment):
             operands = {name: arguments[name] for name in form.operands}
             attributes = {name: arguments[name] for name in form.attributes}
@@ -174,20 +162,15 @@ class _Flattener(Evaluator):
                     attributes["dtype"] = dtype_of(generic, self.builder)
                 except InvalidOperation as error:
                     raise self.invalid(error, fragment.name, {}, node, frame) from None
-            results = self._emit(fragment.name, operands, attributes, node, frame, names)
+            results = self._emit(fragment.name, operands, attributes, site)
             return results[0] if len(results) == 1 else results
-        return self._call(fragment, arguments, generic, node, frame, names)
+        return self._call(fragment, arguments, generic, site)
 
     def _call(
-        self,
-        fragment: s.Fragment,
-        arguments: dict[str, Any],
-        generic: str | None,
-        node: s.Invocation,
-        frame: Frame,
-        names: Sequence[str],
+        self, fragment: s.Fragment, arguments: dict[str, Any], generic: str | None, site: Site
     ) -> Step:
         """Evaluate the body of a fragment."""
+        node, frame, names = site
         calls = (*frame.calls, Call(fragment.name, s.span_in(frame.source, node)))
         if len(calls) > self.limits.call_depth:
             message = f"fragments call each other more than {self.limits.call_depth} deep"
@@ -213,15 +196,8 @@ class _Flattener(Evaluator):
 
     # Operations that introduce tensors
 
-    def _introduce(
-        self,
-        kind: str,
-        arguments: Mapping[str, Any],
-        generic: str | None,
-        node: s.Invocation,
-        frame: Frame,
-        names: Sequence[str],
-    ) -> Value:
+    def _introduce(self, kind: str, arguments: Given, generic: str | None, site: Site) -> Value:
+        node, frame, names = site
         name = names[0] if names else frame.prefix + kind
         try:
             dtype = dtype_of(generic, self.builder)

@@ -21,7 +21,7 @@ from nnef_jax.formats.nnef.parser import parse_quantization
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.invocation import InvalidInvocation, bind
-from nnef_jax.formats.syntax.quantizer import ALGORITHMS, Given, Quantizer
+from nnef_jax.formats.syntax.quantizer import ALGORITHMS, ArgumentValue, Quantizer
 from nnef_jax.formats.syntax.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 from nnef_jax.limits import raising
 from nnef_jax.similar import did_you_mean
@@ -99,7 +99,7 @@ class QuantizationReader:
         fragment = self._algorithm(node, source)
         assert isinstance(node, s.Invocation)
         given = _bound(fragment, node, source)
-        values: dict[str, Given] = {}
+        values: dict[str, ArgumentValue] = {}
         errors: list[NnefError] = []
         types = _ArgumentTypes(self._scope, source, provisional, errors, None, {})
         for parameter in fragment.parameters[1:]:

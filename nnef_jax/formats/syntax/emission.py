@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
@@ -31,6 +32,17 @@ class Frame:
     prefix: str = ""
     calls: tuple[Call, ...] = ()
     generic: str | None = None
+
+
+Given = Mapping[str, Any]  # by parameter
+
+
+class Site(NamedTuple):
+    """A place in the text that is evaluated, and the names wanted for its results."""
+
+    node: s.Node
+    frame: Frame
+    names: Sequence[str]
 
 
 _LONGEST_NAME = 400
@@ -81,8 +93,8 @@ class Emitter:
     def emit(
         self,
         kind: str,
-        operands: Mapping[str, Any],
-        attributes: Mapping[str, Any],
+        operands: Given,
+        attributes: Given,
         node: s.Node,
         frame: Frame,
         names: Sequence[str],
@@ -135,16 +147,17 @@ class Emitter:
         return value
 
     def invalid(
-        self,
-        error: InvalidOperation,
-        kind: str,
-        operands: Mapping[str, Any],
-        node: s.Node,
-        frame: Frame,
+        self, error: InvalidOperation, kind: str, operands: Given, node: s.Node, frame: Frame
     ) -> NnefError:
         """Return the located error of an operation that refuses its arguments."""
-        shown = ", ".join(f"{name} {show_operand(operand)}" for name, operand in operands.items())
-        message = f"'{kind}': {error.message}" + (f" ({shown})" if shown else "")
+        said = partial(self.in_document, kind)
+        pairs = [(said(f"'{name}'")[1:-1], show_operand(x)) for name, x in operands.items()]
+        shown = f" ({', '.join(map(' '.join, pairs))})" if pairs else ""
+        message = f"'{kind}': {said(error.message)}{shown}"
         family = ShapeError if isinstance(error, InvalidShape) else SemanticError
         span = s.span_in(frame.source, node)
-        return family(message, span=span, calls=frame.calls, hint=error.hint)
+        return family(message, span=span, calls=frame.calls, hint=said(error.hint))
+
+    def in_document(self, kind: str, text: str) -> str:
+        """Return a text with the document's names of a kind's arguments, which are in quotes."""
+        return text

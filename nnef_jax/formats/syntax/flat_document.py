@@ -103,7 +103,7 @@ class FlatWriter:
     # Names
 
     def identifiers(self) -> Names:
-        """Return what hands out the names of values."""
+        """Return the names of values, which are handed out one by one."""
         return Names(_RESERVED)
 
     def _computed(self) -> Iterator[Value]:

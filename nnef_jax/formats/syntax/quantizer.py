@@ -28,7 +28,7 @@ _LARGEST = (float(np.finfo(np.float32).max), 2**31 - 1)  # of scalars, of intege
 _MOST_BITS = 64
 
 # The value of an argument: a list has an item for each channel, an array is a constant tensor.
-Given = float | int | bool | str | list[Any] | NDArray[Any]
+ArgumentValue = float | int | bool | str | list[Any] | NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +46,14 @@ class Quantizer:
     source: Source
     node: s.Invocation
     operation: str
-    arguments: Mapping[str, Given]
+    arguments: Mapping[str, ArgumentValue]
 
     def span(self, argument: str = "") -> Span:
         """Return where an argument stands, or the whole invocation."""
         found = (a for a in self.node.arguments if a.name == argument)
         return s.span_in(self.source, next(found, self.node))
 
-    def value(self, argument: str, shape: Shape, *, variable: bool) -> Given:
+    def value(self, argument: str, shape: Shape, *, variable: bool) -> ArgumentValue:
         """Return an argument for a tensor of a shape; an array is made to broadcast from the left.
 
         Raises ShapeError where an array does not have as many items as the tensor has channels.
@@ -123,7 +123,7 @@ class Quantizer:
         return SemanticError(message, span=self.span(argument))
 
 
-def _expression(value: Given, offset: int) -> s.Expression:
+def _expression(value: ArgumentValue, offset: int) -> s.Expression:
     """Return an expression that has a value; arrays are constant tensors."""
     if not isinstance(value, np.ndarray):
         assert not isinstance(value, list)

@@ -149,7 +149,7 @@ class TreeBuilder:
 
 
 class _Callbacks:
-    """Is called by lark with a list, and calls the methods of a builder."""
+    """Hands the lists that lark gives to a builder's methods."""
 
     def __init__(self, builder: TreeBuilder) -> None:
         self._builder = builder

@@ -180,7 +180,7 @@ def is_generic(type: Type) -> bool:
 
 
 def holds_strings(type: Type) -> bool:
-    """Tell whether a tensor of strings, which there is none of, occurs in the type."""
+    """Tell whether the type has a tensor of strings, which NNEF does not have."""
     return Tensor("string") in _leaves(type)
 
 

@@ -1,4 +1,4 @@
-"""Words syntax errors: what stands in the text, what may stand there, what was meant."""
+"""Writes the messages of syntax errors: what was found, expected, and perhaps meant."""
 
 from __future__ import annotations
 

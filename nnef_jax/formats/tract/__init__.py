@@ -11,7 +11,7 @@ GRAPHS = ("graph.nnef",)
 
 
 def recognises(archive: Archive) -> bool:
-    """Return whether the text names a registry of tract, or quotes identifiers."""
+    """Tell whether the text names a registry of tract, or quotes identifiers."""
     return archive.exists("graph.nnef") and is_tract(archive.read_text("graph.nnef").text)
 
 

@@ -11,11 +11,12 @@ from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from lowering.graph import Rule, Value
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.emission import Given
 from nnef_jax.formats.syntax.tensors import result_count
 from nnef_jax.formats.syntax.types import ArrayOf
 from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.arguments import attribute, is_attribute
-from nnef_jax.formats.tract.call_site import CallSite, Given
+from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, common_dtypes, dtype_of, own_dtype
 from nnef_jax.formats.tract.folding import fold
 from nnef_jax.formats.tract.host import Host, NotFolded, boxes, host, integers, is_plain, weight

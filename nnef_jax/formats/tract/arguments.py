@@ -64,7 +64,7 @@ def bind(
 
 
 def is_attribute(value: Any, type: Type) -> bool:
-    """Return whether an argument is a known attribute of its type as it is, as nearly all are."""
+    """Tell whether an argument is an attribute of this type already."""
     match type:
         case Primitive("integer"):
             return value.__class__ is int and -_LARGEST <= value <= _LARGEST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Frame
+from nnef_jax.formats.syntax.emission import Frame, Given
 from nnef_jax.formats.syntax.types import STRING
 from nnef_jax.formats.tract.arguments import attribute, known_integer
 from nnef_jax.formats.tract.dtypes import converted, own_dtype
@@ -23,7 +23,6 @@ from nnef_jax.formats.tract.flat_graph import LARGEST_ATTRIBUTE, FlatGraph
 from nnef_jax.formats.tract.host import EXPORT_KNOWN, GIVE_SHAPES, host, is_plain
 from nnef_jax.formats.tract.unit import Unit
 
-Given = Mapping[str, Any]  # arguments by parameter
 _NOTHING: Given = {}
 # What `CallSite.located` gives a place in the text.
 REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentNeeded)
@@ -97,7 +96,7 @@ class CallSite:
         """Return the same call in another graph."""
         return replace(self, evaluator=self.evaluator.into(graph))
 
-    # Arguments
+    # Given
 
     def string(self, name: str) -> str:
         """Return an argument that is a string."""
@@ -140,7 +139,12 @@ class CallSite:
     # Values
 
     def emit(
-        self, kind: str, operands: Given, attributes: Given, names: Sequence[str], **options: Any
+        self,
+        kind: str,
+        operands: Given,
+        attributes: Given,
+        names: Sequence[str],
+        **options: Any,
     ) -> tuple[Any, ...]:
         """Add an operation to the graph; the options are those of `Emitter.emit`."""
         return self.graph.emit(kind, operands, attributes, self.node, self.frame, names, **options)

@@ -50,7 +50,7 @@ class Document:
 
     @property
     def pulsed(self) -> bool:
-        """Return whether each call of the network gets the next piece of a stream."""
+        """Tell whether each call of the network gets the next piece of a stream."""
         return not {"tract_pulse", "pulse"}.isdisjoint(self.registries) or any(
             key.startswith("pulse.") for key in self.properties
         )

@@ -157,7 +157,7 @@ def _kind(dtype: str) -> int:
 
 
 def _whole(constant: Value | Host, dtype: str) -> bool:
-    """Return whether a real constant stands for an integer of the dtype beside it."""
+    """Tell whether a real constant stands for an integer of the dtype beside it."""
     if isinstance(constant, Value) or _kind(dtype) != 1 or constant.dtype.kind != "f":
         return False
     return bool(np.all(constant == np.trunc(constant)) and np.all(np.isfinite(constant)))

@@ -16,10 +16,9 @@ from lowering.extents import UNKNOWN, is_known, show, volume
 from lowering.graph import Graph, TensorType, Value
 from lowering.location import Span
 from lowering.trace import Context, trace
-from nnef_jax.errors import LimitError, NnefError
+from nnef_jax.errors import LimitError
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Emitter, Frame
+from nnef_jax.formats.syntax.emission import Emitter
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.dtypes import Defaults, compute_dtype
 from nnef_jax.formats.tract.host import GIVE_SHAPES, Host, host
@@ -125,20 +124,10 @@ class FlatGraph(Emitter):
             self._shapes[value] = _symbolic_shape(graph, self._shapes)
         return self._shapes[value]
 
-    def invalid(
-        self,
-        error: InvalidOperation,
-        kind: str,
-        operands: Mapping[str, Any],
-        node: s.Node,
-        frame: Frame,
-    ) -> NnefError:
-        """Return the located error, which speaks the document's names of arguments."""
-        if meaning := meanings().get(kind):
-            said = meaning.in_document
-            error = type(error)(said(error.message), said(error.hint))
-            operands = {said(f"'{name}'")[1:-1]: x for name, x in operands.items()}
-        return super().invalid(error, kind, operands, node, frame)
+    def in_document(self, kind: str, text: str) -> str:
+        """Return a text with the dialect's names of a kind's arguments, which are in quotes."""
+        meaning = meanings().get(kind)
+        return meaning.in_document(text) if meaning else text
 
     # What is known
 

@@ -19,13 +19,13 @@ from lowering.graph import Call, Graph, Value
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Frame
+from nnef_jax.formats.syntax.emission import Frame, Given
 from nnef_jax.formats.syntax.invocation import InvalidInvocation
 from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER
 from nnef_jax.formats.tract.application import Results, applied, apply_own, tensor
 from nnef_jax.formats.tract.arguments import attribute, bind
-from nnef_jax.formats.tract.call_site import REFUSALS, CallSite, Given
+from nnef_jax.formats.tract.call_site import REFUSALS, CallSite
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.flat_graph import FlatGraph, Said
 from nnef_jax.formats.tract.host import GIVE_SHAPES, WEIGHTY, weight

@@ -52,7 +52,7 @@ def _is_open(attribute: Any) -> bool:
 
 
 def folds(kind: str) -> bool:
-    """Return whether an operation can be computed on host values at all."""
+    """Tell whether an operation can be computed on host values at all."""
     return kind in _FOLDS
 
 

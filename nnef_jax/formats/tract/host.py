@@ -61,7 +61,7 @@ def host(value: Any) -> Host:
 
 
 def is_integer(value: Host) -> bool:
-    """Return whether a host value holds integers."""
+    """Tell whether a host value holds integers."""
     return value.dtype.kind == "O"
 
 
@@ -88,12 +88,12 @@ def boxes(items: Sequence[int], shape: Sequence[int] = (-1,)) -> Host:
 
 
 def is_plain(items: Iterable[Any]) -> bool:
-    """Return whether all items are numbers, and none is an extent that is open or symbolic."""
+    """Tell whether all items are numbers, and none is an extent that is open or symbolic."""
     return not any(item is UNKNOWN or is_symbolic(item) for item in items)
 
 
 def is_open(items: Iterable[Any]) -> bool:
-    """Return whether an extent that is open is among the items."""
+    """Tell whether an extent that is open is among the items."""
     return any(item is UNKNOWN for item in items)
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError, raise_all
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.quantizer import WHOLE, Given, Quantizer
+from nnef_jax.formats.syntax.quantizer import WHOLE, ArgumentValue, Quantizer
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean
 
@@ -168,7 +168,7 @@ class _Reader:
     # Tokens
 
     def sees(self, kind: str) -> bool:
-        """Return whether the next token is of a kind."""
+        """Tell whether the next token is of a kind."""
         return self.token.kind == kind
 
     def _take(self, kind: str, expected: str) -> _Token:
@@ -221,7 +221,9 @@ def _quantizer(algorithm: _Token, given: dict[str, s.Argument]) -> Quantizer:
     offset = algorithm.span.offset
     fixed = {"symmetric": False} | ({"signed": True} if algorithm.text in _STANDARD else {})
     given |= {name: s.Argument(offset, name, s.Literal(offset, x)) for name, x in fixed.items()}
-    values: dict[str, Given] = {name: _known(argument.value) for name, argument in given.items()}
+    values: dict[str, ArgumentValue] = {
+        name: _known(argument.value) for name, argument in given.items()
+    }
     node = s.Invocation(offset, algorithm.text, None, tuple(given.values()))
     operation = _STANDARD.get(algorithm.text, algorithm.text)
     quantizer = Quantizer(algorithm.span.source, node, operation, values)

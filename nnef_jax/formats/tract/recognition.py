@@ -15,7 +15,7 @@ _SIGN = re.compile(
 
 
 def is_tract(text: str) -> bool:
-    """Return whether a text is of the dialect: it names a registry, or quotes identifiers."""
+    """Tell whether a text is of the dialect: it names a registry, or quotes identifiers."""
     if not any(sign in text for sign in ("tract_", "i'", 'i"')):
         return False  # each character would take 20 ms for 5,000 statements
     return any(signs(text))

@@ -225,7 +225,7 @@ class _Bound:
 
 
 def _finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
-    """Return what finds the identifier that a string stands for: itself, or the only one alike."""
+    """Return a function from strings to identifiers: the same, or the only one alike."""
     known, alike = set(identifiers), dict[str, list[str]]()
     for identifier in known:
         alike.setdefault(_escape(identifier), []).append(identifier)

@@ -32,7 +32,7 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 def has_open_inputs(
     document: Document, given: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
 ) -> bool:
-    """Return whether an input's extent is open, given some inputs' shapes and symbols' values."""
+    """Tell whether an input's extent is open, given some inputs' shapes and symbols' values."""
     return any(
         extent is None or extent is UNKNOWN for shape in given.values() for extent in shape
     ) or any(
