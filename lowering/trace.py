@@ -37,10 +37,12 @@ def trace(
     states: Mapping[str, Any],
     inputs: Sequence[Any],
     wanted: Iterable[Value] | None = None,
+    edits: Mapping[Value, Callable[[Any], Any]] | None = None,
 ) -> dict[Value, Any]:
     """Return the `wanted` values and all that they depend on; by default outputs and next states.
 
     `parameters` (of those needed) and `states` are arrays by label, `inputs` in the graph's order.
+    `edits` make of a value what its readers get instead.
     What depends on constants alone is a numpy array. Raise InvalidComputation where a rule returns
     other types than it inferred, or cannot take an empty tensor; other errors get a note that names
     the operation.
@@ -49,6 +51,8 @@ def trace(
     needed = graph.needed if wanted is None else graph.dependencies(wanted)
     values.update((p.value, parameters[p.label]) for p in graph.parameters if p.value in needed)
     values.update((s.value, states[s.label]) for s in graph.states)
+    edits = edits or {}
+    values.update((value, edits[value](values[value])) for value in edits if value in values)
     for operation in graph.operations:
         if needed.isdisjoint(operation.writes()):
             continue
@@ -64,6 +68,7 @@ def trace(
             error.add_note(_note(operation))
             raise
         values.update(zip(operation.writes(), results, strict=True))
+        values.update((v, edits[v](values[v])) for v in operation.writes() if v in edits)
     return values
 
 

@@ -17,10 +17,13 @@ from lowering.graph import Graph, Parameter, StateVariable, Value
 from nnef_jax.arguments import bind_inputs, bind_variables
 from nnef_jax.errors import InputError
 from nnef_jax.execution.entry_points import EntryPoint, Execution
+from nnef_jax.execution.probe import NOTHING, Edit, Probe
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 
 Params = Mapping[str, Any]
 State = Mapping[str, Any]
+Edits = Mapping[str, Edit | Any]
+Names = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,6 @@ class Model:
     def __init__(self, execution: Execution) -> None:
         self._network = execution.network
         self._execution = execution
-        self._captures: dict[tuple[Graph, tuple[str, ...]], tuple[Any, list[str]]] = {}
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -81,18 +83,29 @@ class Model:
 
         return summarise(self._network)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, *args: Any, edit: Edits | None = None, capture: Names | None = None, **kwargs: Any
+    ) -> Any:
         """Run the network; a recurrent one for a single cycle from its initial state.
 
         Another width of the same kind is converted (float64 to float32). Integers must fit; of
         traced ones the dtype must. Raises InputError where inputs do not fit, ShapeError where
-        shapes inside do not.
+        shapes inside do not. `edit` and `capture` are those of `apply`.
         """
         outputs = self._execution.outputs
+        if edit is not None or capture is not None:
+            return outputs.probed(self._bind(args, kwargs), Probe.of(edit, capture))
         known = None if kwargs else outputs.known(args)
         return known(list(args)) if known else outputs(self._bind(args, kwargs))
 
-    def apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
+    def apply(
+        self,
+        params: Params,
+        *args: Any,
+        edit: Edits | None = None,
+        capture: Names | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Run the network as a pure function of parameters and inputs, for `jax.grad` and the like.
 
         It and its derivatives are compiled as a whole, outside `jax.jit` too. `params` are arrays
@@ -100,9 +113,23 @@ class Model:
         network's. Raises InputError where labels are missing or unknown, or arrays do not fit.
 
         >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
+
+        Args:
+            params: arrays by label.
+            args: inputs in the order of the graph; those named `edit` and `capture` only so.
+            edit: for tensors of the graph what all that reads them gets instead: a function of the
+                tensor, or an array of its shape and dtype. Names are those of `summary`; a name
+                that nothing has is a pattern of `fnmatch`. A function is traced once for each
+                object, as in `jax.jit`.
+            capture: names or patterns of tensors to return, as they are after edits. The result is
+                then `(outputs, {name: array})`.
+            kwargs: inputs by name.
+
+        >>> outputs, inside = model.apply(params, x, edit={"relu2": jnp.abs}, capture=["conv1"])
         """
-        params = self._check_params(params)
-        return self._execution.outputs.pure(params, {}, self._bind(args, kwargs))
+        probe = NOTHING if edit is None and capture is None else Probe.of(edit, capture)
+        params = self._check_params(params, all=bool(probe.capture))
+        return self._execution.outputs.pure(params, {}, self._bind(args, kwargs), probe)
 
     @property
     def compiler_options(self) -> dict[str, str]:
@@ -121,30 +148,9 @@ class Model:
 
         >>> model.intermediates(x, names=["conv1"])["conv1"].shape
         """
-        wanted = None if names is None else names_of("names", names, "names of tensors")
-        inputs = self._bind(args, kwargs)
-        graph = self._network.specialise([tuple(x.shape) for x in inputs])
-        wanted = tuple(graph.values) if wanted is None else wanted
-        unknown = [name for name in wanted if name not in graph.values]
-        if unknown:
-            raise InputError(
-                f"the graph has no tensor {', '.join(map(repr, unknown))}",
-                hint="model.summary() lists the names",
-            )
-        own, captured = self._execution.own, {name: graph.values[name] for name in wanted}
-        if (graph, wanted) not in self._captures:
-
-            def capture(params: Params, inputs: list[jax.Array]) -> dict[str, jax.Array]:
-                values = self._execution.functions.values(
-                    graph, params, own.initial_state(), inputs, wanted=captured.values()
-                )
-                return {name: jnp.asarray(values[value]) for name, value in captured.items()}
-
-            needed = graph.dependencies(captured.values())
-            labels = [p.label for p in graph.parameters if p.value in needed]
-            self._captures[graph, wanted] = jax.jit(capture), labels
-        function, labels = self._captures[graph, wanted]
-        return function(own.select(labels), inputs)
+        wanted = ("*",) if names is None else names_of("names", names, "names of tensors")
+        probe = Probe(capture=wanted, results=False)
+        return self._execution.outputs.probed(self._bind(args, kwargs), probe)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.
@@ -165,22 +171,39 @@ class Model:
         """Return the state before a first cycle: stored values of updated variables by label."""
         return self._execution.own.first_state()
 
-    def step(self, state: State, *args: Any, params: Params | None = None, **kwargs: Any) -> Any:
+    def step(
+        self,
+        state: State,
+        *args: Any,
+        params: Params | None = None,
+        edit: Edits | None = None,
+        capture: Names | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Run one cycle (spec 4.7): `outputs, state = model.step(state, x)`.
 
         `state` is from `init_state` or an earlier step. `params` are used instead of the network's
         own, to differentiate by, say. With `load(..., donate_state=True)` the arrays of `state` are
-        gone afterwards.
+        gone afterwards. `edit` and `capture` are those of `apply`, captures come last:
+        `outputs, state, inside = model.step(state, x, capture=["h"])`.
         """
-        return self._recur(self._execution.step, state, self._bind(args, kwargs), params)
+        inputs = self._bind(args, kwargs)
+        return self._recur(self._execution.step, state, inputs, params, edit, capture)
 
     def scan(
-        self, *args: Any, state: State | None = None, params: Params | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        state: State | None = None,
+        params: Params | None = None,
+        edit: Edits | None = None,
+        capture: Names | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Run many cycles along the inputs' first axis, time: `outputs, state = model.scan(xs)`.
 
         They are one `lax.scan`: what is compiled does not grow with their number, and gradients
-        pass through time. Outputs get a new first axis. `state` is `init_state()` by default.
+        pass through time. Outputs and captures get a new first axis. `state` is `init_state()` by
+        default. An edit is made in each cycle.
         """
         inputs = bind_inputs(self._network, args, kwargs, leading=1)
         if len({x.shape[0] for x in inputs}) > 1:
@@ -190,15 +213,25 @@ class Model:
             message = "a network without inputs has no time axis"
             raise InputError(message, hint="call step in a loop")
         state = self.init_state() if state is None else state
-        return self._recur(self._execution.scan, state, inputs, params)
+        return self._recur(self._execution.scan, state, inputs, params, edit, capture)
 
     def _recur(
-        self, entry: EntryPoint, state: State, inputs: list[Any], params: Params | None
+        self,
+        entry: EntryPoint,
+        state: State,
+        inputs: list[Any],
+        params: Params | None,
+        edit: Edits | None,
+        capture: Names | None,
     ) -> Any:
         state = self._check_state(state)
-        if params is None:
+        if edit is None and capture is None and params is None:
             return entry([*state.values(), *inputs])
-        return entry.pure(self._check_params(params), state, inputs)
+        probe = Probe.of(edit, capture)
+        if params is None:
+            return entry.probed([*state.values(), *inputs], probe)
+        params = self._check_params(params, all=bool(probe.capture))
+        return entry.pure(params, state, inputs, probe)
 
     def save(
         self,

@@ -11,9 +11,10 @@ from jax.core import Tracer
 
 from lowering.devices import Place, place_of
 from nnef_jax.execution.compiler import Compiler, Executable
-from nnef_jax.execution.functions import Arrays, Function, Functions
+from nnef_jax.execution.functions import Arrays, Function, Functions, Results
 from nnef_jax.execution.options import Program, RunOptions
 from nnef_jax.execution.own_arrays import OwnArrays
+from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.network import Network
 
 if TYPE_CHECKING:
@@ -102,7 +103,9 @@ class EntryPoint:
             self._known[_types(arrays)] = executable
         return executable(arrays)
 
-    def pure(self, params: Arrays, state: Arrays, inputs: Sequence[Any]) -> Any:
+    def pure(
+        self, params: Arrays, state: Arrays, inputs: Sequence[Any], probe: Probe = NOTHING
+    ) -> Any:
         """Run the network as a function of all that it depends on.
 
         It is compiled as a whole also where the caller compiles nothing. JAX would compile each
@@ -110,12 +113,19 @@ class EntryPoint:
         that the caller compiles it is a call, which XLA inlines.
         """
         state = state if self._takes_state else self._execution.own.initial_state()
-        return self._jitted(params, state, inputs)
+        return self._jitted(params, state, inputs, probe)
+
+    def probed(self, arrays: list[Any], probe: Probe) -> Any:
+        """Run the network on its own parameters, and those that only captured tensors read."""
+        own, (state, inputs) = self._execution.own, self._parted(arrays)
+        items = [jax.ShapeDtypeStruct(x.shape[self._time_axes :], x.dtype) for x in inputs]
+        labels = self._execution.functions.labels(items, probe)
+        return self.pure(own.select(labels), state, inputs, probe)
 
     @cached_property
     def _jitted(self) -> Any:
-        def run(params: Arrays, state: Arrays, inputs: Sequence[Any]) -> Any:
-            return self._results(self._compute(params, state, inputs, in_chunks=False))
+        def run(params: Arrays, state: Arrays, inputs: Sequence[Any], probe: Probe) -> Any:
+            return self._results(self._compute(params, state, inputs, probe), probe)
 
         run.__name__ = self._name
         return jax.jit(run)
@@ -131,12 +141,13 @@ class EntryPoint:
         def function(own: Sequence[Any], arrays: Sequence[Any]) -> Any:
             named = dict(zip(labels, own, strict=True))
             state, inputs = self._parted(arrays)
-            return self._results(self._compute(named, named | state, inputs, self._in_chunks))
+            found = self._compute(named, named | state, inputs, in_chunks=self._in_chunks)
+            return self._results(found)
 
         _, inputs = self._parted(arrays)
         graph = execution.network.specialise([x.shape[self._time_axes :] for x in inputs])
         outputs = execution.functions.packed([0] * len(graph.outputs))
-        result = self._results((outputs, {state.label: 0 for state in graph.states}))
+        result = self._results((outputs, {state.label: 0 for state in graph.states}, {}))
         tree, values = jax.tree.structure(result), list(own.values())
         program = Program(self._name, graph, function, tree, values, arrays, self._donated)
         return execution.compiler.compile(program, place)
@@ -146,8 +157,13 @@ class EntryPoint:
         count = len(self._labels)
         return dict(zip(self._labels, arrays[:count], strict=True)), arrays[count:]
 
-    def _results(self, results: tuple[Any, dict[str, Any]]) -> Any:
-        return results if self._takes_state else results[0]
+    def _results(self, results: Results, probe: Probe = NOTHING) -> Any:
+        outputs, state, shown = results
+        if not probe.results:
+            return shown
+        found = (outputs, state) if self._takes_state else (outputs,)
+        found = (*found, shown) if probe.capture else found
+        return found[0] if len(found) == 1 else found
 
 
 def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:

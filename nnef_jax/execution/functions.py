@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,15 +15,17 @@ from lowering.errors import InvalidComputation
 from lowering.extents import is_symbolic
 from lowering.graph import Graph, Value
 from lowering.trace import Context, trace
-from nnef_jax.errors import SemanticError
+from nnef_jax.errors import InputError, SemanticError
 from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.limits import FOLDED_PER_STEP, Meter
 from nnef_jax.network import Network
 
 Arrays = Mapping[str, Any]
 Inputs = Sequence[Any]
-# Of parameters, state and inputs: the outputs, and the next state.
-Function = Callable[..., tuple[Any, dict[str, Any]]]
+# The outputs, the next state, and what is captured.
+Results = tuple[Any, dict[str, Any], dict[str, Any]]
+Function = Callable[..., Results]
 
 
 class Functions:
@@ -33,17 +35,14 @@ class Functions:
         self.network = network
         self._options = options
 
-    def values(
-        self,
-        graph: Graph,
-        params: Arrays,
-        state: Arrays,
-        inputs: Inputs,
-        *,
-        optimized: bool = False,
-        wanted: Iterable[Value] | None = None,
-    ) -> dict[Value, Any]:
-        """Return the tensors that results, or the `wanted` ones, depend on."""
+    def cycle(
+        self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe, optimized: bool = False
+    ) -> Results:
+        """Run one cycle."""
+        graph, wanted = self._wanted(inputs, probe)
+        if missing := [n for n in self._read(graph, wanted) if n not in params]:
+            hint = "load(..., unused=True) has those that outputs do not need in model.params"
+            raise InputError(f"captures need {', '.join(map(repr, missing))} of params", hint=hint)
         meter = Meter(self.network.options.meter.limits)
 
         def fold(items: int) -> None:
@@ -51,37 +50,54 @@ class Functions:
 
         context = Context(self._options.precision, optimized, fold)
         try:
-            return trace(graph, context, params, state, inputs, wanted)
+            values = trace(graph, context, params, state, inputs, wanted, probe.edited(graph))
         except InvalidComputation as error:
             where = error.operation
             raise SemanticError(
                 error.message, span=where.span, calls=where.calls, hint=error.hint
             ) from None
-
-    def cycle(
-        self, params: Arrays, state: Arrays, inputs: Inputs, *, optimized: bool = False
-    ) -> tuple[Any, dict[str, Any]]:
-        """Return the outputs of one cycle, and the state after it."""
-        graph = self.network.specialise([tuple(x.shape) for x in inputs])
-        values = self.values(graph, params, state, inputs, optimized=optimized)
+        shown = {n: jnp.asarray(values[value]) for n, value in probe.captured(graph).items()}
+        if not probe.results:
+            return None, {}, shown
         outputs = [jnp.asarray(values[output]) for output in graph.outputs]
-        return self.packed(outputs), {s.label: jnp.asarray(values[s.update]) for s in graph.states}
+        after = {s.label: jnp.asarray(values[s.update]) for s in graph.states}
+        return self.packed(outputs), after, shown
 
     def scan(
-        self, params: Arrays, state: Arrays, inputs: Inputs, *, optimized: bool = False
-    ) -> tuple[Any, dict[str, Any]]:
+        self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe, optimized: bool = False
+    ) -> Results:
         """Run as many cycles as the inputs have items along their first axis, by `lax.scan`."""
 
         def body(state: Arrays, inputs: list[Any]) -> tuple[dict[str, Any], Any]:
-            outputs, state = self.cycle(params, state, inputs, optimized=optimized)
-            return state, outputs
+            outputs, state, shown = self.cycle(params, state, inputs, probe, optimized)
+            return state, (outputs, shown)
 
-        state, outputs = jax.lax.scan(body, dict(state), list(inputs))
-        return outputs, state
+        state, (outputs, shown) = jax.lax.scan(body, dict(state), list(inputs))
+        return outputs, state, shown
+
+    def labels(self, inputs: Inputs, probe: Probe) -> list[str]:
+        """Return the labels of the parameters that a run of these inputs reads."""
+        return self._read(*self._wanted(inputs, probe))
+
+    def _read(self, graph: Graph, wanted: list[Value]) -> list[str]:
+        needed = graph.dependencies(wanted)
+        return [p.label for p in graph.parameters if p.value in needed]
+
+    def _wanted(self, inputs: Inputs, probe: Probe) -> tuple[Graph, list[Value]]:
+        graph = self.network.specialise([tuple(x.shape) for x in inputs])
+        results = [*graph.outputs, *(s.update for s in graph.states)] if probe.results else []
+        return graph, [*results, *probe.captured(graph).values()]
 
     def compute(
-        self, function: Function, params: Arrays, state: Arrays, inputs: Inputs, in_chunks: bool
-    ) -> tuple[Any, dict[str, Any]]:
+        self,
+        function: Function,
+        params: Arrays,
+        state: Arrays,
+        inputs: Inputs,
+        probe: Probe = NOTHING,
+        *,
+        in_chunks: bool = False,
+    ) -> Results:
         """Compute `cycle` or `scan` in the way that suits the default device.
 
         `in_chunks` takes a large batch a few items at a time, which makes derivatives slow.
@@ -91,11 +107,11 @@ class Functions:
         # What is exported for any shape is for any platform; kernels for CPUs need items.
         extents = [extent for x in inputs for extent in x.shape]
         if any(is_symbolic(n) or n == 0 for n in extents) or not self._options.for_cpu:
-            return function(params, state, inputs)
+            return function(params, state, inputs, probe)
         optimal = optimised(
             lambda known, free: function(known, *free, optimized=True), in_chunks=in_chunks
         )
-        return optimal(params, (state, inputs))
+        return optimal(params, (state, inputs, probe))
 
     def packed(self, outputs: Sequence[Any]) -> Any:
         """Return what a user gets: the only output, or a namedtuple of several."""

@@ -1,0 +1,125 @@
+"""Changes tensors inside a network while it runs, and shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lowering.extents import show
+from lowering.graph import Graph, Value
+from nnef_jax.errors import InputError
+from nnef_jax.limits import Meter
+from nnef_jax.options import names_of, numpy_of, require, shown
+from nnef_jax.similar import did_you_mean
+
+Edit = Callable[[Any], Any]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["arrays"],
+    meta_fields=["edits", "capture", "results"],
+)
+@dataclass(frozen=True)
+class Probe:
+    """Says what a run changes and shows inside the network.
+
+    To jax it is a tree of its arrays, so that functions compare by identity.
+
+    Args:
+        edits: a function of the tensor for each name, None for one of the arrays.
+        arrays: what takes the place of tensors, by name.
+        capture: names of tensors that are returned, as they are after edits.
+        results: whether the network's results are returned too.
+    """
+
+    edits: tuple[tuple[str, Edit | None], ...] = ()
+    arrays: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    capture: tuple[str, ...] = ()
+    results: bool = True
+
+    @classmethod
+    def of(cls, edit: Any, capture: Any) -> Probe:
+        """Return the probe of these arguments; raise TypeError or InputError for wrong ones."""
+        given: Mapping[str, Any] = {} if edit is None else edit
+        require("edit", given, Mapping, "a dict of functions or arrays by name")
+        names_of("edit", list(given), "names of tensors")
+        arrays = {name: x for name, x in given.items() if not callable(x)}
+        for name, x in arrays.items():
+            message = f"edit of '{name}' must be a function or an array, it is {shown(x)}"
+            if not isinstance(x, jax.Array):
+                arrays[name] = numpy_of(x, InputError, message)
+                if arrays[name].dtype.kind not in "biufcV":
+                    raise InputError(message)
+        edits = tuple((name, x if callable(x) else None) for name, x in given.items())
+        names = () if capture is None else names_of("capture", capture, "names of tensors")
+        return cls(edits, arrays, names)
+
+    def captured(self, graph: Graph) -> dict[str, Value]:
+        """Return the tensors to show by name. Raises InputError for names that nothing has."""
+        found = [name for wanted in self.capture for name in _matches(graph, wanted)]
+        return {name: graph.values[name] for name in found}
+
+    def edited(self, graph: Graph) -> dict[Value, Edit]:
+        """Return what to do to tensors. Raises InputError for names that nothing has.
+
+        A tensor's own name counts more than a pattern, an earlier pattern more than a later one.
+        """
+        found: dict[Value, tuple[bool, str, Edit]] = {}
+        for wanted, edit in self.edits:
+            function = edit or partial(_replaced, self.arrays[wanted])
+            exact = wanted in graph.values
+            for name in _matches(graph, wanted):
+                value = graph.values[name]
+                if value not in found or (exact and not found[value][0]):
+                    found[value] = exact, name, function
+        return {value: _checked(name, edit) for value, (_, name, edit) in found.items()}
+
+
+NOTHING = Probe()
+
+
+def _matches(graph: Graph, wanted: str) -> Sequence[str]:
+    if wanted in graph.values:
+        return [wanted]
+    found = [name for name in graph.values if fnmatchcase(name, wanted)]
+    if not found:
+        hint = did_you_mean(wanted, graph.values, meter=Meter())
+        raise InputError(
+            f"the graph has no tensor '{wanted}'", hint=hint or "model.summary() lists the names"
+        )
+    return found
+
+
+def _replaced(array: Any, _: Any) -> Any:
+    return array
+
+
+def _checked(name: str, edit: Edit) -> Edit:
+    """Return the edit with its result required to be of the tensor's shape and dtype."""
+
+    def checked(array: Any) -> Any:
+        before = jnp.asarray(array)
+        returned = edit(before)
+        try:
+            after = jnp.asarray(returned)
+        except (TypeError, ValueError):
+            message = f"the edit of '{name}' returns no array but {shown(returned)}"
+            raise InputError(message) from None
+        if after.weak_type and jnp.result_type(after, before) == before.dtype:
+            after = after.astype(before.dtype)
+        if after.shape != before.shape or after.dtype != before.dtype:
+            found, wanted = (f"{x.dtype}{show(x.shape)}" for x in (after, before))
+            raise InputError(
+                f"the edit of '{name}' is {found}, the tensor is {wanted}",
+                hint="an edit keeps shape and dtype",
+            )
+        return after
+
+    return checked
