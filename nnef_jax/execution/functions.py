@@ -104,9 +104,14 @@ class Functions:
         """
         state = {s.label: state[s.label] for s in self.network.graph.states}
         inputs = [jnp.asarray(x) for x in inputs]
-        # What is exported for any shape is for any platform; kernels for CPUs need items.
+        # What is exported for any shape is for any platform; kernels for CPUs need items. Tensors
+        # alone are shown as the network is written.
         extents = [extent for x in inputs for extent in x.shape]
-        if any(is_symbolic(n) or n == 0 for n in extents) or not self._options.for_cpu:
+        if (
+            not probe.results
+            or any(is_symbolic(n) or n == 0 for n in extents)
+            or not self._options.for_cpu
+        ):
             return function(params, state, inputs, probe)
         optimal = optimised(
             lambda known, free: function(known, *free, optimized=True), in_chunks=in_chunks

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import nnef_jax
 from lowering.devices import default_device, on_cpu, place_of
+from lowering.trace import Context, trace
 from nnef_jax.execution import options as run_options
 from tests.helpers import model_of
 
@@ -155,14 +156,12 @@ def test_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(run_options, "on_cpu", lambda: default_device() == FIRST)
     traced: list[bool] = []
     model = net()
-    functions = model._execution.functions
-    values = functions.values
 
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        traced.append(kwargs["optimized"])
-        return values(*args, **kwargs)
+    def spy(graph: Any, context: Context, *args: Any) -> Any:
+        traced.append(context.optimized)
+        return trace(graph, context, *args)
 
-    monkeypatch.setattr(functions, "values", spy)
+    monkeypatch.setattr("nnef_jax.execution.functions.trace", spy)
     for device in (FIRST, SECOND):
         np.testing.assert_allclose(model(jax.device_put(X, device)), Y, rtol=1e-4, atol=1e-4)
         assert set(traced) == {device == FIRST}
