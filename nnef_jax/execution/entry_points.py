@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.core import Tracer
+from jax.sharding import Sharding
 
 from lowering.devices import Place, place_of
 from nnef_jax.execution.compiler import Compiler, Executable
 from nnef_jax.execution.functions import Arrays, Function, Functions, Results
+from nnef_jax.execution.meshes import automatic, is_explicit
 from nnef_jax.execution.options import Program, RunOptions
 from nnef_jax.execution.own_arrays import OwnArrays
 from nnef_jax.execution.probe import NOTHING, Probe
@@ -93,6 +95,9 @@ class EntryPoint:
         if disabled or any(isinstance(x, Tracer) for x in arrays):
             return self.pure(self._execution.own.parameters(), *self._parted(arrays))
         place = place_of(arrays)
+        if is_explicit(place.where):
+            own = self._execution.own.parameters(place.where)
+            return self.pure(own, *self._parted(arrays))
         # Jitted functions are the same whether or not their arguments are committed.
         where = place if self._execution.compiler.keeps else place.where
         key = where, tuple([x.shape for x in arrays])
@@ -125,7 +130,8 @@ class EntryPoint:
     @cached_property
     def _jitted(self) -> Any:
         def run(params: Arrays, state: Arrays, inputs: Sequence[Any], probe: Probe) -> Any:
-            return self._results(self._compute(params, state, inputs, probe), probe)
+            compute = automatic(self._compute, self._time_axes)
+            return self._results(compute(params, state, inputs, probe), probe)
 
         run.__name__ = self._name
         return jax.jit(run)
@@ -137,11 +143,13 @@ class EntryPoint:
         if not self._takes_state:
             own = {**own, **execution.own.initial_state(place.where)}
         labels = list(own)
+        # Over several devices the batch is divided already: a loop would gather it first.
+        in_chunks = self._in_chunks and not isinstance(place.where, Sharding)
 
         def function(own: Sequence[Any], arrays: Sequence[Any]) -> Any:
             named = dict(zip(labels, own, strict=True))
             state, inputs = self._parted(arrays)
-            found = self._compute(named, named | state, inputs, in_chunks=self._in_chunks)
+            found = self._compute(named, named | state, inputs, in_chunks=in_chunks)
             return self._results(found)
 
         _, inputs = self._parted(arrays)
