@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -277,6 +277,54 @@ class Model:
 
             text = calibrate(self, quantize)
         write_archive(path, members_of(self._network, arrays, text), overwrite=overwrite)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        entry: Literal["apply", "step", "scan"] = "apply",
+        platforms: Sequence[str] = ("cpu", "cuda", "rocm", "tpu"),
+        batch: str | None = "b",
+        constraints: Sequence[str] = (),
+        vjp_order: int = 0,
+        params: Literal["inside", "beside"] = "inside",
+        overwrite: bool = False,
+    ) -> None:
+        """Write the network as one file that jax runs without nnef_jax: docs/export.md.
+
+        Args:
+            path: the file to make.
+            entry: the method that it holds. It takes parameters by label, for "step" and "scan" the
+                state by label, then the inputs in the order of the graph. Several outputs are a
+                tuple.
+            platforms: where it can run: some of cpu, cuda, rocm, tpu.
+            batch: what jax calls the open extent of first axes, which is the same for all inputs.
+                With None each has a symbol of its own, as other open extents have: 'x_2' for axis 2
+                of x, the document's own names in tract's dialect, 'time' for the cycles of a scan.
+            constraints: what holds of open extents, such as 'x_2 >= 8' or 'x_2 == z_2'.
+            vjp_order: how often it can be differentiated: 0, 1 or 2 times, in reverse mode.
+            params: "inside" stores the parameters and the initial state in the file, a .npz;
+                "beside" stores neither, and the file is what `jax.export` serialises.
+            overwrite: replace what is at the path; otherwise FileExistsError.
+
+        Raises InputError for wrong arguments, UnsupportedError for what jax cannot export, and
+        where the extra `export` is missing.
+
+        >>> model.export("net.npz", platforms=("cpu", "tpu"), vjp_order=1)
+        """
+        from nnef_jax.export import export
+
+        export(
+            self._execution,
+            path,
+            entry=entry,
+            platforms=platforms,
+            batch=batch,
+            constraints=constraints,
+            vjp_order=vjp_order,
+            params=params,
+            overwrite=overwrite,
+        )
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         return bind_inputs(self._network, args, kwargs)

@@ -69,6 +69,21 @@ Dialect = Annotated[
         help="The format to read the network by; auto goes by the network.",
     ),
 ]
+_SHAPES = typer.Option(
+    "--shape",
+    metavar="NAME=EXTENTS",
+    help="The shape of an input to compile for, such as x=1,3,224,224. Needed where the "
+    "network leaves it open; can be repeated.",
+    show_default=False,
+)
+_OPEN_SHAPES = typer.Option(
+    "--shape",
+    metavar="NAME=EXTENTS",
+    help="The shape of an input instead of the document's, such as x=?,3,224,224, where ? is an "
+    "open extent; can be repeated.",
+    show_default=False,
+)
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -123,7 +138,7 @@ def flatten(
         typer.Option(help="all: primitives; auto: as the network runs."),
     ] = "auto",
     dialect: Dialect = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Print a network as one flat graph, or save it so."""
     with status(f"reading {source}"):
@@ -211,20 +226,64 @@ def run(
     print_result(shown)
 
 
+@app.command("export")
+def export_function(
+    source: Source,
+    output: Annotated[str, typer.Option("--output", "-o", help="The file to make.")],
+    entry: Annotated[
+        Literal["apply", "step", "scan"],
+        typer.Option(help="apply: a call; step, scan: one cycle or many, with the state."),
+    ] = "apply",
+    platforms: Annotated[
+        str, typer.Option(metavar="NAMES", help="Where it can run, with commas between.")
+    ] = "cpu,cuda,rocm,tpu",
+    shapes: Annotated[list[str] | None, _OPEN_SHAPES] = None,
+    batch: Annotated[
+        str, typer.Option(metavar="NAME", help="What jax calls the open extent of first axes.")
+    ] = "b",
+    constraints: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--constraint",
+            help="What holds of open extents, such as 'x_2 >= 8'; can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    vjp_order: Annotated[
+        int, typer.Option(min=0, max=2, help="How often it can be differentiated.")
+    ] = 0,
+    params: Annotated[
+        Literal["inside", "beside"],
+        typer.Option(help="inside: a .npz with the weights; beside: without, a jax.export file."),
+    ] = "inside",
+    dialect: Dialect = "auto",
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a network as one file that jax runs without nnef_jax."""
+    wanted = dict(_shape(shape, open=True) for shape in shapes or ())
+    with status(f"exporting {source}") as progress:
+        from nnef_jax import load
+
+        model = load(source, input_shapes=wanted, dialect=dialect, progress=progress)
+        model.export(
+            output,
+            entry=entry,
+            platforms=platforms.split(","),
+            batch=batch,
+            constraints=constraints or (),
+            vjp_order=vjp_order,
+            params=params,
+            overwrite=overwrite,
+        )
+    inputs = ", ".join(map(str, model.inputs)) or "no inputs"
+    print_result(f"exported {model.graph.name} for {inputs} on {platforms}\nsaved {output}")
+
+
 @app.command("compile")
 def compile_ahead(
     source: Source,
     cache_dir: Annotated[str, _CACHE_DIR],
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shape",
-            metavar="NAME=EXTENTS",
-            help="The shape of an input to compile for, such as x=1,3,224,224. Needed where the "
-            "network leaves it open; can be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    shapes: Annotated[list[str] | None, _SHAPES] = None,
     dialect: Dialect = "auto",
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
@@ -316,11 +375,14 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
     raise typer.BadParameter(message, param_hint=option)
 
 
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+def _shape(text: str, *, open: bool = False) -> tuple[str, tuple[int | None, ...]]:
+    """Return the name and the extents in NAME=EXTENTS, None for '?' where extents may be open."""
     name, _, extents = text.rpartition("=")
     items = [item.strip() for item in extents.split(",")] if extents else []
-    if not name or not all(item.isdecimal() and int(item) for item in items):
+    fits = all((item.isdecimal() and int(item)) or (open and item == "?") for item in items)
+    if not name or not fits:
+        example = "x=?,3,224,224" if open else "x=1,3,224,224"
         raise typer.BadParameter(
-            f"{text!r} is not a name and extents as in x=1,3,224,224", param_hint="--shape"
+            f"{text!r} is not a name and extents as in {example}", param_hint="--shape"
         )
-    return name, tuple(map(int, items))
+    return name, tuple(None if item == "?" else int(item) for item in items)

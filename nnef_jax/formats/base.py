@@ -99,6 +99,13 @@ class Frontend(ABC):
         """
         return {}
 
+    def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
+        """Return the shapes of inputs in symbols of the document, as far as it has names for them.
+
+        `symbol` makes an extent of a name that arithmetic keeps open; others are integers, UNKNOWN.
+        """
+        return {}
+
     def spans(self) -> Mapping[str, Span]:
         """Return where the document assigns each of its names."""
         return {}

@@ -165,9 +165,18 @@ def test_the_first_block_about_pytorch_runs_where_the_exporter_is() -> None:
         pytest.skip("the exporter cannot fetch tract")
 
 
+@pytest.mark.usefixtures("root")
+def test_blocks_about_export_run_one_after_the_other() -> None:
+    names: dict[str, Any] = {}
+    for code in blocks("docs/export.md"):
+        run(code, names)
+    assert names["probabilities"].shape == (64, 10)
+    assert names["y"].shape == (1, 2, 8)
+
+
 def test_every_page_with_python_is_run() -> None:
     pages = {path.name for path in DOCS.glob("*.md") if blocks(f"docs/{path.name}")}
-    assert pages == {"extending.md", "pytorch.md"}
+    assert pages == {"export.md", "extending.md", "pytorch.md"}
 
 
 def test_each_promise_of_security_names_a_test_that_is_there() -> None:

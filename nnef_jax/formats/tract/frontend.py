@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from nnef_jax.formats.tract.flat_document import print_flat
 from nnef_jax.formats.tract.flatten import flatten
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.unit import Unit
+from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.writer import Member
 
@@ -52,6 +53,14 @@ class TractFrontend(TextFrontend):
         """Return the shapes of its inputs, None for an extent that depends on a symbol."""
         return {
             name: [_extent(expression) for expression in shape]
+            for name, shape in self.document.input_shapes.items()
+        }
+
+    def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
+        """Return the shapes of its inputs in its symbols."""
+        values = {name: symbol(name) for name in symbols.solve(self.document, {}, Meter())}
+        return {
+            name: [symbols.evaluate(expression, values) for expression in shape]
             for name, shape in self.document.input_shapes.items()
         }
 

@@ -1,0 +1,243 @@
+"""Writes a network as a file that jax loads by itself: StableHLO, and the arrays that it takes.
+
+With `params="beside"` the file is what `jax.export` serialises. With "inside" it is a .npz (a zip
+archive, stored as it is) of that as the member "function", and of the arrays as "params/LABEL.npy"
+and "state/LABEL.npy". Arrays are arguments in either case. As constants of the StableHLO they would
+be in it once more for each derivative, and be folded by the compiler each time it is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import zipfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from lowering.extents import UNKNOWN, is_symbolic, show
+from nnef_jax.errors import InputError, NnefError, UnsupportedError
+from nnef_jax.execution.entry_points import Execution
+from nnef_jax.execution.probe import NOTHING
+from nnef_jax.limits import Meter
+from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown
+from nnef_jax.similar import did_you_mean
+from nnef_jax.storage import files, placing
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+ENTRIES = ("apply", "step", "scan")
+_FUNCTIONS = ("floordiv", "max", "min", "mod")  # of symbols, as jax writes them
+_NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+
+
+def export(
+    execution: Execution,
+    path: str | os.PathLike[str],
+    *,
+    entry: str,
+    platforms: Sequence[str],
+    batch: str | None,
+    constraints: Sequence[str],
+    vjp_order: int,
+    params: str,
+    overwrite: bool,
+) -> None:
+    """Write an entry point of a network: `Model.export` documents the arguments."""
+    require_path("path", path)
+    require_choice("entry", entry, ENTRIES)
+    require_choice("params", params, ("inside", "beside"))
+    require("vjp_order", vjp_order, int, "0, 1 or 2")
+    require_flags(overwrite=overwrite)
+    if vjp_order not in (0, 1, 2):
+        raise InputError(f"vjp_order must be 0, 1 or 2, it is {vjp_order}")
+    platforms = _known_platforms(platforms)
+    target = os.fsdecode(path)
+    if os.path.lexists(target) and not overwrite:
+        raise placing.exists(target)
+    own = {"params": execution.own.parameters()}
+    if entry != "apply":
+        own["state"] = execution.own.initial_state()
+    _require_values(own)
+    inputs = _input_types(execution, entry == "scan", batch, constraints)
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), list(own.values()))
+    call = _function(execution, entry)
+    function = _serialised(call, platforms, [*types, *inputs], vjp_order)
+    with files.replacing(target, overwrite=overwrite) as file:
+        if params == "beside":
+            file.write(function)
+        else:
+            _write_npz(file, function, own)
+
+
+def _function(execution: Execution, entry: str) -> Callable[..., Any]:
+    """Return a function of parameters, of the state but for `apply`, and of inputs in order."""
+    functions = execution.functions.literal()
+    run = functions.scan if entry == "scan" else functions.cycle
+
+    def apply(params: Any, *inputs: Any) -> Any:
+        return _plain(run(params, execution.own.initial_state(), inputs, NOTHING)[0])
+
+    def recur(params: Any, state: Any, *inputs: Any) -> Any:
+        outputs, state, _ = run(params, state, inputs, NOTHING)
+        return _plain(outputs), state
+
+    function = apply if entry == "apply" else recur
+    function.__name__ = entry
+    return function
+
+
+@contextmanager
+def _without_paths() -> Generator[None]:
+    """Keep the sources' paths on this machine out of what jax lowers; names of operations stay."""
+    setting = "jax_traceback_in_locations_limit"
+    limit = getattr(jax.config, setting)
+    jax.config.update(setting, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(setting, limit)
+
+
+def _plain(outputs: Any) -> Any:
+    """Return several outputs as a tuple: a named one is of a type that only this process has."""
+    return tuple(outputs) if isinstance(outputs, tuple) else outputs  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _serialised(
+    function: Callable[..., Any], platforms: Sequence[str], types: Sequence[Any], vjp_order: int
+) -> bytes:
+    if importlib.util.find_spec("flatbuffers") is None:  # which jax serialises with
+        message = "exporting needs flatbuffers"
+        raise UnsupportedError(message, hint="pip install 'nnef_jax[export]'")
+    try:
+        with _without_paths():
+            exported = jax.export.export(jax.jit(function), platforms=platforms)(*types)
+            return bytes(exported.serialize(vjp_order=vjp_order))
+    except NnefError:
+        raise
+    except Exception as error:  # of jax's, from what reasons about shapes to what lowers
+        hints = ["a callback in a rule of your own cannot be exported"]
+        if len(platforms) > 1:
+            hints.insert(0, "export for one of the platforms")
+        if vjp_order:
+            hints.insert(0, "export with vjp_order=0")
+        if any(is_symbolic(n) for x in jax.tree.leaves(types) for n in x.shape):
+            hints = [
+                "close open extents by load(..., input_shapes=...)",
+                "say more of them, as in constraints=['x_2 >= 8', 'x_2 == z_2']",
+            ]
+        shapes = ", ".join(show(x.shape) for x in types if isinstance(x, jax.ShapeDtypeStruct))
+        raise UnsupportedError(
+            f"jax cannot export the network for inputs {shapes} on {', '.join(platforms)}: "
+            f"{_first_line(error)}",
+            hint="; or ".join(hints),
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _known_platforms(platforms: Any) -> tuple[str, ...]:
+    """Return the platforms, each once. Raises TypeError or InputError for others."""
+    names = tuple(dict.fromkeys(names_of("platforms", platforms, "names of platforms")))
+    if not names:
+        raise InputError("platforms is empty", hint=f"take some of {', '.join(PLATFORMS)}")
+    for name in names:
+        if name not in PLATFORMS:
+            similar = did_you_mean(name, PLATFORMS, meter=Meter())
+            raise InputError(
+                f"platforms has '{name}', it may have {', '.join(PLATFORMS)}",
+                hint="a GPU is 'cuda' or 'rocm'" if name.lower() == "gpu" else similar,
+            )
+    return names
+
+
+def _require_values(own: Mapping[str, Mapping[str, Any]]) -> None:
+    for what, arrays in own.items():
+        for label, array in arrays.items():
+            if isinstance(array, Tracer):
+                raise InputError(
+                    f"{what}: '{label}' is traced, it has no values to store",
+                    hint="export outside of jax.jit and the like",
+                )
+
+
+def _input_types(
+    execution: Execution, in_time: bool, batch: str | None, constraints: Any
+) -> list[jax.ShapeDtypeStruct]:
+    """Return the types of the inputs, with a symbol for each extent that is open.
+
+    The document may have names for them, `batch` is that of all first axes, and other ones are
+    called by input and axis: 'x_2'. Raises TypeError or InputError for wrong arguments.
+    """
+    network = execution.network
+    texts = names_of("constraints", constraints, "texts such as 'b >= 2'")
+    if batch is not None:
+        require("batch", batch, str, "a name or None")
+        if not _NAME.fullmatch(batch) or batch in _FUNCTIONS:
+            raise InputError(f"batch must be a name such as 'b', it is {shown(batch)}")
+    try:
+        scope = jax.export.SymbolicScope(texts)
+    except Exception as error:  # of jax's parser
+        message = f"constraints {shown(', '.join(texts))} are none: {_first_line(error)}"
+        raise InputError(message, hint="write them as in 'b >= 2', 'x_2 == 2*z_2'") from None
+    symbols: dict[str, Any] = {}
+    names: set[str] = set()
+
+    def symbol(wanted: str) -> Any:
+        if wanted not in symbols:
+            name = re.sub(r"^(?=[0-9])|[^A-Za-z_0-9]", "_", wanted)
+            while name in names or name in _FUNCTIONS:
+                name += "_"
+            names.add(name)
+            (symbols[wanted],) = jax.export.symbolic_shape(name, scope=scope)
+        return symbols[wanted]
+
+    said = network.frontend.symbolic_shapes(symbol)
+
+    def extent(name: str, axis: int, known: int) -> Any:
+        if known is not UNKNOWN:
+            return known
+        found = said[name][axis] if name in said else None
+        if is_symbolic(found):
+            return found
+        return symbol(batch if axis == 0 and batch else f"{name}_{axis}")
+
+    types: list[jax.ShapeDtypeStruct] = []
+    for value in network.graph.inputs:
+        shape = [extent(value.name, axis, x) for axis, x in enumerate(value.type.shape)]
+        shape = [symbol("time"), *shape] if in_time else shape
+        types.append(jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype)))
+    if in_time and not types:
+        message = "a network without inputs has no time axis"
+        raise InputError(message, hint="export its step")
+    for name in _NAME.findall(" ".join(texts)):
+        if name not in names and name not in _FUNCTIONS:
+            raise InputError(
+                f"constraints name '{name}', the open extents are {', '.join(names) or 'none'}",
+                hint=did_you_mean(name, names, meter=Meter()),
+            )
+    return types
+
+
+def _write_npz(file: BinaryIO, function: bytes, own: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write an archive that `numpy.load` reads; equal contents make equal files."""
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("function"), function)
+        for what, arrays in own.items():
+            for label, array in arrays.items():
+                items = np.asarray(array)
+                if items.dtype.kind == "V":  # bfloat16, say, of which a .npy tells the size alone
+                    items = items.view(f"V{items.dtype.itemsize}")
+                # The longest name is the one that numpy looks up as it is.
+                member = zipfile.ZipInfo(f"{what}/{label}.npy")
+                with archive.open(member, "w", force_zip64=True) as stream:
+                    np.lib.format.write_array(stream, items, allow_pickle=False)
