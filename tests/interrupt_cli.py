@@ -28,7 +28,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "check": ["check", str(MODEL)],
         "info": ["info", str(MODEL)],
         "flatten": ["flatten", str(MODEL)],
-        "run": ["run", str(MODEL), str(SCAN)],
+        "run": ["run", str(MODEL), str(SCAN), "--no-cache"],
         "compile": ["compile", str(MODEL), f"--cache-dir={folder}", "--shape=image=1,1,8,8"],
     }
 

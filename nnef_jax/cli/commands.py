@@ -11,13 +11,14 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from nnef_jax import NnefError, __version__
+from nnef_jax.cli.cache import filled, kept, shown
 from nnef_jax.cli.terminal import print_result, report_error, status
 from nnef_jax.formats import FORMATS
 
@@ -45,12 +46,16 @@ Source = Annotated[
     ),
 ]
 # A string, since an empty one is an error, but Path("") the working directory.
-_CACHE_DIR = typer.Option(
-    metavar="PATH",
-    help="A folder to keep what is compiled in, and to find it in again. It holds machine code: "
-    "nobody else should be able to write to it.",
-    show_default=False,
-)
+CacheDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="A folder to keep what is compiled in, and to find it in again, instead of the "
+        "user's own (`nnef-jax cache`). It holds machine code: nobody else should be able to "
+        "write to it.",
+        show_default=False,
+    ),
+]
 _DIALECTS = ("auto", *FORMATS)
 
 
@@ -195,25 +200,31 @@ def run(
         Path | None, typer.Option(help="With --top: a text file of the entries' names, one a line.")
     ] = None,
     dialect: Dialect = "auto",
-    cache_dir: Annotated[str | None, _CACHE_DIR] = None,
+    cache_dir: CacheDir = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Keep nothing that is compiled, look for nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a network on files and print its outputs, or save them."""
     if labels and not top:
         raise typer.BadParameter("needs --top", param_hint="--labels")
+    if no_cache and cache_dir is not None:
+        raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
     pictures = _picture_options(inputs or (), mean, scale, layout, resize)
-    with status(f"reading {source}") as progress:
-        from nnef_jax import load
-        from nnef_jax.cli import inputs as read
-        from nnef_jax.cli import outputs as write
+    with nullcontext() if no_cache else kept(cache_dir) as folder:
+        with status(f"reading {source}") as progress:
+            from nnef_jax import load
+            from nnef_jax.cli import inputs as read
+            from nnef_jax.cli import outputs as write
 
-        largest = write.Top(top, write.read_labels(labels) if labels else ()) if top else None
-        model = load(source, dialect=dialect, progress=progress, cache_dir=cache_dir)
-        if output:
-            write.check_output(output, [spec.name for spec in model.outputs])
-        calls = read.read_inputs(inputs or (), model.inputs, pictures)
-    with status("compiling and running"):
-        results = [result for call in calls for result in write.run_call(model, call)]
+            largest = write.Top(top, write.read_labels(labels) if labels else ()) if top else None
+            model = load(source, dialect=dialect, progress=progress, cache_dir=folder)
+            if output:
+                write.check_output(output, [spec.name for spec in model.outputs])
+            calls = read.read_inputs(inputs or (), model.inputs, pictures)
+        with status("compiling and running"):
+            results = [result for call in calls for result in write.run_call(model, call)]
     if largest:
         write.check_labels(largest, results)
     saved = write.save_results(output, results) if output else []
@@ -282,21 +293,32 @@ def export_function(
 @app.command("compile")
 def compile_ahead(
     source: Source,
-    cache_dir: Annotated[str, _CACHE_DIR],
+    cache_dir: CacheDir = None,
     shapes: Annotated[list[str] | None, _SHAPES] = None,
     dialect: Dialect = "auto",
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
     wanted = dict(map(_shape, shapes or ()))
-    with status(f"compiling {source}") as progress:
+    with filled(cache_dir) as folder, status(f"compiling {source}") as progress:
         from nnef_jax import load
 
         model = load(
-            source, input_shapes=wanted, dialect=dialect, cache_dir=cache_dir, progress=progress
+            source, input_shapes=wanted, dialect=dialect, cache_dir=folder, progress=progress
         )
         _run_on_zeros(model)
     inputs = ", ".join(map(str, model.inputs)) or "no inputs"
-    print_result(f"compiled {model.graph.name} for {inputs}\nkept in {cache_dir}")
+    print_result(f"compiled {model.graph.name} for {inputs}\nkept in {folder}")
+
+
+@app.command()
+def cache(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Remove what is kept, and nothing else.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show where `run` and `compile` keep what is compiled, and how much it is."""
+    print_result(shown(clear=clear, as_json=as_json))
 
 
 def _run_on_zeros(model: Model) -> None:

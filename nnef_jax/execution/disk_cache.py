@@ -2,8 +2,8 @@
 
 KEY.xla holds the executables of both parts of a split, as jax's `serialize_executable` makes them.
 KEY.bin holds what the first part computed of parameters of the same digest. Both are checked files:
-damaged ones, and those under another's name, are made again. Nothing is ever removed, but anything
-may be, at any time.
+damaged ones, and those under another's name, are made again. Nothing is removed here, but anything
+may be, at any time; a file that is found gets the time as its modification time, to tell by.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class DiskCache:
         # The types of the result may be of this process alone, so that an entry does not hold them.
         found = _read(path, device, program.result)
         if found is not None:
+            _mark_used(path)
             first, load = found
             with suppress(Exception):  # jaxlib raises anything for what it cannot load
                 # Beside the digest of the parameters; each takes ResNet-50 0.1 s.
@@ -99,6 +100,7 @@ class DiskCache:
             computed = part.compute()(parameters)
             self._keep(lambda: checked_file.write_arrays(path, list(map(np.asarray, computed))))
         else:
+            _mark_used(path)
             with jax.ensure_compile_time_eval():  # also where a function is traced
                 computed = jax.device_put(known)
         return assemble(part.sources, parameters, computed)
@@ -118,6 +120,11 @@ class DiskCache:
 
     def _path(self, key: str, suffix: str) -> str:
         return os.path.join(self.directory, f"{key}.{suffix}")
+
+
+def _mark_used(path: str) -> None:
+    with suppress(OSError):  # in a read-only folder, say
+        os.utime(path)
 
 
 def _reason(error: Exception) -> object:

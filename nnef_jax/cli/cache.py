@@ -1,0 +1,72 @@
+"""The user's folder of compiled networks: used by commands, bounded, shown, cleared."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from nnef_jax import InputError
+from nnef_jax.execution import cache_folder
+
+MOST = 2_000_000_000  # bytes
+
+
+@contextmanager
+def kept(given: str | None) -> Generator[str | None]:
+    """Yield the folder to keep what is compiled in: the one given, or the user's own.
+
+    That is bounded afterwards. Where it is of no use there is none, without a word.
+    """
+    if given is not None:
+        yield given
+        return
+    folder = cache_folder.users_folder()
+    if cache_folder.prepare(folder):
+        yield None
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "what was compiled is not kept")
+        yield folder
+    cache_folder.trim(folder, MOST)
+
+
+@contextmanager
+def filled(given: str | None) -> Generator[str]:
+    """Yield the same folder to be filled on purpose; InputError where it is of no use."""
+    if given is None:
+        folder = cache_folder.users_folder()
+        _require(folder, cache_folder.prepare(folder))
+    with kept(given) as folder:
+        assert folder is not None
+        yield folder
+
+
+def shown(*, clear: bool, as_json: bool) -> str:
+    """Return where the user's folder is and what is in it, or what was removed from it.
+
+    Raises InputError where it is of no use.
+    """
+    folder = cache_folder.users_folder()
+    if os.path.lexists(folder):
+        _require(folder, cache_folder.objection(folder))
+    files = cache_folder.clear(folder) if clear else cache_folder.entries(folder)
+    size = sum(file.size for file in files)
+    if as_json:
+        found = {"folder": folder, "files": len(files), "bytes": size}
+        return json.dumps(found | ({"cleared": True} if clear else {"most_bytes": MOST}))
+    if clear:
+        return f"removed {len(files)} files, {size / 1e6:.1f} MB, from {folder}"
+    lines = ("folder", folder), ("files", len(files)), ("size", f"{size / 1e6:.1f} MB")
+    bound = ("at most", f"{MOST / 1e6:.1f} MB")
+    return "\n".join(f"{name:<16}{text}" for name, text in (*lines, bound))
+
+
+def _require(folder: str, objection: str) -> None:
+    if objection:
+        raise InputError(
+            f"the cache folder '{folder}' cannot be used: {objection}",
+            hint="--cache-dir names another one",
+        )
