@@ -128,6 +128,13 @@ class Operation:
         return next((value.name for value in self.writes()), self.kind)
 
 
+def substituted(operand: Operand, values: Mapping[Value, Value]) -> Operand:
+    """Return the operand with other values for some of those that it reads."""
+    if isinstance(operand, tuple):
+        return tuple([substituted(item, values) for item in operand])
+    return values.get(operand, operand) if isinstance(operand, Value) else operand
+
+
 def _values(operand: Operand) -> Iterator[Value]:
     if isinstance(operand, Value):
         yield operand
@@ -176,7 +183,9 @@ class Graph:
         found.update((p.value.name, p.value) for p in self.parameters)
         found.update((s.value.name, s.value) for s in self.states)
         for operation in self.operations:
-            found.update((v.name, v) for v in operation.writes() if not v.inserted)
+            for value in operation.writes():
+                if not value.inserted:  # an input that takes a result's place has its name
+                    found.setdefault(value.name, value)
         return found | self.aliases
 
     @cached_property

@@ -233,6 +233,30 @@ class Model:
         params = self._check_params(params, all=bool(probe.capture))
         return entry.pure(params, state, inputs, probe)
 
+    def cut(
+        self, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
+    ) -> Model:
+        """Return the part of the network between tensors, as a model of its own.
+
+        It has the parameters and states that its outputs depend on, runs as this one does, and is
+        saved as a flat document. Open extents stay open.
+
+        Args:
+            inputs: names of the tensors that it takes, in order: those of `summary`, and of inputs,
+                parameters and states; no patterns. What is taken is what all readers get, after
+                graph.quant. By default the inputs of the network that the outputs depend on.
+            outputs: names of the tensors that it returns, in order. By default the outputs of the
+                network that follow from the inputs.
+
+        Raises InputError where names are unknown, the outputs need more than the inputs or less.
+
+        >>> head = model.cut(inputs=["pool"], outputs=["logits"])
+        """
+        from nnef_jax.cutting import cut
+
+        own = self._execution.own
+        return Model(self._execution.of(cut(self._network, inputs, outputs, own.stored)))
+
     def save(
         self,
         path: str | os.PathLike[str],

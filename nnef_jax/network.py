@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic, show
-from lowering.graph import Graph, Operation, StateVariable, TensorType, Value
+from lowering.graph import Graph, Operation, StateVariable, TensorType, Value, substituted
 from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Shapes
 from nnef_jax.limits import Meter, uncollected
@@ -63,7 +63,7 @@ class Network:
             if found.frontend is not frontend:
                 frontend = found.frontend
                 graph, declared, is_guessed = _flatten_and_check(frontend, options)
-        graph = _with_pairs(graph, pairs)
+        graph = with_pairs(graph, pairs)
         stored = {**stored, **_zeros(graph, pairs, frontend)}
         return cls(frontend, options, graph, stored, pairs, declared, is_guessed)
 
@@ -113,7 +113,7 @@ class Network:
         return frozenset(p.label for p in self.graph.parameters if p.value not in needed)
 
     def _flatten(self, options: Options) -> Graph:
-        return _with_pairs(_flatten(self.frontend, options), self.pairs)
+        return with_pairs(_flatten(self.frontend, options), self.pairs)
 
     def _check_variables(self, graph: Graph) -> None:
         """Refuse variables that were not there, or not of this type, when their data were read."""
@@ -180,7 +180,7 @@ def _unknown(what: str, names: Iterable[str], kind: str, known: Sequence[str]) -
     ]
 
 
-def _with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
+def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     """Return the graph with the pairs as its state; InputError where they do not go together."""
     if not pairs:
         return graph
@@ -270,9 +270,7 @@ def _opened(graph: Graph, shapes: Shapes) -> Graph:
         swapped[value] = replace(value, type=TensorType(shape, value.type.dtype))
 
     def swap(operand: Any) -> Any:
-        if isinstance(operand, tuple):
-            return tuple(map(swap, operand))  # pyright: ignore[reportUnknownArgumentType]
-        return swapped.get(operand, operand) if isinstance(operand, Value) else operand
+        return substituted(operand, swapped)
 
     return replace(
         graph,

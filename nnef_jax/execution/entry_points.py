@@ -32,12 +32,17 @@ class Execution:
     def __init__(self, network: Network, options: RunOptions, cache: DiskCache | None) -> None:
         self.own = OwnArrays(network, options)
         network = self.network = self.own.network
+        self._options, self._cache = options, cache
         self.functions = Functions(network, options)
         self.compiler = Compiler(options, self.own, cache)
         cycle, scan = self.functions.cycle, self.functions.scan
         self.outputs = EntryPoint(self, "outputs", cycle, takes_state=False)
         self.step = EntryPoint(self, "step", cycle, donates=options.donate_state)
         self.scan = EntryPoint(self, "scan", scan, time_axes=1)
+
+    def of(self, network: Network) -> Execution:
+        """Return what runs another network in the same way."""
+        return Execution(network, self._options, self._cache)
 
 
 class EntryPoint:

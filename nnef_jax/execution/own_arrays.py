@@ -65,6 +65,10 @@ class OwnArrays:
         parameters = self.parameters()
         return {x: parameters[x] if x in parameters else self._stored[x] for x in labels}
 
+    def stored(self, label: str) -> Any:
+        """Return the array of a variable where it is: numpy's until it is put on a device."""
+        return self._stored[label]
+
     def _at(self, where: _Where | None, labels: tuple[str, ...]) -> dict[str, jax.Array]:
         where = default_device() if where is None else where
         found = self._placed.get((where, labels))

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN, Shape
-from lowering.graph import Graph
+from lowering.graph import Graph, Value
 from lowering.location import Span
 from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError
@@ -26,6 +26,8 @@ from nnef_jax.storage.writer import Member
 Expand = Literal["auto", "all"]
 Progress = Callable[[int, int], None]  # of how many variables are read, of how many
 Shapes = Mapping[str, Sequence[int | None]]  # of inputs by name; None is an extent that is open
+# Takes a part of a graph; returns it, and its inputs by the values whose places they take.
+Cut = Callable[[Graph], tuple[Graph, Mapping[Value, Value]]]
 
 
 class ExtentNeeded(Exception):
@@ -76,6 +78,7 @@ class Frontend(ABC):
     outputs: Sequence[str]
     extensions: Sequence[str] = ()  # what it says that it needs beyond its format
     quantizes: bool = False  # whether tensors are rounded once they are computed
+    integer: str = "int32"  # the dtype of literals that are whole numbers
 
     @abstractmethod
     def flatten(self, options: Options) -> Graph:
@@ -116,6 +119,16 @@ class Frontend(ABC):
         `quantization` is the text of a graph.quant, None keeps the document's own.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be saved")
+
+    def flat_members(
+        self, options: Options, cut: Cut, arrays: Mapping[str, Any], quantization: str | None
+    ) -> dict[str, Member]:
+        """Return the archive of a part of the document, flat, with rounding as operations.
+
+        `options` are those that it was read with. Raises UnsupportedError, naming all that the
+        format cannot say.
+        """
+        raise UnsupportedError(f"a part of a network of {self.dialect} cannot be saved")
 
     def converted(
         self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool

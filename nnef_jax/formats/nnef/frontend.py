@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.location import Source
 from nnef_jax.errors import DataError, NnefError, SemanticError, raise_all
-from nnef_jax.formats.base import ExtentNeeded, Options, Shapes, Stored
+from nnef_jax.formats.base import Cut, ExtentNeeded, Options, Shapes, Stored
 from nnef_jax.formats.nnef.checks import check
 from nnef_jax.formats.nnef.conversion import Conversion
 from nnef_jax.formats.nnef.flatten import evaluate, flatten
@@ -22,7 +22,9 @@ from nnef_jax.formats.nnef.quantization import QuantizationReader
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.dequantization import dequantize
+from nnef_jax.formats.syntax.flat_document import FlatWriter
 from nnef_jax.formats.syntax.frontend import GRAPH, TextFrontend
+from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.variables import check_shape, convert, without_member
 from nnef_jax.limits import LETTERS_PER_STEP
@@ -137,6 +139,11 @@ class StandardFrontend(TextFrontend):
             if isinstance(variable, Parameter):  # one that is updated takes other values later on
                 rounding.pop(name, None)
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
+
+    def flat_text(self, options: Options, cut: Cut) -> str:
+        """Return a flat document of 1.0 final of a part of the graph."""
+        part, _ = cut(self.flatten(options))
+        return print_document(FlatWriter(part, options.meter).write())
 
     def converted(
         self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool

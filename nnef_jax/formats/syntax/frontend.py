@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from lowering.location import Source, Span
 from nnef_jax.errors import DataError
-from nnef_jax.formats.base import Frontend, Options
+from nnef_jax.formats.base import Cut, Frontend, Options
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.storage.archive import Archive
@@ -52,14 +52,29 @@ class TextFrontend(Frontend):
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
         """Return the entries of the document's graph.quant; NnefError for what is wrong with it."""
 
+    @abstractmethod
+    def flat_text(self, options: Options, cut: Cut) -> str:
+        """Return a flat document of a part of the graph; UnsupportedError for what has none."""
+
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
         """Return the archive of the document with other data for its variables, by label."""
-        found: dict[str, Member] = {GRAPH: self._source.text.encode()}
+        if quantization is None and self.quantization is not None:
+            quantization = self.quantization.text
+        return self._archive(self._source.text, arrays, quantization)
+
+    def flat_members(
+        self, options: Options, cut: Cut, arrays: Mapping[str, Any], quantization: str | None
+    ) -> dict[str, Member]:
+        """Return the archive of a part of the document, flat, with rounding as operations."""
+        return self._archive(self.flat_text(options, cut), arrays, quantization)
+
+    def _archive(
+        self, text: str, arrays: Mapping[str, Any], quantization: str | None
+    ) -> dict[str, Member]:
+        found: dict[str, Member] = {GRAPH: text.encode()}
         if quantization is not None:
             self.quantizers(Source(QUANTIZATION, quantization))
             found[QUANTIZATION] = quantization.encode()
-        elif self.quantization is not None:
-            found[QUANTIZATION] = self.quantization.text.encode()
         for label, array in arrays.items():
             member = member_of(label)
             if member in found:

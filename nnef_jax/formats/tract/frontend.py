@@ -9,14 +9,16 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN
-from lowering.graph import Graph
+from lowering.graph import Graph, substituted
 from lowering.location import Source
-from nnef_jax.formats.base import Options, Stored
+from nnef_jax.formats.base import Cut, Options, Stored
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION, TextFrontend
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract import symbols
+from nnef_jax.formats.tract.dtypes import compute_dtype
 from nnef_jax.formats.tract.flat_document import print_flat
+from nnef_jax.formats.tract.flat_graph import Said
 from nnef_jax.formats.tract.flatten import flatten
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.unit import Unit
@@ -36,6 +38,7 @@ class TractFrontend(TextFrontend):
         registries = ", ".join(self.document.registries) or "tract_nnef"
         self.dialect = f"NNEF 1.0 of tract ({registries})"
         self._data: dict[str, NDArray[Any]] = {}
+        self.integer = compute_dtype("int64", options.real)
 
     def flatten(self, options: Options) -> Graph:
         """Return the graph for the shapes in `options.input_shapes`, else the document's."""
@@ -68,6 +71,22 @@ class TractFrontend(TextFrontend):
         """Return the entries of a graph.quant."""
         return read_quantization(source, self.document.names, self.options.meter)
 
+    def flat_text(self, options: Options, cut: Cut) -> str:
+        """Return a flat document of the dialect of a part of the graph."""
+        whole, said = flatten(self._unit, options, self._extents(options), self._data)
+        part, inputs = cut(whole)
+
+        def swap(operand: Any) -> Any:
+            if isinstance(operand, list):
+                return [swap(x) for x in operand]  # pyright: ignore[reportUnknownVariableType]
+            return substituted(operand, inputs)
+
+        swapped: Said = {
+            value: (name, {k: swap(x) for k, x in operands.items()}, attributes)
+            for value, (name, operands, attributes) in said.items()
+        }
+        return print_flat(self.document, part, swapped, options)
+
     def converted(
         self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
     ) -> dict[str, Member]:
@@ -76,7 +95,7 @@ class TractFrontend(TextFrontend):
             return self.members(data or {}, None)
         options, real = replace(self.options, rounds=True), dict[str, NDArray[Any]]()
         found, said = flatten(self._unit, options, self._extents(options), real)
-        text = print_flat(self.document, found, said, options.meter)
+        text = print_flat(self.document, found, said, options)
         arrays = {} if data is None else {p.label: real[p.label] for p in found.parameters}
         members = self.members(arrays, None) | {GRAPH: text.encode()}
         members.pop(QUANTIZATION, None)

@@ -1,0 +1,206 @@
+"""A part of a network: which tensors it takes and gives, and the front end that flattens it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lowering.builder import GraphBuilder
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, is_known, volume
+from lowering.graph import Graph, Operation, TensorType, Value, substituted
+from nnef_jax.errors import InputError, LimitError, SemanticError, ShapeError
+from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored
+from nnef_jax.formats.syntax.tensors import show_operand
+from nnef_jax.limits import OPERATION, Meter, raising
+from nnef_jax.network import Network
+from nnef_jax.storage.writer import Member
+
+
+def tensors(graph: Graph) -> dict[str, Value]:
+    """Return the tensors of a graph by the names that a user has for them."""
+    return graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
+
+
+def needed(graph: Graph, wanted: Iterable[Value], given: Collection[Value]) -> set[Value]:
+    """Return the values that some depend on, cycle after cycle, down to those that are given."""
+    found = set(wanted)
+    while True:
+        for operation in reversed(graph.operations):
+            if any(value in found and value not in given for value in operation.writes()):
+                found.update(operation.reads())
+        states = [s for s in graph.states if s.value in found and s.value not in given]
+        if found.issuperset(state.update for state in states):
+            return found
+        found.update(state.update for state in states)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Names the tensors that a part of a graph takes and gives."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def of(self, graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
+        """Return the part of a graph, and its inputs by the values whose places they take."""
+        named = tensors(graph)
+        given = {named[n]: replace(named[n], name=n, inserted=False) for n in self.inputs}
+        found = needed(graph, [named[name] for name in self.outputs], given)
+
+        def swap(operand: Any) -> Any:
+            return substituted(operand, given)
+
+        def stays(value: Value) -> bool:
+            return value in found and value not in given
+
+        operations = [
+            replace(o, operands=tuple((name, swap(operand)) for name, operand in o.operands))
+            for o in graph.operations
+            if any(map(stays, o.writes()))
+        ]
+        part = replace(
+            graph,
+            inputs=tuple(given.values()),
+            outputs=tuple(swap(named[name]) for name in self.outputs),
+            output_names=self.outputs,
+            operations=tuple(operations),
+            parameters=tuple(p for p in graph.parameters if stays(p.value)),
+            states=tuple(replace(s, update=swap(s.update)) for s in graph.states if stays(s.value)),
+            aliases={n: swap(value) for n, value in graph.aliases.items() if value in found},
+        )
+        return part, given
+
+
+class PartFrontend(Frontend):
+    """The front end of a part of a network, whose pairs are among its inputs and outputs."""
+
+    def __init__(self, whole: Network, part: Part, pairs: Mapping[str, str]) -> None:
+        named = dict.fromkeys([*part.outputs, *pairs.values()])
+        self._part = Part((*part.inputs, *pairs), tuple(named))
+        self.inputs, self.outputs = self._part.inputs, self._part.outputs
+        self._whole = whole
+        self.graph = self._part.of(_without_states(whole.graph, whole.pairs))[0]
+        frontend = whole.frontend
+        self.dialect, self.extensions = frontend.dialect, frontend.extensions
+        self.quantizes, self.integer = frontend.quantizes, frontend.integer
+        is_open = whole.is_guessed or any(map(_has_unknown, self.graph.operations))
+        if is_open and all(is_known(value.type.shape) for value in self.graph.inputs):
+            raise InputError(
+                "the part depends on open extents of inputs that it does not have",
+                hint="give them by load(..., input_shapes=...) before the network is cut",
+            )
+        self._is_open = is_open
+
+    def declared(self) -> Graph | None:
+        """Return the part as it is for the document's own shapes, None where it is not known."""
+        whole = self._whole.declared
+        if whole is None or not {*self.inputs, *self.outputs} <= tensors(whole).keys():
+            return None
+        return self._part.of(whole)[0]
+
+    def flatten(self, options: Options) -> Graph:
+        """Return the part for the shapes in `options.input_shapes`, else those of the network."""
+        if not self._is_open:
+            return _retyped(self.graph, options, self.integer)
+        if options.symbolic_shapes:
+            raise ExtentNeeded
+        raise InputError(
+            "the part depends on an open extent of the network's inputs",
+            hint="give it by load(..., input_shapes=...) before the network is cut",
+        )
+
+    def stored(self, graph: Graph) -> Stored:
+        """Return no data: those of the network stay where they are."""
+        return Stored({}, self)
+
+    def spans(self) -> Mapping[str, Any]:
+        """Return where the document assigns the names that the part has."""
+        spans, values = self._whole.frontend.spans(), self.graph.values
+        return {name: span for name, span in spans.items() if name in values}
+
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+        """Return the archive of the part as a flat document, with rounding as operations.
+
+        Raises UnsupportedError, naming all that such a document cannot say.
+        """
+        whole = self._whole
+        options = replace(whole.options, meter=Meter(whole.options.meter.limits))
+        return whole.frontend.flat_members(options, self._part.of, arrays, quantization)
+
+
+def _without_states(graph: Graph, pairs: Mapping[str, str]) -> Graph:
+    """Return the graph with the states that are pairs among its inputs and outputs again."""
+    states = [state for state in graph.states if state.label in pairs]
+    return replace(
+        graph,
+        inputs=(*graph.inputs, *(state.value for state in states)),
+        outputs=(*graph.outputs, *(state.update for state in states)),
+        output_names=(*graph.output_names, *(pairs[state.label] for state in states)),
+        states=tuple(state for state in graph.states if state.label not in pairs),
+    )
+
+
+def _has_unknown(operation: Operation) -> bool:
+    """Tell whether an attribute of an operation depends on an open extent."""
+
+    def unknown(attribute: Any) -> bool:
+        match attribute:
+            case tuple():
+                return any(map(unknown, attribute))  # pyright: ignore[reportUnknownArgumentType]
+            case Graph(operations=operations):
+                return any(map(_has_unknown, operations))
+            case _:
+                return attribute is UNKNOWN
+
+    return any(unknown(attribute) for _, attribute in operation.attributes)
+
+
+def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
+    """Return the graph with the types that follow from other shapes of its inputs.
+
+    Raises ShapeError or SemanticError naming the operation that does not take them.
+    """
+    builder, meter = GraphBuilder(options.real, integer), options.meter
+    new: dict[Value, Value] = {}
+    for value in graph.inputs:
+        declared = [None if extent is UNKNOWN else extent for extent in value.type.shape]
+        shape = options.shape(value.name, declared)
+        new[value] = builder.input(value.name, TensorType(shape, value.type.dtype))
+    for v in (*graph.parameters, *graph.states):
+        new[v.value] = builder.variable(v.value.name, v.label, v.value.type, v.span)
+    for operation in graph.operations:
+        meter.spend(OPERATION, graph.name, operation.span, operation.calls)
+        operands = {name: substituted(operand, new) for name, operand in operation.operands}
+        old = tuple(operation.writes())
+        try:
+            builder.operation(
+                operation.kind,
+                operands,
+                dict(operation.attributes),
+                [value.name for value in old] or [operation.kind],
+                operation.span,
+                operation.calls,
+                rule=operation.rule,
+                inserted=any(value.inserted for value in old),
+            )
+        except InvalidOperation as error:
+            shown = ", ".join(f"{name} {show_operand(x)}" for name, x in operands.items())
+            raise (ShapeError if isinstance(error, InvalidShape) else SemanticError)(
+                f"'{operation.kind}': {error.message} ({shown})",
+                span=operation.span,
+                calls=operation.calls,
+                hint=error.hint,
+            ) from None
+        for before, after in zip(old, builder.operations[-1].writes(), strict=True):
+            if volume([1 if n is UNKNOWN else n for n in after.type.shape]) > (
+                meter.limits.tensor_items
+            ):
+                message = f"'{after.name}' has more than {meter.limits.tensor_items} items"
+                raise LimitError(message, span=operation.span, hint=raising("tensor_items"))
+            new[before] = after
+    for state in graph.states:
+        builder.update(new[state.value], new[state.update])
+    builder.aliases.update({name: new[value] for name, value in graph.aliases.items()})
+    return builder.graph(graph.name, [new[v] for v in graph.outputs], graph.output_names)
