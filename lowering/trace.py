@@ -28,6 +28,7 @@ class Context:
     optimized: bool = False  # what is traced is laid out by `lowering.cpu`, for CPUs
     # Is told how many items an operation on constants makes, before it runs on the host.
     fold: Callable[[int], None] = lambda items: None
+    straight_through: bool = False  # what rounds has a derivative, that of what it rounds
 
 
 def trace(

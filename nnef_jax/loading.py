@@ -48,7 +48,10 @@ def load(
         dtype: what scalar tensors are computed in, a name or a numpy or jax dtype: float32,
             bfloat16, float16, float64 (needs jax's x64 mode). Integer tensors are int32.
         quantization: "apply" rounds each tensor that graph.quant names once it is computed,
-            "ignore" rounds none. Variables stored quantised become real numbers in either case.
+            "ignore" rounds none. "ste" computes what "apply" does, with straight-through
+            derivatives: of what rounds it is 1 within the range of the levels and 0 outside, so
+            that a quantised network can be trained. Variables that are stored quantised become real
+            numbers in any case.
         expand: "auto" keeps compound operations of the standard whole where there is a rule for
             them. "all" expands them to primitives by their definitions, instead of a user's rules
             too; in tract's dialect those that it computes as the standard does, and can write.
@@ -105,7 +108,7 @@ def load(
     with opened(
         source, input_shapes, dtype, quantization, expand, dialect, state, rules, limits, progress
     ) as network:
-        run = RunOptions(precision, optimize, autotune, donate_state, unused)
+        run = RunOptions(precision, optimize, autotune, donate_state, unused, quantization == "ste")
         return Model(Execution(network, run, cache))
 
 

@@ -82,9 +82,7 @@ class PartFrontend(Frontend):
         self.inputs, self.outputs = self._part.inputs, self._part.outputs
         self._whole = whole
         self.graph = self._part.of(_without_states(whole.graph, whole.pairs))[0]
-        frontend = whole.frontend
-        self.dialect, self.extensions = frontend.dialect, frontend.extensions
-        self.quantizes, self.integer = frontend.quantizes, frontend.integer
+        self.describe_as(whole.frontend)
         is_open = whole.is_guessed or any(map(_has_unknown, self.graph.operations))
         if is_open and all(is_known(value.type.shape) for value in self.graph.inputs):
             raise InputError(

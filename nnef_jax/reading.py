@@ -18,7 +18,7 @@ from nnef_jax.network import Network
 from nnef_jax.options import require, require_choice, require_readable, shapes_by_name, word_pairs
 from nnef_jax.storage.archive import Archive, archive_of_texts, open_archive
 
-Quantization = Literal["apply", "ignore"]
+Quantization = Literal["apply", "ignore", "ste"]
 Source = str | os.PathLike[str] | bytes | BinaryIO
 _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -60,7 +60,7 @@ def opened(
     meter = Meter(limits)
     if isinstance(source, bytearray | memoryview):  # it may change, the network must not
         source = bytes(source)
-    rounds = quantization == "apply"
+    rounds = quantization != "ignore"
     options = Options(rules or Registry(), expand, dtype, shapes, meter, rounds, progress)
     with within_memory("the network"), open_archive(source, meter, graphs=graphs()) as archive:
         yield network_of(archive, options, dialect, state, data=data)

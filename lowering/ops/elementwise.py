@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -13,6 +14,7 @@ from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
 from lowering.ops import require, rules
 from lowering.static import is_static
+from lowering.trace import Context
 
 Infer = Callable[..., TensorType]
 
@@ -95,16 +97,32 @@ def rounded(x: Array, ties: str) -> Array:
     return lax.round(x, away if ties == "away" else lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
+@jax.custom_jvp
+def straight_through(result: Array, x: Array) -> Array:
+    """Return the result, with the derivative of x instead of its own.
+
+    Source: straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
+    """
+    return result
+
+
+@straight_through.defjvp
+def _straight_through_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    return primals[0], tangents[1]
+
+
 def _round_type(x: TensorType, ties: str = "up") -> TensorType:
     require.one_of("ties", ties, TIES)
     return ordered_type(x)
 
 
 @rules.rule("round", _round_type)
-def round_(x: Any, ties: str = "up") -> Array:
+def round_(ctx: Context, x: Any, ties: str = "up") -> Array:
     """Return the nearest whole number; halves go "up", "away" from zero, or to "even" (`ties`)."""
     x = jnp.asarray(x)
-    return rounded(x, ties) if _is_real(x) else x
+    if not _is_real(x):
+        return x
+    return straight_through(rounded(x, ties), x) if ctx.straight_through else rounded(x, ties)
 
 
 def _same_type(x: TensorType, y: TensorType) -> TensorType:

@@ -2,6 +2,10 @@
 
 `ties` chooses between equally near codes, as in `round`, whose derivative is 0. The standard
 library expands `linear_quantize` to `min_max_linear_quantize`.
+
+With `Context.straight_through` the derivative is that of x cut to the range of the levels: 1
+inside, its ends included, and 0 outside, where the end has it. Sources: Krishnamoorthi 2018,
+arXiv:1806.08342, section 2.4; for the ends PACT, Choi et al. 2018, arXiv:1805.06085.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.ops import require, rules
-from lowering.ops.elementwise import TIES, rounded
+from lowering.ops.elementwise import TIES, rounded, straight_through
+from lowering.trace import Context
 
 
 def _quantized_type(
@@ -42,9 +47,24 @@ def _min_max_type(
     return _quantized_type(x, bits, 2 if signed and symmetric else 1, ties, **ends)
 
 
+def _as_cut(ctx: Context, result: Array, x: Array, low: Any, high: Any) -> Array:
+    """Return the result, with the derivative of x within a range if the context asks for it."""
+    if not ctx.straight_through:
+        return result
+    within = jnp.where((low <= x) & (x <= high), x, jnp.where(x > high, high, low))
+    return straight_through(result, within)
+
+
 @rules.rule("min_max_linear_quantize", _min_max_type)
 def min_max_linear_quantize(
-    x: Any, min: Any, max: Any, bits: int, signed: bool, symmetric: bool, ties: str = "up"
+    ctx: Context,
+    x: Any,
+    min: Any,
+    max: Any,
+    bits: int,
+    signed: bool,
+    symmetric: bool,
+    ties: str = "up",
 ) -> Array:
     """Return the nearest of the levels that divide min ... max evenly; min if that is empty."""
     x, low, high = align(jnp.asarray(x), min, max)
@@ -54,7 +74,7 @@ def min_max_linear_quantize(
     span = high - low
     inside = jnp.maximum(jnp.minimum(x, high), low) - low
     level = rounded(inside / jnp.where(span == 0, 1.0, span) * steps, ties)
-    return (level / steps * span + low).astype(dtype)
+    return _as_cut(ctx, level / steps * span + low, x, low, high).astype(dtype)
 
 
 def _zero_point_type(
@@ -67,7 +87,14 @@ def _zero_point_type(
 
 @rules.rule("zero_point_linear_quantize", _zero_point_type)
 def zero_point_linear_quantize(
-    x: Any, zero_point: Any, scale: Any, bits: int, signed: bool, symmetric: bool, ties: str = "up"
+    ctx: Context,
+    x: Any,
+    zero_point: Any,
+    scale: Any,
+    bits: int,
+    signed: bool,
+    symmetric: bool,
+    ties: str = "up",
 ) -> Array:
     """Return the nearest multiple of scale whose number from the zero point fits the bits."""
     top = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
@@ -77,7 +104,8 @@ def zero_point_linear_quantize(
     x, scale = _wide(x), _wide(scale)
     zero = jnp.asarray(zero).astype(x.dtype)
     level = jnp.maximum(jnp.minimum(rounded(x / scale, ties) + zero, float(top)), float(bottom))
-    return ((level - zero) * scale).astype(dtype)
+    low, high = ((float(end) - zero) * scale for end in (bottom, top))
+    return _as_cut(ctx, (level - zero) * scale, x, low, high).astype(dtype)
 
 
 def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
@@ -85,7 +113,7 @@ def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
 
 
 @rules.rule("logarithmic_quantize", _logarithmic_type)
-def logarithmic_quantize(x: Any, max: Any, bits: int) -> Array:
+def logarithmic_quantize(ctx: Context, x: Any, max: Any, bits: int) -> Array:
     """Return the power of two of the nearest exponent, with the sign of x; 0 stays 0.
 
     The exponents are the 2^bits highest up to that of max, rounded up.
@@ -98,4 +126,5 @@ def logarithmic_quantize(x: Any, max: Any, bits: int) -> Array:
     top = jnp.where(part == 0.5, top - 1, top)
     steps = 2 ** min(bits, 12) - 1  # no two exponents are further apart
     exponent = jnp.maximum(jnp.minimum(exponent, top), top - steps)
-    return jnp.ldexp(jnp.sign(x), exponent)
+    largest = jnp.ldexp(jnp.ones_like(x), top)
+    return _as_cut(ctx, jnp.ldexp(jnp.sign(x), exponent), x, -largest, largest)

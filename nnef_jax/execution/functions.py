@@ -48,12 +48,12 @@ class Functions:
         if missing := [n for n in self._read(graph, wanted) if n not in params]:
             hint = "load(..., unused=True) has those that outputs do not need in model.params"
             raise InputError(f"captures need {', '.join(map(repr, missing))} of params", hint=hint)
-        meter = Meter(self.network.options.meter.limits)
+        meter, options = Meter(self.network.options.meter.limits), self._options
 
         def fold(items: int) -> None:
             meter.spend(items // FOLDED_PER_STEP, "folding constants")
 
-        context = Context(self._options.precision, optimized, fold)
+        context = Context(options.precision, optimized, fold, options.straight_through)
         try:
             values = trace(graph, context, params, state, inputs, wanted, probe.edited(graph))
         except InvalidComputation as error:

@@ -23,6 +23,7 @@ class RunOptions:
     autotune: bool = False
     donate_state: bool = False
     unused: bool = False
+    straight_through: bool = False
 
     @property
     def for_cpu(self) -> bool:

@@ -80,6 +80,11 @@ class Frontend(ABC):
     quantizes: bool = False  # whether tensors are rounded once they are computed
     integer: str = "int32"  # the dtype of literals that are whole numbers
 
+    def describe_as(self, other: Frontend) -> None:
+        """Say of this what is said of another front end, of the same document."""
+        self.dialect, self.extensions = other.dialect, other.extensions
+        self.quantizes, self.integer = other.quantizes, other.integer
+
     @abstractmethod
     def flatten(self, options: Options) -> Graph:
         """Return the flat graph for the shapes in `options.input_shapes`, else the document's.

@@ -16,7 +16,13 @@ from tests.helpers import model_of
 NAN, INF = math.nan, math.inf
 
 
-def call(invocation: str, *results: str, expand: Any = "auto", **inputs: str) -> nnef_jax.Model:
+def call(
+    invocation: str,
+    *results: str,
+    expand: Any = "auto",
+    quantization: Any = "apply",
+    **inputs: str,
+) -> nnef_jax.Model:
     """The model of one invocation with results named z or as given; inputs as `x="scalar[2,3]"`."""
     names = results or ("z",)
     lines: list[str] = []
@@ -27,7 +33,7 @@ def call(invocation: str, *results: str, expand: Any = "auto", **inputs: str) ->
     lines.append(f"    {target} = {invocation};")
     head = f"graph net( {', '.join(inputs)} ) -> ( {', '.join(names)} )"
     text = "\n".join(["version 1.0;", head, "{", *lines, "}", ""])
-    return model_of(text, expand=expand)
+    return model_of(text, expand=expand, quantization=quantization)
 
 
 def floats(*values: float) -> np.ndarray:
@@ -113,6 +119,28 @@ def test_abs_at_zero() -> None:
 def test_steps_have_no_slope(invocation: str) -> None:
     model = call(invocation, x="scalar[4]")
     same(gradient(model, floats(-0.7, 0, 0.3, 2.5)), 0, 0, 0, 0)
+
+
+# Where what quantises [-1.5, -1, 0.1, 1, 1.5] is straight-through: its levels end at -1 and 1.
+STRAIGHT = {
+    "linear_quantize(x, -1.0, 1.0, bits = 2)": (0, 1, 1, 1, 0),
+    "min_max_linear_quantize(x, -1.0, 1.0, bits = 3, signed = true, symmetric = true)": (
+        (0, 1, 1, 1, 0)
+    ),
+    "zero_point_linear_quantize(x, 2, 0.5, bits = 2, signed = false, symmetric = false)": (
+        (0, 1, 1, 0, 0)  # levels from -1 to 0.5
+    ),
+    "logarithmic_quantize(x, 1.0, bits = 3)": (0, 1, 1, 1, 0),
+    "round(x)": (1, 1, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("invocation", STRAIGHT)
+def test_straight_through(invocation: str) -> None:
+    x = floats(-1.5, -1, 0.1, 1, 1.5)
+    model = call(invocation, quantization="ste", x="scalar[5]")
+    same(gradient(model, x), *STRAIGHT[invocation])
+    np.testing.assert_array_equal(model(x), call(invocation, x="scalar[5]")(x))
 
 
 def test_sqrt_at_zero() -> None:
