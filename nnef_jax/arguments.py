@@ -66,7 +66,7 @@ def bind_inputs(
         try:
             if not (abstract and isinstance(array, jax.ShapeDtypeStruct)):
                 array = _as_array(what, array, value.type)
-            arrays.append(_copied(_fitted(what, array, value.type, leading)))
+            arrays.append(_copied(fitted(what, array, value.type, leading)))
         except InputError as error:
             error.span = network.frontend.spans().get(value.name)
             errors.append(error)
@@ -102,7 +102,7 @@ def bind_variables(
             continue
         name, type = f"{what}: '{label}'", variable.value.type
         try:
-            bound[label] = _fitted(name, _as_array(name, array, type), type)
+            bound[label] = fitted(name, _as_array(name, array, type), type)
         except InputError as error:
             error.span = variable.span
             errors.append(error)
@@ -153,8 +153,8 @@ def _require_shape(what: str, array: Any, type: TensorType, leading: int) -> Non
     )
 
 
-def _fitted(what: str, array: Any, type: TensorType, leading: int = 0) -> Any:
-    """Return an array of the type's shape in its dtype."""
+def fitted(what: str, array: Any, type: TensorType, leading: int = 0) -> Any:
+    """Return an array of the type's shape in its dtype; InputError for another shape or kind."""
     _require_shape(what, array, type, leading)
     dtype = _dtype(type.dtype)
     if array.dtype != dtype:

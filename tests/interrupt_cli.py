@@ -29,6 +29,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "info": ["info", str(MODEL)],
         "flatten": ["flatten", str(MODEL)],
         "run": ["run", str(MODEL), str(SCAN), "--no-cache"],
+        "batch": ["batch", str(MODEL), str(SCAN), f"--out={folder}", "--no-cache"],
         "compile": ["compile", str(MODEL), f"--cache-dir={folder}", "--shape=image=1,1,8,8"],
     }
 

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,7 +19,7 @@ import typer
 
 from nnef_jax import NnefError, __version__
 from nnef_jax.cli.cache import filled, kept, shown
-from nnef_jax.cli.terminal import print_result, report_error, status
+from nnef_jax.cli.terminal import print_result, report_error, status, told
 from nnef_jax.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ CacheDir = Annotated[
         show_default=False,
     ),
 ]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Keep nothing that is compiled, look for nothing.")
+]
 _DIALECTS = ("auto", *FORMATS)
 
 
@@ -89,6 +92,19 @@ _OPEN_SHAPES = typer.Option(
     show_default=False,
 )
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Mean = Annotated[
+    str, typer.Option(help="Subtract from pixels of 0 to 255: one number, or one a channel.")
+]
+Scale = Annotated[
+    str, typer.Option(help="Multiply pixels with after --mean: one number, or one a channel.")
+]
+Layout = Annotated[
+    Literal["nchw", "nhwc", "chw", "hwc", "nhw", "hw"],
+    typer.Option(help="Axes of a picture's input: n batch, c channels, h height, w width."),
+]
+Resize = Annotated[
+    bool, typer.Option("--resize", help="Scale pictures to the size of the input (bilinear).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -113,7 +129,7 @@ def options(
 @app.command()
 def info(source: Source, dialect: Dialect = "auto", as_json: Json = False) -> None:
     """Show what a network consists of: inputs, outputs, sizes, a table of its operations."""
-    network = _read(source, dialect)
+    network = read_network(source, dialect)
     from nnef_jax.cli.info import describe, description
 
     print_result(json.dumps(description(network)) if as_json else describe(network))
@@ -122,7 +138,7 @@ def info(source: Source, dialect: Dialect = "auto", as_json: Json = False) -> No
 @app.command()
 def check(source: Source, dialect: Dialect = "auto") -> None:
     """Validate a network and its data, and show all that is wrong with it."""
-    network = _read(source, dialect)
+    network = read_network(source, dialect)
     graph = network.graph
     variables = len(graph.parameters) + len(graph.states)
     print_result(
@@ -167,20 +183,10 @@ def run(
             show_default=False,
         ),
     ] = None,
-    mean: Annotated[
-        str, typer.Option(help="Subtract from pixels of 0 to 255: one number, or one a channel.")
-    ] = "0",
-    scale: Annotated[
-        str,
-        typer.Option(help="Multiply pixels with after --mean: one number, or one a channel."),
-    ] = "1",
-    layout: Annotated[
-        Literal["nchw", "nhwc", "chw", "hwc", "nhw", "hw"],
-        typer.Option(help="Axes of a picture's input: n batch, c channels, h height, w width."),
-    ] = "nchw",
-    resize: Annotated[
-        bool, typer.Option("--resize", help="Scale pictures to the size of the input (bilinear).")
-    ] = False,
+    mean: Mean = "0",
+    scale: Scale = "1",
+    layout: Layout = "nchw",
+    resize: Resize = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -201,18 +207,15 @@ def run(
     ] = None,
     dialect: Dialect = "auto",
     cache_dir: CacheDir = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Keep nothing that is compiled, look for nothing.")
-    ] = False,
+    no_cache: NoCache = False,
     as_json: Json = False,
 ) -> None:
     """Run a network on files and print its outputs, or save them."""
     if labels and not top:
         raise typer.BadParameter("needs --top", param_hint="--labels")
-    if no_cache and cache_dir is not None:
-        raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
-    pictures = _picture_options(inputs or (), mean, scale, layout, resize)
-    with nullcontext() if no_cache else kept(cache_dir) as folder:
+    cached = caching(cache_dir, no_cache)
+    pictures = picture_options(inputs or (), mean, scale, layout, resize)
+    with cached as folder:
         with status(f"reading {source}") as progress:
             from nnef_jax import load
             from nnef_jax.cli import inputs as read
@@ -271,7 +274,7 @@ def export_function(
     overwrite: Overwrite = False,
 ) -> None:
     """Write a network as one file that jax runs without nnef_jax."""
-    wanted = dict(_shape(shape, open=True) for shape in shapes or ())
+    wanted = dict(shape_option(shape, open=True) for shape in shapes or ())
     with status(f"exporting {source}") as progress:
         from nnef_jax import load
 
@@ -298,7 +301,7 @@ def compile_ahead(
     dialect: Dialect = "auto",
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
-    wanted = dict(map(_shape, shapes or ()))
+    wanted = dict(map(shape_option, shapes or ()))
     with filled(cache_dir) as folder, status(f"compiling {source}") as progress:
         from nnef_jax import load
 
@@ -362,21 +365,29 @@ def main(args: Sequence[str] | None = None) -> int:
         for single in error.errors:
             report_error(single.block())
     except OSError as error:
-        reason = error.strerror or str(error)
-        report_error(f"{error.filename}: {reason}" if error.filename else reason)
+        report_error(told(error))
     return 1
 
 
-def _read(source: str, dialect: str) -> Network:
+def read_network(source: str, dialect: str) -> Network:
+    """Read a network, showing how far it is."""
     with status(f"reading {source}") as progress:
         from nnef_jax.reading import read
 
         return read(source, dialect=dialect, progress=progress)
 
 
-def _picture_options(
+def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str | None]:
+    """Return a context of the folder to keep what is compiled in, None for none."""
+    if no_cache and cache_dir is not None:
+        raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
+    return nullcontext() if no_cache else kept(cache_dir)
+
+
+def picture_options(
     inputs: Sequence[str], mean: str, scale: str, layout: str, resize: bool
 ) -> PictureOptions:
+    """Return what four options say of pictures; they are wrong usage where no input is one."""
     from nnef_jax.cli.pictures import PictureOptions, is_picture
 
     numbers = _numbers(mean, "--mean"), _numbers(scale, "--scale")
@@ -397,7 +408,7 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
     raise typer.BadParameter(message, param_hint=option)
 
 
-def _shape(text: str, *, open: bool = False) -> tuple[str, tuple[int | None, ...]]:
+def shape_option(text: str, *, open: bool = False) -> tuple[str, tuple[int | None, ...]]:
     """Return the name and the extents in NAME=EXTENTS, None for '?' where extents may be open."""
     name, _, extents = text.rpartition("=")
     items = [item.strip() for item in extents.split(",")] if extents else []

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import io
+import threading
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nnef_jax import DataError, InputError, TensorSpec, UnsupportedError
-from nnef_jax.cli.pictures import PictureOptions, is_picture, read_picture
+from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_picture
 from nnef_jax.storage import files
 from nnef_jax.storage.tensorfile import read_tensor_file
 
-_KINDS = ".npy, .npz, .dat, .png, .jpg or .jpeg"
+ARRAYS = (".npy", ".npz", ".dat")
+_KINDS = ", ".join((*ARRAYS, *PICTURES))
 
 Array = NDArray[Any]
 
@@ -67,7 +69,7 @@ def read_inputs(
             stacks = count == 1 or (same and extent != 1)
             batches.append(_Batch(spec.name, given, pictures, stacks))
         elif given:
-            arrays[spec.name] = _read_array(given[0], spec.name)
+            arrays[spec.name] = read_array(given[0], spec.name)
     return _calls(arrays, batches)
 
 
@@ -104,7 +106,7 @@ def _assign(
         elif equals and name.isidentifier() and not Path(argument).exists():
             raise InputError(f"the graph has no input '{name}', its inputs are {shown}")
         elif Path(argument).suffix.lower() == ".npz":
-            for name, array in _read_npz(Path(argument)).items():
+            for name, array in read_members(Path(argument)).items():
                 if name not in names:
                     raise InputError(
                         f"{argument} holds '{name}', the graph's inputs are {shown}",
@@ -142,13 +144,14 @@ def _assign(
     return arrays, paths
 
 
-def _read_array(path: Path, name: str) -> Array:
+def read_array(path: Path, name: str) -> Array:
+    """Read the array of an input from a file; of a .npz that of its name, or the only one."""
     match path.suffix.lower():
         case ".npy":
             with files.open_regular(str(path), DataError) as file:
-                return _parse_npy(file, str(path))
+                return _parse_npy(file.read(), str(path))
         case ".npz":
-            members = _read_npz(path)
+            members = read_members(path)
             if name not in members and len(members) != 1:
                 raise InputError(f"{path} holds {', '.join(members) or 'nothing'}, but no '{name}'")
             return members[name] if name in members else next(iter(members.values()))
@@ -163,7 +166,8 @@ def _read_array(path: Path, name: str) -> Array:
             )
 
 
-def _read_npz(path: Path) -> dict[str, Array]:
+def read_members(path: Path) -> dict[str, Array]:
+    """Read all arrays of a .npz by name; DataError where it is none."""
     with files.open_regular(str(path), DataError) as file:
         try:
             with zipfile.ZipFile(file) as archive:
@@ -171,13 +175,19 @@ def _read_npz(path: Path) -> dict[str, Array]:
         except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, zlib.error) as error:
             raise DataError(f"{path}: no .npz file: {error}") from None
     return {
-        name.removesuffix(".npy"): _parse_npy(io.BytesIO(data), f"{path}/{name}")
+        name.removesuffix(".npy"): _parse_npy(data, f"{path}/{name}")
         for name, data in members.items()
     }
 
 
-def _parse_npy(file: BinaryIO, shown: str) -> Array:
+# Python's parser, which reads a header, counts the depth of what it builds for all threads at once,
+# so that it fails in one of two (CPython's gh-106905). What takes long is done before.
+_PARSER = threading.Lock()
+
+
+def _parse_npy(data: bytes, shown: str) -> Array:
     try:
-        return np.lib.format.read_array(file, allow_pickle=False)
+        with _PARSER:
+            return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, MemoryError, tokenize.TokenError) as error:
         raise DataError(f"{shown}: no .npy file: {error}") from None

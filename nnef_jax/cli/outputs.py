@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -184,10 +184,7 @@ def save_results(path: Path, results: Sequence[Result]) -> list[str]:
     arrays = {name: _together([r.outputs[name] for r in results]) for name in results[0].outputs}
     match path.suffix.lower():
         case ".npz":
-            with files.replacing(str(path)) as file, zipfile.ZipFile(file, "w") as archive:
-                for name, array in arrays.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, array, allow_pickle=False)
+            save_npz(str(path), arrays)
         case ".npy":
             with files.replacing(str(path)) as file:
                 np.lib.format.write_array(file, next(iter(arrays.values())), allow_pickle=False)
@@ -200,6 +197,14 @@ def save_results(path: Path, results: Sequence[Result]) -> list[str]:
                 write_tensor(target, array)
             return [str(target) for target in targets]
     return [str(path)]
+
+
+def save_npz(path: str, arrays: Mapping[str, Array]) -> None:
+    """Write arrays as a .npz in one step."""
+    with files.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _together(arrays: Sequence[Array]) -> Array:

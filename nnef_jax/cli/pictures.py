@@ -16,7 +16,7 @@ from nnef_jax.storage import files
 if TYPE_CHECKING:
     from nnef_jax import TensorSpec
 
-_PICTURES = (".png", ".jpg", ".jpeg")
+PICTURES = (".png", ".jpg", ".jpeg")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 Array = NDArray[Any]
@@ -37,7 +37,7 @@ class PictureOptions:
 
 def is_picture(path: str | Path) -> bool:
     """Tell whether a file is a picture by its suffix."""
-    return Path(path).suffix.lower() in _PICTURES
+    return Path(path).suffix.lower() in PICTURES
 
 
 def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array:

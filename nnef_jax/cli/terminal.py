@@ -22,22 +22,31 @@ def print_result(text: str) -> None:
 
 
 @contextmanager
-def status(text: str) -> Generator[Callable[[int, int], None] | None]:
+def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int], None] | None]:
     """Show a spinner on a terminal's stderr where the block takes longer than `STATUS_AFTER`.
 
-    Yields a function of how much is done, and of how much, which makes a bar of it.
+    Yields a function of how much is done, and of how much, which makes a bar of it; with `counts`
+    these numbers are beside it, and how long the rest will take.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     class Terminal(Console):
         def show_cursor(self, show: bool = True) -> bool:
             return False  # it stays visible: a signal may end the process at any moment
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
+    columns = (*columns, MofNCompleteColumn(), TimeRemainingColumn()) if counts else columns
     bar = Progress(*columns, console=Terminal(stderr=True), transient=True)
     task = bar.add_task(text, total=None)
     timer = threading.Timer(STATUS_AFTER, bar.start)
@@ -49,6 +58,12 @@ def status(text: str) -> Generator[Callable[[int, int], None] | None]:
         timer.cancel()
         timer.join()
         bar.stop()
+
+
+def told(error: OSError) -> str:
+    """Return what a system's error says, after the file that it is about."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def report_error(message: str) -> None:

@@ -38,6 +38,11 @@ def key_of(graph: Graph, device: Device, *others: object) -> str:
     return hashlib.sha256("\0".join(told).encode()).hexdigest()
 
 
+def digest_of_graph(graph: Graph) -> str:
+    """Return the sha256 of all of a graph that its results depend on, the same in any process."""
+    return hashlib.sha256("\0".join(_described(graph, {})).encode()).hexdigest()
+
+
 def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
     """Tell all of a graph that its results depend on, and the names, which profiles show."""
 

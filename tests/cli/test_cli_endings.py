@@ -18,7 +18,7 @@ from nnef_jax import cli
 from tests.cli_support import call, ok
 from tests.interrupt_cli import MODEL, ROOT, commands
 
-COMMANDS = ["check", "info", "flatten", "run", "compile"]
+COMMANDS = ["check", "info", "flatten", "run", "batch", "compile"]
 GUARD = 600  # seconds, against hanging alone
 
 # Sends itself a signal when so many things have happened: imports, opened files and the like, or

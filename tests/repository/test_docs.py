@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from nnef_jax import cli
 from nnef_jax.formats.syntax.standard import standard
 from tests.operations import test_numerics
 from tests.wrong_documents import SECTIONS, WRONG_DOCUMENTS, WrongDocument, message
@@ -174,9 +175,21 @@ def test_blocks_about_export_run_one_after_the_other() -> None:
     assert names["y"].shape == (1, 2, 8)
 
 
+@pytest.mark.usefixtures("root")
+def test_results_of_a_dataset_are_read_as_the_page_says() -> None:
+    text = (DOCS / "batch.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^nnef-jax (batch examples/.*)$", text, re.MULTILINE)
+    assert cli.main([*command.split(), "--no-cache"]) == 0
+    names: dict[str, Any] = {}
+    (code,) = blocks("docs/batch.md")
+    run(code, names)
+    assert len(names["items"]) == 10
+    assert names["probabilities"].shape == (10,) and names["probabilities"].argmax() == 7
+
+
 def test_every_page_with_python_is_run() -> None:
     pages = {path.name for path in DOCS.glob("*.md") if blocks(f"docs/{path.name}")}
-    assert pages == {"export.md", "extending.md", "pytorch.md"}
+    assert pages == {"batch.md", "export.md", "extending.md", "pytorch.md"}
 
 
 def test_each_promise_of_security_names_a_test_that_is_there() -> None:

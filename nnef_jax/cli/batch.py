@@ -1,0 +1,239 @@
+"""`nnef-jax batch`: a network on the files of a dataset, through all devices of the machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from nnef_jax.cli.commands import (
+    CacheDir,
+    Dialect,
+    Layout,
+    Mean,
+    NoCache,
+    Resize,
+    Scale,
+    Source,
+    app,
+    caching,
+    picture_options,
+    read_network,
+    shape_option,
+)
+from nnef_jax.cli.terminal import print_result, status
+
+if TYPE_CHECKING:
+    from nnef_jax import Model, TensorSpec
+    from nnef_jax.cli.parts import Parts
+    from nnef_jax.network import Network
+
+_PER_DEVICE = 32
+_SHOWN = 10  # failures
+
+
+@app.command()
+def batch(
+    source: Source,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="A folder of its own for the results. What is there of an earlier run is not "
+            "computed again.",
+            show_default=False,
+        ),
+    ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="IN...",
+            help="Files, folders, and patterns such as 'scans/**/*.png' in quotes. Each file is an "
+            "item: .npy, .dat, .png, .jpg, or .npz, with an array for each input if they are "
+            "several.",
+            show_default=False,
+        ),
+    ] = None,
+    listed: Annotated[
+        Path | None,
+        typer.Option("--list", help="A text file of further files, one a line."),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Items that are computed at once, on all devices: {_PER_DEVICE} for each by "
+            "default, or what the document declares.",
+        ),
+    ] = None,
+    part_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Items of a file of results: by default 1024, or what makes 64 MB."
+        ),
+    ] = None,
+    on_error: Annotated[
+        Literal["skip", "stop"],
+        typer.Option(
+            help="After a file that cannot be read: skip it and tell at the end, or stop."
+        ),
+    ] = "skip",
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="NAME=EXTENTS",
+            help="The shape of an item, such as x=1,3,224,224, where the network leaves it open.",
+            show_default=False,
+        ),
+    ] = None,
+    mean: Mean = "0",
+    scale: Scale = "1",
+    layout: Layout = "nchw",
+    resize: Resize = False,
+    dialect: Dialect = "auto",
+    cache_dir: CacheDir = None,
+    no_cache: NoCache = False,
+) -> None:
+    """Run a network on a dataset of any size, an item a file, and go on where a run ended."""
+    given: dict[str, Any] = dict(map(shape_option, shapes or ()))
+    cached = caching(cache_dir, no_cache)
+    with status("finding files"):
+        from nnef_jax.cli.dataset import ItemReader, find_items, reading_ahead
+
+        items = find_items(inputs or (), listed, out)
+        pictures = picture_options([item.file for item in items], mean, scale, layout, resize)
+    network = read_network(source, dialect)
+    specs = _item_specs(network, given)
+    read = reading_ahead(ItemReader(specs, pictures))
+    with cached as folder:
+        with status(f"compiling {network.graph.name}") as progress:
+            import jax
+
+            from nnef_jax.cli.parts import Parts
+            from nnef_jax.cli.streaming import computing, groups_of, results_of
+
+            devices, declared = jax.local_devices(), _declared(network)
+            usual = declared if declared > 1 else _PER_DEVICE * len(devices)
+            size = batch_size or usual
+            devices = devices[: math.gcd(size, len(devices))]
+            options = {"dialect": dialect, "cache_dir": folder, "progress": progress}
+            model = _load(source, specs, size, declared, **options)
+            settings = {
+                "network": _digest(network),
+                "--dialect": dialect,
+                "--shape": {spec.name: spec.shape for spec in specs},
+                **{f"--{name}": value for name, value in asdict(pictures).items()},
+            }
+            parts = Parts(out, items, settings, model.outputs, part_size)
+        todo = [item for part in parts.pending for item in parts.items_of(part)]
+        with status(f"running {network.graph.name}", counts=True) as progress:
+            done = progress or (lambda done, total: None)
+            done(0, len(todo))
+            groups = groups_of(read(todo, 2 * size), size, stop=on_error == "stop")
+            compute = computing(model, devices, size)
+            results = results_of(compute, groups, lambda count: done(count, len(todo)))
+            for part in parts.pending:
+                parts.write(part, list(islice(results, len(parts.items_of(part)))))
+    _report(parts, len(items), len(todo), len(devices))
+
+
+def _item_specs(network: Network, given: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+    """Return the inputs of a single item; InputError where they have no batch axis, or are open."""
+    from lowering.extents import is_known, show
+    from nnef_jax import InputError, Limits, TensorSpec
+    from nnef_jax.limits import Meter
+    from nnef_jax.similar import did_you_mean, listed
+
+    inputs = {value.name: value.type for value in network.graph.inputs}
+    for name in given:
+        if name not in inputs:
+            raise InputError(
+                f"--shape: the graph has no input '{name}', its inputs are {listed(inputs)}",
+                hint=did_you_mean(name, inputs, meter=Meter(Limits())),
+            )
+    specs: list[TensorSpec] = []
+    for name, type in inputs.items():
+        if not type.shape:
+            raise InputError(f"input '{name}' is a single number, it has no axis for a batch")
+        shape = given.get(name, (1, *type.shape[1:]))
+        if len(shape) != len(type.shape) or shape[0] != 1:
+            raise InputError(
+                f"--shape: {show(shape)} is no item of input '{name}', "
+                f"which has {show(type.shape)}",
+                hint="an item has as many axes, the first one, its batch, being 1",
+            )
+        if not is_known(shape):
+            extents = show(shape)[1:-1].replace("?", "224")
+            raise InputError(
+                f"the shape of an item of input '{name}' is not known, it is {show(shape)}",
+                hint=f"give it: --shape {name}={extents}",
+            )
+        specs.append(TensorSpec(name, shape, type.dtype))
+    if not specs:
+        raise InputError(f"{network.graph.name} has no inputs")
+    return tuple(specs)
+
+
+def _declared(network: Network) -> int:
+    """Return the batch extent that the document declares, 0 if none."""
+    from lowering.extents import is_known
+
+    (extent, *others) = {value.type.shape[:1] for value in network.graph.inputs}
+    return extent[0] if not others and is_known(extent) else 0
+
+
+def _load(
+    source: str, specs: Sequence[TensorSpec], size: int, declared: int, **options: Any
+) -> Model:
+    """Load a network for batches; InputError beside what is wrong with them in it."""
+    from nnef_jax import InputError, NnefError, load
+    from nnef_jax.errors import raise_all
+
+    fits = declared and declared != size
+    hint = f"the document declares {declared}: --batch-size {declared}" if fits else ""
+    shapes = {spec.name: (size, *spec.shape[1:]) for spec in specs}
+    try:
+        model = load(source, input_shapes=shapes, **options)
+    except NnefError as error:
+        raise_all([*error.errors, InputError(f"no batches of {size} can be computed", hint=hint)])
+        raise
+    for spec in model.outputs:
+        if spec.shape[:1] != (size,):
+            raise InputError(f"output '{spec}' has no axis for a batch of {size} items", hint=hint)
+    return model
+
+
+def _digest(network: Network) -> str:
+    """Return the sha256 of a network, its data among it."""
+    import hashlib
+
+    from nnef_jax.execution.cache_key import digest_of_graph
+    from nnef_jax.execution.checked_file import digest_of
+
+    labels = sorted(network.data)
+    data = digest_of([network.data[label] for label in labels])
+    told = f"{digest_of_graph(network.graph)} {data} {labels}"
+    return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
+    """Print what was done; raise DataError, for each of the first files and all, if some failed."""
+    from nnef_jax import DataError
+    from nnef_jax.errors import raise_all
+
+    failures = parts.write_failures()
+    spread = f"{devices} device{'s' if devices > 1 else ''}"
+    earlier = f", {count - computed} by an earlier run" if computed < count else ""
+    print_result(f"{count} files: {computed} on {spread}{earlier}\nsaved {parts.folder}")
+    if failures:
+        errors = [DataError(text) for _, text in parts.failures[:_SHOWN]]
+        many = f"{len(parts.failures)} of {count} files failed"
+        errors.append(DataError(many, hint=f"{failures} lists them, which --list takes"))
+        raise_all(errors)

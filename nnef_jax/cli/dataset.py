@@ -1,0 +1,158 @@
+"""The items of `nnef-jax batch`: which files they are, and reading them ahead of the network."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowering.extents import show
+from lowering.graph import TensorType
+from nnef_jax import InputError, TensorSpec, UnsupportedError
+from nnef_jax.arguments import fitted
+from nnef_jax.cli.inputs import ARRAYS, Array, read_array, read_members
+from nnef_jax.cli.outputs import read_labels
+from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_picture
+
+_SUFFIXES = (*ARRAYS, *PICTURES)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file, and what tells whether it has changed: bytes, nanoseconds; None if it is missing."""
+
+    file: str
+    size: int | None
+    modified: int | None
+
+
+def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> list[Item]:
+    """Return the items that files, folders and patterns stand for, then those of a text file.
+
+    A folder stands for all files below it of the kinds that inputs are read from, by name, but for
+    those in the output folder. What a list names need not be there: that is the item's failure.
+
+    Raises InputError for what stands for nothing, OSError for what is missing or unreadable.
+    """
+    own = os.path.abspath(output) + os.sep
+    found: list[str] = []
+    for argument in arguments:
+        if os.path.isdir(argument):
+            files, what = _below(argument), f"no {', '.join(_SUFFIXES)} file is below '{argument}'"
+        elif glob.has_magic(argument) and not os.path.lexists(argument):
+            files = filter(os.path.isfile, sorted(glob.iglob(argument, recursive=True)))
+            what = f"no file matches '{argument}'"
+        else:
+            os.stat(argument)
+            files, what = [argument], ""
+        others = [file for file in files if not os.path.abspath(file).startswith(own)]
+        if not others:
+            raise InputError(what or f"'{argument}' is in the output folder")
+        found += others
+    found += filter(None, read_labels(listed)) if listed else ()
+    if not found:
+        raise InputError("no inputs are given", hint="give files, folders, patterns or --list FILE")
+    broken = [file for file in found if "\n" in file]
+    if broken:
+        raise InputError(f"{broken[0]!r}: a name with a line break, which no list of files holds")
+    return [_item(file) for file in found]
+
+
+def _below(folder: str) -> Iterator[str]:
+    def failed(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=failed):
+        folders.sort()
+        for name in sorted(names):
+            if name.lower().endswith(_SUFFIXES):
+                yield os.path.join(parent, name)
+
+
+def _item(file: str) -> Item:
+    try:
+        status = os.stat(file)
+    except (OSError, ValueError):  # a ValueError for a name that no file can have
+        return Item(file, None, None)
+    return Item(file, status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemReader:
+    """Reads a file as an item: an array for each input, whose batch extent is 1.
+
+    `specs` are the inputs of a single item, their first extent being 1.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    pictures: PictureOptions
+
+    def __call__(self, file: str) -> dict[str, Array]:
+        """Return the arrays by input name; raise NnefError or OSError."""
+        path, names = Path(file), [spec.name for spec in self.specs]
+        if len(names) > 1:
+            if path.suffix.lower() != ".npz":
+                raise InputError(
+                    f"{file} is one array, the graph takes {', '.join(names)}",
+                    hint="an item for several inputs is a .npz with an array for each",
+                )
+            arrays = read_members(path)
+            if arrays.keys() != set(names):
+                held = ", ".join(arrays) or "nothing"
+                raise InputError(f"{file} holds {held}, the graph takes {', '.join(names)}")
+        elif is_picture(path):
+            arrays = {names[0]: read_picture(path, self.specs[0], self.pictures)}
+        else:
+            arrays = {names[0]: read_array(path, names[0])}
+        return {spec.name: _as_item(file, arrays[spec.name], spec) for spec in self.specs}
+
+
+def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
+    shape: Any = spec.shape
+    if array.shape not in (shape, shape[1:]):
+        raise InputError(
+            f"{file} has shape {show(array.shape)}, "
+            f"an item of input '{spec.name}' has {show(shape)} or {show(shape[1:])}"
+        )
+    return fitted(file, array.reshape(shape), TensorType(shape, spec.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An item with its arrays by input name, or with what is wrong with it."""
+
+    item: Item
+    found: dict[str, Array] | Exception
+
+
+def reading_ahead(
+    read: Callable[[str], dict[str, Array]],
+) -> Callable[[Sequence[Item], int], Iterator[Read]]:
+    """Return a function that reads items in order, so many of them ahead, in threads of grain.
+
+    Decoders let other threads run. Processes, which grain has too, would outlive a killed command.
+
+    Raises UnsupportedError where grain is not installed.
+    """
+    try:
+        import grain
+    except ImportError:
+        raise UnsupportedError(
+            "reading a dataset needs grain", hint="pip install 'nnef_jax[batch]'"
+        ) from None
+
+    def attempt(item: Item) -> Read:
+        try:
+            return Read(item, read(item.file))
+        except (OSError, ValueError) as error:
+            return Read(item, error)
+
+    def stream(items: Sequence[Item], ahead: int) -> Iterator[Read]:
+        threads = min(ahead, 2 * (os.cpu_count() or 1))
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
+        return iter(grain.MapDataset.source(items).map(attempt).to_iter_dataset(options))
+
+    return stream

@@ -1,0 +1,227 @@
+"""The results of `nnef-jax batch`: a folder of parts, which a later run goes on with.
+
+PART.npz holds the outputs of some items that follow one another, a row each. PART.jsonl tells of
+each of these items which file it is, and its row, or why it has none. It is written last: a part
+without it is none. batch.json tells what all parts were made with.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnef_jax import DataError, InputError, NnefError, TensorSpec
+from nnef_jax.cli.dataset import Item
+from nnef_jax.cli.inputs import Array
+from nnef_jax.cli.outputs import save_npz
+from nnef_jax.cli.terminal import told
+from nnef_jax.storage import files
+
+_SETTINGS, _FAILURES = "batch.json", "failures.txt"
+_PART = re.compile(r"part-(\d{5,})\.jsonl")
+_BYTES, _MOST = 64 << 20, 1024  # of a part, by default
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An item with its row of each output, or with what is wrong with it."""
+
+    item: Item
+    found: Mapping[str, Array] | Exception
+
+
+class Parts:
+    """The parts in a folder, which is made if it is not there: what is done, and what is pending.
+
+    Raises InputError where the folder holds results of other items or of other settings, or other
+    files alone, DataError where it is damaged, OSError where it cannot be read or made.
+
+    Args:
+        folder: where they are.
+        items: all items, in order.
+        settings: what results depend on but the items, by what an error calls it: JSON.
+        outputs: what an item has, the first extent being that of a batch.
+        size: items of a part; by default those of an earlier run, or as many as make 64 MB, but
+            1024 at most.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        items: Sequence[Item],
+        settings: Mapping[str, Any],
+        outputs: Sequence[TensorSpec],
+        size: int | None,
+    ) -> None:
+        self.folder, self._items, self._outputs = folder, items, outputs
+        self.failures: list[tuple[str, str]] = []
+        self._size = self._settle(settings, size)
+        self.pending = self._check()
+
+    def items_of(self, part: int) -> Sequence[Item]:
+        """Return the items of a part."""
+        return self._items[part * self._size : (part + 1) * self._size]
+
+    def write(self, part: int, results: Sequence[Result]) -> None:
+        """Write the results of all items of a part, and then that they are there."""
+        found = [result.found for result in results if not isinstance(result.found, Exception)]
+        arrays: dict[str, Array] = {}
+        for spec in self._outputs:
+            rows = [row[spec.name] for row in found]
+            shape = (0, *(extent or 0 for extent in spec.shape[1:]))
+            arrays[spec.name] = np.stack(rows) if rows else np.zeros(shape, spec.dtype)
+        save_npz(self._path(part, "npz"), arrays)
+        lines: list[dict[str, Any]] = []
+        row = 0
+        for result in results:
+            line = asdict(result.item)
+            if isinstance(result.found, Exception):
+                line["error"] = reason(result.found)
+                self.failures.append((line["file"], line["error"]))
+            else:
+                line["row"], row = row, row + 1
+            lines.append(line)
+        with files.replacing(self._path(part, "jsonl")) as file:
+            file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)
+
+    def write_failures(self) -> str:
+        """Write the names of the files that failed, one a line, and return where; '' for none."""
+        path = str(self.folder / _FAILURES)
+        if self.failures:
+            with files.replacing(path) as file:
+                file.writelines(os.fsencode(f"{name}\n") for name, _ in self.failures)
+            return path
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        return ""
+
+    def _settle(self, settings: Mapping[str, Any], size: int | None) -> int:
+        """Make the folder, or compare what it was made with; return the items of a part."""
+        path = str(self.folder / _SETTINGS)
+        with suppress(FileExistsError):
+            self.folder.mkdir()
+        if not self.folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
+        try:
+            with files.open_regular(path, DataError) as file:
+                known = json.loads(file.read())
+            old = int(known.pop("--part-size"))
+        except FileNotFoundError:
+            known, old = None, 0
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+            raise _damaged(path) from None
+        if known is None:
+            present = [name for name in os.listdir(self.folder) if not name.startswith(".")]
+            if present:
+                raise InputError(
+                    f"'{self.folder}' holds other files, '{min(present)}' for one",
+                    hint="give a folder of its own",
+                )
+            size = size or self._default_size()
+            with files.replacing(path) as file:
+                file.write(json.dumps({**settings, "--part-size": size}).encode())
+            return size
+        new = json.loads(json.dumps(settings))
+        if size and size != old:
+            known["--part-size"], new["--part-size"] = old, size
+        for name in sorted(known.keys() | new.keys()):
+            was, now = known.get(name), new.get(name)
+            if was != now:
+                what = (
+                    "by another network"
+                    if name == "network"
+                    else f"with {name} {_shown(was)}, now it is {_shown(now)}"
+                )
+                raise InputError(
+                    f"'{self.folder}' was made {what}", hint="give another folder to --out"
+                )
+        return old
+
+    def _default_size(self) -> int:
+        row = sum(
+            np.dtype(spec.dtype).itemsize * int(np.prod([extent or 1 for extent in spec.shape[1:]]))
+            for spec in self._outputs
+        )
+        return max(1, min(_MOST, _BYTES // max(row, 1)))
+
+    def _check(self) -> list[int]:
+        """Return the parts that are not there, or hold a failure of a file that has changed."""
+        count = -(-len(self._items) // self._size)
+        names = os.listdir(self.folder)
+        present = {int(match[1]) for name in names if (match := _PART.fullmatch(name))}
+        if present and max(present) >= count:
+            raise self._others(f"there were more than {len(self._items)}")
+        pending: list[int] = []
+        for part in range(count):
+            if part not in present or not os.path.exists(self._path(part, "npz")):
+                pending.append(part)
+                continue
+            lines, items = self._read(part), self.items_of(part)
+            if self._needs_another(part, lines, items):
+                pending.append(part)
+            else:
+                self.failures += [(x["file"], x["error"]) for x in lines if "error" in x]
+        return pending
+
+    def _needs_another(
+        self, part: int, lines: Sequence[dict[str, Any]], items: Sequence[Item]
+    ) -> bool:
+        if len(lines) > len(items):
+            raise self._others(f"there were more than {len(self._items)}")
+        retried = False
+        for line, item in zip(lines, items, strict=False):
+            if line["file"] != item.file:
+                raise self._others(f"'{line['file']}' was where '{item.file}' is now")
+            if line != {**line, **asdict(item)}:
+                if "error" not in line:
+                    raise InputError(
+                        f"'{item.file}' has changed since '{self.folder}' was made of it",
+                        hint="give another folder to --out; to make its part again, remove "
+                        f"{self._path(part, 'jsonl')}",
+                    )
+                retried = True
+        return retried or len(lines) < len(items)
+
+    def _read(self, part: int) -> list[dict[str, Any]]:
+        path = self._path(part, "jsonl")
+        with files.open_regular(path, DataError) as file:
+            try:
+                lines = [json.loads(line) for line in file]
+                if all(isinstance(x["file"], str) and ("row" in x or "error" in x) for x in lines):
+                    return lines
+            except (ValueError, KeyError, TypeError, RecursionError):
+                pass
+        raise _damaged(path)
+
+    def _others(self, what: str) -> InputError:
+        return InputError(
+            f"'{self.folder}' was made of other inputs: {what}",
+            hint="give another folder to --out, or the inputs in their former order",
+        )
+
+    def _path(self, part: int, suffix: str) -> str:
+        return str(self.folder / f"part-{part:05}.{suffix}")
+
+
+def reason(error: Exception) -> str:
+    """Return what is wrong with an item, in a line or more."""
+    if isinstance(error, OSError):
+        return told(error)
+    return error.block() if isinstance(error, NnefError) else str(error)
+
+
+def _shown(setting: Any) -> str:
+    return setting if isinstance(setting, str) else json.dumps(setting)
+
+
+def _damaged(path: str) -> DataError:
+    return DataError(f"{path}: not as it was written", hint="remove it: its part is made again")

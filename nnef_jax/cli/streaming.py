@@ -1,0 +1,86 @@
+"""Computes what is read by one program, in batches, while more is read and results are written."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from nnef_jax import Model
+from nnef_jax.cli.dataset import Read
+from nnef_jax.cli.inputs import Array
+from nnef_jax.cli.parts import Result
+
+_Compute = Callable[[Sequence[Mapping[str, Array]]], dict[str, Any]]
+
+
+def groups_of(reads: Iterator[Read], size: int, *, stop: bool) -> Iterator[list[Read]]:
+    """Group what is read, in order, so that each group but the last has `size` arrays."""
+    group: list[Read] = []
+    count = 0
+    for read in reads:
+        if isinstance(read.found, Exception) and stop:
+            raise read.found
+        group.append(read)
+        count += not isinstance(read.found, Exception)
+        if count == size:
+            yield group
+            group, count = [], 0
+    if group:
+        yield group
+
+
+def computing(model: Model, devices: Sequence[Any], size: int) -> _Compute:
+    """Return a function that starts to compute items, spread over devices: outputs by name.
+
+    There are as many rows as in all batches, whatever the number of items: so one program is
+    compiled.
+    """
+    sharding = None
+    if len(devices) > 1:
+        mesh = jax.make_mesh((len(devices),), ("batch",), (AxisType.Auto,), devices=devices)
+        sharding = NamedSharding(mesh, PartitionSpec("batch"))
+
+    def compute(items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+        rows = [*items, *[items[-1]] * (size - len(items))]
+        stacked = {x.name: np.concatenate([row[x.name] for row in rows]) for x in model.inputs}
+        found = model(*jax.device_put(list(stacked.values()), sharding))
+        arrays = [found] if len(model.outputs) == 1 else list(found)
+        return {spec.name: array for spec, array in zip(model.outputs, arrays, strict=True)}
+
+    return compute
+
+
+def results_of(
+    compute: _Compute,
+    groups: Iterator[list[Read]],
+    done: Callable[[int], None],
+) -> Iterator[Result]:
+    """Compute groups, one while results of the one before are written; report how many are done."""
+    running: deque[tuple[list[Read], dict[str, Any]]] = deque()
+    count = 0
+    for group in chain(groups, [None]):
+        if group is not None:
+            items = [read.found for read in group if not isinstance(read.found, Exception)]
+            running.append((group, compute(items) if items else {}))
+        while running and (group is None or len(running) > 1):
+            reads, outputs = running.popleft()
+            yield from _rows(reads, outputs)
+            count += len(reads)
+            done(count)
+
+
+def _rows(reads: Sequence[Read], outputs: Mapping[str, Any]) -> Iterator[Result]:
+    arrays = {name: np.asarray(array) for name, array in outputs.items()}
+    row = 0
+    for read in reads:
+        if isinstance(read.found, Exception):
+            yield Result(read.item, read.found)
+        else:
+            yield Result(read.item, {name: array[row] for name, array in arrays.items()})
+            row += 1
