@@ -41,14 +41,19 @@ class Split:
         return assemble(self.sources, parameters, self.compute(parameters))
 
     def prepare_now(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the same as arrays to keep, given arrays, also within a traced function.
+        """Return the same as arrays to keep, given arrays, also within a traced function."""
+        return self.preparing(parameters)(parameters)
+
+    def preparing(self, example: Sequence[Any]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """Return `prepare_now` for all parameters of these types; it compiles once.
 
         `jax.ensure_compile_time_eval` would turn what is traced within into constants: each ReLU
         then reads its zeros from memory.
         """
         if None not in self.sources:
-            return self.prepare(parameters)
-        return assemble(self.sources, parameters, self.lowered(parameters).compile()(parameters))
+            return self.prepare
+        compute = self.lowered(example).compile()
+        return lambda parameters: assemble(self.sources, parameters, compute(parameters))
 
     def lowered(self, parameters: Sequence[Any]) -> jax.stages.Lowered:
         """Return `compute` for these parameters, to be compiled and run once.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -75,7 +75,10 @@ def bind_inputs(
 
 
 def bind_variables(
-    what: str, arrays: Any, variables: Mapping[str, Parameter | StateVariable], needed: list[str]
+    what: str,
+    arrays: Any,
+    variables: Mapping[str, Parameter | StateVariable],
+    needed: Sequence[str],
 ) -> dict[str, Any]:
     """Return the variables given in the argument `what`, by label, converted as inputs are.
 

@@ -109,7 +109,7 @@ def load(
         source, input_shapes, dtype, quantization, expand, dialect, state, rules, limits, progress
     ) as network:
         run = RunOptions(precision, optimize, autotune, donate_state, unused, quantization == "ste")
-        return Model(Execution(network, run, cache))
+        return Model(Execution.loaded(network, run, cache))
 
 
 def _require_precision(precision: jax.lax.PrecisionLike) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -11,12 +12,15 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from nnef_jax.arguments import bind_inputs, bind_variables
 from nnef_jax.errors import InputError
+from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry_points import EntryPoint, Execution
+from nnef_jax.execution.own_arrays import GivenArrays, OwnArrays
 from nnef_jax.execution.probe import NOTHING, Edit, Probe
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 
@@ -42,6 +46,9 @@ class TensorSpec:
 class Model:
     """An NNEF network, loaded by `nnef_jax.load`; it never changes.
 
+    To jax it is a tree of its `params` and its initial state, and all else is static: it may be an
+    argument or a result of transformed functions. It pickles with its arrays.
+
     A call runs it, jitted, on its own parameters. Inputs are numpy or jax arrays, by name or in the
     order of the graph. One output is an array, several are a NamedTuple with the graph's names.
     """
@@ -49,6 +56,16 @@ class Model:
     def __init__(self, execution: Execution) -> None:
         self._network = execution.network
         self._execution = execution
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By value: the document, and the arrays as numpy's. What is compiled is not in it.
+        return _on, (self._execution.own,)
+
+    def __copy__(self) -> Model:
+        return _on(self._execution.own)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Model:
+        return _on(deepcopy(self._execution.own, memo))
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -75,7 +92,28 @@ class Model:
 
         Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
         """
-        return dict(self._execution.own.parameters())
+        return dict(self._execution.own.leaves()[0])
+
+    def with_params(self, params: Params, *, state: State | None = None) -> Model:
+        """Return a model of the same network on other arrays, which stay where they are.
+
+        It shares what is compiled: the first such model that is called compiles for all. They may
+        be traced, on other devices or sharded; what is computed with them is then for jax to place.
+        Raises InputError as `apply` does.
+
+        >>> half = model.with_params(jax.tree.map(lambda x: x / 2, model.params))
+
+        Args:
+            params: arrays by label, as in `params`. Those that nothing reads, if given, are saved.
+            state: arrays by label, as in `init_state`: where calls and `init_state` start from,
+                this model's own by default.
+        """
+        own, definition = self._execution.own, self._execution.definition
+        given = self._check_params(params, all=True)
+        state = own.initial_state() if state is None else self._check_state(state)
+        whole = {label: given.pop(label, None) for label in definition.labels}
+        whole |= own.select([label for label, array in whole.items() if array is None])
+        return _on(GivenArrays(definition.with_unread(given), (whole, state)))
 
     def summary(self) -> str:
         """Return a table: name, operation, shape, dtype, parameters, multiply-adds."""
@@ -375,6 +413,22 @@ class Model:
     @cached_property
     def _states(self) -> dict[str, StateVariable]:
         return {state.label: state for state in self.graph.states}
+
+
+def _on(own: OwnArrays) -> Model:
+    return Model(Execution(own))
+
+
+def _children(model: Model) -> tuple[Any, Definition]:
+    own = model._execution.own  # pyright: ignore[reportPrivateUsage]
+    params, state = own.leaves()
+    return ((GetAttrKey("params"), params), (GetAttrKey("state"), state)), own.definition
+
+
+# To jax a model is a tree of its parameters and its initial state.
+register_pytree_with_keys(
+    Model, _children, lambda definition, leaves: _on(GivenArrays(definition, tuple(leaves)))
+)
 
 
 def _spec(name: str, value: Value) -> TensorSpec:

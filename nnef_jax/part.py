@@ -113,6 +113,11 @@ class PartFrontend(Frontend):
         """Return no data: those of the network stay where they are."""
         return Stored({}, self)
 
+    def content(self) -> Iterable[object]:
+        """Tell what the network depends on, and which part of it this is."""
+        whole = self._whole
+        return [*whole.frontend.content(), repr((self._part, whole.options.input_shapes))]
+
     def spans(self) -> Mapping[str, Any]:
         """Return where the document assigns the names that the part has."""
         spans, values = self._whole.frontend.spans(), self.graph.values

@@ -34,17 +34,21 @@ def key_of(graph: Graph, device: Device, *others: object) -> str:
     tell by their repr what else there is to know.
     """
     place = device.platform, device.device_kind, device.id, device.client.platform_version
-    told = *_environment(), *map(repr, (*place, *others)), *_described(graph, {})
+    told = *_environment(), *map(repr, (*place, *others)), *described(graph)
     return hashlib.sha256("\0".join(told).encode()).hexdigest()
 
 
 def digest_of_graph(graph: Graph) -> str:
     """Return the sha256 of all of a graph that its results depend on, the same in any process."""
-    return hashlib.sha256("\0".join(_described(graph, {})).encode()).hexdigest()
+    return hashlib.sha256("\0".join(described(graph)).encode()).hexdigest()
 
 
-def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
-    """Tell all of a graph that its results depend on, and the names, which profiles show."""
+def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator[str]:
+    """Tell all of a graph that its results depend on, and the names, which profiles show.
+
+    `numbers` are those of the values that a graph around it has told.
+    """
+    numbers = {} if numbers is None else numbers
 
     def shown(item: Any) -> str:
         match item:
@@ -53,7 +57,7 @@ def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
             case np.generic():  # the repr of a bfloat16 is that of a float
                 return f"{item.dtype}:{item!r}"
             case Graph():
-                return "".join(_described(item, numbers))
+                return "".join(described(item, numbers))
             case tuple():
                 return f"({','.join(map(shown, item))})"  # pyright: ignore[reportUnknownArgumentType]
             case _:
@@ -63,7 +67,7 @@ def _described(graph: Graph, numbers: dict[Value, int]) -> Iterator[str]:
     yield shown(tuple((p.label, p.value) for p in graph.parameters))
     yield from (shown((o.kind, o.operands, o.attributes, o.results)) for o in graph.operations)
     yield shown(tuple((s.label, s.value, s.update) for s in graph.states))
-    yield shown(tuple(zip(graph.output_names, graph.outputs, strict=True)))
+    yield shown((graph.output_names, graph.outputs))
 
 
 def _environment() -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from lowering.devices import Place, computing_at
 from lowering.prepare import Split, split
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.options import Jit, Program, RunOptions, parted
-from nnef_jax.execution.own_arrays import OwnArrays
 
 if TYPE_CHECKING:
     from nnef_jax.execution.disk_cache import DiskCache
@@ -34,6 +33,7 @@ class Executable:
     run: Callable[..., Any]
     prepared: tuple[Any, ...]
     donated: int = 0
+    prepare: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None  # where it is for any arrays
 
     def __call__(self, arrays: list[Any]) -> Any:
         """Run it."""
@@ -41,13 +41,18 @@ class Executable:
             return self.run(self.prepared, *parted(arrays, self.donated))
         return self.run(self.prepared, arrays)
 
+    def on(self, own: Sequence[Any] | None) -> Executable:
+        """Return the same for a network's other arrays of the same types, or for none yet."""
+        assert self.prepare is not None
+        return replace(self, prepared=() if own is None else self.prepare(own))
+
 
 class Compiler:
     """Compiles for a place, or finds what is compiled in a folder."""
 
-    def __init__(self, options: RunOptions, own: OwnArrays, cache: DiskCache | None) -> None:
+    def __init__(self, options: RunOptions, nbytes: int, cache: DiskCache | None) -> None:
         self._options = options
-        self._own = own
+        self._nbytes = nbytes  # of the parameters
         self._cache = cache
         self.keeps = cache is not None  # what is compiled for a single device, in a folder
 
@@ -58,26 +63,31 @@ class Compiler:
             return {}
         from lowering.cpu.options import compiler_options
 
-        return compiler_options(self._own.nbytes)
+        return compiler_options(self._nbytes)
 
-    def compile(self, program: Program, place: Place) -> Executable:
-        """Compile for a place and for shapes.
+    def compile(self, program: Program, place: Place, *, is_shared: bool) -> Executable:
+        """Compile for a place and for shapes; what `is_shared` is for other arrays of a network.
 
         What is kept in a folder takes arrays that are committed as `place` says. What is not takes
         all, since it is jitted.
         """
+        prepare = None
         with computing_at(place.where):
-            if self._cache is None or isinstance(place.where, Sharding):
-                parts, jit = self._in_parts(program)
-                run, prepared = with_constants(parts.run, parts.prepare_now(program.own))
-                run = jit(run)
-            else:
+            if self._cache is not None and not isinstance(place.where, Sharding):
                 types = [str(jax.typeof(x)) for x in (*program.own, *program.arrays)]
                 others = place.is_committed, program.name, types, self._options
                 key = key_of(program.graph, place.where, *others)
                 make = partial(self._in_parts, program)
-                run, prepared = self._cache.get(key, place.where, program, make)
-        return Executable(run, prepared, program.donated)
+                found = self._cache.get(key, place.where, program, make, keeps=not is_shared)
+                run, prepared, prepare = found
+            else:
+                parts, jit = self._in_parts(program)
+                run, prepare = parts.run, parts.preparing(program.own)
+                prepared = prepare(program.own)
+                if not is_shared:
+                    run, prepared = with_constants(run, prepared)
+                run = jit(run)
+        return Executable(run, prepared, program.donated, prepare if is_shared else None)
 
     def _in_parts(self, program: Program) -> tuple[Split, Jit]:
         """Return a function in parts, and `jax.jit` for the second of these.

@@ -30,6 +30,8 @@ from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.options import Jit, Program
 
+_Prepare = Callable[[Sequence[Any]], tuple[Any, ...]]
+
 
 class DiskCache:
     """A folder of compiled functions by key.
@@ -54,13 +56,23 @@ class DiskCache:
             ) from None
         self._has_warned = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DiskCache, (self.directory,)
+
     def get(
-        self, key: str, device: Device, program: Program, make: Callable[[], tuple[Split, Jit]]
-    ) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
-        """Return the compiled `run` of a program's split, and what is prepared for it.
+        self,
+        key: str,
+        device: Device,
+        program: Program,
+        make: Callable[[], tuple[Split, Jit]],
+        *,
+        keeps: bool,
+    ) -> tuple[jax.stages.Compiled, tuple[Any, ...], _Prepare]:
+        """Return the compiled `run` of a program's split, what is prepared for it, and what does.
 
         They are for the device, which is the default one now, and come from the folder if it has
         them. Otherwise they are put there, of the split that `make` gives with `jax.jit` for `run`.
+        What is prepared is put there if the cache `keeps` it.
         """
         path, parameters = self._path(key, "xla"), program.own
         # The types of the result may be of this process alone, so that an entry does not hold them.
@@ -72,27 +84,29 @@ class DiskCache:
                 # Beside the digest of the parameters; each takes ResNet-50 0.1 s.
                 with ThreadPoolExecutor(1) as pool:
                     loading = pool.submit(load)
-                    prepared = self._prepared(first, parameters)
-                return loading.result(), prepared
+                    prepared = self._prepared(first, parameters, keeps)
+                return loading.result(), prepared, first.prepare
         parts, jit = make()
         compute = parts.lowered(parameters)
         text = "\n".join((*compiler_versions(), compute.as_text()))
         identity = hashlib.sha256(text.encode()).hexdigest()
         first = _FirstPart(parts.sources, parts.reads, identity, cache(compute.compile))
-        prepared = self._prepared(first, parameters)
+        prepared = self._prepared(first, parameters, keeps)
         run = jit(parts.run).lower(prepared, *program.arguments).compile()
         self._keep(lambda: _write(path, first, run))
-        return run, prepared
+        return run, prepared, first.prepare
 
-    def _prepared(self, part: _FirstPart, parameters: Sequence[jax.Array]) -> tuple[Any, ...]:
+    def _prepared(
+        self, part: _FirstPart, parameters: Sequence[jax.Array], keeps: bool
+    ) -> tuple[Any, ...]:
         """Return what is prepared of parameters; on a CPU it comes from a file if they have one.
 
         To compute it takes longer there (ResNet-50, 0.2 s) than to tell by a digest of the
         parameters that it is known (0.05 s), and to check the file (0.025 s). Executables for
         several shapes share the file if they prepare alike.
         """
-        if None not in part.sources or not on_cpu():
-            return assemble(part.sources, parameters, part.compute()(parameters))
+        if None not in part.sources or not on_cpu() or not keeps:
+            return part.prepare(parameters)
         digest = checked_file.digest_of([np.asarray(parameters[index]) for index in part.reads])
         path = self._path(hashlib.sha256(f"{part.identity} {digest}".encode()).hexdigest(), "bin")
         known = checked_file.read_arrays(path)
@@ -154,6 +168,10 @@ class _FirstPart:
     reads: Sequence[int]
     identity: str  # tells what it computes
     compute: Callable[[], jax.stages.Compiled]
+
+    def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what is prepared of parameters."""
+        return assemble(self.sources, parameters, self.compute()(parameters))
 
 
 def _write(path: str, first: _FirstPart, run: jax.stages.Compiled) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import jax
@@ -125,9 +125,17 @@ class Functions:
 
     def packed(self, outputs: Sequence[Any]) -> Any:
         """Return what a user gets: the only output, or a namedtuple of several."""
-        return outputs[0] if len(outputs) == 1 else self._output_type(*outputs)
-
-    @cached_property
-    def _output_type(self) -> Callable[..., Any]:
         names = self.network.graph.output_names
-        return namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
+        return outputs[0] if len(outputs) == 1 else _output_type(names)(*outputs)
+
+
+@cache
+def _output_type(names: tuple[str, ...]) -> Callable[..., Any]:
+    """Return the namedtuple of some names, the same each time, whose instances pickle."""
+    type: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
+    type.__reduce__ = lambda self: (_outputs, (names, tuple(self)))
+    return type
+
+
+def _outputs(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return _output_type(names)(*values)

@@ -8,8 +8,8 @@ data that are stored, and says what is written when the network is saved or conv
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
@@ -48,6 +48,11 @@ class Options:
     # Shapes of inputs in which jax.export keeps extents symbolic; these are open in `input_shapes`.
     symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     open_extent: int = UNKNOWN  # what an extent that the document leaves open is taken for
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Nothing is read any more, and `progress` may be a function that cannot be pickled.
+        copied = replace(self, progress=None)
+        return type(self), tuple(getattr(copied, field.name) for field in fields(self))
 
     def shape(self, name: str, declared: Sequence[int | None]) -> Shape:
         """Return the shape of an input: the one asked for, else the one declared."""
@@ -113,6 +118,13 @@ class Frontend(ABC):
         `symbol` makes an extent of a name that arithmetic keeps open; others are integers, UNKNOWN.
         """
         return {}
+
+    def content(self) -> Iterable[object]:
+        """Tell all that its graphs depend on beside options: texts, bytes or hashable objects.
+
+        What tells the same is the same network; by default only a document itself is.
+        """
+        return [self]
 
     def spans(self) -> Mapping[str, Span]:
         """Return where the document assigns each of its names."""

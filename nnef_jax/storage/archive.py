@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Self
+from typing import Any, Self
 
 from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, NnefSyntaxError
@@ -60,6 +60,14 @@ class Archive:
         if isinstance(self._container, Folder) and not self._folder:
             self._container.close()
         self._container = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_container": None}  # a copy is closed
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Return the texts that were read, by member."""
+        return {name: source.text for name, source in self._texts.items()}
 
     def names(self) -> list[str]:
         """Return the names of all members, sorted: of links too, of folders not."""

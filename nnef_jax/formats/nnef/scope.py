@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from nnef_jax.formats.syntax.declarations import read_package
 from nnef_jax.formats.syntax.invocation import Form, form_of
@@ -43,6 +44,10 @@ class Scope:
         self._own = {fragment.name: fragment for fragment in document.fragments}
         self._known = {**self.library, **self._own}
         self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is known of library fragments goes by their identity.
+        return Scope, (self.document, self.meter)
 
     def is_taken(self, name: str) -> bool:
         """Tell whether the dialect of the document has an operation of this name."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, Protocol
 
 from lowering.location import Source, Span
@@ -39,6 +40,10 @@ class TextFrontend(Frontend):
         self.options = options
         exists = archive.exists(QUANTIZATION)
         self.quantization = archive.read_text(QUANTIZATION) if exists else None
+
+    def content(self) -> Iterable[object]:
+        """Tell the texts of its archive."""
+        return chain.from_iterable(sorted(self.archive.texts.items()))
 
     def spans(self) -> Mapping[str, Span]:
         """Return where the graph's body assigns each of its names."""

@@ -19,8 +19,9 @@ from nnef_jax.formats.syntax.emission import Frame, Given
 from nnef_jax.formats.syntax.types import STRING
 from nnef_jax.formats.tract.arguments import attribute, known_integer
 from nnef_jax.formats.tract.dtypes import converted, own_dtype
-from nnef_jax.formats.tract.flat_graph import LARGEST_ATTRIBUTE, FlatGraph
+from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.host import EXPORT_KNOWN, GIVE_SHAPES, host, is_plain
+from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.formats.tract.unit import Unit
 
 _NOTHING: Given = {}

@@ -23,11 +23,11 @@ from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.dtypes import Defaults, compute_dtype
 from nnef_jax.formats.tract.host import GIVE_SHAPES, Host, host
 from nnef_jax.formats.tract.operations import meanings
+from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.limits import raising
 
 _STORED_PER_STEP = 8  # items of a parameter made host values
 _LARGEST_SHAPE = 16  # items of a parameter that may be a shape
-LARGEST_ATTRIBUTE = 4096  # items of a parameter that may stand for an attribute
 
 Stored = NDArray[Any]  # the data of a parameter, a state or a constant
 # How documents say operations, by their first results: name, operands and attributes.
@@ -42,7 +42,7 @@ class FlatGraph(Emitter):
     with variables passed from `outer`.
     """
 
-    def __init__(self, options: Options, data: dict[str, Stored], *, is_open: bool) -> None:
+    def __init__(self, options: Options, data: dict[str, Stored | None], *, is_open: bool) -> None:
         integer = compute_dtype("int64", options.real)
         super().__init__(GraphBuilder(real=options.real, integer=integer), options.meter)
         self.options = options

@@ -53,11 +53,12 @@ class _Poisoned(Exception):
 
 
 def flatten(
-    unit: Unit, options: Options, extents: Given, data: dict[str, NDArray[Any]]
+    unit: Unit, options: Options, extents: Given, data: dict[str, NDArray[Any] | None]
 ) -> tuple[Graph, Said]:
     """Return the flat graph of a network, given the extents of its symbols, and how it is said.
 
-    `data` collects its variables' arrays by label. Raises NnefError, several if independent.
+    `data` collects the arrays of variables by label that it has no item for. Raises NnefError,
+    several if independent.
     """
     with within_memory("the flat graph"):
         document, header = unit.document, unit.document.graph

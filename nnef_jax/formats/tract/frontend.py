@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 
@@ -37,20 +37,25 @@ class TractFrontend(TextFrontend):
         self.quantizes = options.rounds and bool(self._unit.quantizers)
         registries = ", ".join(self.document.registries) or "tract_nnef"
         self.dialect = f"NNEF 1.0 of tract ({registries})"
-        self._data: dict[str, NDArray[Any]] = {}
+        self._data: dict[str, NDArray[Any] | None] = {}
         self.integer = compute_dtype("int64", options.real)
 
     def flatten(self, options: Options) -> Graph:
         """Return the graph for the shapes in `options.input_shapes`, else the document's."""
         return flatten(self._unit, options, self._extents(options), self._data)[0]
 
+    def content(self) -> Iterable[object]:
+        """Tell the texts of its archive, of those in it, and what data may decide the structure."""
+        return self._unit.content()
+
     def _extents(self, options: Options) -> Mapping[str, Any]:
         shapes = {**options.input_shapes, **options.symbolic_shapes}
         return symbols.solve(self.document, shapes, options.meter)
 
     def stored(self, graph: Graph) -> Stored:
-        """Return the data of the variables, which flattening has read."""
-        return Stored(self._data, self)
+        """Return the data of the variables, which flattening has read, and let go of them."""
+        data, self._data = self._data, dict.fromkeys(self._data)
+        return Stored(cast(dict[str, NDArray[Any]], data), self)
 
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
         """Return the shapes of its inputs, None for an extent that depends on a symbol."""
@@ -93,7 +98,7 @@ class TractFrontend(TextFrontend):
         """Return the text as it was read, or a flat one with its graph.quant written out."""
         if not flat:
             return self.members(data or {}, None)
-        options, real = replace(self.options, rounds=True), dict[str, NDArray[Any]]()
+        options, real = replace(self.options, rounds=True), dict[str, NDArray[Any] | None]()
         found, said = flatten(self._unit, options, self._extents(options), real)
         text = print_flat(self.document, found, said, options)
         arrays = {} if data is None else {p.label: real[p.label] for p in found.parameters}

@@ -37,6 +37,8 @@ from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, sh
 _Codes = NDArray[np.uint8]
 _Reals = NDArray[np.float32]
 
+# Items of a tensor that may stand for an attribute: of larger ones flattening reads types alone.
+LARGEST_ATTRIBUTE = 4096
 _BLOCK = 32  # numbers in a block
 _VENDOR = 0x5452  # 'TR'
 _COMPLEX, _COMPLEX_INTEGERS, _STRINGS = 0, 4, 0x1000
@@ -80,6 +82,17 @@ class StoredTensor:
     member: str
     in_blocks: bool = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A network that is read has its data elsewhere; flattening it again reads these values.
+        if self.array.size <= LARGEST_ATTRIBUTE:
+            return type(self), (self.array, self.member, self.in_blocks)
+        return _without_data, (self.array.dtype, self.array.shape, self.member, self.in_blocks)
+
+    def content(self) -> tuple[str, bytes]:
+        """Tell its type, and the values if they may decide the structure of a graph."""
+        type = f"{self.array.dtype}{self.array.shape}{self.in_blocks}"
+        return type, self.array.tobytes() if self.array.size <= LARGEST_ATTRIBUTE else b""
+
     @property
     def codes(self) -> TensorFile | None:
         """Return integers as codes for graph.quant, None for all else."""
@@ -102,6 +115,10 @@ class StoredTensor:
                 f"{show(shape)}: {math.prod(shape)} items"
             )
         return self.array.reshape(shape)
+
+
+def _without_data(dtype: np.dtype[Any], shape: Shape, member: str, in_blocks: bool) -> StoredTensor:
+    return StoredTensor(np.broadcast_to(np.zeros((), dtype), shape), member, in_blocks)
 
 
 def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,6 +45,17 @@ class Unit:
         self._tensors: dict[str, StoredTensor] = {}
         self._documents: dict[str, Any] = {}
         self._within: dict[str, Unit] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in self.__dict__.items() if name != "_safetensors"}
+
+    def content(self) -> Iterator[object]:
+        """Tell all that its graphs depend on: its texts, and the tensors that it has read."""
+        yield from chain.from_iterable(sorted(self._archive.texts.items()))
+        for label, tensor in sorted(self._tensors.items()):
+            yield from (label, *tensor.content())
+        for label, unit in sorted(self._within.items()):
+            yield from (label, *unit.content())
 
     @cached_property
     def document(self) -> Document:

@@ -1,0 +1,118 @@
+"""A way into a network, for any arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+from lowering.devices import Place
+from nnef_jax.execution.compiler import Compiler, Executable
+from nnef_jax.execution.functions import Arrays, Function, Functions, Results
+from nnef_jax.execution.meshes import automatic
+from nnef_jax.execution.options import Program
+from nnef_jax.execution.probe import NOTHING, Probe
+
+
+class Entry:
+    """Computes and compiles one way of running a network, for all models of it.
+
+    Args:
+        name: its name in a cache of compiled functions, and in profiles.
+        function: `cycle` or `scan` of the functions.
+        takes_state: whether arrays for the states come before the inputs, and the next state is
+            returned beside the outputs. Otherwise it starts from the initial state.
+        time_axes: axes of each input before those that the graph declares.
+        donates: whether it takes the memory of the states for the next ones.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        compiler: Compiler,
+        name: str,
+        function: Function,
+        *,
+        takes_state: bool = True,
+        time_axes: int = 0,
+        donates: bool = False,
+    ) -> None:
+        self._name = name
+        self.functions = functions
+        self.compiler = compiler
+        self._compute = partial(functions.compute, function)
+        states = functions.network.graph.states
+        self.takes_state = takes_state
+        self._labels = tuple(state.label for state in states) if takes_state else ()
+        self.time_axes = time_axes
+        self._donated = len(self._labels) if donates else 0
+        # Items of a batch may follow one another where nobody asks for derivatives.
+        self._in_chunks = not (states or time_axes)
+        self._shared: dict[tuple[Any, ...], Executable] = {}
+
+    @cached_property
+    def jitted(self) -> Callable[..., Any]:
+        """Return the network as a jitted function of parameters, state, inputs and probe."""
+
+        def run(params: Arrays, state: Arrays, inputs: Sequence[Any], probe: Probe) -> Any:
+            compute = automatic(self._compute, self.time_axes)
+            return self._results(compute(params, state, inputs, probe), probe)
+
+        run.__name__ = self._name
+        return jax.jit(run)
+
+    def executable(
+        self,
+        own: Mapping[str, jax.Array],
+        arrays: Sequence[Any],
+        place: Place,
+        key: tuple[Any, ...],
+        *,
+        is_shared: bool,
+    ) -> Executable:
+        """Return the network compiled for a place and for arrays of a call.
+
+        Where it `is_shared` it is compiled once for a `key`, whatever the model's `own` arrays are.
+        """
+        values = list(own.values())
+        if is_shared and key in self._shared:
+            return self._shared[key].on(values)
+        # Over several devices the batch is divided already: a loop would gather it first.
+        in_chunks = self._in_chunks and not isinstance(place.where, Sharding)
+        program = self._program(list(own), values, arrays, in_chunks)
+        executable = self.compiler.compile(program, place, is_shared=is_shared)
+        if is_shared:
+            self._shared[key] = executable.on(None)
+        return executable
+
+    def _program(
+        self, labels: list[str], own: list[jax.Array], arrays: Sequence[Any], in_chunks: bool
+    ) -> Program:
+        def function(own: Sequence[Any], arrays: Sequence[Any]) -> Any:
+            named = dict(zip(labels, own, strict=True))
+            state, inputs = self.parted(arrays)
+            found = self._compute(named, named | state, inputs, in_chunks=in_chunks)
+            return self._results(found)
+
+        functions, (_, inputs) = self.functions, self.parted(arrays)
+        graph = functions.network.specialise([x.shape[self.time_axes :] for x in inputs])
+        outputs = functions.packed([0] * len(graph.outputs))
+        result = self._results((outputs, {state.label: 0 for state in graph.states}, {}))
+        tree = jax.tree.structure(result)
+        return Program(self._name, graph, function, tree, own, arrays, self._donated)
+
+    def parted(self, arrays: Sequence[Any]) -> tuple[dict[str, Any], Sequence[Any]]:
+        """Return the state by label, and the inputs."""
+        count = len(self._labels)
+        return dict(zip(self._labels, arrays[:count], strict=True)), arrays[count:]
+
+    def _results(self, results: Results, probe: Probe = NOTHING) -> Any:
+        outputs, state, shown = results
+        if not probe.results:
+            return shown
+        found = (outputs, state) if self.takes_state else (outputs,)
+        found = (*found, shown) if probe.capture else found
+        return found[0] if len(found) == 1 else found
