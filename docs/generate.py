@@ -52,6 +52,9 @@ at least one row, "-" is where the question does not arise.
   that is, where a small change of the input is a small change of the result; not for `pow`, which
   magnifies it.
 
+Values, batches and gradients are those of runs that edit each tensor and change nothing; what they
+capture is equal to the outputs bit by bit, and gradients pass through it.
+
 "yes" is said of the rows that can be compared: a maximum of equal values, say, has no central
 difference.
 
@@ -76,6 +79,9 @@ another way (`tract_nnef`). Written by `python docs/generate.py` from the declar
 - **gradient**: forward and reverse mode equal to central differences of the interpreter; or why
   there is none to compare.
 - **float16**: within 1 % of the exact result.
+
+Batches and gradients are those of runs that edit each tensor and change nothing, and capture what
+they return.
 
 What is structure is tested by the documents of `tests/formats/test_tract_*.py`.
 """

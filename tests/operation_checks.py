@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -79,8 +80,25 @@ def assert_close(actual: Any, wanted: Sequence[np.ndarray], tolerance: float) ->
             np.testing.assert_array_equal(got, want)
 
 
+def probed(model: nnef_jax.Model, *xs: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The outputs where each tensor is replaced by itself, and what is captured as these."""
+    outputs, inside = model.apply({}, *xs, edit={"*": lambda value: value}, capture=["*"])
+    return outputs, tuple(inside[name] for name in model.graph.output_names)
+
+
+def assert_captured(found: tuple[Any, tuple[Any, ...]]) -> Any:
+    """Require captures to be the outputs, bit by bit; return these."""
+    outputs, captured = found
+    for got, want in zip(captured, results(outputs), strict=True):
+        np.testing.assert_array_equal(got, want)
+    return outputs
+
+
 def vmap_and_loop(model: nnef_jax.Model, arrays: Sequence[np.ndarray]) -> Any:
-    """A function of a batch that is computed at once and item by item, and the batch."""
+    """A function of a batch that is computed at once and item by item, and the batch.
+
+    At once it is with edits that change nothing, and with captures.
+    """
     other = [np.roll(x, 1, axis=-1) if x.ndim else x for x in arrays]
     stacked = [np.stack(pair) for pair in zip(arrays, other, strict=True)]
 
@@ -88,13 +106,15 @@ def vmap_and_loop(model: nnef_jax.Model, arrays: Sequence[np.ndarray]) -> Any:
         return model.apply({}, *xs)
 
     def both(*stacked: Any) -> Any:
-        return jax.vmap(apply)(*stacked), [apply(*[x[i] for x in stacked]) for i in range(2)]
+        together = jax.vmap(lambda *xs: probed(model, *xs))(*stacked)
+        return together, [apply(*[x[i] for x in stacked]) for i in range(2)]
 
     return both, stacked
 
 
 def assert_vmap_equals_loop(found: Any, tolerance: float) -> None:
     together, alone = found
+    together = assert_captured(together)
     items = [results(outputs) for outputs in alone]
     assert_close(together, [np.stack(pair) for pair in zip(*items, strict=True)], tolerance)
 
@@ -114,13 +134,16 @@ class Gradients:
         self._kept = [k for k, y in enumerate(expected) if y.dtype.kind == "f"]
 
     def traced(self) -> tuple[Callable[..., Any], Sequence[Any]]:
-        """A function that gives the derivatives forward, and the gradients, and its arguments."""
+        """A function that gives the derivatives forward, and the gradients, and its arguments.
 
-        def weighted(*xs: Any) -> jax.Array:
+        The gradients are those of captures, with edits that change nothing.
+        """
+
+        def weighted(*xs: Any, inside: bool = False) -> jax.Array:
             full = list(self._arrays)
             for i, x in zip(self._real, xs, strict=True):
                 full[i] = x
-            ys = self._model.apply({}, *full)
+            ys = probed(self._model, *full)[1] if inside else self._model.apply({}, *full)
             ys = ys if isinstance(ys, tuple) else (ys,)
             parts = [jnp.sum(ys[k] * self._weights[k].astype(np.float32)) for k in self._kept]
             return sum(parts)  # type: ignore[return-value]
@@ -128,7 +151,7 @@ class Gradients:
         def both(primals: Any, tangents: Any) -> tuple[Any, Any]:
             return (
                 jax.jvp(weighted, primals, tangents)[1],
-                jax.grad(weighted, argnums=tuple(range(len(self._real))))(*primals),
+                jax.grad(partial(weighted, inside=True), tuple(range(len(self._real))))(*primals),
             )
 
         tangents = tuple(d.astype(np.float32) for d in self._directions)

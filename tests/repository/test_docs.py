@@ -187,9 +187,34 @@ def test_results_of_a_dataset_are_read_as_the_page_says() -> None:
     assert names["probabilities"].shape == (10,) and names["probabilities"].argmax() == 7
 
 
+@pytest.mark.usefixtures("root")
+def test_recipes_for_looking_inside_are_short_and_do_what_they_say() -> None:
+    names: list[dict[str, Any]] = []
+    for code in blocks("docs/inside.md"):
+        lines = [line for line in code.splitlines() if line and "import " not in line]
+        assert len(lines) <= 25
+        names.append({})
+        run(code, names[-1])
+    cam, patching, freezing, quantised = names
+    heat = np.asarray(cam["heat"])
+    assert heat.shape == (8, 8) and heat.min() == 0 < heat.max()
+    np.testing.assert_allclose(cam["many"][1], heat, rtol=1e-4, atol=1e-6)
+    assert patching["wanted"].argmax() == 1
+    assert np.ptp(patching["effect"]) > 1
+    model, corrupt, inside = (patching[name] for name in ("model", "corrupt", "inside"))
+    np.testing.assert_allclose(model(corrupt, edit=inside), patching["wanted"], rtol=1e-4)
+    for trained in (freezing, quantised):
+        assert trained["losses"][-1] < 0.7 * trained["losses"][0]
+    saved, plain = nnef_jax.load("tuned.nnef.tgz").params, freezing["model"].params
+    changed = {label for label in plain if not np.array_equal(saved[label], plain[label])}
+    assert changed == {"linear_filter", "linear_bias"}
+    again = nnef_jax.load("trained.nnef.tgz").cut(outputs=["logits"])(quantised["scans"])
+    assert again.argmax(1).tolist() == list(range(10))
+
+
 def test_every_page_with_python_is_run() -> None:
     pages = {path.name for path in DOCS.glob("*.md") if blocks(f"docs/{path.name}")}
-    assert pages == {"batch.md", "export.md", "extending.md", "pytorch.md"}
+    assert pages == {"batch.md", "export.md", "extending.md", "inside.md", "pytorch.md"}
 
 
 def test_each_promise_of_security_names_a_test_that_is_there() -> None:
