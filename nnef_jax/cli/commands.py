@@ -227,7 +227,7 @@ def run(
                 write.check_output(output, [spec.name for spec in model.outputs])
             calls = read.read_inputs(inputs or (), model.inputs, pictures)
         with status("compiling and running"):
-            results = [result for call in calls for result in write.run_call(model, call)]
+            results = write.run_calls(model, calls)
     if largest:
         write.check_labels(largest, results)
     saved = write.save_results(output, results) if output else []

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from lowering.extents import show
 from nnef_jax import DataError, InputError, Model, write_tensor
+from nnef_jax.arguments import bind_inputs
 from nnef_jax.cli.inputs import Call
+from nnef_jax.execution.once import for_one_call
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import member_of
 
@@ -49,7 +51,16 @@ class _Entry:
         return asdict(self) | {"value": _json_number(self.value)}
 
 
-def run_call(model: Model, call: Call) -> list[Result]:
+def run_calls(model: Model, calls: Sequence[Call]) -> list[Result]:
+    """Run the network for each call; for a single one in the way that is soonest to compile."""
+    if len(calls) == 1:
+        execution = model._execution  # pyright: ignore[reportPrivateUsage]
+        inputs = bind_inputs(execution.network, (), calls[0].arrays)
+        model = Model(for_one_call(execution, inputs))
+    return [result for call in calls for result in _run_call(model, call)]
+
+
+def _run_call(model: Model, call: Call) -> list[Result]:
     """Run the network: a result for each picture, or one where an output has no axis for them."""
     found = model(*(call.arrays[spec.name] for spec in model.inputs))
     arrays = [found] if len(model.outputs) == 1 else list(found)

@@ -74,9 +74,7 @@ class Compiler:
         prepare = None
         with computing_at(place.where):
             if self._cache is not None and not isinstance(place.where, Sharding):
-                types = [str(jax.typeof(x)) for x in (*program.own, *program.arrays)]
-                others = place.is_committed, program.name, types, self._options
-                key = key_of(program.graph, place.where, *others)
+                key = self._key(program, place)
                 make = partial(self._in_parts, program)
                 found = self._cache.get(key, place.where, program, make, keeps=not is_shared)
                 run, prepared, prepare = found
@@ -88,6 +86,17 @@ class Compiler:
                     run, prepared = with_constants(run, prepared)
                 run = jit(run)
         return Executable(run, prepared, program.donated, prepare if is_shared else None)
+
+    def is_kept(self, program: Program, place: Place) -> bool:
+        """Tell whether the folder has what would be compiled for a place."""
+        if self._cache is None or isinstance(place.where, Sharding):
+            return False
+        return self._cache.has(self._key(program, place))
+
+    def _key(self, program: Program, place: Place) -> str:
+        types = [str(jax.typeof(x)) for x in (*program.own, *program.arrays)]
+        others = place.is_committed, program.name, types, self._options
+        return key_of(program.graph, place.where, *others)
 
     def _in_parts(self, program: Program) -> tuple[Split, Jit]:
         """Return a function in parts, and `jax.jit` for the second of these.

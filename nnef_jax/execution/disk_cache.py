@@ -96,6 +96,10 @@ class DiskCache:
         self._keep(lambda: _write(path, first, run))
         return run, prepared, first.prepare
 
+    def has(self, key: str) -> bool:
+        """Tell whether there is an entry for a key; it may still be a damaged one."""
+        return os.path.exists(self._path(key, "xla"))
+
     def _prepared(
         self, part: _FirstPart, parameters: Sequence[jax.Array], keeps: bool
     ) -> tuple[Any, ...]:

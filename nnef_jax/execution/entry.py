@@ -88,6 +88,11 @@ class Entry:
             self._shared[key] = executable.on(None)
         return executable
 
+    def is_kept(self, own: Mapping[str, jax.Array], arrays: Sequence[Any], place: Place) -> bool:
+        """Tell whether what would be compiled for these is in the folder."""
+        program = self._program(list(own), list(own.values()), arrays, self._in_chunks)
+        return self.compiler.is_kept(program, place)
+
     def _program(
         self, labels: list[str], own: list[jax.Array], arrays: Sequence[Any], in_chunks: bool
     ) -> Program:

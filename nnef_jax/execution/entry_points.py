@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.core import Tracer
 
+from lowering.devices import Place
 from nnef_jax.execution.compiler import Executable
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry import Entry
@@ -47,6 +49,14 @@ class Execution:
         """Return what runs another network, on the data that it has, in the same way."""
         definition = Definition(network, self.definition.options, self.definition.cache)
         return Execution(self.own.of(definition, network.data))
+
+    def literal(self) -> Execution:
+        """Return one that runs the network on the same arrays as it is written."""
+        known, (params, state) = self.definition, self.own.leaves()
+        network = replace(known.network, data=known.unread)
+        options = replace(known.options, optimize=False)
+        definition = Definition(network, options, known.cache)
+        return Execution(OwnArrays(definition, {**params, **state}))
 
 
 class EntryPoint:
@@ -88,11 +98,7 @@ class EntryPoint:
         key = where, tuple([x.shape for x in arrays])
         executable = self._executables.get(key)
         if executable is None:
-            # The initial state is an argument too: no stored data are part of what is compiled.
-            own = self._own.parameters(place.where)
-            if not self._entry.takes_state:
-                own = {**own, **self._own.initial_state(place.where)}
-            shared = self._own.is_shared
+            own, shared = self._arrays(place), self._own.is_shared
             executable = self._entry.executable(own, arrays, place, key, is_shared=shared)
             self._executables[key] = executable
         if not self._entry.takes_state and all(isinstance(x, jax.Array) for x in arrays):
@@ -110,6 +116,16 @@ class EntryPoint:
         """
         state = state if self._entry.takes_state else self._own.initial_state()
         return self._entry.jitted(params, state, inputs, probe)
+
+    def is_kept(self, arrays: list[Any]) -> bool:
+        """Tell whether what a call of such arrays compiles is in the folder."""
+        place = self._own.place(arrays)
+        return place is not None and self._entry.is_kept(self._arrays(place), arrays, place)
+
+    def _arrays(self, place: Place) -> dict[str, Any]:
+        # The initial state is an argument too: no stored data are part of what is compiled.
+        own = self._own.parameters(place.where)
+        return own if self._entry.takes_state else {**own, **self._own.initial_state(place.where)}
 
     def probed(self, arrays: list[Any], probe: Probe) -> Any:
         """Run the network on its own parameters, and those that only captured tensors read."""
