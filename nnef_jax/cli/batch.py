@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nnef_jax.cli.commands import (
+from nnef_jax.cli.commands import app
+from nnef_jax.cli.options import (
     CacheDir,
     Dialect,
     Layout,
@@ -20,7 +21,6 @@ from nnef_jax.cli.commands import (
     Resize,
     Scale,
     Source,
-    app,
     caching,
     picture_options,
     read_network,
