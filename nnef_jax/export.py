@@ -25,7 +25,6 @@ from jax.core import Tracer
 from lowering.extents import UNKNOWN, is_symbolic, show
 from nnef_jax.errors import InputError, NnefError, UnsupportedError
 from nnef_jax.execution.entry_points import Execution
-from nnef_jax.execution.probe import NOTHING
 from nnef_jax.limits import Meter
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown
 from nnef_jax.similar import did_you_mean
@@ -78,14 +77,14 @@ def export(
 
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     """Return a function of parameters, of the state but for `apply`, and of inputs in order."""
-    functions = execution.functions.literal()
-    run = functions.scan if entry == "scan" else functions.cycle
+    execution = execution.literal()  # what suits the platform that traces may not suit the others
+    point = execution.scan if entry == "scan" else execution.step
 
     def apply(params: Any, *inputs: Any) -> Any:
-        return _plain(run(params, execution.own.initial_state(), inputs, NOTHING)[0])
+        return _plain(execution.outputs.pure(params, {}, inputs))
 
     def recur(params: Any, state: Any, *inputs: Any) -> Any:
-        outputs, state, _ = run(params, state, inputs, NOTHING)
+        outputs, state = point.pure(params, state, inputs)
         return _plain(outputs), state
 
     function = apply if entry == "apply" else recur

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -35,10 +34,6 @@ class Functions:
     def __init__(self, network: Network, options: RunOptions) -> None:
         self.network = network
         self._options = options
-
-    def literal(self) -> Functions:
-        """Return the functions as the network is written, which any platform computes."""
-        return Functions(self.network, replace(self._options, optimize=False))
 
     def cycle(
         self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe, optimized: bool = False

@@ -220,6 +220,22 @@ def test_a_step_and_a_scan_are_functions_of_the_state(tmp_path: Path) -> None:
     assert [str(x) for x in function.in_avals] == ["float32[2]", "float32[2]", "float32[time,2]"]
 
 
+def test_parameters_are_those_of_the_model(tmp_path: Path) -> None:
+    model = convolutions()
+    params = {label: 2 * array for label, array in model.params.items()}
+    model.with_params(params).export(tmp_path / "net", platforms=["cpu"])
+    _, arrays = loaded(tmp_path / "net")
+    for label, array in params.items():
+        np.testing.assert_array_equal(arrays[f"params/{label}"], array)
+
+    @jax.jit
+    def within(params: Any) -> Any:
+        model.with_params(params).export(tmp_path / "other")
+
+    with pytest.raises(InputError, match=r"is traced(.|\n)*export outside of jax.jit"):
+        within(params)
+
+
 def test_bfloat16_and_quantised_networks(tmp_path: Path) -> None:
     model = convolutions(dtype="bfloat16")
     model.export(tmp_path / "net.npz")
