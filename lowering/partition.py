@@ -32,7 +32,8 @@ def partition(jaxpr: Any, roots: Sequence[Any]) -> tuple[list[Any], list[Any], l
     """Return equations to evaluate early, those for later, and the variables handed over."""
     known = _known_equations(jaxpr, roots)
     sources = _source_sizes(jaxpr, known, roots)
-    late = {id(e) for e in jaxpr.eqns if not all(v in known for v in e.outvars)}
+    # What prints has an effect, and no result.
+    late = {id(e) for e in jaxpr.eqns if e.effects or not all(v in known for v in e.outvars)}
     needed_late = [*(v for e in jaxpr.eqns if id(e) in late for v in e.invars), *jaxpr.outvars]
     pending = [v for v in jaxprs.variables(needed_late) if v in known]
     kept: dict[Any, None] = {}

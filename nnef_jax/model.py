@@ -20,6 +20,7 @@ from nnef_jax.arguments import bind_inputs, bind_variables
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry_points import EntryPoint, Execution
+from nnef_jax.execution.options import is_watched
 from nnef_jax.execution.own_arrays import GivenArrays, OwnArrays
 from nnef_jax.execution.probe import NOTHING, Edit, Probe
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
@@ -134,7 +135,14 @@ class Model:
         if edit is not None or capture is not None:
             return outputs.probed(self._bind(args, kwargs), Probe.of(edit, capture))
         known = None if kwargs else outputs.known(args)
-        return known(list(args)) if known else outputs(self._bind(args, kwargs))
+        if known is None:
+            return outputs(self._bind(args, kwargs))
+        try:
+            return known(list(args))
+        except Exception:  # a NaN, say, where jax looks for these: what computes it is found below
+            if not is_watched():
+                raise
+        return outputs(self._bind(args, kwargs))
 
     def apply(
         self,

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Sharding
 
 from lowering.cpu import looped
 from lowering.devices import Place, computing_at
 from lowering.prepare import Split, split
 from nnef_jax.execution.cache_key import key_of
-from nnef_jax.execution.options import Jit, Program, RunOptions, parted
+from nnef_jax.execution.options import Jit, Program, RunOptions, parted, title
 
 if TYPE_CHECKING:
     from nnef_jax.execution.disk_cache import DiskCache
@@ -118,7 +119,29 @@ class Compiler:
 
             options = candidates()[fastest([trial(choice) for choice in candidates()])]
         donated = (2,) if program.donated else ()
-        return parts, partial(jax.jit, donate_argnums=donated, compiler_options=options)
+
+        def jit(run: Callable[..., Any]) -> Any:
+            named = _traced_alone(run, title(program.graph, program.name))
+            return jax.jit(named, donate_argnums=donated, compiler_options=options)
+
+        return parts, jit
+
+
+def _traced_alone(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function under a name, which is compiled or fails, but never computes.
+
+    To find a NaN, or where `jax.disable_jit` holds, jax computes a jitted function by each of its
+    primitives: it must then be the network as it is written, whose operations have names.
+    """
+
+    def traced(*arguments: Any) -> Any:
+        leaves = jax.tree.leaves(arguments)
+        if leaves and not any(isinstance(x, Tracer) for x in leaves):
+            raise RuntimeError(f"{name} is for jax to trace")
+        return run(*arguments)
+
+    traced.__name__ = name
+    return traced
 
 
 def with_constants(

@@ -13,7 +13,7 @@ from lowering.devices import Place
 from nnef_jax.execution.compiler import Compiler, Executable
 from nnef_jax.execution.functions import Arrays, Function, Functions, Results
 from nnef_jax.execution.meshes import automatic
-from nnef_jax.execution.options import Program
+from nnef_jax.execution.options import Program, title
 from nnef_jax.execution.probe import NOTHING, Probe
 
 
@@ -61,7 +61,7 @@ class Entry:
             compute = automatic(self._compute, self.time_axes)
             return self._results(compute(params, state, inputs, probe), probe)
 
-        run.__name__ = self._name
+        run.__name__ = title(self.functions.network.graph, self._name)
         return jax.jit(run)
 
     def executable(

@@ -15,7 +15,7 @@ from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry import Entry
 from nnef_jax.execution.functions import Arrays
 from nnef_jax.execution.meshes import is_explicit
-from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.options import RunOptions, is_watched
 from nnef_jax.execution.own_arrays import OwnArrays
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.network import Network
@@ -84,9 +84,8 @@ class EntryPoint:
 
     def __call__(self, arrays: list[Any]) -> Any:
         """Run the network on the model's own arrays."""
-        # The caller compiles, or wants nothing compiled.
-        disabled: bool = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
-        traced = disabled or any(isinstance(x, Tracer) for x in arrays)
+        # The caller compiles, wants nothing compiled, or to know which operation computes a NaN.
+        traced = is_watched() or any(isinstance(x, Tracer) for x in arrays)
         place = None if traced else self._own.place(arrays)
         if place is None:
             return self.pure(self._own.parameters(), *self._entry.parted(arrays))
@@ -115,7 +114,15 @@ class EntryPoint:
         that the caller compiles it is a call, which XLA inlines.
         """
         state = state if self._entry.takes_state else self._own.initial_state()
-        return self._entry.jitted(params, state, inputs, probe)
+        arguments = params, state, inputs, probe
+        try:
+            return self._entry.jitted(*arguments)
+        except FloatingPointError:
+            if not self._entry.time_axes:
+                raise
+            with jax.disable_jit():  # to jax a scan is one operation, which has no NaN in it
+                self._entry.jitted(*arguments)
+            raise
 
     def is_kept(self, arrays: list[Any]) -> bool:
         """Tell whether what a call of such arrays compiles is in the folder."""

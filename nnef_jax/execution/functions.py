@@ -104,6 +104,8 @@ class Functions:
         """
         state = {s.label: state[s.label] for s in self.network.graph.states}
         inputs = [jnp.asarray(x) for x in inputs]
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            return function(params, state, inputs, probe)  # operations have values, edits see them
         # What is exported for any shape is for any platform; kernels for CPUs need items. Tensors
         # alone are shown as the network is written.
         extents = [extent for x in inputs for extent in x.shape]

@@ -49,6 +49,17 @@ class Program:
         return parted(self.arrays, self.donated)
 
 
+def title(graph: Graph, name: str) -> str:
+    """Return what a way of running a graph is called in profiles and dumps: by the graph's name."""
+    return graph.name if name == "outputs" else f"{graph.name}_{name}"
+
+
+def is_watched() -> bool:
+    """Tell whether the user has jax look for NaN or infinities, or compile nothing."""
+    config: Any = jax.config
+    return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs
+
+
 def parted(arrays: Sequence[Any], donated: int) -> tuple[list[Any], ...]:
     """Return the arguments that hold the arrays, those that are donated apart."""
     return (list(arrays[donated:]), list(arrays[:donated])) if donated else (list(arrays),)

@@ -106,7 +106,7 @@ def test_models_on_other_parameters_share_what_is_compiled(kept: bool, tmp_path:
         assert_close(model.with_params(small(3).params)(X), value(3))
         assert_close(model.with_params(arrays(4))(X), value(4))
         assert_close(model.with_params(arrays(5)).with_params(arrays(6))(x), value(6))
-    assert "jit_run" in first or kept
+    assert kept or "jit_small" in first
     assert second == []
     files = sorted(path.suffix for path in tmp_path.iterdir())
     assert files.count(".xla") == kept and files.count(".bin") <= kept
@@ -172,7 +172,7 @@ def test_other_states_and_weak_types() -> None:
     assert weak.weak_type
     with compilations() as compiled:
         assert_close(model.with_params({"w": weak})(np.ones(2)), [8, 9])
-    assert "jit_run" not in compiled
+    assert "jit_counter" not in compiled
 
 
 def test_parameters_that_nothing_reads_are_kept(tmp_path: Path) -> None:
