@@ -8,9 +8,9 @@ from typing import Any
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, is_known, volume
+from lowering.extents import UNKNOWN, Shape, is_known, volume
 from lowering.graph import Graph, Operation, TensorType, Value, substituted
-from nnef_jax.errors import InputError, LimitError, SemanticError, ShapeError
+from nnef_jax.errors import InputError, LimitError, SemanticError, ShapeError, UnsupportedError
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored
 from nnef_jax.formats.syntax.tensors import show_operand
 from nnef_jax.limits import OPERATION, Meter, raising
@@ -102,12 +102,23 @@ class PartFrontend(Frontend):
         """Return the part for the shapes in `options.input_shapes`, else those of the network."""
         if not self._is_open:
             return _retyped(self.graph, options, self.integer)
-        if options.symbolic_shapes:
+        shapes = [_shape(value, options) for value in self.graph.inputs]
+        if not all(map(is_known, shapes)):
             raise ExtentNeeded
-        raise InputError(
-            "the part depends on an open extent of the network's inputs",
-            hint="give it by load(..., input_shapes=...) before the network is cut",
-        )
+        from nnef_jax.execution.cache_key import described
+        from nnef_jax.open_extents import Solver
+
+        solver = Solver(self._whole, self._cut, lambda graph: [*described(graph)])
+        return solver.solve(shapes, options.meter)
+
+    def _cut(self, whole: Graph) -> Graph:
+        missing = {*self.inputs, *self.outputs} - tensors(whole).keys()
+        if missing:
+            raise InputError(
+                f"for these shapes the network has no tensor {', '.join(map(repr, missing))}",
+                hint="its graph depends on them: cut it after load(..., input_shapes=...)",
+            )
+        return self._part.of(whole)[0]
 
     def stored(self, graph: Graph) -> Stored:
         """Return no data: those of the network stay where they are."""
@@ -130,7 +141,13 @@ class PartFrontend(Frontend):
         """
         whole = self._whole
         options = replace(whole.options, meter=Meter(whole.options.meter.limits))
-        return whole.frontend.flat_members(options, self._part.of, arrays, quantization)
+        try:
+            return whole.frontend.flat_members(options, self._part.of, arrays, quantization)
+        except ExtentNeeded:
+            raise UnsupportedError(
+                "the structure of the part depends on an open extent, no flat document has that",
+                hint="give it by load(..., input_shapes=...) before the network is cut",
+            ) from None
 
 
 def _without_states(graph: Graph, pairs: Mapping[str, str]) -> Graph:
@@ -160,6 +177,12 @@ def _has_unknown(operation: Operation) -> bool:
     return any(unknown(attribute) for _, attribute in operation.attributes)
 
 
+def _shape(value: Value, options: Options) -> Shape:
+    """Return the shape that the options have for an input, else its own."""
+    declared = [None if extent is UNKNOWN else extent for extent in value.type.shape]
+    return options.shape(value.name, declared)
+
+
 def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     """Return the graph with the types that follow from other shapes of its inputs.
 
@@ -168,9 +191,8 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     builder, meter = GraphBuilder(options.real, integer), options.meter
     new: dict[Value, Value] = {}
     for value in graph.inputs:
-        declared = [None if extent is UNKNOWN else extent for extent in value.type.shape]
-        shape = options.shape(value.name, declared)
-        new[value] = builder.input(value.name, TensorType(shape, value.type.dtype))
+        type = TensorType(_shape(value, options), value.type.dtype)
+        new[value] = builder.input(value.name, type)
     for v in (*graph.parameters, *graph.states):
         new[v.value] = builder.variable(v.value.name, v.label, v.value.type, v.span)
     for operation in graph.operations:

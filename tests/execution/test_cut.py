@@ -301,3 +301,81 @@ graph net(x) -> (y) { x = external(shape = [2]); h = relu(x); y = mish(h); }
     with pytest.raises(nnef_jax.UnsupportedError, match="'mish' is not an operation of the stand"):
         part.save(tmp_path / "part.tgz")
     assert not list(tmp_path.iterdir())
+
+
+STRIDED = """version 1.0;
+extension tract_registry tract_core;
+extension tract_symbol B;
+extension tract_symbol S;
+
+graph net(x, past) -> (y)
+{
+    x = tract_core_external(shape = [B, S, 2], datum_type = 'f32');
+    past = tract_core_external(shape = [B, 2*S + 1, 2], datum_type = 'f32');
+    h = slice(x, axes = [1], begin = [1], end = [0], stride = [1]);
+    joined = concat([h, past], axis = 1);
+    flat = reshape(joined, shape = [B, 6*S]);
+    total = sum_reduce(joined, axes = [1, 2]);
+    again = tract_core_broadcast(total, shape = [B, S, 2]);
+}
+"""
+
+
+def strided(result: str) -> nnef_jax.Model:
+    return model_of(STRIDED.replace("-> (y)", f"-> ({result})"))
+
+
+def test_extents_inside_tell_those_that_flattening_depends_on(tmp_path: Path) -> None:
+    part = strided("flat").cut(inputs=["joined"])
+    assert [str(spec) for spec in part.inputs] == ["joined: float32[?,?,2]"]
+    for batch, s in ((1, 4), (3, 2), (5, 21)):
+        joined = _RANDOM.normal(size=(batch, 3 * s, 2)).astype(np.float32)
+        np.testing.assert_array_equal(part(joined), joined.reshape(batch, -1))
+    with pytest.raises(nnef_jax.InputError, match=r"no shapes of the network.* make .* \[2,7,2\]"):
+        part(np.ones((2, 7, 2), np.float32))
+    with pytest.raises(nnef_jax.UnsupportedError, match="depends on an extent that is left open"):
+        part.save(tmp_path / "part.tgz")
+    whole = model_of(
+        STRIDED.replace("-> (y)", "-> (flat)"), input_shapes={"x": (1, 2, 2), "past": (1, 5, 2)}
+    )
+    whole.cut(inputs=["joined"]).save(tmp_path / "part.tgz")
+    again = nnef_jax.load(tmp_path / "part.tgz")
+    assert [spec.shape for spec in again.inputs] == [(1, 6, 2)]
+    assert again(joined[:1, :6]).shape == (1, 12)
+    whole.cut(outputs=["joined"]).save(tmp_path / "trunk.tgz")
+    assert nnef_jax.load(tmp_path / "trunk.tgz").inputs[0].shape == (1, 2, 2)
+
+
+def test_many_extents_are_found_without_compiling() -> None:
+    part = strided("flat").cut(inputs=["h", "past"])
+    for batch, s in ((2, 3), (700, 50), (1, 4000)):
+        graph = part._network.specialise([(batch, s - 1, 2), (batch, 2 * s + 1, 2)])  # pyright: ignore[reportPrivateUsage]
+        assert graph.outputs[0].type.shape == (batch, 6 * s)
+
+
+def test_extents_that_nothing_tells_are_asked_for() -> None:
+    part = strided("again").cut(inputs=["total"])
+    with pytest.raises(nnef_jax.InputError, match="depends on 'S', which the shapes of its inputs"):
+        part(np.ones((2, 1, 1), np.float32))
+
+
+GUESSED = """version 1.0
+fragment folded(twice: tensor, x: tensor) -> (y: tensor)
+{
+    y = reshape(twice, shape = [shape_of(x)[0], 4]) if shape_of(x)[0] > 1 else twice * 2.0
+}
+graph net(x) -> (y)
+{
+    x = external(shape = [0, 2])
+    twice = concat([x, x], axis = 0)
+    y = folded(twice, x)
+}
+"""
+
+
+def test_a_part_of_a_network_whose_structure_depends_on_its_inputs() -> None:
+    part = model_of(GUESSED).cut(inputs=["twice"])
+    for rows in (1, 4, 9):
+        twice = _RANDOM.normal(size=(2 * rows, 2)).astype(np.float32)
+        wanted = twice.reshape(rows, 4) if rows > 1 else 2 * twice
+        np.testing.assert_array_equal(part(twice), wanted)

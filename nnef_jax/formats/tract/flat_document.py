@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from lowering.extents import UNKNOWN
+from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax import tree as s
@@ -68,7 +69,7 @@ class _Writer(FlatWriter):
         return self._names
 
     def external(self, value: Value) -> s.Invocation:
-        """Return the declaration as it was read: its shape may have symbols.
+        """Return the declaration as it was read, if it has symbols that are open.
 
         What the document does not declare is another tensor of it: an extent that is open there
         becomes a symbol of its own.
@@ -79,7 +80,7 @@ class _Writer(FlatWriter):
                 and assignment.value.operation in EXTERNALS
                 and assignment.target == s.Identifier(0, value.name)
             ):
-                return assignment.value
+                return self._known(assignment.value, value)
         self.registries["tract_core"] = None
         shape = [self._symbol() if n is UNKNOWN else s.Literal(0, n) for n in value.type.shape]
         arguments = {
@@ -88,6 +89,20 @@ class _Writer(FlatWriter):
         }
         given = tuple(s.Argument(0, name, x) for name, x in arguments.items())
         return s.Invocation(0, "tract_core_external", None, given)
+
+    def _known(self, declared: s.Invocation, value: Value) -> s.Invocation:
+        """Return a declaration with the extents of its symbols, where all of them are known."""
+        read = self._document_read.input_shapes[value.name]
+        if not is_known(value.type.shape) or all(isinstance(n, s.Literal) for n in read):
+            return declared
+        position = EXTERNALS[declared.operation]
+        kept = [
+            argument
+            for i, argument in enumerate(declared.arguments)
+            if argument.name != "shape" and (argument.name or i != position)
+        ]
+        shape = s.Array(0, tuple(s.Literal(0, n) for n in value.type.shape))
+        return replace(declared, arguments=(*kept, s.Argument(0, "shape", shape)))
 
     def _symbol(self) -> s.Identifier:
         symbol = self._names.fresh("N")
