@@ -82,7 +82,7 @@ class Definition:
         frontend = network.frontend
         shapes = sorted((name, *shape) for name, shape in found.input_shapes.items())
         settings = (found.expand, found.real, found.rounds, found.meter.limits, shapes)
-        told = [repr(settings), repr(sorted(network.pairs.items())), frontend.dialect]
+        told = [repr(settings), repr(sorted(network.pairs.items()))]
         told += described(network.graph)
         for label, array in sorted(self.unread.items()):
             x = np.asarray(array)

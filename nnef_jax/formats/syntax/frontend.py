@@ -42,8 +42,8 @@ class TextFrontend(Frontend):
         self.quantization = archive.read_text(QUANTIZATION) if exists else None
 
     def content(self) -> Iterable[object]:
-        """Tell the texts of its archive."""
-        return chain.from_iterable(sorted(self.archive.texts.items()))
+        """Tell what it is written in, and the texts of its archive."""
+        return self.dialect, *chain.from_iterable(sorted(self.archive.texts.items()))
 
     def spans(self) -> Mapping[str, Span]:
         """Return where the graph's body assigns each of its names."""

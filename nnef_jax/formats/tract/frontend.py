@@ -46,7 +46,7 @@ class TractFrontend(TextFrontend):
 
     def content(self) -> Iterable[object]:
         """Tell the texts of its archive, of those in it, and what data may decide the structure."""
-        return self._unit.content()
+        return self.dialect, *self._unit.content()
 
     def _extents(self, options: Options) -> Mapping[str, Any]:
         shapes = {**options.input_shapes, **options.symbolic_shapes}
