@@ -51,11 +51,11 @@ def _part(graph: Graph, inputs: Any, outputs: Any) -> Part:
         given = tuple(value.name for value in graph.inputs if value in found)
     sources = {name: named[name] for name in given}
     if wanted is None:
-        own = dict(zip(graph.output_names, graph.outputs, strict=True))
-        computed = [n for n, v in own.items() if not [*_wrong_part(graph, sources, {n: v}, [])]]
-        wanted = tuple(computed) or graph.output_names
+        follows = _following(graph, frozenset(sources.values()))
+        own = zip(graph.output_names, graph.outputs, strict=True)
+        wanted = tuple(name for name, value in own if value in follows) or graph.output_names
     results = {name: named[name] for name in wanted}
-    raise_all([*_wrong_part(graph, sources, results, given)])
+    raise_all([*_wrong_part(graph, sources, results)])
     return Part(given, wanted)
 
 
@@ -73,10 +73,8 @@ def _wrong_names(what: str, names: Sequence[str] | None, named: _Named) -> Itera
             yield InputError(f"inputs names one tensor twice: '{first[named[name]]}' and '{name}'")
 
 
-def _wrong_part(
-    graph: Graph, inputs: _Named, outputs: _Named, required: Iterable[str]
-) -> Iterator[InputError]:
-    """Yield why a part cannot be, or does not need one of the inputs that are required."""
+def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[InputError]:
+    """Yield why a part cannot be, or does not need one of its inputs."""
     given = frozenset(inputs.values())
     found = needed(graph, outputs.values(), given)
     missing = _missing(graph, given, found)
@@ -84,15 +82,17 @@ def _wrong_part(
         hint = f"cut(inputs=[{', '.join(map(repr, [*inputs, *missing]))}], ...)"
         message = f"the part also needs {', '.join(map(repr, missing))}, which no input gives"
         yield InputError(message, hint=hint)
+    fed = _reached(graph, given)
+    constant = {*graph.outputs} - _reached(graph, graph.inputs)  # in the network too
     for name, value in outputs.items():
-        is_constant = value in graph.outputs and not needed(graph, [value], ()) & {*graph.inputs}
-        if not needed(graph, [value], given) & given and not is_constant:
+        if value not in fed and value not in constant:
             yield InputError(f"output '{name}' does not depend on an input of the part")
     idle = set(graph.inputs) - graph.needed  # nor does the network read them
-    for name in required:
-        if inputs[name] in found or inputs[name] in idle:
+    for name, value in inputs.items():
+        if value in found or value in idle:
             continue
-        before = [o for o, v in outputs.items() if v in needed(graph, [inputs[name]], ())]
+        sources = needed(graph, [value], ())
+        before = [output for output, value in outputs.items() if value in sources]
         if before:
             message = f"input '{name}' is computed from output '{before[0]}'"
             yield InputError(message, hint="inputs come before outputs")
@@ -113,6 +113,30 @@ def _missing(graph: Graph, given: frozenset[Value], found: set[Value]) -> list[s
     reads += [s.update for s in graph.states if s.value in found and s.value not in given]
     lacking = [value for value in dict.fromkeys(reads) if value in outside and value not in fed]
     return [*dict.fromkeys(name for value in lacking for name in _spelled(graph, value, outside))]
+
+
+def _following(graph: Graph, given: frozenset[Value]) -> set[Value]:
+    """Return the values that can be computed from given ones, cycle after cycle."""
+    lacking = {*graph.inputs} - given
+    while True:
+        lacking = _after(graph, lacking, given)
+        kept = [s for s in graph.states if s.value not in given and s.update in lacking]
+        if lacking.issuperset(state.value for state in kept):
+            return {value for operation in graph.operations for value in operation.writes()}.union(
+                given, (variable.value for variable in (*graph.parameters, *graph.states))
+            ) - lacking
+        lacking.update(state.value for state in kept)
+
+
+def _reached(graph: Graph, values: Iterable[Value]) -> set[Value]:
+    """Return the values that depend on some, in the same cycle or a later one."""
+    found = set(values)
+    while True:
+        found = _after(graph, found, frozenset())
+        states = {state.value for state in graph.states if state.update in found}
+        if states <= found:
+            return found
+        found |= states
 
 
 def _after(graph: Graph, values: Iterable[Value], given: frozenset[Value]) -> set[Value]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 import pytest
 
@@ -379,3 +381,18 @@ def test_a_part_of_a_network_whose_structure_depends_on_its_inputs() -> None:
         twice = _RANDOM.normal(size=(2 * rows, 2)).astype(np.float32)
         wanted = twice.reshape(rows, 4) if rows > 1 else 2 * twice
         np.testing.assert_array_equal(part(twice), wanted)
+
+
+def test_parts_are_pickled_exported_and_shared(net: nnef_jax.Model, tmp_path: Path) -> None:
+    part, again = (net.cut(inputs=["r1", "h1"], outputs=["y"]) for _ in range(2))
+    assert jax.tree.structure(part) == jax.tree.structure(again)
+    assert jax.tree.structure(part) != jax.tree.structure(net.cut(inputs=["r1"], outputs=["h2"]))
+    wanted = R1 @ V + H1
+    np.testing.assert_allclose(pickle.loads(pickle.dumps(part))(R1, H1), wanted, rtol=1e-5)
+    np.testing.assert_allclose(part.with_params({"v": 2 * V})(R1, H1), wanted + R1 @ V, rtol=1e-5)
+    part.export(tmp_path / "part.npz", batch="b")
+    with np.load(tmp_path / "part.npz") as file:
+        run = jax.export.deserialize(file["function"])
+    for rows in (1, 2):
+        found = run.call(part.params, R1[:rows], H1[:rows])
+        np.testing.assert_allclose(found, wanted[:rows], rtol=1e-5)
