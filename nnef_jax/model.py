@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from lowering.extents import UNKNOWN, is_known
@@ -115,6 +116,42 @@ class Model:
         whole = {label: given.pop(label, None) for label in definition.labels}
         whole |= own.select([label for label, array in whole.items() if array is None])
         return _on(GivenArrays(definition.with_unread(given), (whole, state)))
+
+    def shard(
+        self,
+        mesh: Mesh,
+        *,
+        batch: str | Sequence[str] | None = None,
+        params: str | Sequence[str] | Mapping[str, PartitionSpec] | None = None,
+        batch_axis: int = 0,
+    ) -> Model:
+        """Return a model that lives on the devices of a mesh: docs/devices.md.
+
+        Parameters go from the file to their devices alone. Calls put inputs on the mesh, sharded by
+        batch, and return results that are; arrays that are there already stay as they are. On
+        several hosts an array of numpy is the part of the batch for the host's own devices.
+
+        Args:
+            mesh: of `jax.make_mesh`; its axes are Auto or Explicit.
+            batch: axes of the mesh along which the batch is sharded; with None it is not.
+            params: axes of the mesh along which parameters are sharded; with None each device has
+                all of them. Along an axis that is one of the batch's too each is sharded along its
+                longest axis, and gathered when it is computed with (fully sharded). Along another
+                those of products and convolutions are, so that devices divide the work (tensor
+                parallel). What has under 1024 items, or does not divide, is on each device. A dict
+                says it by label or pattern of `fnmatch`: `{"blocks.*.weight": P("model", None)}`.
+            batch_axis: the axis of inputs, outputs and states that is the batch. An array has the
+                batch if it has as many items there as the first input that has the axis.
+
+        Raises InputError for names and labels that there are not, and what does not divide.
+
+        >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
+        >>> probabilities = model.shard(mesh, batch="data", params="model")(images)
+        """
+        from nnef_jax.sharding import layout_of
+
+        layout = layout_of(self._network, mesh, batch, params, batch_axis)
+        return _on(self._execution.own.over(layout))
 
     def summary(self) -> str:
         """Return a table: name, operation, shape, dtype, parameters, multiply-adds."""
@@ -251,7 +288,7 @@ class Model:
         pass through time. Outputs and captures get a new first axis. `state` is `init_state()` by
         default. An edit is made in each cycle.
         """
-        inputs = bind_inputs(self._network, args, kwargs, leading=1)
+        inputs = self._bind(args, kwargs, 1)
         if len({x.shape[0] for x in inputs}) > 1:
             lengths = ", ".join(str(x.shape[0]) for x in inputs)
             raise InputError(f"the inputs have different numbers of time steps: {lengths}")
@@ -271,6 +308,8 @@ class Model:
         capture: Names | None,
     ) -> Any:
         state = self._check_state(state)
+        if layout := self._execution.definition.layout:
+            state = layout.put_state(state, [x.shape[entry.time_axes :] for x in inputs])
         if edit is None and capture is None and params is None:
             return entry([*state.values(), *inputs])
         probe = Probe.of(edit, capture)
@@ -396,12 +435,18 @@ class Model:
             overwrite=overwrite,
         )
 
-    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        return bind_inputs(self._network, args, kwargs)
+    def _bind(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], time_axes: int = 0
+    ) -> list[Any]:
+        if layout := self._execution.definition.layout:
+            return layout.bind(self._network, args, kwargs, time_axes)
+        return bind_inputs(self._network, args, kwargs, leading=time_axes)
 
     def _check_params(self, params: Any, *, all: bool = False) -> dict[str, Any]:
         """Return the parameters that a network takes, or `all` that are given."""
         bound = bind_variables("params", params, self._parameters, self._needed)
+        if layout := self._execution.definition.layout:
+            bound = layout.put_params(bound)
         unused = len(bound) - len(self._needed)
         return {x: bound[x] for x in self._needed} if unused and not all else bound
 

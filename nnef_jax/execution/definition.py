@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from lowering.extents import known, volume
 from nnef_jax.execution.compiler import Compiler
 from nnef_jax.execution.entry import Entry
 from nnef_jax.execution.functions import Functions
+from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.options import RunOptions
 from nnef_jax.network import Network
 
@@ -32,12 +33,19 @@ class Definition:
     pickles without what is compiled.
     """
 
-    def __init__(self, network: Network, options: RunOptions, cache: DiskCache | None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        options: RunOptions,
+        cache: DiskCache | None,
+        layout: Layout | None = None,
+    ) -> None:
         left_out = frozenset[str]() if options.unused else network.unused
         self.unread: Mapping[str, Any] = {x: network.data[x] for x in left_out}
         self.network = network = replace(network, data={})  # which would keep what is on the host
         self.options = options
         self.cache = cache
+        self.layout = layout
         parameters = [p for p in network.graph.parameters if p.label not in left_out]
         self.labels = tuple(p.label for p in parameters)
         self.states = tuple(state.label for state in network.graph.states)
@@ -46,9 +54,10 @@ class Definition:
         functions = self.functions = Functions(network, options)
         compiler = self.compiler = Compiler(options, sum(sizes), cache)
         cycle, scan, donates = functions.cycle, functions.scan, options.donate_state
-        self.outputs = Entry(functions, compiler, "outputs", cycle, takes_state=False)
-        self.step = Entry(functions, compiler, "step", cycle, donates=donates)
-        self.scan = Entry(functions, compiler, "scan", scan, time_axes=1)
+        entry = partial(Entry, functions, compiler, layout)
+        self.outputs = entry("outputs", cycle, takes_state=False)
+        self.step = entry("step", cycle, donates=donates)
+        self.scan = entry("scan", scan, time_axes=1)
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
         """Return the same, sharing what is compiled, with other arrays that nothing reads."""
@@ -59,9 +68,18 @@ class Definition:
         other.__dict__.pop("_content", None)
         return other
 
+    def over(self, layout: Layout) -> Definition:
+        """Return the same for models that live on a mesh."""
+        # Kernels for CPUs join and transpose weights, which moves what is sharded.
+        options = replace(self.options, optimize=False) if layout.specs else self.options
+        return Definition(self._with_unread_data(), options, self.cache, layout)
+
+    def _with_unread_data(self) -> Network:
+        return replace(self.network, data=self.unread, _specialised={})
+
     def __reduce__(self) -> tuple[Any, ...]:
-        network = replace(self.network, data=self.unread, _specialised={})
-        return Definition, (network, self.options, self.cache)
+        # Devices do not pickle: what comes of a model on a mesh is on none.
+        return Definition, (self._with_unread_data(), self.options, self.cache)
 
     def __eq__(self, other: object) -> bool:
         """Tell whether models of both on the same arrays are the same, wherever they are from."""
@@ -87,7 +105,8 @@ class Definition:
         for label, array in sorted(self.unread.items()):
             x = np.asarray(array)
             told += label, f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
-        objects: list[object] = [self.options, self.cache and self.cache.directory]
+        directory = self.cache and self.cache.directory
+        objects: list[object] = [self.options, directory, self.layout]
         for item in frontend.content():
             if isinstance(item, str | bytes):
                 told.append(

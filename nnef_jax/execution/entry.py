@@ -12,7 +12,7 @@ from jax.sharding import Sharding
 from lowering.devices import Place
 from nnef_jax.execution.compiler import Compiler, Executable
 from nnef_jax.execution.functions import Arrays, Function, Functions, Results
-from nnef_jax.execution.meshes import automatic
+from nnef_jax.execution.meshes import Layout, over_mesh
 from nnef_jax.execution.options import Program, title
 from nnef_jax.execution.probe import NOTHING, Probe
 
@@ -21,6 +21,7 @@ class Entry:
     """Computes and compiles one way of running a network, for all models of it.
 
     Args:
+        layout: how arrays are laid out over a mesh, if they are.
         name: its name in a cache of compiled functions, and in profiles.
         function: `cycle` or `scan` of the functions.
         takes_state: whether arrays for the states come before the inputs, and the next state is
@@ -33,6 +34,7 @@ class Entry:
         self,
         functions: Functions,
         compiler: Compiler,
+        layout: Layout | None,
         name: str,
         function: Function,
         *,
@@ -43,6 +45,7 @@ class Entry:
         self._name = name
         self.functions = functions
         self.compiler = compiler
+        self._layout = layout
         self._compute = partial(functions.compute, function)
         states = functions.network.graph.states
         self.takes_state = takes_state
@@ -58,7 +61,7 @@ class Entry:
         """Return the network as a jitted function of parameters, state, inputs and probe."""
 
         def run(params: Arrays, state: Arrays, inputs: Sequence[Any], probe: Probe) -> Any:
-            compute = automatic(self._compute, self.time_axes)
+            compute = over_mesh(self._compute, self.time_axes, self._layout)
             return self._results(compute(params, state, inputs, probe), probe)
 
         run.__name__ = title(self.functions.network.graph, self._name)

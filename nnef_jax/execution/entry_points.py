@@ -68,6 +68,7 @@ class EntryPoint:
 
     def __init__(self, entry: Entry, own: OwnArrays) -> None:
         self._entry = entry
+        self.time_axes = entry.time_axes
         self._own = own
         self._executables: dict[tuple[Any, ...], Executable] = {}
         self._known: dict[tuple[Any, ...], Executable] = {}

@@ -1,17 +1,210 @@
-"""Runs networks over meshes whose axes are Explicit: there types tell how arrays are sharded.
+"""Runs networks over meshes of devices: where arrays are put, and how results are sharded.
 
-Where an operation cannot tell how its result is sharded, it must be told, and a network knows of no
-mesh. So such axes are Auto within it: XLA's partitioner shards what is inside, as in any jit.
+What is inside a network XLA's partitioner shards, as in any jit. Where axes of a mesh are Explicit,
+types tell how arrays are sharded, and an operation must be told what it cannot tell by itself. A
+network knows of no mesh, so that such axes are Auto within it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
+import numpy as np
+from jax.core import Tracer
+from jax.lax import with_sharding_constraint
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, auto_axes
+
+from lowering.devices import Place
+from lowering.extents import UNKNOWN, shapes_differ, show
+from lowering.graph import Value
+from nnef_jax.arguments import bind_inputs
+from nnef_jax.errors import InputError
+from nnef_jax.network import Network
+
+_FREE = PartitionSpec.UNCONSTRAINED
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Says where a model lives: on a mesh, its batch and its parameters sharded along axes of it.
+
+    Args:
+        mesh: the devices.
+        batch: names of axes of the mesh, along which a batch is sharded.
+        axis: the axis of inputs, states and outputs that is the batch. An array has the batch if it
+            has as many items there as the first input that has the axis.
+        specs: how parameters are sharded, by label; others are whole on each device.
+    """
+
+    mesh: Mesh
+    batch: tuple[str, ...] = ()
+    axis: int = 0
+    specs: tuple[tuple[str, PartitionSpec], ...] = ()
+
+    @cached_property
+    def parts(self) -> int:
+        """Return how many parts a batch has."""
+        return math.prod(self.mesh.shape[name] for name in self.batch)
+
+    @property
+    def place(self) -> Place | None:
+        """Return where what is prepared of parameters lives, None where they are divided."""
+        whole = NamedSharding(self.mesh, PartitionSpec())
+        return None if self.specs or is_explicit(whole) else Place(whole, True)
+
+    def extent(self, shapes: Sequence[Sequence[int]], time_axes: int = 0) -> int | None:
+        """Return the batch's extent, given the shapes of the inputs; None if none has the axis."""
+        axis = self.axis + time_axes
+        return next((shape[axis] for shape in shapes if len(shape) > axis), None)
+
+    def beside(self, extent: int | None, shape: Sequence[int], time_axes: int = 0) -> NamedSharding:
+        """Return how an array is sharded in a call with a batch of this extent."""
+        axis = self.axis + time_axes
+        has_batch = self.batch and shape[axis : axis + 1] == (extent,)
+        axes = [None] * axis + [self.batch] if has_batch else []
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+    def of_parameter(self, label: str) -> NamedSharding:
+        """Return how a parameter is sharded."""
+        return NamedSharding(self.mesh, self._specs.get(label, PartitionSpec()))
+
+    def put(self, what: str, x: Any, sharding: NamedSharding, *, stays: bool = False) -> Any:
+        """Put a whole array on the mesh. A traced one stays as it is, one that is there may.
+
+        What is on the host, a mapped file perhaps, is read by the parts that its own devices take.
+        Raises InputError for an array of other devices that are partly those of other hosts.
+        """
+        if isinstance(x, jax.Array):
+            if isinstance(x, Tracer) or x.sharding == sharding or (stays and self._holds(x)):
+                return x
+            if self._holds(x):
+                return jax.device_put(x, sharding)
+            if not x.is_fully_addressable:
+                raise InputError(
+                    f"{what} lives on devices of several hosts, which are not those of the model",
+                    hint="jax.device_put(x, NamedSharding(model's mesh, ...)) moves it",
+                )
+            if not self.mesh.is_multi_process:
+                return jax.device_put(x, sharding)
+        whole = np.asarray(x)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])
+
+    def put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Put parameters on the mesh."""
+        return {x: self.put(f"params: '{x}'", v, self.of_parameter(x)) for x, v in params.items()}
+
+    def put_state(
+        self, state: Mapping[str, Any], shapes: Sequence[Sequence[int]]
+    ) -> dict[str, Any]:
+        """Put a state on the mesh, sharded as inputs of these shapes."""
+        extent = self.extent(shapes)
+        pairs = ((label, x, self.beside(extent, x.shape)) for label, x in state.items())
+        return {x: self.put(f"state: '{x}'", v, place, stays=True) for x, v, place in pairs}
+
+    def bind(
+        self, network: Network, args: tuple[Any, ...], kwargs: Any, time_axes: int = 0
+    ) -> list[Any]:
+        """Return the inputs as `bind_inputs` does, on the mesh and sharded by batch.
+
+        Those that are there stay as they are. Of what is traced the batch alone is constrained. On
+        several hosts other arrays are the part of the batch that the host's own devices take.
+
+        Raises InputError where the batch does not divide.
+        """
+        several = self.mesh.is_multi_process
+        declared = network.graph.inputs
+        if several:
+            parts = tuple(map(self._opened, declared))
+            network = replace(network, graph=replace(network.graph, inputs=parts))
+        arrays = bind_inputs(network, args, kwargs, leading=time_axes)
+        extent = self.extent([x.shape for x in arrays], time_axes)
+        pairs = list(zip(declared, arrays, strict=True))
+        arrays = [self._put_input(value.name, x, extent, time_axes) for value, x in pairs]
+        for value, x in zip(declared, arrays, strict=True):
+            if shapes_differ(x.shape[time_axes:], value.type.shape):
+                raise InputError(
+                    f"input '{value.name}' has shape {show(x.shape)} over all hosts, the graph "
+                    f"declares {show(value.type.shape)}",
+                    hint="each host gives the part of the batch that its own devices take",
+                )
+        return arrays
+
+    def _opened(self, value: Value) -> Value:
+        shape = value.type.shape
+        opened = (*shape[: self.axis], UNKNOWN, *shape[self.axis + 1 :])
+        return replace(value, type=replace(value.type, shape=opened[: len(shape)]))
+
+    def _put_input(self, name: str, x: Any, extent: int | None, time_axes: int) -> Any:
+        sharding = self.beside(extent, x.shape, time_axes)
+        if isinstance(x, jax.Array) and self._holds(x):
+            return x
+        if isinstance(x, Tracer):
+            # Within shard_map, or where types tell it, the caller has sharded it.
+            if sharding.spec and not self._is_typed:
+                axes = [_FREE if names is None else names for names in sharding.spec]
+                axes += [_FREE] * (x.ndim - len(axes))
+                place = NamedSharding(self.mesh, PartitionSpec(*axes))
+                self._require_divides(name, extent, self.parts)
+                return with_sharding_constraint(x, place)
+            return x
+        if not self.mesh.is_multi_process:
+            self._require_divides(name, extent if sharding.spec else 0, self.parts)
+            return self.put(f"input '{name}'", x, sharding)
+        if sharding.spec:
+            own = sharding.addressable_devices_indices_map(
+                (1,) * (self.axis + time_axes) + (self.parts,)
+            )
+            self._require_divides(name, extent, len(set(map(str, own.values()))))
+        return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+    def _require_divides(self, name: str, extent: int | None, parts: int) -> None:
+        if extent and extent % parts:
+            names = " and ".join(map(repr, self.batch))
+            raise InputError(
+                f"the batch of {extent} in input '{name}' does not divide into {parts} equal parts "
+                f"along {names}",
+                hint=f"give a multiple of {parts} items: pad the last batch, and cut its results",
+            )
+
+    def _holds(self, x: jax.Array) -> bool:
+        return (
+            not isinstance(x, Tracer)
+            and isinstance(x.sharding, NamedSharding)
+            and x.sharding.mesh == self.mesh
+        )
+
+    @property
+    def _is_typed(self) -> bool:
+        types = {*self.mesh.axis_types, *jax.sharding.get_abstract_mesh().axis_types}
+        return types != {AxisType.Auto}
+
+    @cached_property
+    def _specs(self) -> dict[str, PartitionSpec]:
+        return dict(self.specs)
+
+    def gathered(self, params: Any) -> Any:
+        """Return parameters whole along the axes of the batch: fully sharded, they are stored so.
+
+        Otherwise the partitioner might divide what is computed with them in another way.
+        """
+        mesh = jax.sharding.get_abstract_mesh()
+        found = dict(params)
+        for label, spec in self.specs:
+            kept = [_without(names, self.batch) for names in spec]
+            if label in found and kept != list(spec):
+                place = NamedSharding(self.mesh if mesh.empty else mesh, PartitionSpec(*kept))
+                found[label] = with_sharding_constraint(found[label], place)
+        return found
+
+
+def _without(names: Any, others: Sequence[str]) -> Any:
+    kept = tuple(x for x in (names if isinstance(names, tuple) else (names,)) if x not in others)
+    return kept if len(kept) > 1 else next(iter(kept), None)
 
 
 def is_explicit(where: Any) -> bool:
@@ -20,32 +213,50 @@ def is_explicit(where: Any) -> bool:
     return AxisType.Explicit in mesh.axis_types
 
 
-def automatic(compute: Callable[..., Any], time_axes: int) -> Callable[..., Any]:
-    """Return a function of params, state, inputs and a probe within which Explicit axes are Auto.
+def over_mesh(
+    compute: Callable[..., Any], time_axes: int, layout: Layout | None
+) -> Callable[..., Any]:
+    """Return a function of params, state, inputs and a probe that computes over a mesh, if any.
 
-    The batch is the axis of the first input after `time_axes`. Results that have as many items
-    there are sharded as it, next states as the states, and others are replicated.
+    Within it Explicit axes are Auto. Results are sharded as the layout says. Without one, on
+    Explicit axes, they are sharded as the first axis of the first input, and next states as the
+    states.
     """
 
     def run(params: Any, state: Any, inputs: Sequence[Any], probe: Any) -> Any:
         arguments = params, state, inputs, probe
-        meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(arguments)]
-        mesh = next((m for m in meshes if m.explicit_axes), None)
-        if mesh is None:
+        found = layout or _told_by_types(arguments, time_axes)
+        if found is None or jax.sharding.get_abstract_mesh().manual_axes:
             return compute(*arguments)
-        free: Any = partial(auto_axes, compute, axes=mesh.explicit_axes)
-        whole = NamedSharding(mesh, PartitionSpec())
-        batch = next((jax.typeof(x) for x in inputs if x.ndim > time_axes), None)
+        extent = found.extent([x.shape for x in inputs], time_axes)
 
-        def sharding(x: Any) -> NamedSharding:
-            if batch is None or x.shape[time_axes : time_axes + 1] != batch.shape[time_axes:][:1]:
-                return whole
-            axes = [None] * time_axes + [batch.sharding.spec[time_axes]]
-            return NamedSharding(mesh, PartitionSpec(*axes))
+        def whole(params: Any, *others: Any) -> Any:
+            return compute(found.gathered(params), *others)
 
-        shapes = jax.eval_shape(free(out_sharding=whole), *arguments)
-        outputs, after, shown = jax.tree.map(sharding, shapes)
-        after = {s: NamedSharding(mesh, jax.typeof(state[s]).sharding.spec) for s in after}
-        return free(out_sharding=(outputs, after, shown))(*arguments)
+        def places(results: Any, time_axes: int = time_axes) -> Any:
+            return jax.tree.map(lambda x: found.beside(extent, x.shape, time_axes), results)
+
+        if AxisType.Explicit not in found.mesh.axis_types:
+            outputs, after, shown = results = whole(*arguments)
+            return with_sharding_constraint(
+                results, (places(outputs), places(after, 0), places(shown))
+            )
+        free: Any = partial(auto_axes, whole, axes=found.mesh.explicit_axes)
+        replicated = NamedSharding(found.mesh, PartitionSpec())
+        outputs, after, shown = jax.eval_shape(free(out_sharding=replicated), *arguments)
+        specs = {label: jax.typeof(state[label]).sharding.spec for label in after}
+        states = {label: NamedSharding(found.mesh, spec) for label, spec in specs.items()}
+        return free(out_sharding=(places(outputs), states, places(shown)))(*arguments)
 
     return run
+
+
+def _told_by_types(arguments: Any, time_axes: int) -> Layout | None:
+    """Return the layout that types tell, None where they tell none."""
+    shardings = [jax.typeof(x).sharding for x in jax.tree.leaves(arguments)]
+    mesh: Any = next((x.mesh for x in shardings if x.mesh.explicit_axes), None)
+    if mesh is None:
+        return None
+    _, _, inputs, _ = arguments
+    names = next((jax.typeof(x).sharding.spec[time_axes] for x in inputs if x.ndim > time_axes), ())
+    return Layout(mesh, names if isinstance(names, tuple) else (names,) if names else ())

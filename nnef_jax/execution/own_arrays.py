@@ -17,6 +17,7 @@ from lowering.devices import Device, Place, computing_at, default_device, place_
 from nnef_jax.arguments import bind_variables
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
+from nnef_jax.execution.meshes import Layout
 from nnef_jax.storage import files
 
 _Where = Device | Sharding
@@ -75,6 +76,15 @@ class OwnArrays:
     def stored(self, label: str) -> Any:
         """Return the array of a variable where it is: numpy's until it is put on a device."""
         return {**self.definition.unread, **self._stored}[label]
+
+    def over(self, layout: Layout) -> GivenArrays:
+        """Return the same arrays on a mesh: each part goes from the host to its devices alone."""
+        definition = self.definition
+        params = {label: self.stored(label) for label in definition.labels}
+        state = {label: self.stored(label) for label in definition.states}
+        shapes = [value.type.shape for value in definition.network.graph.inputs]
+        placed = layout.put_params(params), layout.put_state(state, shapes)
+        return GivenArrays(definition.over(layout), placed)
 
     def place(self, arrays: Sequence[Any]) -> Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""
@@ -145,6 +155,8 @@ class GivenArrays(OwnArrays):
 
     def place(self, arrays: Sequence[Any]) -> Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""
+        if layout := self.definition.layout:
+            return layout.place
         own = self._own_place
         if own is None or not own.is_committed:
             return own and place_of(arrays)
@@ -205,5 +217,5 @@ def _array(x: Any) -> Any:
     if isinstance(x, Tracer):
         return x
     with jax.ensure_compile_time_eval():
-        x = jax.device_put(x)
+        x = x if isinstance(x, jax.Array) else jax.device_put(x)
         return jnp.asarray(x, x.dtype) if x.weak_type else x

@@ -1,0 +1,37 @@
+"""Classifies images on several hosts: each runs this, and gives its own part of a batch.
+
+    python classify.py ADDRESS:PORT HOSTS HOST OUT.npy
+
+ADDRESS:PORT is of host 0, HOST counts from there. Host 0 writes the probabilities of all images.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+
+import nnef_jax
+
+address, hosts, host, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(
+    address,
+    hosts,
+    host,
+    initialization_timeout=30,  # seconds until a missing host is an error
+    heartbeat_timeout_seconds=10,  # and one that is gone
+)
+
+mesh = jax.make_mesh((jax.device_count(),), ("data",))
+model = nnef_jax.load(Path(__file__).parents[1] / "digits" / "model")
+model = model.shard(mesh, batch="data", params="data")  # of each file a host reads its own part
+
+images = np.random.default_rng(0).random((64, 1, 8, 8), np.float32)
+probabilities = model(np.split(images, hosts)[host])  # an array over all hosts
+print("host", host, "holds", [shard.data.shape for shard in probabilities.addressable_shards])
+
+whole = process_allgather(probabilities, tiled=True)
+if host == 0:
+    np.save(out, whole)

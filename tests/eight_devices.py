@@ -1,0 +1,182 @@
+"""Shards models over eight devices, and prints by JSON what of each is as it must be: `[]` if all.
+
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.eight_devices [all]
+
+It is a program since the tests themselves have two devices. Without `all` the larger networks run
+on one kind of mesh.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+import nnef_jax
+from tests import torch_networks
+from tests.helpers import model_of
+from tests.mesh_support import BATCH, WIDTH, assert_close, collectives, lstm
+
+ROOT = Path(__file__).resolve().parents[1]
+RANDOM = np.random.default_rng(0)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data": {"batch": ("data", "model")},
+    "tensor": {"batch": "data", "params": "model"},
+    "fully": {"batch": "data", "params": "data"},
+    "both": {"batch": "data", "params": ("data", "model")},
+}
+MLP = """version 1.0;
+graph mlp(x) -> (y)
+{
+    x = external(shape = [8,64]);
+    v = variable(shape = [128,64], label = 'v');
+    b = variable(shape = [1,128], label = 'b');
+    w = variable(shape = [32,128], label = 'w');
+    h = linear(x, v, b);
+    a = relu(h);
+    y = linear(a, w);
+}
+"""
+
+
+@cache
+def network(name: str) -> tuple[nnef_jax.Model, tuple[Any, ...]]:
+    """Return a network and inputs for it, a batch of 8."""
+    if name == "lstm":
+        return lstm(), (RANDOM.standard_normal((BATCH, WIDTH)).astype(np.float32),)
+    if name == "mlp":
+        shapes = {"v": (128, 64), "b": (1, 128), "w": (32, 128)}
+        data = {k: RANDOM.standard_normal(s).astype(np.float32) / 8 for k, s in shapes.items()}
+        return model_of(MLP, data=data), (RANDOM.standard_normal((8, 64)).astype(np.float32),)
+    if name == "digits":
+        images = RANDOM.random((8, 1, 8, 8), np.float32)
+        return nnef_jax.load(ROOT / "examples" / "digits" / "model"), (images,)
+    if name == "resnet":
+        return torch_networks.load(name), (RANDOM.random((8, 3, 32, 32), np.float32),)
+    ids = RANDOM.integers(0, 24, (8, 12)).astype(np.int32)
+    return torch_networks.load(name), (
+        ids,
+        np.tile(np.arange(12, dtype=np.int32), (8, 1)),
+        ids * 0 + 1,
+    )
+
+
+def mesh_of(type: AxisType) -> Mesh:
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(type, type))
+
+
+def of_one_device(name: str, layout: str, type: AxisType) -> None:
+    """Outputs are those of a single device, sharded by batch; parameters take less memory."""
+    model, inputs = network(name)
+    sharded = model.shard(mesh_of(type), **LAYOUTS[layout])
+    outputs = sharded(*inputs)
+    assert_close(outputs, model(*inputs))
+    parts = 8 if layout == "data" else 4
+    for array in jax.tree.leaves(outputs):
+        assert array.addressable_shards[0].data.shape == (8 // parts, *array.shape[1:])
+    held = sum(x.addressable_shards[0].data.size for x in sharded.params.values())
+    least = {"data": 1, "tensor": 0.65, "fully": 0.6, "both": 0.5}[layout]
+    assert held <= least * sum(x.size for x in sharded.params.values())
+
+
+@cache
+def recurrent() -> tuple[nnef_jax.Model, Any, Any, Any]:
+    """Return a network, inputs of some cycles, and what they give: results, and a gradient."""
+    model, _ = network("lstm")
+    xs = RANDOM.standard_normal((3, BATCH, WIDTH)).astype(np.float32)
+    gradient = jax.jit(jax.grad(squares))(model.params, model, xs)
+    return model, xs, model.scan(xs), gradient
+
+
+def squares(params: Any, model: nnef_jax.Model, xs: Any) -> jax.Array:
+    return jnp.square(model.scan(xs, params=params)[0]).mean()
+
+
+def cycles(layout: str, type: AxisType) -> None:
+    """Steps, cycles of a scan and their gradient are those of a single device."""
+    model, xs, (wanted, after), gradient = recurrent()
+    mesh = mesh_of(type)
+    sharded = model.shard(mesh, **LAYOUTS[layout])
+    state = sharded.init_state()
+    found, last = sharded.scan(xs)
+    assert_close((found, last), (wanted, after))
+    for x, y in zip(xs, wanted, strict=True):
+        found, state = sharded.step(state, x)
+        assert_close(found, y)
+    assert_close(state, after)
+    parts = 8 if layout == "data" else 4
+    for array in (found, *state.values(), *last.values()):
+        assert array.addressable_shards[0].data.shape[0] == BATCH // parts
+    if layout == "both":
+        with jax.set_mesh(mesh):
+            found = jax.jit(jax.grad(squares))(sharded.params, sharded, xs)
+        assert_close(found, gradient)
+
+
+def moves(name: str, layout: str, wanted: dict[str, int]) -> None:
+    """A call has these collectives and no others."""
+    model, inputs = network(name)
+    sharded = model.shard(mesh_of(AxisType.Auto), **LAYOUTS[layout])
+    found = collectives(lambda params: sharded.apply(params, *inputs), sharded.params)
+    assert found == wanted, found
+
+
+def documentation() -> None:
+    """The page's blocks run as they stand, one after the other."""
+    text = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for code in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        start = time.time()
+        exec(compile(code, "devices.md", "exec"), names)
+        print(time.time() - start, code[:60], file=sys.stderr)
+    assert names["probabilities"].sharding.spec[0] == "data"
+
+
+def checks(everything: bool) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
+    yield "documentation", documentation, ()
+    yield "mlp-data-moves", moves, ("mlp", "data", {})
+    yield "mlp-tensor-moves", moves, ("mlp", "tensor", {"all-reduce": 1})
+    yield "mlp-fully-moves", moves, ("mlp", "fully", {"all-gather": 2})
+    # Two of each layer and one of the table of words; the columns of the last product.
+    yield "bert-tensor-moves", moves, ("bert", "tensor", {"all-reduce": 5, "all-gather": 1})
+    auto, explicit = AxisType.Auto, AxisType.Explicit
+    for layout in LAYOUTS:
+        for type in (auto, explicit):
+            yield f"lstm-{layout}-{type.name}", cycles, (layout, type)
+            for name in ("digits", "resnet", "bert"):
+                is_some = name == "digits" or (layout, type) in (
+                    ("tensor", auto),
+                    ("both", explicit),
+                )
+                if everything or is_some:
+                    yield f"{name}-{layout}-{type.name}", of_one_device, (name, layout, type)
+
+
+def main() -> None:
+    found: dict[str, str] = {}
+    chosen = list(checks("all" in sys.argv))
+    for name, check, arguments in chosen:
+        start = time.time()
+        try:
+            check(*arguments)
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
+        print(name, f"{time.time() - start:.1f}", file=sys.stderr)
+    print()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
