@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from nnef_jax.cli.inputs import ARRAYS, Array, read_array, read_members
 from nnef_jax.cli.outputs import read_labels
 from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_picture
 
+_TOGETHER = 16  # files that a thread reads one after the other
 _SUFFIXES = (*ARRAYS, *PICTURES)
 
 
@@ -151,8 +153,12 @@ def reading_ahead(
             return Read(item, error)
 
     def stream(items: Sequence[Item], ahead: int) -> Iterator[Read]:
+        # For each element grain looks at all that are ahead: 0.2 ms for 1000 of them.
         threads = min(ahead, 2 * (os.cpu_count() or 1))
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
-        return iter(grain.MapDataset.source(items).map(attempt).to_iter_dataset(options))
+        count = min(_TOGETHER, ahead // threads)
+        several = [items[i : i + count] for i in range(0, len(items), count)]
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead // count)
+        reads = grain.MapDataset.source(several).map(lambda each: list(map(attempt, each)))
+        return chain.from_iterable(reads.to_iter_dataset(options))
 
     return stream
