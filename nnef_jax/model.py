@@ -369,7 +369,9 @@ class Model:
         own = self._execution.own
         given = {
             "state": self._check_state(own.initial_state() if state is None else state),
-            "params": self._check_params(own.parameters() if params is None else params, all=True),
+            "params": self._check_params(
+                own.parameters() if params is None else params, all=True, stored=True
+            ),
         }
         pairs = ((what, *pair) for what, arrays in given.items() for pair in arrays.items())
         for what, label, array in pairs:
@@ -377,6 +379,11 @@ class Model:
                 raise InputError(
                     f"{what}: '{label}' is traced, it has no values to store",
                     hint="save outside of jax.jit and the like",
+                )
+            if isinstance(array, jax.Array) and not array.is_fully_addressable:
+                raise InputError(
+                    f"{what}: '{label}' is partly on other hosts",
+                    hint="multihost_utils.process_allgather(params, tiled=True) is whole",
                 )
         arrays = {**own.select(self._network.unused), **given["state"], **given["params"]}
         text = None  # the graph.quant that was read
@@ -442,10 +449,12 @@ class Model:
             return layout.bind(self._network, args, kwargs, time_axes)
         return bind_inputs(self._network, args, kwargs, leading=time_axes)
 
-    def _check_params(self, params: Any, *, all: bool = False) -> dict[str, Any]:
-        """Return the parameters that a network takes, or `all` that are given."""
+    def _check_params(
+        self, params: Any, *, all: bool = False, stored: bool = False
+    ) -> dict[str, Any]:
+        """Return the parameters that a network takes, or `all` that are given; placed to run."""
         bound = bind_variables("params", params, self._parameters, self._needed)
-        if layout := self._execution.definition.layout:
+        if not stored and (layout := self._execution.definition.layout):
             bound = layout.put_params(bound)
         unused = len(bound) - len(self._needed)
         return {x: bound[x] for x in self._needed} if unused and not all else bound
