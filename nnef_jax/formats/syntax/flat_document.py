@@ -227,7 +227,8 @@ class FlatWriter:
             self.refuse(
                 f"an argument of '{operation.kind}' depends on an extent that is left open",
                 operation,
-                hint="write the extents of the inputs into the document",
+                hint="write the extents of the inputs into the document, "
+                "or give them by load(..., input_shapes=...)",
             )
         elif type in (t.SCALAR, t.Tensor("scalar")):
             value = float(value)
