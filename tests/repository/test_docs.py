@@ -212,6 +212,34 @@ def test_recipes_for_looking_inside_are_short_and_do_what_they_say() -> None:
     assert again.argmax(1).tolist() == list(range(10))
 
 
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize(
+    "library", ["optax", "orbax.checkpoint", "equinox", "flax.nnx", "flax.linen"]
+)
+def test_recipes_for_training_run_where_the_library_is(library: str) -> None:
+    pytest.importorskip(library)
+    (code,) = (
+        x
+        for x in blocks("docs/training.md")
+        if re.search(rf"{library}|{library.replace('.', ' import ')}", x)
+    )
+    names: dict[str, Any] = {}
+    with jax.numpy_dtype_promotion("standard"):  # which optax needs
+        run(code, names)
+    if library == "optax":
+        assert names["losses"][-1] < names["losses"][0]
+        saved, plain = (
+            nnef_jax.load(x).params for x in ("tuned.nnef.tgz", "examples/digits/model")
+        )
+        assert all(not np.array_equal(saved[label], x) for label, x in plain.items())
+    elif library == "orbax.checkpoint":
+        model, x = names["model"], np.ones((2, 2, 12), np.float32)
+        wanted = model.apply({k: 2 * v for k, v in names["arrays"]["params"].items()}, x)
+        np.testing.assert_allclose(model(x), wanted, rtol=1e-5)
+    else:
+        assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(names["slope"]))
+
+
 def test_every_page_with_python_is_run() -> None:
     pages = {path.name for path in DOCS.glob("*.md") if blocks(f"docs/{path.name}")}
     # test_sharding runs devices.md, by a program that has eight of them.
@@ -222,6 +250,7 @@ def test_every_page_with_python_is_run() -> None:
         "extending.md",
         "inside.md",
         "pytorch.md",
+        "training.md",
     }
 
 
