@@ -236,6 +236,17 @@ def test_parameters_are_those_of_the_model(tmp_path: Path) -> None:
         within(params)
 
 
+def test_a_sharded_model_is_exported_for_one_device(tmp_path: Path) -> None:
+    model = convolutions()
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    model.shard(mesh, batch="data", params="data").export(tmp_path / "net")
+    function, arrays = loaded(tmp_path / "net")
+    assert function.nr_devices == 1
+    params = {name.removeprefix("params/"): array for name, array in arrays.items()}
+    x = np.random.default_rng(1).normal(size=(2, 3, 16, 16)).astype(np.float32)
+    np.testing.assert_allclose(function.call(params, x), model(x), rtol=1e-4, atol=1e-4)
+
+
 def test_bfloat16_and_quantised_networks(tmp_path: Path) -> None:
     model = convolutions(dtype="bfloat16")
     model.export(tmp_path / "net.npz")
