@@ -155,6 +155,8 @@ class GivenArrays(OwnArrays):
 
     def place(self, arrays: Sequence[Any]) -> Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""
+        if self._is_traced:
+            return None
         if layout := self.definition.layout:
             return layout.place
         own = self._own_place
@@ -164,10 +166,14 @@ class GivenArrays(OwnArrays):
         return own if all(x.device_set == {own.where} for x in others) else None
 
     @cached_property
+    def _is_traced(self) -> bool:
+        return any(isinstance(x, Tracer) for x in self._all.values())
+
+    @cached_property
     def _own_place(self) -> Place | None:
-        arrays = list(self._all.values())
-        if any(isinstance(x, Tracer) for x in arrays):
+        if self._is_traced:
             return None
+        arrays = list(self._all.values())
         place = place_of(arrays)
         devices = {device for x in arrays if x.committed for device in x.sharding.device_set}
         return place if len(devices) < 2 else None

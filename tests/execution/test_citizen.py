@@ -260,6 +260,18 @@ def test_an_ensemble_is_a_model_of_stacked_leaves() -> None:
     assert_close(found, np.stack([value(scale) for scale in (1, 2, 3)]))
 
 
+def test_gradients_of_a_model_on_a_mesh() -> None:
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def loss(model: Any) -> Any:
+        return jnp.sum(model(X) ** 2)
+
+    found, wanted = (
+        jax.grad(loss)(model) for model in (small().shard(mesh, batch="data"), small())
+    )
+    jax.tree.map(assert_close, found.params, wanted.params)
+
+
 def test_a_model_is_a_result_and_a_carry() -> None:
     model = counter()
     x = np.ones(2, np.float32)
