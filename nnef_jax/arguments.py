@@ -145,7 +145,8 @@ def _require_shape(what: str, array: Any, type: TensorType, leading: int) -> Non
         return
     after = " after the axis of time" if leading else ""
     if not what.startswith("input"):
-        hint = "take the shape of the stored one: model.params"
+        known = "init_state()" if what.startswith("state") else "params"
+        hint = f"take the shape of the stored one: model.{known}"
     elif sorted(map(str, shape)) == sorted(map(str, type.shape)):
         hint = "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
     else:

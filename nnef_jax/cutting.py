@@ -26,7 +26,9 @@ def cut(network: Network, inputs: Any, outputs: Any, stored: Callable[[str], Any
     kept, _ = part.of(network.graph)
     labels = [variable.label for variable in (*kept.parameters, *kept.states)]
     pairs = {label: network.pairs[label] for label in labels if label in network.pairs}
-    frontend = PartFrontend(network, part, pairs)
+    # A part of a part is one of the whole, which alone can be saved.
+    whole = network.frontend.whole if isinstance(network.frontend, PartFrontend) else network
+    frontend = PartFrontend(whole, part, pairs)
     return Network(
         frontend,
         replace(network.options, input_shapes={}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -60,14 +59,9 @@ class Model:
         self._execution = execution
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By value: the document, and the arrays as numpy's. What is compiled is not in it.
+        # By value: the document, and the arrays as numpy's. What is compiled is not in it. Copies
+        # are made by it too: `own` decides what of it is copied.
         return _on, (self._execution.own,)
-
-    def __copy__(self) -> Model:
-        return _on(self._execution.own)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Model:
-        return _on(deepcopy(self._execution.own, memo))
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -106,16 +100,19 @@ class Model:
         >>> half = model.with_params(jax.tree.map(lambda x: x / 2, model.params))
 
         Args:
-            params: arrays by label, as in `params`. Those that nothing reads, if given, are saved.
+            params: arrays by label, as in `params`. Those that nothing reads may be given too: they
+                are saved, if they are not traced.
             state: arrays by label, as in `init_state`: where calls and `init_state` start from,
                 this model's own by default.
         """
-        own, definition = self._execution.own, self._execution.definition
+        definition = self._execution.definition
+        known, initial = self._execution.own.leaves()
         given = self._check_params(params, all=True)
-        state = own.initial_state() if state is None else self._check_state(state)
-        whole = {label: given.pop(label, None) for label in definition.labels}
-        whole |= own.select([label for label, array in whole.items() if array is None])
-        return _on(GivenArrays(definition.with_unread(given), (whole, state)))
+        state = initial if state is None else self._check_state(state)
+        whole = {x: given.pop(x) if x in given else known[x] for x in definition.labels}
+        # The rest is compared by value, as all that is static, which traced arrays cannot be.
+        unread = {label: x for label, x in given.items() if not isinstance(x, Tracer)}
+        return _on(GivenArrays(definition.with_unread(unread), (whole, state)))
 
     def shard(
         self,

@@ -80,7 +80,7 @@ class PartFrontend(Frontend):
         named = dict.fromkeys([*part.outputs, *pairs.values()])
         self._part = Part((*part.inputs, *pairs), tuple(named))
         self.inputs, self.outputs = self._part.inputs, self._part.outputs
-        self._whole = whole
+        self.whole = whole
         self.graph = self._part.of(_without_states(whole.graph, whole.pairs))[0]
         self.describe_as(whole.frontend)
         is_open = whole.is_guessed or any(map(_has_unknown, self.graph.operations))
@@ -93,7 +93,7 @@ class PartFrontend(Frontend):
 
     def declared(self) -> Graph | None:
         """Return the part as it is for the document's own shapes, None where it is not known."""
-        whole = self._whole.declared
+        whole = self.whole.declared
         if whole is None or not {*self.inputs, *self.outputs} <= tensors(whole).keys():
             return None
         return self._part.of(whole)[0]
@@ -108,7 +108,7 @@ class PartFrontend(Frontend):
         from nnef_jax.execution.cache_key import described
         from nnef_jax.open_extents import Solver
 
-        solver = Solver(self._whole, self._cut, lambda graph: [*described(graph)])
+        solver = Solver(self.whole, self._cut, lambda graph: [*described(graph)])
         return solver.solve(shapes, options.meter)
 
     def _cut(self, whole: Graph) -> Graph:
@@ -126,12 +126,12 @@ class PartFrontend(Frontend):
 
     def content(self) -> Iterable[object]:
         """Tell what the network depends on, and which part of it this is."""
-        whole = self._whole
+        whole = self.whole
         return [*whole.frontend.content(), repr((self._part, whole.options.input_shapes))]
 
     def spans(self) -> Mapping[str, Any]:
         """Return where the document assigns the names that the part has."""
-        spans, values = self._whole.frontend.spans(), self.graph.values
+        spans, values = self.whole.frontend.spans(), self.graph.values
         return {name: span for name, span in spans.items() if name in values}
 
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
@@ -139,7 +139,7 @@ class PartFrontend(Frontend):
 
         Raises UnsupportedError, naming all that such a document cannot say.
         """
-        whole = self._whole
+        whole = self.whole
         options = replace(whole.options, meter=Meter(whole.options.meter.limits))
         try:
             return whole.frontend.flat_members(options, self._part.of, arrays, quantization)

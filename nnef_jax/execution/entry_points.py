@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer
 
 from lowering.devices import Place
@@ -118,12 +119,30 @@ class EntryPoint:
         arguments = params, state, inputs, probe
         try:
             return self._entry.jitted(*arguments)
-        except FloatingPointError:
-            if not self._entry.time_axes:
-                raise
-            with jax.disable_jit():  # to jax a scan is one operation, which has no NaN in it
-                self._entry.jitted(*arguments)
+        except FloatingPointError as error:
+            given = self._given_that_jax_looks_for(params, state, inputs)
+            for name in given:
+                error.add_note(f"{name} has one already")
+            if self._entry.time_axes and not given:
+                with jax.disable_jit():  # to jax a scan is one operation, which has no NaN in it
+                    self._entry.jitted(*arguments)
             raise
+
+    def _given_that_jax_looks_for(
+        self, params: Arrays, state: Arrays, inputs: Sequence[Any]
+    ) -> list[str]:
+        """Return which arrays have a NaN, or an infinity, before the network runs."""
+        config: Any = jax.config
+        looks = {jnp.isnan: config.jax_debug_nans, jnp.isinf: config.jax_debug_infs}
+        names = [value.name for value in self._entry.functions.network.graph.inputs]
+        kinds = {"input": dict(zip(names, inputs, strict=True)), "state": state, "params": params}
+        return [
+            f"{kind} '{name}'"
+            for kind, arrays in kinds.items()
+            for name, x in arrays.items()
+            if not isinstance(x, Tracer)
+            and any(found(x).any() for found, is_on in looks.items() if is_on)
+        ]
 
     def is_kept(self, arrays: list[Any]) -> bool:
         """Tell whether what a call of such arrays compiles is in the folder."""

@@ -49,7 +49,8 @@ class Probe:
         """Return the probe of these arguments; raise TypeError or InputError for wrong ones."""
         given: Mapping[str, Any] = {} if edit is None else edit
         require("edit", given, Mapping, "a dict of functions or arrays by name")
-        names_of("edit", list(given), "names of tensors")
+        for name in given:
+            require("a name in edit", name, str, "a name of a tensor")
         arrays = {name: x for name, x in given.items() if not callable(x)}
         for name, x in arrays.items():
             message = f"edit of '{name}' must be a function or an array, it is {shown(x)}"
@@ -106,7 +107,11 @@ def _checked(name: str, edit: Edit) -> Edit:
 
     def checked(array: Any) -> Any:
         before = jnp.asarray(array)
-        returned = edit(before)
+        try:
+            returned = edit(before)
+        except Exception as error:
+            error.add_note(f"in the edit of '{name}'")
+            raise
         try:
             after = jnp.asarray(returned)
         except (TypeError, ValueError):

@@ -187,6 +187,26 @@ def test_parameters_that_nothing_reads_are_kept(tmp_path: Path) -> None:
     assert_close(whole(X), value(3))
 
 
+def test_traced_parameters_that_nothing_reads_are_left_out() -> None:
+    model = small()
+    halve = jax.jit(lambda p: model.with_params(jax.tree.map(lambda x: x / 2, p)))
+    halved = halve(arrays(2))
+    assert jax.tree.structure(halved) == jax.tree.structure(model)
+    assert_close(halved(X), value(1))
+
+
+def test_a_model_without_arrays_is_given_some() -> None:
+    for model in (small(), counter()):
+        state = model.init_state()
+        for empty in (jax.eval_shape(lambda m: m, model), jax.tree.map(lambda _: None, model)):
+            full = empty.with_params(model.params, state=state)
+            x = np.ones(full.inputs[0].shape, np.float32)
+            np.testing.assert_array_equal(full(x), model(x))
+    part = jax.tree.map(lambda _: None, counter()).with_params(counter().params)
+    with pytest.raises(nnef_jax.InputError, match="state: 'h' must be an array, it is None"):
+        part(np.ones(2, np.float32))
+
+
 # A tree
 
 

@@ -160,6 +160,14 @@ def test_a_part_is_saved(net: nnef_jax.Model, tmp_path: Path, name: str) -> None
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+def test_a_part_of_a_part_is_saved(net: nnef_jax.Model, tmp_path: Path) -> None:
+    part = net.cut(inputs=["r1", "h1"], outputs=["y"]).cut(inputs=["r1"], outputs=["h2"])
+    part.save(tmp_path / "part")
+    again = nnef_jax.load(tmp_path / "part")
+    assert shown(again) == shown(part)
+    np.testing.assert_allclose(again(R1), R1 @ V, rtol=1e-5)
+
+
 RECURRENT = """version 1.0;
 extension KHR_enable_operator_expressions;
 

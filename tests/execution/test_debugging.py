@@ -78,6 +78,21 @@ def test_an_infinity_names_the_operation() -> None:
     assert any("odd = log(" in note for note in error.value.__notes__)
 
 
+def test_a_nan_that_the_network_is_given_is_named(model: nnef_jax.Model) -> None:
+    bad = DATA["w"].copy()
+    bad[0] = np.nan
+    for call, note in (
+        (lambda: model(X * np.nan), "input 'x' has one already"),
+        (lambda: jax.jit(model.apply)(model.params, X * np.nan), "input 'x' has one already"),
+        (lambda: model.scan(X[None] * np.nan), "input 'x' has one already"),
+        (lambda: model.with_params({"w": bad})(X), "params 'w' has one already"),
+        (lambda: model(X, edit={"y": lambda v: v * jnp.nan}), "in the edit of 'y'"),
+    ):
+        with jax.debug_nans(True), pytest.raises(FloatingPointError) as error:
+            call()
+        assert note in error.value.__notes__
+
+
 @pytest.mark.parametrize(
     "setting", [jax.checking_leaks, lambda: jax.enable_checks(True), jax.disable_jit]
 )

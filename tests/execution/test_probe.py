@@ -163,7 +163,7 @@ def test_captures_may_need_what_outputs_do_not(net: nnef_jax.Model) -> None:
         ({"capture": ["nothing*"]}, nnef_jax.InputError, "no tensor 'nothing"),
         ({"capture": "h1"}, TypeError, "capture must be a list of names of tensors"),
         ({"edit": ["h1"]}, TypeError, "edit must be a dict"),
-        ({"edit": {1: abs}}, TypeError, "edit must be"),
+        ({"edit": {1: abs}}, TypeError, "a name in edit must be a name of a tensor, it is 1"),
         (
             {"edit": {"h1": "abs"}},
             nnef_jax.InputError,
