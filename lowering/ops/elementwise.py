@@ -108,7 +108,7 @@ def straight_through(result: Array, x: Array) -> Array:
 
 @straight_through.defjvp
 def _straight_through_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    return primals[0], tangents[1]
+    return straight_through(*primals), tangents[1]  # itself, for derivatives of derivatives
 
 
 def _round_type(x: TensorType, ties: str = "up") -> TensorType:

@@ -109,6 +109,9 @@ graph net(x) -> (y)
         model = model_of(text, expand=expand, quantization="ste")
         gradient = jax.grad(lambda x, model=model: model.apply({}, x).sum())(x)
         np.testing.assert_allclose(gradient, [0, 1, 1], rtol=1e-6)
+        slope = jax.grad(lambda x, model=model: (model.apply({}, x) ** 2).sum())
+        curvature = jax.jvp(slope, (x,), (np.ones_like(x),))[1]
+        np.testing.assert_allclose(curvature, [0, 2, 2], rtol=1e-6)
 
 
 def test_the_choice_is_one_of_three() -> None:
