@@ -8,11 +8,10 @@ from typing import Any
 
 from lowering.graph import Graph, Value
 from nnef_jax.errors import InputError, raise_all
-from nnef_jax.limits import Meter
+from nnef_jax.execution.probe import hint_for
 from nnef_jax.network import Network, with_pairs
 from nnef_jax.options import names_of
 from nnef_jax.part import Part, PartFrontend, needed, tensors
-from nnef_jax.similar import did_you_mean
 
 _Named = Mapping[str, Value]
 
@@ -45,7 +44,7 @@ def _part(graph: Graph, inputs: Any, outputs: Any) -> Part:
     named = tensors(graph)
     given = None if inputs is None else names_of("inputs", inputs, "names of tensors")
     wanted = None if outputs is None else names_of("outputs", outputs, "names of tensors")
-    raise_all([*_wrong_names("inputs", given, named), *_wrong_names("outputs", wanted, named)])
+    raise_all([*_wrong_names(graph, "inputs", given), *_wrong_names(graph, "outputs", wanted)])
     if given is None:
         found = needed(graph, [named[name] for name in wanted or graph.output_names], ())
         if wanted is None:  # the whole network, with inputs that it does not read
@@ -61,14 +60,15 @@ def _part(graph: Graph, inputs: Any, outputs: Any) -> Part:
     return Part(given, wanted)
 
 
-def _wrong_names(what: str, names: Sequence[str] | None, named: _Named) -> Iterator[InputError]:
+def _wrong_names(graph: Graph, what: str, names: Sequence[str] | None) -> Iterator[InputError]:
+    named = tensors(graph)
     if names is not None and not names:
         yield InputError(f"{what} names no tensor")
     first: dict[Value, str] = {}
     for name in dict.fromkeys(names or ()):
         if name not in named:
-            hint = did_you_mean(name, named, meter=Meter()) or "model.summary() lists the names"
-            yield InputError(f"{what}: the graph has no tensor '{name}'", hint=hint)
+            message = f"{what}: the graph has no tensor '{name}'"
+            yield InputError(message, hint=hint_for(name, graph, named))
         elif names and names.count(name) > 1:
             yield InputError(f"{what} names '{name}' {names.count(name)} times")
         elif what == "inputs" and first.setdefault(named[name], name) != name:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -91,11 +91,17 @@ def _matches(graph: Graph, wanted: str) -> Sequence[str]:
         return [wanted]
     found = [name for name in graph.values if fnmatchcase(name, wanted)]
     if not found:
-        hint = did_you_mean(wanted, graph.values, meter=Meter())
-        raise InputError(
-            f"the graph has no tensor '{wanted}'", hint=hint or "model.summary() lists the names"
-        )
+        message = f"the graph has no tensor '{wanted}'"
+        raise InputError(message, hint=hint_for(wanted, graph, graph.values))
     return found
+
+
+def hint_for(wanted: str, graph: Graph, names: Collection[str]) -> str:
+    """Return what to do about a name that is none of the names of a graph's tensors."""
+    labels = {v.label: v.value.name for v in (*graph.parameters, *graph.states)}
+    if wanted in labels:
+        return f"it is the label of '{labels[wanted]}'"
+    return did_you_mean(wanted, names, meter=Meter()) or "model.summary() lists the names"
 
 
 def _replaced(array: Any, _: Any) -> Any:

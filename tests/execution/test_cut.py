@@ -27,7 +27,7 @@ graph net(x, mask) -> (y, z)
     mask = external<scalar>(shape = [0, 3]);
     w = variable<scalar>(shape = [3, 3], label = 'w');
     v = variable<scalar>(shape = [3, 3], label = 'v');
-    apart = variable<scalar>(shape = [1, 3], label = 'apart');
+    apart = variable<scalar>(shape = [1, 3], label = 'layer.1');
     h1 = matmul(x, w);
     r1 = relu(h1);
     h2 = matmul(r1, v);
@@ -47,7 +47,7 @@ R1 = np.maximum(H1, 0)
 
 @pytest.fixture(scope="module")
 def net() -> nnef_jax.Model:
-    return model_of(RESIDUAL, data={"w": W, "v": V, "apart": np.ones((1, 3), np.float32)})
+    return model_of(RESIDUAL, data={"w": W, "v": V, "layer.1": np.ones((1, 3), np.float32)})
 
 
 def shown(model: nnef_jax.Model) -> tuple[list[str], list[str], list[str]]:
@@ -116,6 +116,7 @@ def test_parameters_and_one_of_several_results_are_inputs_too(net: nnef_jax.Mode
         (["r1"], ["y", "z"], ["also needs 'h1', 'mask', which"]),
         (["mas"], ["z"], ["inputs: the graph has no tensor 'mas'.*did you mean 'mask'"]),
         (["r*"], ["h2", "yy"], ["no tensor 'r\\*'", "outputs: the graph has no tensor 'yy'"]),
+        (["layer.1"], ["other"], ["no tensor 'layer.1'.*it is the label of 'apart'"]),
         (["r1", "r1"], ["h2"], ["inputs names 'r1' 2 times"]),
         (["r1"], ["h2", "h2"], ["outputs names 'h2' 2 times"]),
         (["r1", "mask"], ["h2"], ["input 'mask' is not needed"]),
