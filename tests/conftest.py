@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -45,3 +46,17 @@ def shared_cases() -> Path:
     if not SHARED_CASES.is_dir():
         pytest.skip(f"needs the shared cases at {SHARED_CASES}")
     return SHARED_CASES
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly() -> Iterator[None]:
+    """Compile without LLVM's optimisations, for what does not depend on the code it generates.
+
+    Small programs take half the time. What XLA itself does to them is as ever: fusions, layouts,
+    partitions and collectives.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)

@@ -2,8 +2,8 @@
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.eight_devices [all]
 
-It is a program since the tests themselves have two devices. Without `all` the larger networks run
-on one kind of mesh.
+It is a program since the tests themselves have two devices. Without `all` each layout and each kind
+of mesh is tried, but not all of one with all of the other, and the larger networks run on two.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +152,18 @@ def checks(everything: bool) -> Iterator[tuple[str, Callable[..., None], tuple[A
     # Two of each layer and one of the table of words; the columns of the last product.
     yield "bert-tensor-moves", moves, ("bert", "tensor", {"all-reduce": 5, "all-gather": 1})
     auto, explicit = AxisType.Auto, AxisType.Explicit
-    for layout in LAYOUTS:
-        for type in (auto, explicit):
-            yield f"lstm-{layout}-{type.name}", cycles, (layout, type)
-            for name in ("digits", "resnet", "bert"):
-                is_some = name == "digits" or (layout, type) in (
-                    ("tensor", auto),
-                    ("both", explicit),
-                )
-                if everything or is_some:
-                    yield f"{name}-{layout}-{type.name}", of_one_device, (name, layout, type)
+    both = [("both", auto), ("both", explicit)]
+    some = {
+        "lstm": [("data", auto), ("tensor", explicit), ("fully", auto), *both],
+        "digits": [("data", explicit), ("tensor", auto), ("fully", explicit), ("both", auto)],
+        "resnet": [("tensor", auto), ("both", explicit)],
+        "bert": [("tensor", auto), ("both", explicit)],
+    }
+    for name, rows in some.items():
+        for layout, type in product(LAYOUTS, (auto, explicit)) if everything else rows:
+            check = cycles if name == "lstm" else of_one_device
+            own = (layout, type) if name == "lstm" else (name, layout, type)
+            yield f"{name}-{layout}-{type.name}", check, own
 
 
 def main() -> None:

@@ -60,10 +60,15 @@ def put(x: Any, mesh: Mesh, *axes: Any) -> jax.Array:
     return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
+def result_and_collectives(function: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, int]]:
+    """Run a function jitted; count what moves data between devices in its optimised program."""
+    executable = jax.jit(function).lower(*args).compile()
+    return executable(*args), dict(Counter(_COLLECTIVE.findall(executable.as_text() or "")))
+
+
 def collectives(function: Callable[..., Any], *args: Any) -> dict[str, int]:
     """Count what moves data between devices in the optimised program of a function."""
-    text = jax.jit(function).lower(*args).compile().as_text()
-    return dict(Counter(_COLLECTIVE.findall(text or "")))
+    return result_and_collectives(function, *args)[1]
 
 
 def assert_close(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:

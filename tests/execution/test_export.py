@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,8 @@ import pytest
 import nnef_jax
 from nnef_jax import InputError, Registry, UnsupportedError
 from tests.helpers import model_of
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "digits" / "model"
@@ -128,7 +131,8 @@ np.savez("found.npz", **found)
 """
     (tmp_path / "alone.py").write_text(code)
     command = [sys.executable, "-I", "-S", "alone.py"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as `compiled_quickly`
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     found = np.load(tmp_path / "found.npz")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,17 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import nnef_jax
 from tests.helpers import model_of
-from tests.mesh_support import BATCH, WIDTH, assert_close, collectives, lstm, put
+from tests.mesh_support import (
+    BATCH,
+    WIDTH,
+    assert_close,
+    collectives,
+    lstm,
+    put,
+    result_and_collectives,
+)
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 ALONG, WHOLE = PartitionSpec("batch"), PartitionSpec()
 RANDOM = np.random.default_rng(0)
@@ -44,11 +55,13 @@ def assert_along(array: Any, mesh: Mesh, *axes: Any) -> None:
 def test_a_call_gathers_nothing(digits: nnef_jax.Model, mesh: Mesh) -> None:
     wanted = digits(IMAGES)
     images = put(IMAGES, mesh, "batch")
-    for run in (digits, lambda x: digits.apply(digits.params, x), jax.jit(digits)):
-        probabilities = run(images)
+    jitted, moved = result_and_collectives(
+        lambda params, x: (digits(x), digits.apply(params, x)), digits.params, images
+    )
+    assert moved == {}
+    for probabilities in (digits(images), digits.apply(digits.params, images), *jitted):
         assert_close(probabilities, wanted)
         assert_along(probabilities, mesh, "batch")
-    assert collectives(digits.apply, digits.params, images) == {}
     executable = digits._execution.outputs.known((images,))
     if executable is not None:
         assert collectives(executable.run, executable.prepared, [images]) == {}
@@ -68,15 +81,24 @@ def test_shards_by_other_means(digits: nnef_jax.Model, mesh: Mesh) -> None:
         assert_along(probabilities, mesh, axis)
 
 
-def test_gradients_are_summed_over_devices(digits: nnef_jax.Model, mesh: Mesh) -> None:
+@pytest.fixture(scope="module")
+def gradient(digits: nnef_jax.Model) -> tuple[Callable[..., Any], Any]:
+    """The gradient of a loss, and what it is of the images on one device."""
+
     def loss(params: Any, images: Any) -> jax.Array:
         return jnp.square(digits.apply(params, images)).sum(axis=1).mean()
 
-    gradient = jax.jit(jax.grad(loss))
-    wanted = gradient(digits.params, IMAGES)
-    images = put(IMAGES, mesh, "batch")
-    assert_close(gradient(digits.params, images), wanted)
-    assert set(collectives(gradient, digits.params, images)) == {"all-reduce"}
+    found = jax.jit(jax.grad(loss))
+    return found, found(digits.params, IMAGES)
+
+
+def test_gradients_are_summed_over_devices(
+    digits: nnef_jax.Model, gradient: tuple[Callable[..., Any], Any], mesh: Mesh
+) -> None:
+    function, wanted = gradient
+    found, moved = result_and_collectives(function, digits.params, put(IMAGES, mesh, "batch"))
+    assert_close(found, wanted)
+    assert set(moved) == {"all-reduce"}
 
 
 def test_cycles_keep_the_sharding_of_the_state(recurrent: nnef_jax.Model, mesh: Mesh) -> None:

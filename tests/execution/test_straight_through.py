@@ -66,16 +66,24 @@ def test_gradients_are_those_written_by_hand(dialect: str, optimize: bool) -> No
     def loss(w: Any) -> Any:
         return jnp.sin(model.apply({"w": w}, X)).sum()
 
-    found, gradient = jax.jit(jax.value_and_grad(loss))(W)
-    wanted, by_rule = jax.value_and_grad(lambda w: jnp.sin(by_hand(w)).sum())(W)
+    plain = load(dialect, optimize=optimize)
+
+    @jax.jit
+    def derivatives(w: Any) -> Any:
+        return (
+            jax.value_and_grad(loss)(w),
+            jax.jvp(loss, (w,), (jnp.ones_like(w),))[1],
+            jax.grad(lambda w: plain.apply({"w": w}, X).sum())(w),
+            jax.value_and_grad(lambda w: jnp.sin(by_hand(w)).sum())(w),
+        )
+
+    (found, gradient), tangent, without, (wanted, by_rule) = derivatives(W)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     np.testing.assert_allclose(gradient, by_rule, rtol=1e-4, atol=1e-5)
     assert np.any(gradient)
-    tangent = jax.jvp(loss, (W,), (np.ones_like(W),))[1]
     np.testing.assert_allclose(tangent, by_rule.sum(), rtol=1e-4)
-    plain = load(dialect, optimize=optimize)
     np.testing.assert_array_equal(model(X), plain(X))
-    assert not np.any(jax.grad(lambda w: plain.apply({"w": w}, X).sum())(W))
+    assert not np.any(without)
 
 
 def test_training_a_quantised_network_lowers_its_loss() -> None:
