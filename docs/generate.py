@@ -146,9 +146,9 @@ def _families() -> Iterator[tuple[str, list[str]]]:
 
 
 def _tested(test: Callable[..., Any]) -> list[OpCase]:
-    """The rows that a test is parametrised with."""
+    """The rows that a test is parametrised with, those that are marked as slow too."""
     (mark,) = (mark for mark in getattr(test, "pytestmark") if mark.name == "parametrize")  # noqa: B009
-    return list(mark.args[1])
+    return [row if isinstance(row, OpCase) else row.values[0] for row in mark.args[1]]
 
 
 _ALL = Counter(case.operation for case in ALL_CASES)
