@@ -120,20 +120,18 @@ class EntryPoint:
         try:
             return self._entry.jitted(*arguments)
         except FloatingPointError as error:
-            given = self._given_that_jax_looks_for(params, state, inputs)
-            for name in given:
+            blamed = self._arrays_to_blame(params, state, inputs)
+            for name in blamed:
                 error.add_note(f"{name} has one already")
-            if self._entry.time_axes and not given:
+            if self._entry.time_axes and not blamed:
                 with jax.disable_jit():  # to jax a scan is one operation, which has no NaN in it
                     self._entry.jitted(*arguments)
             raise
 
-    def _given_that_jax_looks_for(
-        self, params: Arrays, state: Arrays, inputs: Sequence[Any]
-    ) -> list[str]:
-        """Return which arrays have a NaN, or an infinity, before the network runs."""
+    def _arrays_to_blame(self, params: Arrays, state: Arrays, inputs: Sequence[Any]) -> list[str]:
+        """Return which arrays have what jax looks for before the network runs."""
         config: Any = jax.config
-        looks = {jnp.isnan: config.jax_debug_nans, jnp.isinf: config.jax_debug_infs}
+        signs = {jnp.isnan: config.jax_debug_nans, jnp.isinf: config.jax_debug_infs}
         names = [value.name for value in self._entry.functions.network.graph.inputs]
         kinds = {"input": dict(zip(names, inputs, strict=True)), "state": state, "params": params}
         return [
@@ -141,7 +139,7 @@ class EntryPoint:
             for kind, arrays in kinds.items()
             for name, x in arrays.items()
             if not isinstance(x, Tracer)
-            and any(found(x).any() for found, is_on in looks.items() if is_on)
+            and any(sign(x).any() for sign, is_on in signs.items() if is_on)
         ]
 
     def is_kept(self, arrays: list[Any]) -> bool:
