@@ -100,8 +100,9 @@ def main() -> None:
     parser.add_argument("--mean", type=float, default=0.0)
     parser.add_argument("--scale", type=float, default=1.0)
     options = vars(parser.parse_args())
-    options["pictures"] = str(Path(options["pictures"]).absolute())
-    options["out"] = str(Path(options["out"]).absolute())
+    for name in ("pictures", "out"):
+        if "://" not in options[name]:  # a bucket's address stays as it is
+            options[name] = str(Path(options[name]).absolute())
     ray.init()  # the cluster of RAY_ADDRESS, or this machine
     predict(**options)
 

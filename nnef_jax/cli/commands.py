@@ -185,7 +185,7 @@ def run(
 @app.command("export")
 def export_function(
     source: Source,
-    output: Annotated[str, typer.Option("--output", "-o", help="The file to make.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to make.")],
     entry: Annotated[
         Literal["apply", "step", "scan"],
         typer.Option(help="apply: a call; step, scan: one cycle or many, with the state."),
@@ -224,7 +224,7 @@ def export_function(
         model.export(
             output,
             entry=entry,
-            platforms=platforms.split(","),
+            platforms=[name.strip() for name in platforms.split(",")],
             batch=batch,
             constraints=constraints or (),
             vjp_order=vjp_order,

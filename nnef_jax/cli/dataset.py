@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +13,11 @@ from typing import Any
 
 from lowering.extents import show
 from lowering.graph import TensorType
-from nnef_jax import InputError, TensorSpec, UnsupportedError
+from nnef_jax import DataError, InputError, NnefError, TensorSpec, UnsupportedError
 from nnef_jax.arguments import fitted
 from nnef_jax.cli.inputs import ARRAYS, Array, read_array, read_members
-from nnef_jax.cli.outputs import read_labels
 from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_picture
+from nnef_jax.storage import files
 
 _TOGETHER = 16  # files that a thread reads one after the other
 _SUFFIXES = (*ARRAYS, *PICTURES)
@@ -43,24 +44,32 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
     found: list[str] = []
     for argument in arguments:
         if os.path.isdir(argument):
-            files, what = _below(argument), f"no {', '.join(_SUFFIXES)} file is below '{argument}'"
+            named, what = _below(argument), f"no {', '.join(_SUFFIXES)} file is below '{argument}'"
         elif glob.has_magic(argument) and not os.path.lexists(argument):
-            files = filter(os.path.isfile, sorted(glob.iglob(argument, recursive=True)))
+            named = filter(os.path.isfile, sorted(glob.iglob(argument, recursive=True)))
             what = f"no file matches '{argument}'"
         else:
             os.stat(argument)
-            files, what = [argument], ""
-        others = [file for file in files if not os.path.abspath(file).startswith(own)]
+            named, what = iter([argument]), ""
+        all_named = [*named]
+        others = [file for file in all_named if not os.path.abspath(file).startswith(own)]
         if not others:
-            raise InputError(what or f"'{argument}' is in the output folder")
+            raise InputError(f"'{argument}' is in the output folder" if all_named else what)
         found += others
-    found += filter(None, read_labels(listed)) if listed else ()
+    found += read_list(listed) if listed else ()
     if not found:
         raise InputError("no inputs are given", hint="give files, folders, patterns or --list FILE")
-    broken = [file for file in found if "\n" in file]
+    broken = [file for file in found if "\n" in file or file.endswith("\r")]
     if broken:
         raise InputError(f"{broken[0]!r}: a name with a line break, which no list of files holds")
     return [_item(file) for file in found]
+
+
+def read_list(path: Path) -> list[str]:
+    """Return the names of files in a text file, one a line, whatever bytes they have."""
+    with files.open_regular(str(path), DataError) as file:
+        lines = file.read().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    return [os.fsdecode(line) for line in (line.removesuffix(b"\r") for line in lines) if line]
 
 
 def _below(folder: str) -> Iterator[str]:
@@ -149,8 +158,10 @@ def reading_ahead(
     def attempt(item: Item) -> Read:
         try:
             return Read(item, read(item.file))
-        except (OSError, ValueError) as error:
+        except (NnefError, OSError) as error:
             return Read(item, error)
+        except ValueError as error:  # for a name that no file can have
+            return Read(item, InputError(f"{item.file}: {error}"))
 
     def stream(items: Sequence[Item], ahead: int) -> Iterator[Read]:
         # For each element grain looks at all that are ahead: 0.2 ms for 1000 of them.

@@ -114,11 +114,13 @@ class Parts:
         try:
             with files.open_regular(path, DataError) as file:
                 known = json.loads(file.read())
-            old = int(known.pop("--part-size"))
+            old = known.pop("--part-size")
+            if type(old) is not int or old < 1:
+                raise ValueError
         except FileNotFoundError:
             known, old = None, 0
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            raise _damaged(path) from None
+            raise _damaged(path, "give another folder to --out") from None
         if known is None:
             present = [name for name in os.listdir(self.folder) if not name.startswith(".")]
             if present:
@@ -169,7 +171,7 @@ class Parts:
             if self._needs_another(part, lines, items):
                 pending.append(part)
             else:
-                self.failures += [(x["file"], x["error"]) for x in lines if "error" in x]
+                self.failures += [(x["file"], x["error"]) for x in lines if "row" not in x]
         return pending
 
     def _needs_another(
@@ -196,11 +198,12 @@ class Parts:
         with files.open_regular(path, DataError) as file:
             try:
                 lines = [json.loads(line) for line in file]
-                if all(isinstance(x["file"], str) and ("row" in x or "error" in x) for x in lines):
+                fits = ["row" in x or isinstance(x["error"], str) for x in lines]
+                if all(fits) and all(isinstance(x["file"], str) for x in lines):
                     return lines
             except (ValueError, KeyError, TypeError, RecursionError):
                 pass
-        raise _damaged(path)
+        raise _damaged(path, "remove it: its part is made again")
 
     def _others(self, what: str) -> InputError:
         return InputError(
@@ -223,5 +226,5 @@ def _shown(setting: Any) -> str:
     return setting if isinstance(setting, str) else json.dumps(setting)
 
 
-def _damaged(path: str) -> DataError:
-    return DataError(f"{path}: not as it was written", hint="remove it: its part is made again")
+def _damaged(path: str, hint: str) -> DataError:
+    return DataError(f"{path}: not as it was written", hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import signal
@@ -154,9 +155,9 @@ def test_results_are_no_inputs():
     for _ in range(2):
         ok("batch", "net", "data", "--out=data/out")
         assert len(names("data/out")) == 11
-    assert "is in the output folder" in fails(
-        "batch", "net", "data/out/part-00000.npz", "-odata/out"
-    )
+    for given, out in (("data/out/part-00000.npz", "data/out"), ("data", ".")):
+        told = fails("batch", "net", given, f"-o{out}")
+        assert f"'{given}' is in the output folder" in told
 
 
 # Failures
@@ -193,6 +194,26 @@ def test_a_failure_is_skipped_told_and_tried_again_when_the_file_has_changed(bro
     assert ok(*command).startswith("11 files: 10 on 2 devices, 1 by an earlier run\n")
     np.testing.assert_allclose(rows(), Y, rtol=1e-5, atol=1e-5)
     assert not Path("out/failures.txt").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
+def test_failures_of_any_name_are_listed_and_found_again():
+    odd = [b"a\xff.npy", b"b \xe2\x80\xa8.npy", b"c\x0c.npy", "\u00e9.npy".encode()]
+    for name in odd:
+        Path(os.fsdecode(b"data/" + name)).write_text("no array")
+    assert "4 of 15 files failed" in call("batch", "net", "data", "-oout")[2]
+    for start in (b"", codecs.BOM_UTF8):
+        listed = start + Path("out/failures.txt").read_bytes().replace(b"\n", b"\r\n")
+        Path("list.txt").write_bytes(listed)
+        assert "4 of 4 files failed" in call("batch", "net", "--list=list.txt", "-oagain")[2]
+        assert [os.fsencode(name) for name in names("again")] == [b"data/" + x for x in odd]
+
+
+def test_a_name_that_no_file_can_have_is_a_failure():
+    Path("list.txt").write_bytes(b"data/00.npy\nda\0ta.npy\n")
+    told = fails("batch", "net", "--list=list.txt", "-oout", "--on-error=stop")
+    assert told.startswith("error: da\ufffdta.npy: ")
+    assert "1 of 2 files failed" in call("batch", "net", "--list=list.txt", "-oother")[2]
 
 
 def test_a_failure_may_stop_it(broken):
@@ -289,6 +310,11 @@ def _other_text():
     graph.write_text(graph.read_text().replace("filter, bias)", "filter)"))
 
 
+def _of_size(size):
+    path = Path("out/batch.json")
+    path.write_text(path.read_text().replace('"--part-size": 4', f'"--part-size": {size}'))
+
+
 def _changed():
     np.save("data/07.npy", X[:1])
     os.utime("data/07.npy", ns=(0, 1))
@@ -305,7 +331,18 @@ def _changed():
         (None, ["--part-size=3"], "was made with --part-size 4, now it is 3"),
         (None, ["--dialect=nnef"], "was made with --dialect auto, now it is nnef"),
         (lambda: Path("out/batch.json").write_text("{"), [], "batch.json: not as it was written"),
-        (lambda: Path("out/batch.json").write_text("[]"), [], "batch.json: not as it was written"),
+        (
+            lambda: Path("out/batch.json").write_text("[]"),
+            [],
+            "batch.json: not as it was written\n  hint: give another folder",
+        ),
+        (lambda: _of_size("0"), [], "batch.json: not as it was written"),
+        (lambda: _of_size("Infinity"), [], "batch.json: not as it was written"),
+        (
+            lambda: Path("out/part-00001.jsonl").write_text('{"file": "a", "error": 3}'),
+            [],
+            "part-00001.jsonl: not as it was written",
+        ),
         (
             lambda: Path("out/part-00001.jsonl").write_text('{"file": "a"}'),
             [],

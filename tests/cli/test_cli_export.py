@@ -17,8 +17,8 @@ def scores(tmp_path):
 
 def test_export_and_call(scores, tmp_path):
     net = tmp_path / "net.npz"
-    out = ok("export", scores, "-o", net, "--platforms", "cpu,tpu", "--vjp-order", 1)
-    assert out == f"exported scores for x: float32[?,4] on cpu,tpu\nsaved {net}\n"
+    out = ok("export", scores, "-o", net, "--platforms", "cpu, tpu", "--vjp-order", 1)
+    assert out == f"exported scores for x: float32[?,4] on cpu, tpu\nsaved {net}\n"
     file = np.load(net)
     function = jax.export.deserialize(file["function"])
     params = {label: file[f"params/{label}.npy"] for label in ("bias", "dense/filter")}
@@ -57,6 +57,7 @@ def test_errors(scores, tmp_path):
     assert not net.exists()
     net.touch()
     assert "exists already" in fails("export", scores, "-o", net)
+    assert "exists already" in fails("export", scores, "-o", "")
     missing = fails("export", scores, "-o", tmp_path / "none" / "net")
     assert "none: No such file or directory" in missing
     text = "graph g(x) -> (y) { x = external(shape = [0, 2]); y = softmax(x, axes = [4]); }"
