@@ -41,6 +41,8 @@ class Definition:
         layout: Layout | None = None,
     ) -> None:
         left_out = frozenset[str]() if options.unused else network.unused
+        # Kernels for CPUs join and transpose weights, which moves what is sharded.
+        runs = replace(options, optimize=False) if layout and layout.specs else options
         self.unread: Mapping[str, Any] = {x: network.data[x] for x in left_out}
         self.network = network = replace(network, data={})  # which would keep what is on the host
         self.options = options
@@ -51,8 +53,8 @@ class Definition:
         self.states = tuple(state.label for state in network.graph.states)
         types = [p.value.type for p in parameters]
         sizes = [volume(known(type.shape)) * np.dtype(type.dtype).itemsize for type in types]
-        functions = self.functions = Functions(network, options)
-        compiler = self.compiler = Compiler(options, sum(sizes), cache)
+        functions = self.functions = Functions(network, runs)
+        compiler = self.compiler = Compiler(runs, sum(sizes), cache)
         cycle, scan, donates = functions.cycle, functions.scan, options.donate_state
         entry = partial(Entry, functions, compiler, layout)
         self.outputs = entry("outputs", cycle, takes_state=False)
@@ -70,9 +72,7 @@ class Definition:
 
     def over(self, layout: Layout) -> Definition:
         """Return the same for models that live on a mesh."""
-        # Kernels for CPUs join and transpose weights, which moves what is sharded.
-        options = replace(self.options, optimize=False) if layout.specs else self.options
-        return Definition(self._with_unread_data(), options, self.cache, layout)
+        return Definition(self._with_unread_data(), self.options, self.cache, layout)
 
     def _with_unread_data(self) -> Network:
         return replace(self.network, data=self.unread, _specialised={})

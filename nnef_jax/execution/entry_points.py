@@ -48,7 +48,8 @@ class Execution:
 
     def of(self, network: Network) -> Execution:
         """Return what runs another network, on the data that it has, in the same way."""
-        definition = Definition(network, self.definition.options, self.definition.cache)
+        known = self.definition
+        definition = Definition(network, known.options, known.cache, known.layout)
         return Execution(self.own.of(definition, network.data))
 
     def literal(self) -> Execution:

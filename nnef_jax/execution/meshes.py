@@ -144,14 +144,14 @@ class Layout:
         if isinstance(x, jax.Array) and self._holds(x):
             return x
         if isinstance(x, Tracer):
-            # Within shard_map, or where types tell it, the caller has sharded it.
-            if sharding.spec and not self._is_typed:
-                axes = [_FREE if names is None else names for names in sharding.spec]
-                axes += [_FREE] * (x.ndim - len(axes))
-                place = NamedSharding(self.mesh, PartitionSpec(*axes))
-                self._require_divides(name, extent, self.parts)
-                return with_sharding_constraint(x, place)
-            return x
+            if not sharding.spec or jax.sharding.get_abstract_mesh().manual_axes:
+                return x  # within shard_map it is a part already
+            self._require_divides(name, extent, self.parts)
+            if self._is_typed:  # the caller has sharded it
+                return x
+            axes = [_FREE if names is None else names for names in sharding.spec]
+            axes += [_FREE] * (x.ndim - len(axes))
+            return with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*axes)))
         if not self.mesh.is_multi_process:
             self._require_divides(name, extent if sharding.spec else 0, self.parts)
             return self.put(f"input '{name}'", x, sharding)
