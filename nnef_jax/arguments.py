@@ -214,3 +214,19 @@ def _require_range(what: str, array: Any, dtype: np.dtype[Any]) -> None:
         raise InputError(
             f"{what} holds values from {items.min()} to {items.max()}, which do not fit {dtype}"
         )
+
+
+def require_values(verb: str, given: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise InputError for arrays by label, of "params" or "state", whose values are not here."""
+    for what, arrays in given.items():
+        for label, array in arrays.items():
+            if isinstance(array, Tracer):
+                raise InputError(
+                    f"{what}: '{label}' is traced, it has no values to store",
+                    hint=f"{verb} outside of jax.jit and the like",
+                )
+            if isinstance(array, jax.Array) and not array.is_fully_addressable:
+                raise InputError(
+                    f"{what}: '{label}' is partly on other hosts",
+                    hint="multihost_utils.process_allgather(params, tiled=True) is whole",
+                )

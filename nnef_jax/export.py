@@ -20,9 +20,9 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from lowering.extents import UNKNOWN, is_symbolic, show
+from nnef_jax.arguments import require_values
 from nnef_jax.errors import InputError, NnefError, UnsupportedError
 from nnef_jax.execution.entry_points import Execution
 from nnef_jax.limits import Meter
@@ -63,7 +63,7 @@ def export(
     own = {"params": execution.own.parameters()}
     if entry != "apply":
         own["state"] = execution.own.initial_state()
-    _require_values(own)
+    require_values("export", own)
     inputs = _input_types(execution, entry == "scan", batch, constraints)
     types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), list(own.values()))
     call = _function(execution, entry)
@@ -159,16 +159,6 @@ def _known_platforms(platforms: Any) -> tuple[str, ...]:
     return names
 
 
-def _require_values(own: Mapping[str, Mapping[str, Any]]) -> None:
-    for what, arrays in own.items():
-        for label, array in arrays.items():
-            if isinstance(array, Tracer):
-                raise InputError(
-                    f"{what}: '{label}' is traced, it has no values to store",
-                    hint="export outside of jax.jit and the like",
-                )
-
-
 def _input_types(
     execution: Execution, in_time: bool, batch: str | None, constraints: Any
 ) -> list[jax.ShapeDtypeStruct]:
@@ -188,17 +178,19 @@ def _input_types(
     except Exception as error:  # of jax's parser
         message = f"constraints {shown(', '.join(texts))} are none: {_first_line(error)}"
         raise InputError(message, hint="write them as in 'b >= 2', 'x_2 == 2*z_2'") from None
-    symbols: dict[str, Any] = {}
+    symbols: dict[tuple[str, str], Any] = {}
     names: set[str] = set()
 
-    def symbol(wanted: str) -> Any:
-        if wanted not in symbols:
+    def symbol(wanted: str, by: str = "name") -> Any:
+        # The document's and the batch are those of their names, others are told apart.
+        key = by, wanted
+        if key not in symbols:
             name = re.sub(r"^(?=[0-9])|[^A-Za-z_0-9]", "_", wanted)
             while name in names or name in _FUNCTIONS:
                 name += "_"
             names.add(name)
-            (symbols[wanted],) = jax.export.symbolic_shape(name, scope=scope)
-        return symbols[wanted]
+            (symbols[key],) = jax.export.symbolic_shape(name, scope=scope)
+        return symbols[key]
 
     said = network.frontend.symbolic_shapes(symbol)
 
@@ -208,12 +200,12 @@ def _input_types(
         found = said[name][axis] if name in said else None
         if is_symbolic(found):
             return found
-        return symbol(batch if axis == 0 and batch else f"{name}_{axis}")
+        return symbol(batch) if axis == 0 and batch else symbol(f"{name}_{axis}", "axis")
 
     types: list[jax.ShapeDtypeStruct] = []
     for value in network.graph.inputs:
         shape = [extent(value.name, axis, x) for axis, x in enumerate(value.type.shape)]
-        shape = [symbol("time"), *shape] if in_time else shape
+        shape = [symbol("time", "cycles"), *shape] if in_time else shape
         types.append(jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype)))
     if in_time and not types:
         message = "a network without inputs has no time axis"

@@ -16,7 +16,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Parameter, StateVariable, Value
-from nnef_jax.arguments import bind_inputs, bind_variables
+from nnef_jax.arguments import bind_inputs, bind_variables, require_values
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry_points import EntryPoint, Execution
@@ -370,18 +370,7 @@ class Model:
                 own.parameters() if params is None else params, all=True, stored=True
             ),
         }
-        pairs = ((what, *pair) for what, arrays in given.items() for pair in arrays.items())
-        for what, label, array in pairs:
-            if isinstance(array, Tracer):
-                raise InputError(
-                    f"{what}: '{label}' is traced, it has no values to store",
-                    hint="save outside of jax.jit and the like",
-                )
-            if isinstance(array, jax.Array) and not array.is_fully_addressable:
-                raise InputError(
-                    f"{what}: '{label}' is partly on other hosts",
-                    hint="multihost_utils.process_allgather(params, tiled=True) is whole",
-                )
+        require_values("save", given)
         arrays = {**own.select(self._network.unused), **given["state"], **given["params"]}
         text = None  # the graph.quant that was read
         if quantize is not None:

@@ -200,12 +200,16 @@ class GivenArrays(OwnArrays):
 
 
 def _on_host(tree: Any) -> Any:
-    """Return a tree of numpy's arrays for jax's. Raises InputError for what is traced."""
+    """Return a tree of numpy's arrays for jax's. Raises InputError for what has no values here."""
 
     def stored(x: Any) -> Any:
         if isinstance(x, Tracer):
             message = "a model of traced arrays has no values to pickle"
             raise InputError(message, hint="pickle outside of jax.jit and the like")
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            message = "a model whose arrays are partly on other hosts cannot be pickled"
+            hint = "with_params(multihost_utils.process_allgather(params, tiled=True)) is whole"
+            raise InputError(message, hint=hint)
         return np.asarray(x) if isinstance(x, jax.Array) else x
 
     return jax.tree.map(stored, tree)

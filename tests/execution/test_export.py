@@ -277,6 +277,9 @@ def test_open_extents_have_names(tmp_path: Path) -> None:
     equal = ["x_2 == z_2"]
     assert types(two, constraints=equal) == ["[b,2,z_2]", "[b,2,z_2]"]
     assert types(two, constraints=equal, batch="n", entry="scan") == 2 * ["[time,n,2,z_2]"]
+    # Extents that happen to have one name are not one.
+    assert types(two, constraints=["x_2_ == z_2"], batch="x_2") == 2 * ["[x_2,2,z_2]"]
+    assert types(two, constraints=equal, batch="time", entry="scan") == 2 * ["[time_,time,2,z_2]"]
     apart = ["x_0 == z_0", *equal]
     assert types(two, constraints=apart, batch=None) == ["[z_0,2,z_2]", "[z_0,2,z_2]"]
     function, _ = loaded(tmp_path / "net")

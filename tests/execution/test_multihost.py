@@ -17,7 +17,7 @@ import nnef_jax
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "multihost" / "classify.py"
 ALIKE = """
-import jax, numpy as np, pytest, sys
+import jax, numpy as np, pickle, pytest, sys
 import nnef_jax
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -45,8 +45,9 @@ spread = jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), 
 with pytest.raises(InputError, match="lives on devices of several hosts"):
     model.shard(Mesh(np.array(jax.local_devices()), ("data",)), batch="data")(spread)
 assert_close(process_allgather(sharded(spread), tiled=True), wanted[0])
-with pytest.raises(InputError, match="process_allgather"):
-    sharded.save(sys.argv[3])
+for write in (sharded.save, sharded.export, lambda _: pickle.dumps(sharded)):
+    with pytest.raises(InputError, match="process_allgather"):
+        write(sys.argv[3])
 whole = process_allgather((sharded.params, sharded.init_state()), tiled=True)
 if host == 0:
     sharded.save(sys.argv[3], params=whole[0], state=whole[1])
