@@ -19,8 +19,8 @@ JOINING = ("concatenate", "stack")
 
 # fmt: off
 ELEMENTWISE = (
-    "abs", "add", "and", "asin", "asinh", "acos", "acosh", "atan", "atan2", "atanh", "cbrt",
-    "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "erf",
+    "abs", "add", "add_any", "and", "asin", "asinh", "acos", "acosh", "atan", "atan2", "atanh",
+    "cbrt", "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "erf",
     "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow",
     "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne",
     "neg", "nextafter", "not", "or", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
@@ -30,7 +30,23 @@ ELEMENTWISE = (
 # fmt: on
 
 # Primitives that call a function, and the parameter that holds it.
-_CALLS = {CALL: "jaxpr", "custom_jvp_call": "call_jaxpr"}
+_CALLS = {CALL: "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+
+
+_NAMES = ("ClosedJaxpr", "DebugInfo", "Jaxpr", "Literal", "Primitive", "jaxpr_as_fun")
+
+
+def require_names() -> None:
+    """Raise AttributeError where jax lacks a name that this module uses."""
+    for name in _NAMES:
+        getattr(core, name)
+
+
+def operation(name: str) -> Any:
+    """Return a new primitive with any number of results."""
+    made = core.Primitive(name)
+    made.multiple_results = True
+    return made
 
 
 def primitive(equation: Any) -> str:
@@ -59,6 +75,78 @@ def function(
     return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))
 
 
+def as_function(closed: Any) -> Callable[..., list[Any]]:
+    """Return a traced function as one that can be called, or traced again."""
+    return core.jaxpr_as_fun(closed)
+
+
+def lifted(closed: Any, chosen: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
+    """Make the chosen constants arguments, which come first; return these too."""
+    pairs = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    moved = [(variable, x) for variable, x in pairs if chosen(x)]
+    if not moved:
+        return closed, []
+    kept = [(variable, x) for variable, x in pairs if not chosen(x)]
+    jaxpr = closed.jaxpr.replace(
+        constvars=[variable for variable, _ in kept],
+        invars=[*(variable for variable, _ in moved), *closed.jaxpr.invars],
+        debug_info=closed.jaxpr.debug_info.with_unknown_names(),
+    )
+    return core.ClosedJaxpr(jaxpr, [x for _, x in kept]), [x for _, x in moved]
+
+
+def changed(
+    closed: Any, arguments: Sequence[Any], results: Sequence[Any], without: Iterable[Any]
+) -> Any:
+    """Return a traced function with these variables as arguments and results, and fewer steps."""
+    left_out = {id(equation) for equation in without}
+    jaxpr = closed.jaxpr.replace(
+        invars=list(arguments),
+        outvars=list(results),
+        eqns=[e for e in closed.jaxpr.eqns if id(e) not in left_out],
+        debug_info=closed.jaxpr.debug_info.with_unknown_names(),
+    )
+    return core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def without_forwarded(closed: Any, keep: int) -> tuple[Any, list[int | None]]:
+    """Leave out results that are arguments, but for the first ones, which are kept.
+
+    Return also which argument each of the others is, or None.
+    """
+    places = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
+    first, rest = closed.jaxpr.outvars[:keep], closed.jaxpr.outvars[keep:]
+    sources = [None if is_literal(v) else places.get(v) for v in rest]
+    made = [v for v, source in zip(rest, sources, strict=True) if source is None]
+    info = closed.jaxpr.debug_info.with_unknown_names()
+    jaxpr = closed.jaxpr.replace(outvars=[*first, *made], debug_info=info)
+    return core.ClosedJaxpr(jaxpr, closed.consts), sources
+
+
+def depending(closed: Any, chosen: Iterable[bool]) -> list[bool]:
+    """Tell for each result whether it may depend on the chosen arguments."""
+    found = {v for v, choice in zip(closed.jaxpr.invars, chosen, strict=True) if choice}
+    for equation in closed.jaxpr.eqns:
+        if not found.isdisjoint(variables(equation.invars)):
+            found.update(equation.outvars)
+    return [not is_literal(v) and v in found for v in closed.jaxpr.outvars]
+
+
+def called(equation: Any, platform: str | None) -> Any:
+    """Return the traced function that an equation calls on a platform, or None.
+
+    Without a platform nothing is chosen, and derivatives of one's own are kept.
+    """
+    if platform is None:
+        return equation.params["jaxpr"] if primitive(equation) == CALL else None
+    if primitive(equation) == "cond" and equation.params.get("branches_platforms"):
+        choices = equation.params["branches_platforms"]
+        fits = [x is None or platform in x for x in choices]
+        return equation.params["branches"][fits.index(True)]
+    parameter = _CALLS.get(primitive(equation))
+    return None if parameter is None else equation.params[parameter]
+
+
 def scan_counts(equation: Any) -> tuple[int, int]:
     """Return how many operands of a scan are constants, and how many its carry."""
     params = equation.params
@@ -69,7 +157,10 @@ def scan_counts(equation: Any) -> tuple[int, int]:
 
 
 def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Return the results of an equation as it stands."""
+    """Return the results of an equation as it stands, named by the scope that is entered."""
+    info = equation.source_info
+    unnamed = info.replace(name_stack=type(info.name_stack)())
+    equation = equation.replace(source_info=unnamed)
     pairs = zip(equation.invars, operands, strict=True)
     given = {variable: operand for variable, operand in pairs if not is_literal(variable)}
     run = function(primitive(equation), list(given), equation.outvars, [equation])

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from nnef_jax.limits import Limits as Limits
     from nnef_jax.loading import load as load
     from nnef_jax.model import Model as Model
-    from nnef_jax.model import TensorSpec as TensorSpec
     from nnef_jax.saving import save as save
     from nnef_jax.storage.tensorfile import read_tensor as read_tensor
     from nnef_jax.storage.tensorfile import write_tensor as write_tensor
+    from nnef_jax.tensor_spec import TensorSpec as TensorSpec
 
 _HOMES = {
     "ArchiveError": "nnef_jax.errors",
@@ -48,7 +48,7 @@ _HOMES = {
     "Rule": "lowering.graph",
     "SemanticError": "nnef_jax.errors",
     "ShapeError": "nnef_jax.errors",
-    "TensorSpec": "nnef_jax.model",
+    "TensorSpec": "nnef_jax.tensor_spec",
     "TensorType": "lowering.graph",
     "UnsupportedError": "nnef_jax.errors",
     "calibrate": "nnef_jax.calibration",

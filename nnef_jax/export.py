@@ -77,7 +77,6 @@ def export(
 
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     """Return a function of parameters, of the state but for `apply`, and of inputs in order."""
-    execution = execution.literal()  # what suits the platform that traces may not suit the others
     point = execution.scan if entry == "scan" else execution.step
 
     def apply(params: Any, *inputs: Any) -> Any:

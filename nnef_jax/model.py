@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,34 +13,23 @@ from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from lowering.extents import UNKNOWN, is_known
-from lowering.graph import Graph, Parameter, StateVariable, Value
+from lowering.extents import is_known
+from lowering.graph import Graph, Parameter, StateVariable
 from nnef_jax.arguments import bind_inputs, bind_variables, require_values
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry_points import EntryPoint, Execution
 from nnef_jax.execution.options import is_watched
 from nnef_jax.execution.own_arrays import GivenArrays, OwnArrays
+from nnef_jax.execution.prepared import Prepared
 from nnef_jax.execution.probe import NOTHING, Edit, Probe
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
+from nnef_jax.tensor_spec import TensorSpec, spec_of
 
 Params = Mapping[str, Any]
 State = Mapping[str, Any]
 Edits = Mapping[str, Edit | Any]
 Names = Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Name, shape (None for an unknown extent) and dtype of an input or output."""
-
-    name: str
-    shape: tuple[int | None, ...]
-    dtype: str
-
-    def __str__(self) -> str:
-        extents = ",".join("?" if extent is None else str(extent) for extent in self.shape)
-        return f"{self.name}: {self.dtype}[{extents}]"
 
 
 class Model:
@@ -75,12 +63,12 @@ class Model:
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Return what a call takes, in order."""
-        return tuple(_spec(value.name, value) for value in self.graph.inputs)
+        return tuple(spec_of(value.name, value) for value in self.graph.inputs)
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Return what a call returns, in order."""
-        return tuple(map(_spec, self.graph.output_names, self.graph.outputs))
+        return tuple(map(spec_of, self.graph.output_names, self.graph.outputs))
 
     @property
     def params(self) -> dict[str, jax.Array]:
@@ -180,7 +168,7 @@ class Model:
 
     def apply(
         self,
-        params: Params,
+        params: Params | Prepared,
         *args: Any,
         edit: Edits | None = None,
         capture: Names | None = None,
@@ -195,7 +183,7 @@ class Model:
         >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
 
         Args:
-            params: arrays by label.
+            params: arrays by label, or what `prepare` returned.
             args: inputs in the order of the graph; those named `edit` and `capture` only so.
             edit: for tensors of the graph what all that reads them gets instead: a function of the
                 tensor, or an array of its shape and dtype. Names are those of `summary`; a name
@@ -210,6 +198,22 @@ class Model:
         probe = NOTHING if edit is None and capture is None else Probe.of(edit, capture)
         params = self._check_params(params, all=bool(probe.capture))
         return self._execution.outputs.pure(params, {}, self._bind(args, kwargs), probe)
+
+    def prepare(self, params: Params, *args: Any, **kwargs: Any) -> Prepared:
+        """Return what `apply`, `step` and `scan` take instead of params: as fast as a call.
+
+        In a function that jax compiles with `compiler_options`, what depends on parameters alone
+        is then not computed again. It is a pytree which holds the parameters too: what is not as
+        prepared, derivatives above all, is computed from them.
+
+        `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, those of a cycle; by
+        default the declared shapes are taken. Raises InputError as `apply` and `lower` do.
+
+        >>> fast = jax.jit(model.apply, compiler_options=model.compiler_options)
+        >>> y = fast(model.prepare(model.params), x)
+        """
+        arrays = {k: jnp.asarray(x) for k, x in self._check_params(params).items()}
+        return self._execution.prepare(arrays, self._abstract(args, kwargs))
 
     @property
     def compiler_options(self) -> dict[str, str]:
@@ -237,14 +241,7 @@ class Model:
 
         Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
         """
-        if not args and not kwargs:
-            types = {value.name: value.type for value in self.graph.inputs}
-            for name, type in types.items():
-                if not is_known(type.shape):
-                    message = f"the shape of input '{name}' is not known"
-                    raise InputError(message, hint="give an example input")
-            args = tuple(jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in types.values())
-        inputs = bind_inputs(self._network, args, kwargs, abstract=True)
+        inputs = self._abstract(args, kwargs)
         return jax.jit(self.apply).lower(self._execution.own.parameters(), *inputs)
 
     def init_state(self) -> dict[str, jax.Array]:
@@ -255,7 +252,7 @@ class Model:
         self,
         state: State,
         *args: Any,
-        params: Params | None = None,
+        params: Params | Prepared | None = None,
         edit: Edits | None = None,
         capture: Names | None = None,
         **kwargs: Any,
@@ -274,7 +271,7 @@ class Model:
         self,
         *args: Any,
         state: State | None = None,
-        params: Params | None = None,
+        params: Params | Prepared | None = None,
         edit: Edits | None = None,
         capture: Names | None = None,
         **kwargs: Any,
@@ -300,7 +297,7 @@ class Model:
         entry: EntryPoint,
         state: State,
         inputs: list[Any],
-        params: Params | None,
+        params: Params | Prepared | None,
         edit: Edits | None,
         capture: Names | None,
     ) -> Any:
@@ -312,8 +309,8 @@ class Model:
         probe = Probe.of(edit, capture)
         if params is None:
             return entry.probed([*state.values(), *inputs], probe)
-        params = self._check_params(params, all=bool(probe.capture))
-        return entry.pure(params, state, inputs, probe)
+        bound = self._check_params(params, all=bool(probe.capture))
+        return entry.pure(bound, state, inputs, probe)
 
     def cut(
         self, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
@@ -435,10 +432,22 @@ class Model:
             return layout.bind(self._network, args, kwargs, time_axes)
         return bind_inputs(self._network, args, kwargs, leading=time_axes)
 
-    def _check_params(
-        self, params: Any, *, all: bool = False, stored: bool = False
-    ) -> dict[str, Any]:
+    def _abstract(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the types of inputs, given arrays or types, or those that are declared."""
+        if not args and not kwargs:
+            types = {value.name: value.type for value in self.graph.inputs}
+            for name, type in types.items():
+                if not is_known(type.shape):
+                    message = f"the shape of input '{name}' is not known"
+                    raise InputError(message, hint="give an example input")
+            args = tuple(jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in types.values())
+        return bind_inputs(self._network, args, kwargs, abstract=True)
+
+    def _check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
         """Return the parameters that a network takes, or `all` that are given; placed to run."""
+        if isinstance(params, Prepared):
+            prepared = params.of(self._execution.definition)
+            return dict(prepared.params) if all or stored else prepared
         bound = bind_variables("params", params, self._parameters, self._needed)
         if not stored and (layout := self._execution.definition.layout):
             bound = layout.put_params(bound)
@@ -477,8 +486,3 @@ def _children(model: Model) -> tuple[Any, Definition]:
 register_pytree_with_keys(
     Model, _children, lambda definition, leaves: _on(GivenArrays(definition, tuple(leaves)))
 )
-
-
-def _spec(name: str, value: Value) -> TensorSpec:
-    shape = tuple(None if extent is UNKNOWN else extent for extent in value.type.shape)
-    return TensorSpec(name, shape, value.type.dtype)

@@ -7,13 +7,15 @@ Parts are imported in calls: `fallback` is there where jax lacks something that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from lowering.fallback import or_else
+from lowering.prepare import Split, split
 
 Function = Callable[[Any, Sequence[Any]], Any]
+Role = Literal["value", "forward", "backward"]
 
 
 def optimised(function: Function, *, in_chunks: bool = False) -> Function:
@@ -36,6 +38,53 @@ def optimised(function: Function, *, in_chunks: bool = False) -> Function:
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return run
+
+
+def folded(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[Any]:
+    """Evaluate a traced function of parameters and inputs, scales made part of filters."""
+
+    def evaluated() -> list[Any]:
+        from lowering.cpu import evaluate
+
+        return evaluate.folded(closed, known, free)
+
+    return or_else(evaluated, lambda: _as_written(closed, *known, *free))
+
+
+def rewritten(closed: Any, operands: Sequence[Any], role: Role) -> list[Any]:
+    """Evaluate a traced function, none of whose operands is known before.
+
+    A function may be the forward or the backward pass of another: its tangents, or gradients.
+    """
+
+    def evaluated() -> list[Any]:
+        from lowering.cpu import evaluate
+
+        return evaluate.evaluated(closed, (), operands, role=role)
+
+    return or_else(evaluated, lambda: _as_written(closed, *operands))
+
+
+def _as_written(closed: Any, *operands: Any) -> list[Any]:
+    from lowering.jaxprs import as_function
+
+    return as_function(closed)(*operands)
+
+
+def split_for_cpu(
+    closed: Any, parameters: Sequence[Any], inputs: Sequence[Any], *, in_chunks: bool
+) -> Split:
+    """Split a traced function: what kernels need of parameters, and the rest.
+
+    `in_chunks` is that of `optimised`.
+    """
+
+    def function(parameters: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        from lowering.cpu import evaluate
+
+        return evaluate.evaluated(closed, parameters, inputs, in_chunks=in_chunks)
+
+    return split(function, parameters, inputs, rewrite=looped)
 
 
 def looped(closed: Any, count: int) -> Any:

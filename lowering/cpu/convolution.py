@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from lowering.cpu.depthwise import depthwise
-from lowering.cpu.derivatives import stored, sums_of_channels, transposition, with_tangents
+from lowering.cpu.memory import stored
 from lowering.cpu.pipeline import runs
 from lowering.cpu.products import product
 from lowering.cpu.window import Window, cells, padded
@@ -19,23 +20,30 @@ from lowering.cpu.winograd import winograd
 from lowering.kernels.precision import left_operand
 
 
-def convolution(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolution by the kernel that is fastest for these extents."""
-    name = _choice(x, filter, window)
+def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False) -> Array:
+    """Compute the convolution by the kernel that is fastest for these extents.
+
+    A filter that `varies` from call to call is prepared in each.
+    """
+    name = _choice(x, filter, window, varies)
     kernel = _KERNELS[name] if name and runs(name) else direct
     return kernel(x, filter, window)
 
 
-def _choice(x: Array, filter: Array, window: Window) -> str | None:
+def _choice(x: Array, filter: Array, window: Window, varies: bool) -> str | None:
     if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
         return None
-    if window.is_spread:
-        return "tiled" if is_tiled(filter, window) else None
+    if window.is_spread and any(s != 1 for s in window.stride):
+        return None
+    if window.is_spread and window.groups == 1:
+        if is_tiled(filter, window):
+            return "tiled"
+        return "pointwise" if math.prod(filter.shape[:-2]) == 1 else None
     if is_pointwise(filter, window):
         return "pointwise"
     if window.groups > 1:
         return "depthwise" if filter.shape[-2] == 1 else "grouped"
-    if is_winograd(x, filter, window):
+    if is_winograd(x, filter, window) and not (varies and _is_small(x, filter)):
         return "winograd"
     return "summed" if is_summed(x, filter, window) else None
 
@@ -84,23 +92,20 @@ def at_positions(x: Array, window: Window) -> Array:
     return lax.slice(x, (0,) * x.ndim, x.shape, (1, *window.stride, 1))
 
 
+def by_product(x: Array, filter: Array, window: Window) -> Array:
+    """Compute a window of one cell; results of a dilated input are a stride apart, or zero."""
+    if not window.is_spread:
+        return pointwise(x, filter, window)
+    single = replace(window, padding=((0, 0),) * (x.ndim - 2), input_dilation=(1,) * (x.ndim - 2))
+    result = pointwise(x, filter, single)
+    sides = zip(window.padding, window.input_dilation, strict=True)
+    edges = ((0, 0, 0), *((p, q, d - 1) for (p, q), d in sides), (0, 0, 0))
+    return lax.pad(result, np.array(0, result.dtype), edges)
+
+
 def by_winograd(x: Array, filter: Array, window: Window) -> Array:
-    """Compute a 3x3 window by fewer products; XLA's own derivatives are up to 3 times as fast."""
-
-    def value(x: Array, filter: Array) -> Array:
-        return winograd(padded(x, window), filter, window.precision)
-
-    return _with_tangents_of_direct(value, window)(x, filter)
-
-
-def _with_tangents_of_direct(
-    value: Callable[[Array, Array], Array], window: Window
-) -> Callable[[Array, Array], Array]:
-    return with_tangents(
-        value,
-        lambda _, filter, change: direct(change, filter, window),
-        lambda x, _, change: direct(x, change, window),
-    )
+    """Compute a 3x3 window by fewer products."""
+    return winograd(padded(x, window), filter, window.precision)
 
 
 # Terms of a sum, which is one loop; windows of 72 items take longer than XLA's own.
@@ -117,99 +122,33 @@ def is_summed(x: Array, filter: Array, window: Window) -> bool:
 
 
 def summed(x: Array, filter: Array, window: Window) -> Array:
-    """Sum shifted channels times items of the filter, with XLA's own derivatives."""
+    """Sum shifted channels times items of the filter."""
     *size, depth, count = filter.shape
-
-    def value(x: Array, filter: Array) -> Array:
-        terms = [
-            part[..., i : i + 1] * filter[(*cell, i)].reshape(*(1,) * len(size), 1, count)
-            for cell, part in cells(x, size, window)
-            for i in range(depth)
-        ]
-        total = functools.reduce(lax.add, terms)
-        return stored(total, total)
-
-    return _with_tangents_of_direct(value, window)(x, filter)
-
-
-def with_bias(x: Array, bias: Array) -> Array:
-    """Add one item for each index of the last axis."""
-
-    def by_bias(x: Array, _: Array, change: Array) -> Array:
-        return transposition(sums_of_channels, x)(change)
-
-    def value(x: Array, bias: Array) -> Array:
-        return x + bias.reshape(*(1,) * (x.ndim - 1), -1)
-
-    return with_tangents(value, lambda x, bias, change: change, by_bias)(x, bias)
-
-
-def with_scale(x: Array, scale: Array) -> Array:
-    """Multiply by one item for each index of the last axis."""
-
-    def by_scale(x: Array, _: Array, change: Array) -> Array:
-        return transposition(lambda g: sums_of_channels(g * x), x)(change)
-
-    def value(x: Array, scale: Array) -> Array:
-        return x * scale.reshape(*(1,) * (x.ndim - 1), -1)
-
-    return with_tangents(value, lambda _, scale, change: value(change, scale), by_scale)(x, scale)
+    terms = [
+        part[..., i : i + 1] * filter[(*cell, i)].reshape(*(1,) * len(size), 1, count)
+        for cell, part in cells(x, size, window)
+        for i in range(depth)
+    ]
+    return stored(functools.reduce(lax.add, terms))
 
 
 # Groups whose convolutions are written out, 0.03 s of compilation each; a loop over them takes up
 # to twice as long (10 groups of 24 channels, 2 items of 28x28: 6.8 instead of 3.1 ms).
 _WRITTEN_OUT = 16
 
-# Channels of a group whose derivatives are its convolution's, not products for each cell. Value and
-# gradient of 4 groups of 64 (8 items of 28x28) take 78 and 146 ms, of 8 groups of 8 (one item) 6.2
-# and 2.8; in a loop over 32 groups XLA's own in the filter take 115 instead of 12.
-_DEEP = 32
-
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:
     """Compute a convolution for each group, which is faster than one batch of products."""
-
-    def value(x: Array, filter: Array) -> Array:
-        groups, single = window.groups, replace(window, groups=1)
-        *size, depth, count = filter.shape
-        inputs = x.reshape(*x.shape[:-1], groups, depth)
-        filters = filter.reshape(*size, depth, groups, count // groups)
-        if groups <= _WRITTEN_OUT:
-            parts = [
-                convolution(inputs[..., g, :], filters[..., g, :], single) for g in range(groups)
-            ]
-            return jnp.concatenate(parts, axis=-1)
-        stacks = jnp.moveaxis(inputs, -2, 0), jnp.moveaxis(filters, -2, 0)
-        results = lax.map(lambda pair: convolution(pair[0], pair[1], single), stacks)
-        return jnp.moveaxis(results, 0, -2).reshape(*results.shape[1:-1], count)
-
-    if window.groups <= _WRITTEN_OUT and filter.shape[-2] >= _DEEP:
-        return value(x, filter)
-    return with_tangents(
-        value,
-        lambda _, filter, change: _by_cells(change, filter, window),
-        lambda x, _, change: _by_cells(x, change, window),
-    )(x, filter)
-
-
-def _by_cells(x: Array, filter: Array, window: Window) -> Array:
+    groups, single = window.groups, replace(window, groups=1)
     *size, depth, count = filter.shape
-    groups = window.groups
-    filter = filter.reshape(*size, depth, groups, count // groups)
-    parts = list(cells(x, size, window))
-    terms = [
-        jnp.einsum(
-            "pgk,kgo->gpo",
-            left_operand(part.reshape(-1, groups, depth), window.accumulator),
-            filter[cell],
-            precision=window.precision,
-            preferred_element_type=window.accumulator,
-        )
-        for cell, part in parts
-    ]
-    total = jnp.moveaxis(functools.reduce(lax.add, terms), 0, 1)
-    _, first = parts[0]
-    return total.reshape(*first.shape[:-1], count)
+    inputs = x.reshape(*x.shape[:-1], groups, depth)
+    filters = filter.reshape(*size, depth, groups, count // groups)
+    if groups <= _WRITTEN_OUT:
+        parts = [convolution(inputs[..., g, :], filters[..., g, :], single) for g in range(groups)]
+        return jnp.concatenate(parts, axis=-1)
+    stacks = jnp.moveaxis(inputs, -2, 0), jnp.moveaxis(filters, -2, 0)
+    results = lax.map(lambda pair: convolution(pair[0], pair[1], single), stacks)
+    return jnp.moveaxis(results, 0, -2).reshape(*results.shape[1:-1], count)
 
 
 def is_tiled(filter: Array, window: Window) -> bool:
@@ -248,6 +187,14 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     return lax.slice(product, (0, *start, 0), (batch, *stop, count))
 
 
+def _is_small(x: Array, filter: Array) -> bool:
+    """Tell whether a call has so few positions that transforming the filter does not pay.
+
+    ResNet-50, batch 1, its parameters being arguments: 110 ms, 150 with all filters transformed.
+    """
+    return math.prod(x.shape[:-1]) < filter.shape[-1]
+
+
 def is_winograd(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether the window is 3x3 of stride 1, with so many channels that transforms pay."""
     *size, depth, count = filter.shape
@@ -264,7 +211,7 @@ def is_winograd(x: Array, filter: Array, window: Window) -> bool:
 
 _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {
     "tiled": tiled,
-    "pointwise": pointwise,
+    "pointwise": by_product,
     "depthwise": depthwise,
     "grouped": grouped,
     "winograd": by_winograd,

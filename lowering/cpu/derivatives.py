@@ -1,83 +1,100 @@
-"""Give functions other derivatives than those of the steps that compute them."""
+"""Compute convolutions that are derivatives of others in their filters, and sums over positions.
+
+XLA differentiates what is written, so that such a convolution moves a large window, the gradient
+of the result, over few positions: the cells of the filter.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
-from jax.custom_derivatives import SymbolicZero
 
+from lowering.cpu import depthwise
 from lowering.cpu.pipeline import runs
+from lowering.cpu.view import View, plain, tensor, whole
+from lowering.cpu.window import Window, cells
+from lowering.jaxprs import bind
 
-# The change of the result, of both operands and the change of one.
-Tangent = Callable[[Array, Array, Array], Array]
 
+def filter_gradient(equation: Any, input: View, gradient: View, window: Window) -> View | None:
+    """Return the result of a convolution whose window has more cells than positions.
 
-def with_tangents(
-    value: Callable[[Array, Array], Array],
-    by_first: Tangent,
-    by_second: Tangent,
-    *,
-    store: bool = False,
-) -> Callable[[Array, Array], Array]:
-    """Give a function of two arrays these tangents, each linear in its last operand.
-
-    Backward passes run the transposed tangents, which decide their speed. With `store`, loops read
-    the second operand, the result and its change from memory: see `stored`.
+    The input's batch and features are the features and batch of what was differentiated. None where
+    XLA's own convolution has to do.
     """
-    if not runs("tangents"):
-        return value
-    function: Any = jax.custom_jvp(value)
-
-    def rule(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
-        if store:  # the second is a filter, small, which would be scaled again for each item
-            primals = primals[0], stored(primals[1], primals[1])
-        result = function(*primals)
-        changes = [
-            tangent(*primals, change)
-            for tangent, change in zip((by_first, by_second), tangents, strict=True)
-            if not isinstance(change, SymbolicZero)
-        ]
-        change = functools.reduce(lax.add, changes)
-        if not store:
-            return result, change
-        # The backward pass then needs nothing but the array that is in memory anyway.
-        result = stored(result, result)
-        return result, stored(change, result)
-
-    function.defjvp(rule, symbolic_zeros=True)
-    return function
-
-
-def stored(x: Array, result: Array) -> Array:
-    """Return the array so that XLA computes it once for all loops that read it.
-
-    XLA computes in each loop anew what it reads of another loop's results, unless that has a
-    division: nine times for a window of nine cells. Only the code generator sees that ours is by 1.
-    """
-    if not runs("stored"):
-        return x
-    one, two = (np.array(factor, x.dtype) for factor in (1, 2))
-    return x / jnp.where(result > np.array(np.inf, x.dtype), two, one)
+    params = equation.params
+    numbers = params["dimension_numbers"]
+    batch, feature, *spatial = numbers.lhs_spec
+    out_feature, in_feature, *places = numbers.rhs_spec
+    out_batch, out, *cell_axes = numbers.out_spec
+    shape = tuple(equation.outvars[0].aval.shape)
+    size = [shape[axis] for axis in cell_axes]
+    positions = math.prod(gradient.shape[axis] for axis in places)
+    groups = params["batch_group_count"]
+    if groups == 1 and (
+        not runs("gradients") or positions <= math.prod(size) or window.groups != 1
+    ):
+        return None
+    x = whole(input, (feature, *spatial, batch))
+    g = whole(gradient, (in_feature, *places, out_feature))
+    # Strides of what was differentiated are dilations here, and the other way round.
+    original = replace(window, stride=window.dilation, dilation=window.stride, groups=groups)
+    if groups > 1 and (window.is_spread or not runs("gradients") or not x.size):
+        (result,) = bind(equation, [tensor(input), tensor(gradient)])
+        return plain(result, input.known and gradient.known)
+    if groups > 1 and groups == x.shape[-1]:
+        result = depthwise.filter_gradient(g, x, size, original)
+    elif groups > 1 or (math.prod(size) == 1 and not window.is_spread):
+        result = _by_cells(g, x, size, original)
+    else:
+        result = _direct(x, g, window)
+    order = (*cell_axes, out_batch, out)
+    return View(result, order, shape, input.known and gradient.known)
 
 
-def transposition(function: Callable[[Array], Array], operand: Any) -> Callable[[Array], Array]:
-    """Transpose a linear function of an array of this shape and dtype, for a backward pass."""
-    turned = jax.linear_transpose(function, operand)
-    return lambda change: turned(change)[0]
+def _by_cells(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
+    """Sum products of the items that each cell covers: (f...,C/G,O)."""
+    groups, count = window.groups, gradient.shape[-1]
+    depth = x.shape[-1] // groups
+    positions = gradient.shape[1:-1]
+    if window.accumulator is not None:
+        x, gradient = x.astype(window.accumulator), gradient.astype(window.accumulator)
+    if groups == 1:  # of one cell
+        ((_, part),) = cells(x, size, window, positions)
+        left, right = part.reshape(-1, depth), gradient.reshape(-1, count)
+        sums = (((0,), (0,)), ((), ()))
+        product = lax.dot_general(left, right, sums, precision=window.precision)
+        return product.reshape(*size, depth, count)
+    right = gradient.reshape(-1, groups, count // groups)
+    parts = [
+        jnp.einsum(
+            "pgk,pgo->kgo",
+            part.reshape(-1, groups, depth),
+            right,
+            precision=window.precision,
+        )
+        for _, part in cells(x, size, window, positions)
+    ]
+    return jnp.stack(parts).reshape(*size, depth, count)
 
 
-def sums_of_channels(x: Array) -> Array:
-    """Sum over all axes but the last, by a product with ones.
-
-    XLA's reduction takes two to five times as long unless YNNPACK does it. With one column of ones
-    instead of two, XLA makes product and operand a loop for each channel.
-    """
-    rows = x.reshape(-1, x.shape[-1])
-    ones = jnp.ones((rows.shape[0], 2), x.dtype)
-    return lax.dot_general(rows, ones, (((0,), (0,)), ((), ())), precision="highest")[:, 0]
+def _direct(x: Array, gradient: Array, window: Window) -> Array:
+    """Compute it by XLA's own convolution of arrays (N,X...,C) and (N,x...,O)."""
+    spatial = "XYZUVW"[: x.ndim - 2]
+    numbers = (f"C{spatial}N", f"I{spatial}O", f"{spatial}NC")
+    return lax.conv_general_dilated(
+        x,
+        gradient,
+        window_strides=window.stride,
+        padding=window.padding,
+        lhs_dilation=window.input_dilation,
+        rhs_dilation=window.dilation,
+        dimension_numbers=numbers,
+        precision=window.precision,
+        preferred_element_type=window.accumulator,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,11 +12,12 @@ import numpy as np
 
 from lowering import jaxprs
 from lowering.cpu import chunks
-from lowering.cpu.folding import Product, merged, product
+from lowering.cpu.folding import Product, merged
 from lowering.cpu.layout import RULES
 from lowering.cpu.pipeline import runs
-from lowering.cpu.siblings import products, siblings
-from lowering.cpu.view import View, plain, tensor
+from lowering.cpu.siblings import products, siblings, sums_of_products
+from lowering.cpu.sums import totals_of
+from lowering.cpu.view import View, plain, tensor, turned
 from lowering.jaxprs import is_literal, primitive
 from lowering.prepare import split
 
@@ -23,19 +25,66 @@ Operand = View | Product
 
 
 def evaluated(
-    closed: Any, known: Sequence[Any], free: Sequence[Any], *, in_chunks: bool
+    closed: Any,
+    known: Sequence[Any],
+    free: Sequence[Any],
+    *,
+    in_chunks: bool = False,
+    role: str = "value",
 ) -> list[Any]:
-    """Return the results of a traced function of parameters and of inputs."""
+    """Return the results of a traced function of parameters and of inputs.
+
+    In a forward or backward pass what is costly to compute again is kept in memory.
+    """
     if in_chunks and runs("chunks"):
         results = chunks.in_chunks(closed, known, free, _evaluate)
         if results is not None:
             return results
     views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
-    return [tensor(view) for view in _evaluate(closed.jaxpr, closed.consts, views)]
+    if role == "backward" and runs("layouts"):
+        orders = _orders(closed.jaxpr)
+        views = [turned(view, orders.get(len(view.order), view.order)) for view in views]
+    way = _Way(role=role)
+    return [tensor(view) for view in _evaluate(closed.jaxpr, closed.consts, views, way)]
+
+
+def _orders(jaxpr: Any) -> dict[int, tuple[int, ...]]:
+    """Return the order of axes that convolutions compute in, by rank.
+
+    What a backward pass reads was computed in it: XLA then drops both transpositions.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    for equation in jaxpr.eqns:
+        if primitive(equation) == jaxprs.CONVOLUTION:
+            batch, feature, *spatial = equation.params["dimension_numbers"].out_spec
+            if equation.params["batch_group_count"] == 1 and batch < feature:
+                found.setdefault(len(spatial) + 2, (batch, *spatial, feature))
+    return found
+
+
+def folded(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[Any]:
+    """Return the results with scales and offsets in the filters before them, else as written.
+
+    It suits any platform, and derivatives, which then need no results without scale and offset.
+    """
+    views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
+    return [tensor(v) for v in _evaluate(closed.jaxpr, closed.consts, views, _Way(written=True))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Says how to evaluate: in a loop's body, a pass of a derivative, or as it is written."""
+
+    in_loop: bool = False
+    role: str = "value"
+    written: bool = False
+
+
+_CALL = _Way()
 
 
 def _evaluate(
-    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[View], *, in_loop: bool = False
+    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[View], way: _Way = _CALL
 ) -> list[View]:
     values: dict[Any, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
     values.update((v, plain(x, True)) for v, x in zip(jaxpr.constvars, constants, strict=True))
@@ -49,36 +98,57 @@ def _evaluate(
         return values[variable]
 
     def compute(equation: Any) -> None:
-        with jaxprs.scope(equation):
-            results = _apply(equation, [read(v) for v in equation.invars], in_loop)
+        operands = [read(v) for v in equation.invars]
+        found = _merged(equation, operands)
+        if found is None:
+            views = [_computed(operand, way) for operand in operands]
+            with jaxprs.scope(equation):
+                results = _apply(equation, views, way)
+        else:
+            results = [found]
         for variable, result in zip(equation.outvars, results, strict=True):
             if isinstance(result, Product) and uses[variable] != 1:
-                result = result.view()
+                result = result.view(way.role)
             values[variable] = result
 
     # First all that depends on parameters alone: matrices of later products are then at hand.
     later: list[Any] = []
-    known = {variable for variable, view in values.items() if view.known}
+    known = {v for v, view in values.items() if not isinstance(view, Product) and view.known}
     for equation in jaxpr.eqns:
         if all(is_literal(v) or v in known for v in equation.invars):
             compute(equation)
             known.update(equation.outvars)
         else:
             later.append(equation)
-    groups = siblings(later, known.__contains__, _same(jaxpr))
+    groups = {} if way.written else siblings(later, known.__contains__, _same(jaxpr))
+    is_backward = way.in_loop and way.role == "backward"
+    joined = sums_of_products(jaxpr, known.__contains__) if is_backward else []
+    done = {id(e) for terms in joined for e in terms.steps}
+    sums = {id(terms.add): terms for terms in joined}
     for equation in later:
-        if any(variable in values for variable in equation.outvars):
+        if any(variable in values for variable in equation.outvars) or id(equation) in done:
+            continue
+        if id(equation) in sums:
+            terms = sums[id(equation)]
+            with jaxprs.scope(equation):
+                inputs, matrices = (
+                    [_computed(read(e.invars[i]), way) for e in terms.products] for i in (0, 1)
+                )
+                array = tensor(terms.value(inputs, matrices))
+                for variable in terms.others:
+                    array = array + tensor(_computed(read(variable), way))
+                (values[equation.outvars[0]],) = [plain(array, False)]
             continue
         group = groups.get(id(equation))
         if group is None:
             compute(equation)
             continue
         with jaxprs.scope(equation):
-            input = _computed(read(equation.invars[0]))
-            matrices = [_computed(read(e.invars[1])) for e in group]
+            input = _computed(read(equation.invars[0]), way)
+            matrices = [_computed(read(e.invars[1]), way) for e in group]
             for e, view in zip(group, products(group, input, matrices), strict=True):
-                values[e.outvars[0]] = plain(tensor(view), view.known) if in_loop else view
-    return [_computed(read(variable)) for variable in jaxpr.outvars]
+                values[e.outvars[0]] = plain(tensor(view), view.known) if way.in_loop else view
+    return [_computed(read(variable), way) for variable in jaxpr.outvars]
 
 
 def _same(jaxpr: Any) -> dict[Any, Any]:
@@ -94,26 +164,29 @@ def _same(jaxpr: Any) -> dict[Any, Any]:
     return same
 
 
-def _computed(operand: Operand) -> View:
-    return operand.view() if isinstance(operand, Product) else operand
+def _computed(operand: Operand, way: _Way) -> View:
+    return operand.view(way.role) if isinstance(operand, Product) else operand
 
 
-def _apply(equation: Any, operands: list[Operand], in_loop: bool) -> Sequence[Operand]:
+def _merged(equation: Any, operands: list[Operand]) -> Product | None:
+    if primitive(equation) not in jaxprs.ARITHMETIC or not runs("folding"):
+        return None
+    with jaxprs.scope(equation):
+        return merged(equation, operands)
+
+
+def _apply(equation: Any, views: list[View], way: _Way) -> Sequence[Operand]:
     name = primitive(equation)
-    if name in jaxprs.ARITHMETIC and runs("folding"):
-        found = merged(equation, operands)
-        if found is not None:
-            return [found]
-    views = [_computed(operand) for operand in operands]
-    if name == jaxprs.CALL:
-        closed = equation.params["jaxpr"]
-        return _evaluate(closed.jaxpr, closed.consts, views, in_loop=in_loop)
+    called = jaxprs.called(equation, None if way.written else "cpu")
+    if called is not None:
+        taken = views[len(views) - len(called.in_avals) :]  # a choice of platform takes its index
+        return _evaluate(called.jaxpr, called.consts, taken, way)
+    if name == jaxprs.CONVOLUTION and not all(view.known for view in views):
+        return [Product(equation, *views, as_written=way.written)]
+    if way.written and not all(view.known for view in views):
+        return _bind(equation, views)
     if name == jaxprs.SCAN and runs("scan"):
-        return _scan(equation, views)
-    if name == jaxprs.CONVOLUTION:
-        found = product(equation, *views)
-        if found is not None:
-            return [found]
+        return _scan(equation, views, way)
     rule = RULES.get(name) if runs("layouts") else None
     result = None if rule is None else rule(equation, views)
     if result is None:
@@ -121,48 +194,63 @@ def _apply(equation: Any, operands: list[Operand], in_loop: bool) -> Sequence[Op
     return result if isinstance(result, list) else [result]
 
 
-def _scan(equation: Any, views: Sequence[View]) -> list[View]:
-    """Lay out the body, and compute before the scan what depends on parameters alone.
+def _scan(equation: Any, views: Sequence[View], way: _Way) -> list[View]:
+    """Lay out the body, and compute before the scan what is the same in all its steps.
 
     Products in it are not left transposed: the state would be transposed for them, by nine kernels
     of 25 us beside the product of an LSTM's step (8 rows, 256 wide) instead of two of 13.
     """
     params = equation.params
     closed, (count, carried) = params["jaxpr"], jaxprs.scan_counts(equation)
-    constants, first, scanned = views[:count], views[count:][:carried], views[count + carried :]
-    fixed = [i for i, view in enumerate(constants) if view.known]
+    constants, start, stacks = (
+        [tensor(view) for view in part]
+        for part in (views[:count], views[count:][:carried], views[count + carried :])
+    )
+    # What steps only add products to is computed after them.
+    jaxpr = closed.jaxpr
+    totals = totals_of(jaxpr, count, carried)
+    added = {total.place for total in totals}
+    kept = [i for i in range(carried) if i not in added]
+    scanned = dict(zip(jaxpr.invars[count + carried :], stacks, strict=True))
+    asked = list(dict.fromkeys(v for x in totals for v in x.operands if v not in scanned))
+    inner = jaxprs.changed(
+        closed,
+        arguments=[v for i, v in enumerate(jaxpr.invars) if i - count not in added],
+        results=[*(v for i, v in enumerate(jaxpr.outvars) if i not in added), *asked],
+        without=[e for x in totals for e in (x.product, *x.after, x.add)],
+    )
 
-    def body(parameters: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        free, carry, items = inputs
-        known, rest = iter(parameters), iter(free)
-        arguments = [
-            plain(next(known), True) if v.known else plain(next(rest), False) for v in constants
-        ]
-        arguments += [plain(x, False) for x in (*carry, *items)]
-        results = _evaluate(closed.jaxpr, closed.consts, arguments, in_loop=True)
+    def body(constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        arguments = [plain(x, True) for x in constants]
+        arguments += [plain(x, False) for part in inputs for x in part]
+        results = _evaluate(inner.jaxpr, inner.consts, arguments, replace(way, in_loop=True))
         return [tensor(view) for view in results]
 
-    parameters = [tensor(constants[i]) for i in fixed]
-    free = [tensor(view) for view in constants if not view.known]
-    start, stacks = [tensor(view) for view in first], [tensor(view) for view in scanned]
     items = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacks]
-    parts = split(body, parameters, (free, start, items), differentiable=True)
-    prepared = parts.prepare(parameters)
+    first = [start[i] for i in kept]
+    parts = split(body, constants, (first, items))
+    prepared = parts.prepare(constants)
 
     def turn(carry: list[Any], items: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = parts.run(prepared, [*free, *carry, *items])
-        return results[:carried], results[carried:]
+        results = parts.run(prepared, [*carry, *items])
+        return results[: len(kept)], results[len(kept) :]
 
     last, collected = jax.lax.scan(
         turn,
-        start,
+        first,
         stacks,
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
+    carry = dict(zip(kept, last, strict=True))
+    scanned.update(zip(asked, collected[len(collected) - len(asked) :], strict=True))
+    for total in totals:
+        left, right = map(scanned.__getitem__, total.operands)
+        carry[total.place] = total.total(start[total.place], left, right)
+    results = [*(carry[i] for i in range(carried)), *collected[: len(collected) - len(asked)]]
     known = all(view.known for view in views)
-    return [plain(x, known) for x in (*last, *collected)]
+    return [plain(x, known) for x in results]
 
 
 def _bind(equation: Any, views: Sequence[View]) -> list[View]:

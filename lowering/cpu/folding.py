@@ -8,61 +8,94 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lowering.cpu.convolution import (
-    Window,
-    convolution,
-    is_pointwise,
-    pointwise,
-    with_bias,
-    with_scale,
-)
+from lowering.cpu.convolution import convolution, is_pointwise, pointwise
+from lowering.cpu.derivatives import filter_gradient
+from lowering.cpu.memory import stored
 from lowering.cpu.pipeline import runs
 from lowering.cpu.products import is_turned
-from lowering.cpu.view import Order, View, whole
-from lowering.jaxprs import primitive
+from lowering.cpu.view import View, tensor, whole
+from lowering.cpu.window import Window
+from lowering.jaxprs import bind, primitive, scope
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A convolution of an input (N,X...,C) with a filter (f...,C/G,O), and a bias (O).
+    """A convolution that waits for a factor and a summand of each output channel: (O) or scalars.
 
-    The result has the axes in `order` and the tensor's shape. `known`: filter and bias depend on
-    parameters alone, so that scaling them costs nothing in a call.
+    `as_written` computes it, with these, by XLA's own convolution in the layout of the document.
     """
 
-    input: Any
-    filter: Any
-    bias: Any
-    window: Window
-    order: Order
-    shape: tuple[int, ...]
-    known: bool
-    input_known: bool
+    equation: Any
+    input: View
+    filter: View
+    factor: Any = None
+    bias: Any = None
+    as_written: bool = False
 
-    def view(self) -> View:
-        """Compute the result."""
-        order, rank = self.order, len(self.order)
-        if self._is_turned and runs("pointwise") and is_pointwise(self.filter, self.window):
-            array = pointwise(self.input, self.filter, self.window, turned=True)
-            order = (order[-1], *order[:-1])
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the result."""
+        return tuple(self.equation.outvars[0].aval.shape)
+
+    @property
+    def _numbers(self) -> Any:
+        return self.equation.params["dimension_numbers"]
+
+    def view(self, role: str) -> View:
+        """Compute the result in a value, or in a forward or backward pass."""
+        with scope(self.equation):
+            return self._view(role)
+
+    def _view(self, role: str) -> View:
+        numbers, known = self._numbers, self.input.known and self.filter.known
+        outputs, inputs, *cells = numbers.rhs_spec
+        batch, channel, *spatial = numbers.out_spec
+        if self.as_written:
+            filter = tensor(self.filter)
+            if self.factor is not None:
+                filter = filter * _along(self.factor, filter.ndim, outputs)
+            array = bind(self.equation, [tensor(self.input), filter])[0]
+            order = tuple(range(array.ndim))
         else:
-            array = convolution(self.input, self.filter, self.window)
-        if self.bias is not None and self.bias.ndim and order == self.order:
-            array = with_bias(array, self.bias)
-        elif self.bias is not None:
-            array = array + _along(self.bias, rank, order.index(self.order[-1]))
-        return View(array, order, self.shape, self.known and self.input_known)
+            window = _window(self.equation)
+            if role == "backward" or self.equation.params["batch_group_count"] > 1:
+                gradient = filter_gradient(self.equation, self.input, self.filter, window)
+                if gradient is not None:
+                    return gradient
+            first, feature, *places = numbers.lhs_spec
+            x = whole(self.input, (first, *places, feature))
+            filter = whole(self.filter, (*cells, inputs, outputs))
+            if self.factor is not None:
+                filter = filter * _along(self.factor, filter.ndim, filter.ndim - 1)
+            if window.groups > 1 and not self.filter.known and filter.dtype == jnp.float32:
+                filter = stored(filter)  # small; loops would scale it again for each item
+            is_stored = window.groups > 1 and jnp.issubdtype(x.dtype, jnp.floating)
+            if is_stored and role == "backward":  # the gradient in the filter reads it too
+                x = stored(x)
+            order = (batch, *spatial, channel)
+            if self._is_turned and runs("pointwise") and is_pointwise(filter, window):
+                array = pointwise(x, filter, window, turned=True)
+                order = (channel, batch, *spatial)
+            else:
+                array = convolution(x, filter, window, varies=not self.filter.known)
+            if is_stored and role == "forward":
+                array = stored(array)
+        if self.bias is not None:
+            array = array + _along(self.bias, array.ndim, order.index(channel))
+        return View(array, order, self.shape, known)
 
     @property
     def _is_turned(self) -> bool:
-        channels = self.filter.shape[-1]
+        channels = self.shape[self._numbers.out_spec[1]]
         return is_turned(math.prod(self.shape) // max(channels, 1), channels)
 
     def _along_channels(self, operand: View) -> Any:
         """Return the operand as (O) or a scalar; None where it is no factor for each channel."""
-        if not operand.known:
+        if not (operand.known and self.filter.known):
             return None
-        channel = self.order[-1]
+        if self.equation.params["batch_group_count"] > 1:
+            return None
+        channel = self._numbers.out_spec[1]
         items = {
             axis for axis, n in zip(operand.order, jnp.shape(operand.array), strict=True) if n > 1
         }
@@ -71,33 +104,31 @@ class Product:
         return jnp.ravel(operand.array) if items else jnp.reshape(operand.array, ())
 
     def scaled(self, operand: View) -> Product | None:
-        """Multiply by the operand; None where that has to wait for the result."""
+        """Multiply by the operand; None where that has to wait for the result.
+
+        Where parameters vary the filter is scaled in each call, which costs less than to scale the
+        result if it has fewer items, and spares derivatives a pass over what is not scaled yet.
+        """
         factor = self._along_channels(operand)
-        if factor is None or not self.known:
+        if factor is None or (
+            self.as_written and math.prod(self.filter.shape) > math.prod(self.shape)
+        ):
             return None
         bias = None if self.bias is None else self.bias * factor
-        filter = with_scale(self.filter, factor) if factor.ndim else self.filter * factor
-        return replace(self, filter=filter, bias=bias)
+        factor = factor if self.factor is None else self.factor * factor
+        return replace(self, factor=factor, bias=bias)
 
     def shifted(self, operand: View) -> Product | None:
         """Add the operand; None where that has to wait for the result."""
         summand = self._along_channels(operand)
-        if summand is None or not self.known:
+        if summand is None:
             return None
-        bias = summand if self.bias is None else self.bias + summand
-        return replace(self, bias=bias)
+        return replace(self, bias=summand if self.bias is None else self.bias + summand)
 
 
-def product(equation: Any, input: View, filter: View) -> Product | None:
-    """Return the product that an equation of a convolution describes; None for rare kinds."""
+def _window(equation: Any) -> Window:
     params = equation.params
-    if params["batch_group_count"] != 1:
-        return None
-    numbers = params["dimension_numbers"]
-    batch, feature, *spatial = numbers.lhs_spec
-    outputs, inputs, *cells = numbers.rhs_spec
-    out_batch, out_feature, *out_spatial = numbers.out_spec
-    window = Window(
+    return Window(
         params["window_strides"],
         params["padding"],
         params["lhs_dilation"],
@@ -105,16 +136,6 @@ def product(equation: Any, input: View, filter: View) -> Product | None:
         params["feature_group_count"],
         params["precision"],
         params["preferred_element_type"],
-    )
-    return Product(
-        whole(input, (batch, *spatial, feature)),
-        whole(filter, (*cells, inputs, outputs)),
-        None,
-        window,
-        (out_batch, *out_spatial, out_feature),
-        tuple(equation.outvars[0].aval.shape),
-        filter.known,
-        input.known,
     )
 
 

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from lowering.cpu.pipeline import runs
-from lowering.cpu.pooling import window_reduction
+from lowering.cpu.pooling import maximum_gradient, window_reduction
+from lowering.cpu.products import sums_of_channels
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.jaxprs import ELEMENTWISE, primitive
 from lowering.kernels.precision import left_operand
@@ -27,33 +26,10 @@ def _elementwise(equation: Any, views: Sequence[View]) -> View:
         return plain(_bind(equation, [view.array for view in views]), known)
     order = common_order(views)
     arrays = [arranged(view, order) if view.order else view.array for view in views]
-    if primitive(equation) in ("select_n", "clamp"):  # these take one shape, or scalars
+    if primitive(equation) in ("add_any", "select_n", "clamp"):  # of one shape, or scalars
         widest = tuple(map(max, zip(*(x.shape for x in arrays if x.ndim), strict=True)))
         arrays = [x if not x.ndim else _widened(x, widest) for x in arrays]
     return View(_bind(equation, arrays), order, shape, known)
-
-
-def _extremum(equation: Any, views: Sequence[View]) -> View:
-    """Compute a maximum or minimum; with a constant, differentiate it as a selection."""
-    constants = [isinstance(view.array, np.ndarray) and view.shape == () for view in views]
-    if sum(constants) != 1 or not runs("extrema"):
-        return _elementwise(equation, views)
-    bound, view = views[constants.index(True)].array, views[constants.index(False)]
-    if not jnp.issubdtype(bound.dtype, jnp.floating):
-        return _elementwise(equation, views)
-
-    @jax.custom_jvp
-    def value(x: Any) -> Any:
-        return _bind(equation, [x, bound])
-
-    @value.defjvp
-    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-        (x,), (change,) = primals, tangents
-        passes = x > bound if primitive(equation) == "max" else x < bound
-        one, half, zero = (np.array(factor, bound.dtype) for factor in (1, 0.5, 0))
-        return value(x), change * jnp.where(passes, one, jnp.where(x == bound, half, zero))
-
-    return View(value(view.array), view.order, view.shape, view.known)
 
 
 def _widened(x: Any, shape: tuple[int, ...]) -> Any:
@@ -103,9 +79,28 @@ def _reduction(equation: Any, views: Sequence[View]) -> View | None:
     (view,) = views
     axes = equation.params["axes"]
     positions = tuple(sorted(view.position(axis) for axis in axes))
-    array = _bind(equation, [whole(view)], axes=positions)
+    if _is_by_channel(equation, view, positions):
+        array = sums_of_channels(whole(view))
+    else:
+        array = _bind(equation, [whole(view)], axes=positions)
     kept = [axis for axis in view.order if axis not in axes]
     return View(array, _ranks(kept), tuple(equation.outvars[0].aval.shape), view.known)
+
+
+_MANY = 16 << 10  # items to sum that are worth a product
+
+
+def _is_by_channel(equation: Any, view: View, positions: Sequence[int]) -> bool:
+    """Tell whether all but the last axis is summed, as in the derivative of a bias."""
+    rank = len(view.order)
+    return (
+        primitive(equation) == "reduce_sum"
+        and rank > 1
+        and tuple(positions) == tuple(range(rank - 1))
+        and view.array.dtype == jnp.float32
+        and math.prod(view.shape) >= _MANY
+        and runs("gradients")
+    )
 
 
 def _along(name: str) -> Rule:
@@ -228,7 +223,6 @@ def _window(equation: Any, views: Sequence[View]) -> View | list[View] | None:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(("max", "min"), _extremum),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
         _reduction,
@@ -237,6 +231,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     **dict.fromkeys(("reduce_window_max", "reduce_window_sum"), _window),
     "reduce_window_min": _any_window,
+    "select_and_scatter_add": maximum_gradient,
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": _along("dimension"),
     "dot_general": _dot_general,

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.cpu.derivatives import transposition
 from lowering.cpu.phases import spread
 from lowering.cpu.pipeline import runs
 from lowering.cpu.view import View, whole
@@ -22,10 +20,10 @@ _LARGEST = 8  # cells along an axis; XLA's running forms are better for wider wi
 
 
 def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
-    """Apply `reduce_window_max` or `_sum`, differentiated as XLA's own; None for large windows."""
+    """Apply `reduce_window_max` or `_sum`; None for large windows."""
     (view,) = views
     params = equation.params
-    size, dilation = params["window_dimensions"], params["window_dilation"]
+    size = params["window_dimensions"]
     if not runs("pooling") or max(size) > _LARGEST or any(d != 1 for d in params["base_dilation"]):
         return None
     x = jnp.asarray(whole(view))
@@ -37,39 +35,36 @@ def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
     )
     if primitive(equation) == "reduce_window_sum":
         result = _shifted(x, windows, lax.add, np.array(0, x.dtype))
-    elif any(d != 1 for d in dilation):  # XLA's own has no derivative then
-        return None
-    elif not runs("tangents"):
-        result = _shifted(x, windows, lax.max, lowest(x.dtype))
     else:
-        result = _maximum(x, windows)
+        result = _shifted(x, windows, lax.max, lowest(x.dtype))
     return View(result, view.order, shape, view.known)
 
 
 _ATTRIBUTES = ("window_dimensions", "padding", "window_strides", "window_dilation")
 
 
-def _maximum(x: Array, windows: Windows) -> Array:
-    @jax.custom_jvp
-    def value(x: Array) -> Array:
-        return _shifted(x, windows, lax.max, lowest(x.dtype))
+def maximum_gradient(equation: Any, views: Sequence[View]) -> View | None:
+    """Apply `select_and_scatter_add`, the derivative of a maximum; None for large windows.
 
-    @value.defjvp
-    def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        (x,), (change,) = primals, tangents
-        # XLA's own finds the maxima anew, position by position: 190 of 850 ms for ResNet-18.
-        index = window_max_and_index(x, windows, "ignore")[1]
-
-        def gradient(g: Array) -> Array:
-            return spread([(g, 0), (index, -1)], windows, chosen)
-
-        return value(x), transposition(gradient, index.astype(x.dtype))(change)
+    XLA's own finds the maxima anew, position by position: 190 of 850 ms for ResNet-18.
+    """
+    source, operand = views
+    params, order = equation.params, operand.order
+    size = params["window_dimensions"]
+    if not runs("gradients") or max(size) > _LARGEST or params["select_prim"].name != "ge":
+        return None
+    x, gradient = jnp.asarray(whole(operand)), whole(source, order)
+    names = ("window_dimensions", "padding", "window_strides")
+    size, padding, stride = (tuple(map(params[name].__getitem__, order)) for name in names)
+    windows = Windows(size, padding, stride, (1,) * x.ndim, x.shape, gradient.shape)
+    index = window_max_and_index(x, windows, "ignore")[1]
 
     def chosen(cell: tuple[int, ...], gradient: Array, index: Array) -> Array:
         number = np.ravel_multi_index(cell, windows.size)
         return jnp.where(index == number, gradient, np.array(0, gradient.dtype))
 
-    return value(x)
+    result = spread([(gradient, 0), (index, -1)], windows, chosen)
+    return View(result, order, operand.shape, source.known and operand.known)
 
 
 def _shifted(

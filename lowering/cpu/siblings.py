@@ -1,17 +1,18 @@
-"""Make one product of those of one input with several matrices of parameters."""
+"""Make one product of several: of one input with many matrices, or of terms of a sum."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
+from lowering import jaxprs
 from lowering.cpu.pipeline import runs
 from lowering.cpu.products import is_turned, product
-from lowering.cpu.view import View, whole
+from lowering.cpu.view import View, plain, whole
 from lowering.jaxprs import PRODUCT, is_literal, primitive
 
 
@@ -29,6 +30,86 @@ def siblings(
             own = None if runs("siblings") else id(equation)
             groups[same.get(input, input), sums, kind, own].append(equation)
     return {id(e): group for group in groups.values() for e in group}
+
+
+class Terms(NamedTuple):
+    """A sum of products with matrices of parameters: `add` is its last step."""
+
+    add: Any
+    products: Sequence[Any]
+    after: Sequence[Any]  # equations between a product and the sum, alike for all
+    others: Sequence[Any]  # variables that are added too
+    steps: Sequence[Any]  # all equations that it takes the place of, but `add`
+
+    def value(self, inputs: Sequence[View], matrices: Sequence[View]) -> View:
+        """Return the sum of the products, as one product."""
+        rows: list[Any] = []
+        columns: list[Any] = []
+        for equation, input, matrix in zip(self.products, inputs, matrices, strict=True):
+            (((left,), (right,)), _) = equation.params["dimension_numbers"]
+            free = [axis for axis in range(len(input.shape)) if axis != left]
+            rows.append(whole(input, (*free, left)))
+            columns.append(whole(matrix, (right, 1 - right)))
+        x = jnp.concatenate(rows, axis=-1)
+        params = _kind(self.products[0])
+        array = product(x, jnp.concatenate(columns), x.ndim - 1, params, turned=False)
+        for equation in self.after:
+            (array,) = jaxprs.bind(equation, [array])
+        return plain(array, False)
+
+
+def sums_of_products(jaxpr: Any, is_known: Callable[[Any], bool]) -> list[Terms]:
+    """Return the sums of two or more products of other inputs, each read by the sum alone."""
+    made = {v: e for e in jaxpr.eqns for v in e.outvars}
+    read_by_all = [*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]
+    uses = Counter(jaxprs.variables(read_by_all))
+
+    def own(variable: Any) -> Any:
+        single = not is_literal(variable) and uses[variable] == 1
+        return made.get(variable) if single else None
+
+    found: list[Terms] = []
+    taken: set[int] = set()
+    for equation in reversed(jaxpr.eqns):
+        if primitive(equation) not in _SUMS or id(equation) in taken:
+            continue
+        steps: list[Any] = []
+        products: list[Any] = []
+        others: list[Any] = []
+        chains: list[list[Any]] = []
+        pending = list(equation.invars)
+        while pending:
+            variable = pending.pop()
+            step = own(variable)
+            if step is not None and primitive(step) in _SUMS:
+                steps.append(step)
+                pending += step.invars
+                continue
+            chain: list[Any] = []
+            while step is not None and primitive(step) in jaxprs.SHAPING:
+                chain.insert(0, step)
+                step = own(step.invars[0])
+            if step is not None and primitive(step) == PRODUCT and _is_layer(step, is_known):
+                products.append(step)
+                chains.append(chain)
+            else:
+                others.append(variable)
+        taken.update(map(id, steps))
+        kinds = {
+            str((_kind(e), [(c.primitive, c.params) for c in chain]))
+            for e, chain in zip(products, chains, strict=True)
+        }
+        if len(products) > 1 and len(kinds) == 1:
+            steps += [e for chain in chains for e in chain]
+            found.append(Terms(equation, products, chains[0], others, [*steps, *products]))
+    return found
+
+
+_SUMS = ("add", "add_any")
+
+
+def _kind(equation: Any) -> dict[str, Any]:
+    return {name: equation.params[name] for name in ("precision", "preferred_element_type")}
 
 
 def _is_layer(equation: Any, is_known: Callable[[Any], bool]) -> bool:
@@ -56,7 +137,7 @@ def products(group: Sequence[Any], input: View, matrices: Sequence[View]) -> lis
     matrix = jnp.concatenate(columns, axis=1) if len(columns) > 1 else columns[0]
     axis = input.position(left_sums[0])
     x = whole(input)
-    params = {name: group[0].params[name] for name in ("precision", "preferred_element_type")}
+    params = _kind(group[0])
     turned = is_turned(x.size // x.shape[axis], matrix.shape[1])
     array = product(x, matrix, axis, params, turned)
     free = [axis for axis in input.order if axis != left_sums[0]]

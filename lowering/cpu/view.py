@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,11 @@ def plain(array: Any, known: bool) -> View:
     """Return the view of an array as it is."""
     shape = jnp.shape(array)
     return View(array, tuple(range(len(shape))), shape, known)
+
+
+def turned(view: View, order: Order) -> View:
+    """Return the same tensor, its array's axes in another order."""
+    return replace(view, array=arranged(view, order), order=order)
 
 
 def arranged(view: View, order: Order) -> Any:

@@ -35,12 +35,19 @@ def padded(x: Array, window: Window) -> Array:
     return extend(x, ((0, 0), *window.padding, (0, 0)), "constant")
 
 
-def cells(x: Array, size: Sequence[int], window: Window) -> Iterator[tuple[tuple[int, ...], Array]]:
-    """Yield for each cell of the window the items that it covers at all positions: (N,x...,C)."""
+def cells(
+    x: Array, size: Sequence[int], window: Window, counts: Sequence[int] | None = None
+) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """Yield for each cell of the window the items that it covers at all positions: (N,x...,C).
+
+    `counts` are the positions along each axis, by default as many as the input has.
+    """
     x = padded(x, window)
     batch, *extents, channels = x.shape
     spans = [(k - 1) * d + 1 for k, d in zip(size, window.dilation, strict=True)]
-    counts = [(n - span) // s + 1 for n, span, s in zip(extents, spans, window.stride, strict=True)]
+    if counts is None:
+        sides = zip(extents, spans, window.stride, strict=True)
+        counts = [(n - span) // s + 1 for n, span, s in sides]
     for cell in np.ndindex(*size):
         start = [j * d for j, d in zip(cell, window.dilation, strict=True)]
         stop = [j + (n - 1) * s + 1 for j, n, s in zip(start, counts, window.stride, strict=True)]

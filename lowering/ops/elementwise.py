@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.graph import TensorType
+from lowering.kernels.bounds import clamped, maximum, minimum
 from lowering.kernels.broadcast import align, broadcast_shapes
 from lowering.ops import require, rules
 from lowering.static import is_static
@@ -163,8 +164,8 @@ def _binary(
 _binary("add", _same_type, jnp.add)  # of logical values: `or`, as in numpy
 _binary("sub", _numbers_type, jnp.subtract)
 _binary("mul", _same_type, jnp.multiply)  # and `and`
-_binary("min", _extremum_type, jnp.minimum)
-_binary("max", _extremum_type, jnp.maximum)
+_binary("min", _extremum_type, minimum)
+_binary("max", _extremum_type, maximum)
 
 _binary("lt", _comparison_type, jnp.less, _LOGICAL)
 _binary("gt", _comparison_type, jnp.greater, _LOGICAL)
@@ -267,8 +268,8 @@ def _clamp_type(x: TensorType, a: TensorType, b: TensorType, inclusive: bool = F
 @rules.rule("clamp", _clamp_type)
 def clamp(x: Any, a: Any, b: Any, inclusive: bool = False) -> Array:
     """Keep x between a and b (a wins); at a bound its derivative is 1/2, or 1 if `inclusive`."""
-    x, a, b = align(x, a, b)
     if not inclusive:
-        return jnp.maximum(jnp.minimum(x, b), a)
+        return clamped(x, a, b)
+    x, a, b = align(x, a, b)
     below = jnp.where(x > b, b, x)
     return jnp.where(below < a, a, below)

@@ -46,7 +46,8 @@ class Entry:
         self.functions = functions
         self.compiler = compiler
         self._layout = layout
-        self._compute = partial(functions.compute, function)
+        self._traced = partial(functions.traced, function)
+        self._compiled = partial(functions.compiled, function)
         states = functions.network.graph.states
         self.takes_state = takes_state
         self._labels = tuple(state.label for state in states) if takes_state else ()
@@ -61,7 +62,7 @@ class Entry:
         """Return the network as a jitted function of parameters, state, inputs and probe."""
 
         def run(params: Arrays, state: Arrays, inputs: Sequence[Any], probe: Probe) -> Any:
-            compute = over_mesh(self._compute, self.time_axes, self._layout)
+            compute = over_mesh(self._traced, self.time_axes, self._layout)
             return self._results(compute(params, state, inputs, probe), probe)
 
         run.__name__ = title(self.functions.network.graph, self._name)
@@ -102,8 +103,7 @@ class Entry:
         def function(own: Sequence[Any], arrays: Sequence[Any]) -> Any:
             named = dict(zip(labels, own, strict=True))
             state, inputs = self.parted(arrays)
-            found = self._compute(named, named | state, inputs, in_chunks=in_chunks)
-            return self._results(found)
+            return self._results(self._compiled(named, named | state, inputs, in_chunks))
 
         functions, (_, inputs) = self.functions, self.parted(arrays)
         graph = functions.network.specialise([x.shape[self.time_axes :] for x in inputs])

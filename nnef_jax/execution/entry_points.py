@@ -18,6 +18,7 @@ from nnef_jax.execution.functions import Arrays
 from nnef_jax.execution.meshes import is_explicit
 from nnef_jax.execution.options import RunOptions, is_watched
 from nnef_jax.execution.own_arrays import OwnArrays
+from nnef_jax.execution.prepared import Prepared
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.network import Network
 
@@ -40,6 +41,16 @@ class Execution:
         self.outputs = EntryPoint(definition.outputs, own)
         self.step = EntryPoint(definition.step, own)
         self.scan = EntryPoint(definition.scan, own)
+
+    def prepare(self, params: Arrays, inputs: Sequence[Any]) -> Prepared:
+        """Return parameters with what calls need of them, for inputs of these types."""
+        functions = self.functions
+        state = self.own.initial_state() if self.network.graph.states else {}
+        found = {"cycle": functions.prepared(functions.cycle, params, state, inputs)}
+        if state and inputs:  # how many cycles there are makes no difference
+            several = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs]
+            found["scan"] = functions.prepared(functions.scan, params, state, several)
+        return Prepared(params, found, self.definition)
 
     @classmethod
     def loaded(cls, network: Network, options: RunOptions, cache: DiskCache | None) -> Execution:
@@ -108,7 +119,11 @@ class EntryPoint:
         return executable(arrays)
 
     def pure(
-        self, params: Arrays, state: Arrays, inputs: Sequence[Any], probe: Probe = NOTHING
+        self,
+        params: Arrays | Prepared,
+        state: Arrays,
+        inputs: Sequence[Any],
+        probe: Probe = NOTHING,
     ) -> Any:
         """Run the network as a function of all that it depends on.
 

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 
 from lowering.cpu import optimised
 from lowering.errors import InvalidComputation
-from lowering.extents import is_symbolic
+from lowering.fallback import or_else
 from lowering.graph import Graph, Value
 from lowering.trace import Context, trace
 from nnef_jax.errors import InputError, SemanticError
-from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.options import RunOptions, is_watched
+from nnef_jax.execution.prepared import Prepared
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.limits import FOLDED_PER_STEP, Meter
 from nnef_jax.network import Network
@@ -88,37 +89,65 @@ class Functions:
         results = [*graph.outputs, *(s.update for s in graph.states)] if probe.results else []
         return graph, [*results, *probe.captured(graph).values()]
 
-    def compute(
+    def traced(
         self,
         function: Function,
-        params: Arrays,
+        params: Arrays | Prepared,
         state: Arrays,
         inputs: Inputs,
-        probe: Probe = NOTHING,
-        *,
-        in_chunks: bool = False,
+        probe: Probe,
     ) -> Results:
-        """Compute `cycle` or `scan` in the way that suits the default device.
+        """Compute `cycle` or `scan` in a trace, which may be lowered for any platform."""
+        raw, found = params, None
+        if isinstance(params, Prepared):
+            raw = params.params
+            found = None if probe.edits or probe.capture else params.found.get(function.__name__)
+        arguments = raw, self._own(state), list(map(jnp.asarray, inputs)), probe
 
-        `in_chunks` takes a large batch a few items at a time, which makes derivatives slow.
+        def chosen() -> Results:
+            from lowering.platforms import chosen_at_lowering
+
+            return chosen_at_lowering(function, found)(*arguments)
+
+        def as_written() -> Results:
+            return function(*arguments)
+
+        # Tensors alone are as the network is written. So is it where operations have values, which
+        # edits see, or where jax looks for the one that computes a NaN.
+        rewritten = self._options.optimize and probe.results and not is_watched()
+        return or_else(chosen, as_written) if rewritten else as_written()
+
+    def prepared(self, function: Function, params: Arrays, state: Arrays, inputs: Inputs) -> Any:
+        """Return what kernels for the default device need of parameters; None if nothing."""
+        if not self._options.for_cpu:
+            return None
+
+        def found() -> Any:
+            from lowering.platforms import prepared
+
+            return prepared(function, params, self._own(state), list(inputs), NOTHING)
+
+        return or_else(found, lambda: None)
+
+    def compiled(
+        self, function: Function, params: Arrays, state: Arrays, inputs: Inputs, in_chunks: bool
+    ) -> Results:
+        """Compute `cycle` or `scan` for the default device alone, without derivatives.
+
+        `in_chunks` takes a large batch a few items at a time.
         """
-        state = {s.label: state[s.label] for s in self.network.graph.states}
         inputs = [jnp.asarray(x) for x in inputs]
-        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-            return function(params, state, inputs, probe)  # operations have values, edits see them
-        # What is exported for any shape is for any platform; kernels for CPUs need items. Tensors
-        # alone are shown as the network is written.
-        extents = [extent for x in inputs for extent in x.shape]
-        if (
-            not probe.results
-            or any(is_symbolic(n) or n == 0 for n in extents)
-            or not self._options.for_cpu
-        ):
-            return function(params, state, inputs, probe)
+        # Kernels for CPUs need items.
+        if not self._options.for_cpu or any(0 in x.shape for x in inputs):
+            return function(params, self._own(state), inputs, NOTHING)
         optimal = optimised(
-            lambda known, free: function(known, *free, optimized=True), in_chunks=in_chunks
+            lambda known, free: function(known, *free, NOTHING, optimized=True),
+            in_chunks=in_chunks,
         )
-        return optimal(params, (state, inputs, probe))
+        return optimal(params, (self._own(state), inputs))
+
+    def _own(self, state: Arrays) -> dict[str, Any]:
+        return {s.label: state[s.label] for s in self.network.graph.states}
 
     def packed(self, outputs: Sequence[Any]) -> Any:
         """Return what a user gets: the only output, or a namedtuple of several."""

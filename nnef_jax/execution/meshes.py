@@ -24,6 +24,7 @@ from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
 from nnef_jax.arguments import bind_inputs
 from nnef_jax.errors import InputError
+from nnef_jax.execution.prepared import Prepared
 from nnef_jax.network import Network
 
 _FREE = PartitionSpec.UNCONSTRAINED
@@ -192,6 +193,8 @@ class Layout:
 
         Otherwise the partitioner might divide what is computed with them in another way.
         """
+        if isinstance(params, Prepared):
+            return replace(params, params=self.gathered(params.params))
         mesh = jax.sharding.get_abstract_mesh()
         found = dict(params)
         for label, spec in self.specs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ import nnef_jax
 from lowering.cpu import optimised, options
 from lowering.cpu.convolution import Window, convolution, direct
 from lowering.cpu.options import fastest
+from lowering.kernels import bounds
+from lowering.platforms import chosen_at_lowering
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.operation_checks import Together
@@ -35,7 +38,11 @@ def assert_equal(function: Function, parameters: Any, inputs: list[Any]) -> None
 
 
 def both_ways(function: Function) -> Callable[[Any, list[Any]], Any]:
-    """Value, and gradient of what is real, as written and optimised, to be compiled as one."""
+    """Value, and gradient of what is real, as written and optimised, to be compiled as one.
+
+    What is compiled for a CPU alone has no derivatives.
+    """
+    anywhere = chosen_at_lowering(function)
 
     def loss(f: Function) -> Function:
         def total(parameters: Any, inputs: list[Any]) -> Any:
@@ -46,16 +53,21 @@ def both_ways(function: Function) -> Callable[[Any, list[Any]], Any]:
 
     def results(parameters: Any, inputs: list[Any]) -> Any:
         return [
-            (f(parameters, inputs), jax.grad(loss(f), argnums=(0, 1))(parameters, inputs))
-            for f in (function, optimised(function))
+            (f(parameters, inputs), jax.grad(loss(g), argnums=(0, 1))(parameters, inputs))
+            for f, g in (
+                (function, function),
+                (optimised(function), anywhere),
+                (anywhere, anywhere),
+            )
         ]
 
     return results
 
 
-def assert_same(wanted: Any, got: Any) -> None:
-    assert jax.tree.structure(wanted) == jax.tree.structure(got)
-    jax.tree.map(assert_close, wanted, got)
+def assert_same(wanted: Any, *others: Any) -> None:
+    for got in others:
+        assert jax.tree.structure(wanted) == jax.tree.structure(got)
+        jax.tree.map(assert_close, wanted, got)
 
 
 def assert_close(wanted: Any, got: Any) -> None:
@@ -141,23 +153,29 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
 }
 
 
+def general(window: Window) -> Callable[[Any, Any], Any]:
+    """The convolution of an input and a filter, its kernels chosen where it is lowered."""
+    chosen = chosen_at_lowering(lambda filter, x: direct(x, filter, window))
+    return lambda x, filter: chosen(filter, x)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_take_an_empty_batch(name: str) -> None:
     size, window, depth, count = KERNELS[name]
     x = jnp.zeros((0, *(9, 10, 8)[: len(size)], depth))
     filter = jnp.ones((*size, depth // window.groups, count))
-    result, pullback = jax.vjp(lambda x, f: convolution(x, f, window), x, filter)
+    result, pullback = jax.vjp(general(window), x, filter)
     assert result.shape == direct(x, filter, window).shape
     change_of_x, change_of_filter = pullback(result)
     assert change_of_x.shape == x.shape
     np.testing.assert_array_equal(change_of_filter, jnp.zeros_like(filter))
 
 
-def results_of(kernel: Any, window: Window, x: Any, filter: Any) -> Any:
+def results_of(kernel: Callable[[Any, Any], Any], x: Any, filter: Any) -> Any:
     """Value and derivatives of a kernel, in the ways that networks ask for them."""
 
     def function(x: Any, filter: Any) -> Any:
-        return jnp.sin(kernel(x, filter, window))
+        return jnp.sin(kernel(x, filter))
 
     def total(x: Any, filter: Any) -> Any:
         return jnp.sum(function(x, filter))
@@ -168,7 +186,7 @@ def results_of(kernel: Any, window: Window, x: Any, filter: Any) -> Any:
     changes = random(*x.shape, seed=2), random(*filter.shape, seed=3)
     filters = jnp.stack([filter, 2 * filter])
     return {
-        "value": kernel(x, filter, window),
+        "value": kernel(x, filter),
         "tangent": jax.jvp(function, (x, filter), changes)[1],
         "gradient": jax.grad(total, argnums=(0, 1))(x, filter),
         "second derivative": jax.grad(slope, argnums=(0, 1))(x, filter),
@@ -184,7 +202,8 @@ def kernel_and_general_one(name: str) -> tuple[Any, Any]:
     filter /= np.sqrt(filter.size / count)  # results around 1: sin magnifies no errors
 
     def function(x: Any, filter: Any) -> Any:
-        return [results_of(kernel, window, x, filter) for kernel in (direct, convolution)]
+        as_written = partial(direct, window=window)
+        return [results_of(kernel, x, filter) for kernel in (as_written, general(window))]
 
     return function, (x, filter)
 
@@ -221,8 +240,11 @@ def test_gradients_of_16_bits_are_summed_in_32() -> None:
         halves = (y.astype(jnp.bfloat16).astype(dtype) for y in (x, filter))
         return jax.grad(total, argnums=(0, 1))(*halves)
 
+    def chosen(x: Any, filter: Any, window: Window) -> Any:
+        return general(window)(x, filter)
+
     for narrow, wide in zip(
-        gradient(convolution, jnp.bfloat16), gradient(direct, jnp.float32), strict=True
+        gradient(chosen, jnp.bfloat16), gradient(direct, jnp.float32), strict=True
     ):
         assert narrow.dtype == jnp.bfloat16
         # The result and its gradient are rounded to 8 bits, 450 of these are summed.
@@ -362,24 +384,25 @@ def test_maxima_of_windows_have_the_gradient_of_the_first(
     # Many items are equal.
     x = jnp.asarray(np.random.default_rng(0).integers(-1, 2, (2, 3, 9, 8)), jnp.float32)
     assert_equal(function, [jnp.float32(2)], [x])
-    optimal = optimised(function)
-    assert "select_and_scatter_add" not in str(
-        jax.make_jaxpr(jax.grad(lambda x: jnp.sum(optimal([2.0], [x]))))(x)
-    )
+    optimal = chosen_at_lowering(function)
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(optimal([jnp.float32(2)], [x]))))
+    assert "select_and_scatter" not in gradient.lower(x).as_text()
 
 
-@pytest.mark.parametrize("bound", (jnp.maximum, jnp.minimum))
-def test_a_bound_has_half_the_gradient_where_it_is_met(bound: Any) -> None:
-    def function(parameters: list[Any], inputs: list[Any]) -> Any:
-        return bound(inputs[0] * parameters[0], 1.0) + bound(2, inputs[0])
+@pytest.mark.parametrize(
+    "kernel, plain", ((bounds.maximum, jnp.maximum), (bounds.minimum, jnp.minimum))
+)
+def test_a_bound_has_half_the_gradient_where_it_is_met(kernel: Any, plain: Any) -> None:
+    x = jnp.asarray([-np.inf, -1.0, 0.5, 1.0, 2.0, np.inf, np.nan])
 
-    x = jnp.asarray([-np.inf, -1.0, 0.5, 1.0, 2.0, np.inf])
-    assert_equal(function, [jnp.float32(2)], [x[1:-1]])
-    gradients = [
-        jax.grad(lambda x, f=f: jnp.sum(f([jnp.float32(2)], [x])))(jnp.append(x, jnp.nan))
-        for f in (function, optimised(function))
-    ]
-    np.testing.assert_array_equal(*gradients)
+    def results(function: Any) -> Any:
+        def total(x: Any) -> Any:
+            return jnp.sum(function(x, 1.0) + function(np.float32(2), x))
+
+        return function(x, 1.0), jax.grad(total)(x), jax.jvp(total, (x,), (x,))[1]
+
+    for wanted, got in zip(results(plain), results(kernel), strict=True):
+        np.testing.assert_array_equal(wanted, got)
 
 
 def test_products_of_one_input_become_one() -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from lowering.cpu import looped, optimised
+from lowering.cpu import looped, optimised, rewritten
 from lowering.cpu.options import compiler_options
 from lowering.cpu.pipeline import PASSES, without
 from lowering.prepare import split
@@ -71,8 +71,12 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
     "winograd": (lambda p, x: conv(x[0], p[0]), ((48, 48, 3, 3),), ((1, 48, 8, 8),)),
     "summed": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 8, 8),)),
     "pooling": (pooled, (), ((1, 1, 4, 4),)),
-    "extrema": (lambda p, x: jnp.maximum(x[0], 0), (), ((4,),)),
-    "tangents": (lambda p, x: conv(x[0], p[0]), ((48, 48, 3, 3),), ((1, 48, 8, 8),)),
+    "gradients": (lambda p, x: conv(x[0], p[0]), ((8, 8, 1, 1),), ((1, 8, 4, 4),)),
+    "sums": (
+        lambda p, x: lax.scan(lambda y, z: (y + z.T @ z, z), p[0], x[0])[0],
+        ((8, 8),),
+        ((3, 4, 8),),
+    ),
     "stored": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 8, 8),)),
     "repeats": (layers, ((8, 8),) * 10, ((1, 8),)),
 }
@@ -82,8 +86,20 @@ def traced(name: str) -> str:
     function, *shapes = CASES[name]
     params, inputs = ([jax.ShapeDtypeStruct(s, jnp.float32) for s in group] for group in shapes)
     parts = split(optimised(function, in_chunks=True), params, inputs, rewrite=looped)
-    return str(jax.make_jaxpr(optimised(function, in_chunks=True))(params, inputs)) + str(
-        jax.make_jaxpr(parts.run)(jax.eval_shape(parts.prepare, params), inputs)
+
+    def backward(params: Any, inputs: Any) -> Any:
+        def total(params: Any) -> Any:
+            return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(function(params, inputs)))
+
+        closed = jax.make_jaxpr(jax.grad(total))(params)
+        return rewritten(closed, params, "backward")
+
+    return "".join(
+        (
+            str(jax.make_jaxpr(optimised(function, in_chunks=True))(params, inputs)),
+            str(jax.make_jaxpr(parts.run)(jax.eval_shape(parts.prepare, params), inputs)),
+            str(jax.make_jaxpr(backward)(params, inputs)),
+        )
     )
 
 

@@ -1,0 +1,42 @@
+"""Parameters with what kernels need of them, computed once for many calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+
+from nnef_jax.errors import InputError
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "found"],
+    meta_fields=["definition"],
+)
+@dataclass(frozen=True)
+class Prepared:
+    """Takes the place of parameters in `apply`, `step` and `scan` of its model; a pytree.
+
+    `params` are the parameters themselves, by label, in the memory they had. Other shapes, vmap,
+    edits, captures, derivatives and platforms are computed from these.
+    """
+
+    params: Mapping[str, Any]
+    found: Mapping[str, Any]  # what is prepared for a function of this name
+    definition: Any
+
+    def of(self, definition: Any) -> Prepared:
+        """Return it for a model of this definition; raise InputError for another network's."""
+        if definition != self.definition:
+            raise InputError(
+                "params are prepared for another network",
+                hint="give what prepare of this model returned",
+            )
+        return self
+
+    def __repr__(self) -> str:
+        return f"<parameters prepared for {self.definition.network.graph.name}>"

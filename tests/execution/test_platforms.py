@@ -1,0 +1,307 @@
+"""A network in a traced function is one operation, whose kernels are chosen where it is lowered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import nnef_jax
+from lowering.platforms import chosen_at_lowering
+from tests.helpers import model_of
+from tests.operation_checks import Together
+
+NET = """
+version 1.0;
+graph net( x ) -> ( y, index )
+{
+    x = external(shape = [8, 3, 12, 12]);
+    f = variable(shape = [48, 3, 3, 3], label = 'first');
+    d = variable(shape = [48, 1, 3, 3], label = 'depthwise');
+    s = variable(shape = [1, 48], label = 'scale');
+    p = variable(shape = [48, 48, 3, 3], label = 'last');
+    c1 = conv(x, f, stride = [2, 2], padding = [(1,1),(1,1)]);
+    c2 = conv(c1, d, groups = 0, padding = [(1,1),(1,1)]);
+    scaled = mul(c2, s);
+    r = clamp(scaled, 0.0, 6.0);
+    c3 = conv(r, p, padding = [(1,1),(1,1)]);
+    m = max_pool(c3, size = [1,1,2,2], stride = [1,1,2,2], border = 'ignore');
+    y = tanh(m);
+    index = argmax_reduce(y, axes = [1]);
+}
+"""
+RNG = np.random.default_rng(0)
+SHAPES = {"first": (48, 3, 3, 3), "depthwise": (48, 1, 3, 3), "scale": (1, 48)}
+SHAPES["last"] = (48, 48, 3, 3)
+DATA = {k: (RNG.normal(size=s) / 6).astype(np.float32) for k, s in SHAPES.items()}
+X = RNG.normal(size=(8, 3, 12, 12)).astype(np.float32)
+CONVOLUTIONS = NET.count("conv(")
+
+
+@pytest.fixture(scope="module")
+def model() -> nnef_jax.Model:
+    return model_of(NET, data=DATA)
+
+
+def operations(jaxpr: Any) -> list[str]:
+    """The primitives of a jaxpr, and of those in it."""
+    found: list[str] = []
+    for equation in jaxpr.eqns:
+        found.append(equation.primitive.name)
+        for value in equation.params.values():
+            closed = getattr(value, "closed", value)
+            if hasattr(closed, "jaxpr"):
+                found += operations(closed.jaxpr)
+    return found
+
+
+def loss(model: nnef_jax.Model) -> Callable[[Any, Any], Any]:
+    return lambda params, x: jnp.sum(jnp.sin(model.apply(params, x).y))
+
+
+def test_a_trace_holds_the_network_once_as_it_is_written(model: nnef_jax.Model) -> None:
+    value = jax.make_jaxpr(model.apply)(model.params, X)
+    names = operations(value.jaxpr)
+    assert names.count("conv_general_dilated") == CONVOLUTIONS and "transpose" not in names
+    gradient = jax.make_jaxpr(jax.grad(loss(model)))(model.params, X)
+    # Each convolution, and its derivatives in filter and input, but for the first one's in x.
+    count = operations(gradient.jaxpr).count("conv_general_dilated")
+    assert count == 3 * CONVOLUTIONS - 1
+
+
+@pytest.mark.parametrize("batch", (8, "b"))
+@pytest.mark.parametrize("platform", ("cuda", "rocm", "tpu"))
+def test_other_platforms_get_what_is_written(platform: str, batch: Any) -> None:
+    model = model_of(NET, data=DATA, input_shapes={"x": (None, 3, 12, 12)})
+    extent = jax.export.symbolic_shape(batch)[0] if batch == "b" else batch
+    x = jax.ShapeDtypeStruct((extent, 3, 12, 12), jnp.float32)
+    exported = jax.export.export(jax.jit(model.apply), platforms=[platform])(model.params, x)
+    text = exported.mlir_module()
+    assert len(re.findall(r"stablehlo\.convolution\(", text)) == CONVOLUTIONS
+    assert "stablehlo.transpose" not in text and "stablehlo.while" not in text
+
+
+def test_a_cpu_gets_its_kernels(model: nnef_jax.Model) -> None:
+    text = jax.jit(model.apply).lower(model.params, X).as_text()
+    assert "stablehlo.convolution" not in text  # sums of shifted items, and Winograd's products
+    assert "stablehlo.while" not in text  # over a batch that may be sharded
+    text = jax.jit(jax.grad(loss(model))).lower(model.params, X).as_text()
+    assert not re.search(r"(batch|feature)_group_count = (?!1 )", text)
+    assert "select_and_scatter" not in text
+
+
+def test_several_platforms_get_theirs(model: nnef_jax.Model) -> None:
+    exported = jax.export.export(jax.jit(model.apply), platforms=["cpu", "tpu"])(model.params, X)
+    text = exported.mlir_module()
+    assert len(re.findall(r"stablehlo\.convolution\(", text)) == CONVOLUTIONS
+    assert "stablehlo.case" in text and "stablehlo.transpose" in text
+
+
+# Transformations
+
+
+def function(p: Any, x: Any) -> Any:
+    y = lax.conv_general_dilated(x, p["w"], (1, 1), "SAME") * p["s"].reshape(1, -1, 1, 1)
+    index = jnp.argmax(y, 1)
+    y = lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+    def turn(state: Any, item: Any) -> tuple[Any, Any]:
+        state = jnp.tanh(item @ p["m"] + state @ p["u"])
+        return state, state
+
+    state, states = lax.scan(turn, jnp.zeros((2, 4)), jnp.stack([y.mean((2, 3))] * 3))
+    return {"y": states, "index": index, "state": state}
+
+
+def array(seed: int, *shape: int) -> Any:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+P = {"w": array(0, 8, 3, 3, 3) / 3, "s": array(1, 8), "m": array(2, 8, 4) / 3, "u": array(3, 4, 4)}
+INPUT = array(4, 2, 3, 8, 8)
+
+
+def total(f: Any) -> Any:
+    return lambda p, x: jnp.sum(jnp.sin(f(p, x)["y"]))
+
+
+def over_steps(f: Any) -> Any:
+    def run(p: Any, x: Any) -> Any:
+        xs = jnp.stack([x, 2 * x])
+        return lax.scan(lambda sum, x: (sum + total(f)(p, x), None), 0.0, xs)[0]
+
+    return jax.grad(run, (0, 1))
+
+
+def by_closure(f: Any) -> Any:
+    """An array of an outer derivative is read within."""
+
+    def outer(p: Any, x: Any) -> Any:
+        def inner(d: Any) -> Any:
+            return total(lambda p, x: f({**p, "s": p["s"] + d}, x))(p, x)
+
+        return jax.grad(inner)(jnp.float32(0.1))
+
+    return jax.grad(outer)
+
+
+def transposed(f: Any) -> Any:
+    def run(p: Any, x: Any) -> Any:
+        def push(change: Any) -> Any:
+            return jax.jvp(lambda x: f(p, x)["y"], (x,), (change,))[1]
+
+        return jax.linear_transpose(push, x)(f(p, x)["y"])
+
+    return run
+
+
+TRANSFORMED: dict[str, Callable[[Any], Any]] = {
+    "value": lambda f: f,
+    "gradient": lambda f: jax.grad(total(f), (0, 1)),
+    "gradient of the input": lambda f: jax.grad(total(f), 1),
+    "tangent": lambda f: lambda p, x: jax.jvp(total(f), (p, x), (p, x)),
+    "vmap": lambda f: lambda p, x: jax.vmap(f, (None, 0))(p, jnp.stack([x, 2 * x])),
+    "gradient of each": lambda f: (
+        lambda p, x: jax.vmap(jax.grad(total(f)), (None, 0))(p, jnp.stack([x, 2 * x]))
+    ),
+    "gradient twice": lambda f: jax.grad(lambda p, x: jnp.sum(jax.grad(total(f), 1)(p, x) ** 2)),
+    "forward over reverse": lambda f: (
+        lambda p, x: jax.jvp(lambda x: jax.grad(total(f), 1)(p, x), (x,), (x,))
+    ),
+    "reverse over forward": lambda f: jax.grad(
+        lambda p, x: jax.jvp(lambda x: total(f)(p, x), (x,), (x,))[1]
+    ),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(total(f))),
+    "transposed": transposed,
+    "closure": by_closure,
+    "steps": over_steps,
+}
+
+
+def both(name: str) -> tuple[Any, Any]:
+    def run(p: Any, x: Any) -> Any:
+        return [TRANSFORMED[name](f)(p, x) for f in (function, chosen_at_lowering(function))]
+
+    return run, (P, INPUT)
+
+
+transformed = Together(list(TRANSFORMED), both)
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_it_transforms_as_what_is_written(name: str) -> None:
+    wanted, got = transformed(name)
+    assert jax.tree.structure(wanted) == jax.tree.structure(got)
+    for x, y in zip(*map(jax.tree.leaves, (wanted, got)), strict=True):
+        scale = max(float(jnp.max(jnp.abs(x))), 1e-3)
+        np.testing.assert_allclose(y, x, rtol=0, atol=2e-5 * scale)
+
+
+def test_it_is_evaluated_without_jit() -> None:
+    with jax.disable_jit():
+        results = [f(P, INPUT) for f in (function, chosen_at_lowering(function))]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *results)
+
+
+# What is prepared
+
+
+def transpositions(model: nnef_jax.Model, params: Any, x: Any) -> int:
+    return jax.jit(model.apply).lower(params, x).as_text().count("stablehlo.transpose")
+
+
+def test_what_is_prepared_is_not_computed_again(model: nnef_jax.Model) -> None:
+    prepared = model.prepare(model.params)
+    run = jax.jit(model.apply)
+    np.testing.assert_allclose(run(prepared, X).y, model(X).y, atol=1e-5)
+    assert transpositions(model, prepared, X) < transpositions(model, model.params, X)
+    for label, x in model.params.items():
+        assert prepared.params[label] is x
+    # Not for these shapes: computed from the parameters.
+    other = model_of(NET, data=DATA, input_shapes={"x": (None, 3, 12, 12)})
+    several = other.prepare(other.params, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    np.testing.assert_allclose(jax.jit(other.apply)(several, X[:2]).y, model(X).y[:2], atol=1e-5)
+
+
+def test_what_is_prepared_may_be_traced_edited_and_differentiated(model: nnef_jax.Model) -> None:
+    @jax.jit
+    def results(params: Any, x: Any) -> Any:
+        prepared = model.prepare(params)
+        edited = model.apply(prepared, x, edit={"r": lambda r: 0 * r}, capture=["c1"])
+        batch = jax.vmap(model.apply, (None, 0))(prepared, x[None]).y[0]
+        gradient = jax.grad(lambda p: loss(model)(model.prepare(p), x))(params)
+        return model.apply(prepared, x).y, batch, edited, gradient
+
+    value, batch, (edited, seen), gradient = results(model.params, X)
+    np.testing.assert_allclose(value, model(X).y, atol=1e-5)
+    np.testing.assert_allclose(batch, model(X).y, atol=1e-5)
+    assert not edited.y.any() and seen["c1"].shape == (8, 48, 6, 6)
+    wanted = jax.jit(jax.grad(loss(model)))(model.params, X)
+    for label, x in wanted.items():
+        np.testing.assert_allclose(gradient[label], x, atol=1e-4 * float(jnp.max(jnp.abs(x))))
+
+
+RECURRENT = """
+version 1.0;
+graph net( x ) -> ( y )
+{
+    x = external(shape = [2, 4]);
+    h = variable(shape = [2, 6], label = 'h');
+    w = variable(shape = [6, 10], label = 'w');
+    b = variable(shape = [1, 6], label = 'b');
+    both = concat([x, h], axis = 1);
+    next = linear(both, w, b);
+    y = tanh(next);
+    done = update(h, y);
+}
+"""
+
+
+def test_step_and_scan_take_what_is_prepared() -> None:
+    shapes = {"h": (2, 6), "w": (6, 10), "b": (1, 6)}
+    data = {k: RNG.normal(size=s).astype(np.float32) for k, s in shapes.items()}
+    model = model_of(RECURRENT, data=data)
+    prepared, state = model.prepare(model.params), model.init_state()
+    xs = RNG.normal(size=(5, 2, 4)).astype(np.float32)
+    y, after = jax.jit(lambda p, s, x: model.step(s, x, params=p))(prepared, state, xs[0])
+    wanted, wanted_after = model.step(state, xs[0])
+    np.testing.assert_allclose(y, wanted, atol=1e-6)
+    np.testing.assert_allclose(after["h"], wanted_after["h"], atol=1e-6)
+    ys, _ = jax.jit(lambda p, x: model.scan(x, params=p))(prepared, xs)
+    np.testing.assert_allclose(ys, model.scan(xs)[0], atol=1e-6)
+
+
+def test_what_is_prepared_is_of_one_network(model: nnef_jax.Model) -> None:
+    prepared = model.prepare(model.params)
+    again = model_of(NET, data=DATA)
+    assert again.apply(prepared, X).y.shape == (8, 48, 3, 3)  # of the same content
+    other = model_of(NET.replace("tanh", "sigmoid"), data=DATA)
+    with pytest.raises(nnef_jax.InputError, match="prepared for another network"):
+        other.apply(prepared, X)
+    with pytest.raises(nnef_jax.InputError, match="lacks last"):
+        model.prepare({k: v for k, v in model.params.items() if k != "last"})
+    opened = model_of(NET, data=DATA, input_shapes={"x": (None, 3, 12, 12)})
+    with pytest.raises(nnef_jax.InputError, match="shape of input 'x' is not known"):
+        opened.prepare(opened.params)
+
+
+def test_a_large_batch_is_divided_on_one_device_alone() -> None:
+    """What is prepared is as fast as a call, which takes a few items at a time."""
+    text = NET.replace("[8, 3, 12, 12]", "[8, 3, 256, 256]")
+    model = model_of(text, data=DATA)
+    prepared = model.prepare(model.params)
+    x = jax.ShapeDtypeStruct((8, 3, 256, 256), jnp.float32)
+    assert "stablehlo.while" in jax.jit(model.apply).lower(prepared, x).as_text()
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+        sharded = NamedSharding(mesh, PartitionSpec("data"))
+        x = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharded)
+        assert "stablehlo.while" not in jax.jit(model.apply).lower(prepared, x).as_text()
