@@ -77,6 +77,7 @@ def export(
 
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     """Return a function of parameters, of the state but for `apply`, and of inputs in order."""
+    execution = execution.alone()
     point = execution.scan if entry == "scan" else execution.step
 
     def apply(params: Any, *inputs: Any) -> Any:

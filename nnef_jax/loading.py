@@ -70,7 +70,8 @@ def load(
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
         optimize: False computes each operation as its rule is written. True chooses layouts and
             kernels for the platform, CPUs today: results and derivatives differ by rounding. A
-            function that is traced for another device or exported with open extents is as written.
+            function of one's own gets those of the platform that it is lowered or exported for;
+            with open extents it is as written.
         autotune: True tries the compiler's options at the first call of each kind and shape, which
             takes a second or two more, and keeps the fastest. Only CPUs have such a choice.
         donate_state: True makes `step` write the new state into the memory of the one it is given,

@@ -121,7 +121,7 @@ def _evaluate(
         else:
             later.append(equation)
     groups = {} if way.written else siblings(later, known.__contains__, _same(jaxpr))
-    is_backward = way.in_loop and way.role == "backward"
+    is_backward = way.in_loop and way.role == "backward" and runs("sums")
     joined = sums_of_products(jaxpr, known.__contains__) if is_backward else []
     done = {id(e) for terms in joined for e in terms.steps}
     sums = {id(terms.add): terms for terms in joined}

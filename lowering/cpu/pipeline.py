@@ -74,20 +74,20 @@ PASSES = {
     ),
     "pooling": Pass(
         "makes small pooling windows shifted maxima and sums",
-        "training step of ResNet-18: 1.14; U-Net, batch 1: 1.02",
+        "U-Net, batch 1: 1.02",
     ),
     # Derivatives
     "gradients": Pass(
         "gives derivatives of windows and sums over positions kernels of their own",
-        "training step of MobileNetV2: ?",
+        "training step of MobileNetV2: 1.9; of ResNet-18: 1.3",
     ),
     "sums": Pass(
-        "takes sums of products out of a loop",
-        "training step of an LSTM, batch 8: ?",
+        "takes sums of products out of a loop, and makes those of a step one product",
+        "training step of LSTM, batch 1: 1.6; batch 8: 2.0; of GRU: 1.9",
     ),
     "stored": Pass(
         "keeps XLA from computing in each loop anew what several read",
-        "training step of MobileNetV2: 1.47; batch 8: 1.07",
+        "training step of MobileNetV2: 1.80; batch 8: 1.07",
     ),
     # What is traced then, and split by `prepare`
     "repeats": Pass(

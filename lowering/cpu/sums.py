@@ -1,7 +1,7 @@
 """Takes sums of products out of a loop: one product of all steps' operands instead.
 
 The backward pass of a recurrent layer adds a product to the gradient of its matrix in each step,
-which reads and writes the whole matrix. LSTM, batch 8, 256 wide: a step of training takes
+which reads and writes the whole matrix.
 """
 
 from __future__ import annotations

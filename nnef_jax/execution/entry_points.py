@@ -65,10 +65,16 @@ class Execution:
 
     def literal(self) -> Execution:
         """Return one that runs the network on the same arrays as it is written."""
+        return self._on_no_mesh(replace(self.definition.options, optimize=False))
+
+    def alone(self) -> Execution:
+        """Return one that runs the network on the same arrays, on no mesh."""
+        is_alone = self.definition.layout is None
+        return self if is_alone else self._on_no_mesh(self.definition.options)
+
+    def _on_no_mesh(self, options: RunOptions) -> Execution:
         known, (params, state) = self.definition, self.own.leaves()
-        network = replace(known.network, data=known.unread)
-        options = replace(known.options, optimize=False)
-        definition = Definition(network, options, known.cache)
+        definition = Definition(replace(known.network, data=known.unread), options, known.cache)
         return Execution(OwnArrays(definition, {**params, **state}))
 
 
@@ -136,7 +142,8 @@ class EntryPoint:
         try:
             return self._entry.jitted(*arguments)
         except FloatingPointError as error:
-            blamed = self._arrays_to_blame(params, state, inputs)
+            raw = params.params if isinstance(params, Prepared) else params
+            blamed = self._arrays_to_blame(raw, state, inputs)
             for name in blamed:
                 error.add_note(f"{name} has one already")
             if self._entry.time_axes and not blamed:
