@@ -1,4 +1,4 @@
-"""Compute convolutions that are derivatives of others in their filters, and sums over positions.
+"""Compute convolutions that are derivatives of others in their filters.
 
 XLA differentiates what is written, so that such a convolution moves a large window, the gradient
 of the result, over few positions: the cells of the filter.

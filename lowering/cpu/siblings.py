@@ -39,7 +39,7 @@ class Terms(NamedTuple):
     products: Sequence[Any]
     after: Sequence[Any]  # equations between a product and the sum, alike for all
     others: Sequence[Any]  # variables that are added too
-    steps: Sequence[Any]  # all equations that it takes the place of, but `add`
+    steps: Sequence[Any]  # all equations that it stands for, but `add`
 
     def value(self, inputs: Sequence[View], matrices: Sequence[View]) -> View:
         """Return the sum of the products, as one product."""
@@ -96,7 +96,7 @@ def sums_of_products(jaxpr: Any, is_known: Callable[[Any], bool]) -> list[Terms]
                 others.append(variable)
         taken.update(map(id, steps))
         kinds = {
-            str((_kind(e), [(c.primitive, c.params) for c in chain]))
+            str((_kind(e), e.outvars[0].aval, [(c.primitive, c.params) for c in chain]))
             for e, chain in zip(products, chains, strict=True)
         }
         if len(products) > 1 and len(kinds) == 1:

@@ -240,6 +240,7 @@ def test_a_part_without_rows():
 _ENDED = """
 import os, signal, sys
 number, suffix = int(sys.argv.pop(1)), sys.argv.pop(1)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a shell's background job ignores
 def happened(event, args):
     if event == "os.rename" and str(args[1]).endswith(suffix):
         os.kill(os.getpid(), number)
