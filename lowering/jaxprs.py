@@ -118,13 +118,11 @@ def without_forwarded(closed: Any, keep: int) -> tuple[Any, list[int | None]]:
     first, rest = closed.jaxpr.outvars[:keep], closed.jaxpr.outvars[keep:]
     sources = [None if is_literal(v) else places.get(v) for v in rest]
     made = [v for v, source in zip(rest, sources, strict=True) if source is None]
-    info = closed.jaxpr.debug_info.with_unknown_names()
-    jaxpr = closed.jaxpr.replace(outvars=[*first, *made], debug_info=info)
-    return core.ClosedJaxpr(jaxpr, closed.consts), sources
+    return changed(closed, closed.jaxpr.invars, [*first, *made], ()), sources
 
 
 def depending(closed: Any, chosen: Iterable[bool]) -> list[bool]:
-    """Tell for each result whether it may depend on the chosen arguments."""
+    """Tell which results may depend on the chosen arguments."""
     found = {v for v, choice in zip(closed.jaxpr.invars, chosen, strict=True) if choice}
     for equation in closed.jaxpr.eqns:
         if not found.isdisjoint(variables(equation.invars)):

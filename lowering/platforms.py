@@ -239,7 +239,7 @@ def _transpose(changes: Sequence[Any], *operands: Any, how: _How) -> list[Any]:
     asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     assert asked and asked[0] >= first, "not linear in what it is transposed in"
     types = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in (operands[i] for i in asked)]
-    fixed = [x for x in operands[:first]]
+    fixed = operands[:first]
     given = [i for i, change in enumerate(changes) if type(change) is not ad.Zero]
     zeros = [(aval.shape, aval.dtype) for aval in closed.out_avals]
 

@@ -77,12 +77,10 @@ def split(
     parameters: Any,
     inputs: Any,
     *,
-    differentiable: bool = False,
     rewrite: Rewrite | None = None,
 ) -> Split:
     """Split `function(parameters, inputs)`, given sequences of arrays or ShapeDtypeStructs.
 
-    Where it is `differentiable` functions with derivatives of their own stay whole, in each call.
     `rewrite` gives another traced function with the same results, to be split.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
@@ -99,7 +97,7 @@ def split(
         from lowering.jaxprs import inlined
         from lowering.partition import divided
 
-        traced = closed if differentiable else inlined(closed)
+        traced = inlined(closed)
         traced = traced if rewrite is None else rewrite(traced, count)
         sources, reads, compute_flat, run_flat = divided(traced.jaxpr, count)
 

@@ -1,4 +1,4 @@
-"""Run a large batch a few items at a time, so that what is computed fits the caches."""
+"""Compute a large batch a few items at a time: all of one then fits the caches."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -48,10 +49,11 @@ def _choice(x: Array, filter: Array, window: Window, varies: bool) -> str | None
     return "summed" if is_summed(x, filter, window) else None
 
 
-def direct(x: Array, filter: Array, window: Window) -> Array:
-    """Compute it by XLA's own convolution."""
-    spatial = "XYZUVW"[: x.ndim - 2]
-    numbers = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
+def direct(
+    x: Array, filter: Array, window: Window, layouts: Sequence[str] = ("N{}C", "{}IO", "N{}C")
+) -> Array:
+    """Compute it by XLA's own convolution; `layouts` have {} for the axes of positions."""
+    numbers: Any = tuple(layout.format("XYZUVW"[: x.ndim - 2]) for layout in layouts)
     return lax.conv_general_dilated(
         x,
         filter,

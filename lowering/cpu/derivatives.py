@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.cpu import depthwise
+from lowering.cpu.convolution import direct
 from lowering.cpu.pipeline import runs
 from lowering.cpu.view import View, plain, tensor, whole
 from lowering.cpu.window import Window, cells
@@ -52,7 +53,7 @@ def filter_gradient(equation: Any, input: View, gradient: View, window: Window) 
     elif groups > 1 or (math.prod(size) == 1 and not window.is_spread):
         result = _by_cells(g, x, size, original)
     else:
-        result = _direct(x, g, window)
+        result = direct(x, g, window, ("C{}N", "I{}O", "{}NC"))
     order = (*cell_axes, out_batch, out)
     return View(result, order, shape, input.known and gradient.known)
 
@@ -81,20 +82,3 @@ def _by_cells(gradient: Array, x: Array, size: Sequence[int], window: Window) ->
         for _, part in cells(x, size, window, positions)
     ]
     return jnp.stack(parts).reshape(*size, depth, count)
-
-
-def _direct(x: Array, gradient: Array, window: Window) -> Array:
-    """Compute it by XLA's own convolution of arrays (N,X...,C) and (N,x...,O)."""
-    spatial = "XYZUVW"[: x.ndim - 2]
-    numbers = (f"C{spatial}N", f"I{spatial}O", f"{spatial}NC")
-    return lax.conv_general_dilated(
-        x,
-        gradient,
-        window_strides=window.stride,
-        padding=window.padding,
-        lhs_dilation=window.input_dilation,
-        rhs_dilation=window.dilation,
-        dimension_numbers=numbers,
-        precision=window.precision,
-        preferred_element_type=window.accumulator,
-    )

@@ -32,7 +32,7 @@ def evaluated(
     in_chunks: bool = False,
     role: str = "value",
 ) -> list[Any]:
-    """Return the results of a traced function of parameters and of inputs.
+    """Evaluate a traced function of parameters and inputs with a CPU's layouts and kernels.
 
     In a forward or backward pass what is costly to compute again is kept in memory.
     """

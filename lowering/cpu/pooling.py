@@ -20,7 +20,7 @@ _LARGEST = 8  # cells along an axis; XLA's running forms are better for wider wi
 
 
 def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
-    """Apply `reduce_window_max` or `_sum`; None for large windows."""
+    """Compute a maximum or sum over windows; return None where they are large."""
     (view,) = views
     params = equation.params
     size = params["window_dimensions"]

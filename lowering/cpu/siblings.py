@@ -59,7 +59,10 @@ class Terms(NamedTuple):
 
 
 def sums_of_products(jaxpr: Any, is_known: Callable[[Any], bool]) -> list[Terms]:
-    """Return the sums of two or more products of other inputs, each read by the sum alone."""
+    """Find sums of products that one product can compute.
+
+    Each term has an input and a matrix of its own, and nothing but the sum reads it.
+    """
     made = {v: e for e in jaxpr.eqns for v in e.outvars}
     read_by_all = [*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]
     uses = Counter(jaxprs.variables(read_by_all))

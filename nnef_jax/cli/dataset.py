@@ -1,4 +1,4 @@
-"""The items of `nnef-jax batch`: which files they are, and reading them ahead of the network."""
+"""Lists the files of `nnef-jax batch`, and reads them before the network asks for them."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def read_network(source: str, dialect: str) -> Network:
 
 
 def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str | None]:
-    """Return a context of the folder to keep what is compiled in, None for none."""
+    """Return a context manager: it gives the folder for compiled networks, or None."""
     if no_cache and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
     return nullcontext() if no_cache else kept(cache_dir)

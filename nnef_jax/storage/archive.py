@@ -79,7 +79,7 @@ class Archive:
         return sorted(names)
 
     def exists(self, name: str) -> bool:
-        """Tell whether there is a member of this name, be it a link."""
+        """Tell whether there is a member of this name, links included."""
         return self._open.exists(self._inner(name))
 
     def location(self, name: str) -> str:
