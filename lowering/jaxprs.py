@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-from jax.extend import core
+from jax.extend import core, source_info_util
 
 CALL, SCAN, PRODUCT, CONVOLUTION = "jit", "scan", "dot_general", "conv_general_dilated"
 ARITHMETIC = ("add", "sub", "mul", "div")
@@ -40,6 +40,8 @@ def require_names() -> None:
     """Raise AttributeError where jax lacks a name that this module uses."""
     for name in _NAMES:
         getattr(core, name)
+    for name in ("current_name_stack", "user_context"):
+        getattr(source_info_util, name)
 
 
 def operation(name: str) -> Any:
@@ -135,6 +137,23 @@ def called(equation: Any, platform: str | None) -> Any:
 
     Without a platform nothing is chosen, and derivatives of one's own are kept.
     """
+    closed = _callee(equation, platform)
+    return None if closed is None else _placeless(closed)
+
+
+def _placeless(closed: Any) -> Any:
+    """Leave out places: jax traces such a function once, so that they are those of its first call.
+
+    What it computes is then recorded at the place of the call.
+    """
+    equations = [
+        e.replace(source_info=type(e.source_info)(None, e.source_info.name_stack))
+        for e in closed.jaxpr.eqns
+    ]
+    return core.ClosedJaxpr(closed.jaxpr.replace(eqns=equations), closed.consts)
+
+
+def _callee(equation: Any, platform: str | None) -> Any:
     if platform is None:
         return equation.params["jaxpr"] if primitive(equation) == CALL else None
     if primitive(equation) == "cond" and equation.params.get("branches_platforms"):
@@ -188,8 +207,8 @@ def evaluate(jaxpr: Any, values: dict[Any, Any]) -> list[Any]:
         parameter = _CALLS.get(primitive(equation))
         if parameter is None:
             return bind(equation, operands)
-        called = equation.params[parameter]
-        return evaluate(called.jaxpr, values_of(called, operands))
+        callee = _placeless(equation.params[parameter])
+        return evaluate(callee.jaxpr, values_of(callee, operands))
 
     for equation in jaxpr.eqns:
         place(equation, values, compute)
@@ -206,8 +225,12 @@ def place(
 
 
 def scope(equation: Any) -> AbstractContextManager[object]:
-    """Name what is traced after the operation that the equation comes from."""
-    return jax.named_scope(str(equation.source_info.name_stack))
+    """Name what is traced after the operation, and its line, that the equation comes from."""
+    info = equation.source_info
+    names = source_info_util.current_name_stack()
+    if info.name_stack.stack:
+        names = names.extend(str(info.name_stack))
+    return source_info_util.user_context(info.traceback, name_stack=names)
 
 
 def read(operand: Any, values: Mapping[Any, Any]) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from lowering.errors import InvalidComputation
 from lowering.extents import differ, is_symbolic, known, show, volume
 from lowering.graph import Graph, Operand, Operation, Rule, Value
+from lowering.lines import call_at
 from lowering.ops import rules
 from lowering.registry import python_name
 from lowering.static import is_static, on_host
@@ -88,7 +89,7 @@ def _apply(
         context.fold(sum([volume(known(value.type.shape)) for value in operation.writes()]))
         return on_host(results)
     with jax.named_scope(operation.name):
-        return results()
+        return call_at(operation, results)
 
 
 def _has_symbolic(attribute: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -152,3 +154,51 @@ def test_functions_have_the_name_of_the_network(tmp_path: Any) -> None:
             model.with_params(DATA)(X)
         assert {"jit_careful", "jit_careful_step", "jit_careful_scan"} <= set(compiled)
     assert "@jit_careful" in model.lower(X).as_text() or "@careful" in model.lower(X).as_text()
+
+
+TWICE = """
+version 1.0;
+graph twice( x ) -> ( y )
+{
+    x = external(shape = [1,2,4,4]);
+    first = relu(x);
+    y =
+        relu(first);
+}
+"""
+LINES = {"first": "6", "y": "8"}  # the second runs what jax has traced for the first
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("optimize", [True, False])
+def test_places_in_hlo_are_lines_of_the_document(platform: str, optimize: bool) -> None:
+    model = model_of(TWICE, optimize=optimize)
+
+    def total(x: Any) -> Any:
+        return jax.vmap(lambda x: model.apply({}, x).sum())(x).sum()
+
+    for function in (total, jax.grad(total)):
+        lowered = jax.jit(function).trace(X[None]).lower(lowering_platforms=(platform,))
+        found = dict(
+            re.findall(r"^(#loc\d+) = loc\((.*)\)$", lowered.as_text(debug_info=True), re.M)
+        )
+
+        seen = set[str]()
+        for location in found.values():
+            if name := re.match(r'"[^"]*\b(first|y)\)*/', location):
+                seen.add(name[1])
+                assert f'graph.nnef":{LINES[name[1]]}:' in innermost(location, found), location
+        assert seen == set(LINES)
+
+
+def innermost(location: str, found: dict[str, str]) -> str:
+    """Return the innermost place of a location, which holds or names others."""
+    inner = re.search(r"#loc\d+", location)
+    return innermost(found[inner[0]], found) if inner else location
+
+
+def test_a_traceback_shows_the_line(model: nnef_jax.Model) -> None:
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as error:
+        model(-X)
+    frames = traceback.extract_tb(error.value.__traceback__)
+    assert ("odd", 8) in [(frame.name, frame.lineno) for frame in frames]
