@@ -9,7 +9,6 @@ of mesh is tried, but not all of one with all of the other, and the larger netwo
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 import traceback
@@ -28,6 +27,7 @@ import nnef_jax
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.mesh_support import BATCH, WIDTH, assert_close, collectives, lstm
+from tests.pages import session
 
 ROOT = Path(__file__).resolve().parents[1]
 RANDOM = np.random.default_rng(0)
@@ -135,12 +135,7 @@ def moves(name: str, layout: str, wanted: dict[str, int]) -> None:
 
 def documentation() -> None:
     """The page's blocks run as they stand, one after the other."""
-    text = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {}
-    for code in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        start = time.time()
-        exec(compile(code, "devices.md", "exec"), names)
-        print(time.time() - start, code[:60], file=sys.stderr)
+    *_, (_, names) = session("docs/devices.md")
     assert names["probabilities"].sharding.spec[0] == "data"
 
 

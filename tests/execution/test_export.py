@@ -22,6 +22,7 @@ import pytest
 import nnef_jax
 from nnef_jax import InputError, Registry, UnsupportedError
 from tests.helpers import model_of
+from tests.pages import blocks
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -99,10 +100,8 @@ def test_values_and_gradients_in_a_process_without_nnef_jax(
     model = nnef_jax.load(DIGITS)
     model.export(tmp_path / "digits.npz", vjp_order=1)
     model.export(tmp_path / "digits.jaxexport", params="beside", platforms=["cpu"])
-    blocks = re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / "docs/export.md").read_text(), re.M | re.S
-    )
-    load, beside = blocks[1], blocks[3].split("\n\n")[1].replace("model.params", "params")
+    codes = [block.code for block in blocks("docs/export.md", "python")]
+    load, beside = codes[1], codes[3].split("\n\n")[1].replace("model.params", "params")
     for count in BATCHES:
         np.save(tmp_path / f"x{count}.npy", digits(count))
     code = f"""

@@ -1,0 +1,198 @@
+"""README.md and docs/: every block runs as it stands, and does what the page says."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnef_jax
+from tests.pages import LANGUAGES, PAGES, ROOT, Block, blocks, session, unpasteable
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+ELSEWHERE = {"docs/devices.md"}  # test_sharding runs it, by a program that has eight devices
+WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and blocks(page)]
+OPTIONAL = {(block.page, block.needs): block for page in WITH_CODE for block in blocks(page)}
+Names = list[dict[str, Any]]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What looks like the root of the repository, to which blocks may write; jax as users have it."""
+    for path in ROOT.iterdir():
+        if not path.name.startswith("."):
+            (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def test_every_fence_is_known() -> None:
+    found = {str(block): block.language for page in PAGES for block in blocks(page)}
+    assert {where: x for where, x in found.items() if x not in LANGUAGES} == {}
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
+    assert sum(text.count("\n```") for text in texts) == 2 * len(found)
+    asked = sum(text.count("<!-- needs:") for text in texts)
+    assert asked == sum(bool(block.needs) for page in PAGES for block in blocks(page))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_can_be_pasted_into_any_repl(page: str) -> None:
+    told = {str(block): unpasteable(block.code) for block in blocks(page, "python")}
+    assert {where: why for where, why in told.items() if why} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "pasteable"),
+    [
+        ("def f():\n    return 1\n\nf()\n", True),
+        ("x = [\n\n    1]\nclass C:\n    pass", True),
+        ("def f():\n    return 1\nf()\n", False),
+        ("def f():\n    x = 1\n\n    return x\n", False),
+        ("x = (\n", False),
+    ],
+)
+def test_what_a_repl_takes(code: str, pasteable: bool) -> None:
+    assert (unpasteable(code) is None) == pasteable
+
+
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_page(page: str) -> None:
+    names = [after for block, after in session(page) if block.language == "python"]
+    CHECKS.get(page, lambda names: None)(names)
+
+
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize(
+    "block", [x for x in OPTIONAL.values() if x.needs], ids=lambda x: f"{x.page}-{x.needs[0]}"
+)
+def test_page_where_what_it_needs_is_there(block: Block) -> None:
+    for module in block.needs:
+        pytest.importorskip(module)
+    try:
+        names = [after for _, after in session(block.page, block.needs)]
+    except URLError:
+        pytest.skip("the exporter cannot fetch tract")
+    WITH_MODULE.get(block.needs[0], lambda names: None)(names[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_page_with_its_programs_twice(page: str) -> None:
+    for _ in range(2):  # where the first time left its files
+        list(session(page, programs=True))
+
+
+# What pages say of what they compute
+
+
+def batch(names: Names) -> None:
+    assert len(names[0]["items"]) == 10
+    assert names[0]["probabilities"].shape == (10,) and names[0]["probabilities"].argmax() == 7
+
+
+def export(names: Names) -> None:
+    assert names[3]["probabilities"].shape == (64, 10)
+    assert names[4]["y"].shape == (1, 2, 8)
+
+
+def extending(names: Names) -> None:
+    (block,) = blocks("docs/extending.md", "python")
+    lines = [line for line in block.code.splitlines() if line and "import " not in line]
+    assert len(lines) <= 20
+    model, rules = names[0]["model"], names[0]["rules"]
+
+    def mish(x: Any) -> Any:
+        return x * jnp.tanh(jnp.log1p(jnp.exp(2 * x)))
+
+    xs = jnp.linspace(-2, 2, 24).reshape(4, 2, 3)
+    slope = jax.grad(lambda x: model.apply({}, x).sum())
+    wanted = jax.grad(lambda x: mish(x).sum())
+    np.testing.assert_allclose(names[0]["gradient"], wanted(names[0]["x"]), rtol=1e-5)
+    for function, plain in ((lambda x: model.apply({}, x), mish), (slope, wanted)):
+        for found in (jax.jit(jax.vmap(function))(xs), jnp.stack([function(x) for x in xs])):
+            np.testing.assert_allclose(found, jax.vmap(plain)(xs), rtol=1e-5, atol=1e-6)
+    model.save("saved.nnef.tgz")
+    np.testing.assert_array_equal(nnef_jax.load("saved.nnef.tgz", rules=rules)(xs[0]), model(xs[0]))
+    with pytest.raises(nnef_jax.UnsupportedError, match="no rule for operation 'mish'"):
+        nnef_jax.load("saved.nnef.tgz")
+
+
+def inside(names: Names) -> None:
+    for block in blocks("docs/inside.md", "python"):
+        lines = [line for line in block.code.splitlines() if line and "import " not in line]
+        assert len(lines) <= 25
+    cam, patching, freezing, quantised = names
+    heat = np.asarray(cam["heat"])
+    assert heat.shape == (8, 8) and heat.min() == 0 < heat.max()
+    np.testing.assert_allclose(cam["many"][1], heat, rtol=1e-4, atol=1e-6)
+    assert patching["wanted"].argmax() == 1
+    assert np.ptp(patching["effect"]) > 1
+    model, corrupt, tensors = (patching[name] for name in ("model", "corrupt", "inside"))
+    np.testing.assert_allclose(model(corrupt, edit=tensors), patching["wanted"], rtol=1e-4)
+    for trained in (freezing, quantised):
+        assert trained["losses"][-1] < 0.7 * trained["losses"][0]
+    saved, plain = nnef_jax.load("tuned.nnef.tgz").params, freezing["model"].params
+    changed = {label for label in plain if not np.array_equal(saved[label], plain[label])}
+    assert changed == {"linear_filter", "linear_bias"}
+    again = nnef_jax.load("trained.nnef.tgz").cut(outputs=["logits"])(quantised["scans"])
+    assert again.argmax(1).tolist() == list(range(10))
+
+
+def pytorch(names: Names) -> None:
+    assert names[-1].keys() >= {"masks", "tuned", "pooled", "logits", "texts", "block"}
+
+
+def training(names: Names) -> None:
+    losses = names[0]["losses"]
+    assert losses[-1] < losses[0]
+    saved, plain = (nnef_jax.load(x).params for x in ("tuned.nnef.tgz", "examples/digits/model"))
+    assert all(not np.array_equal(saved[label], x) for label, x in plain.items())
+
+
+CHECKS: dict[str, Callable[[Names], None]] = {
+    "docs/batch.md": batch,
+    "docs/export.md": export,
+    "docs/extending.md": extending,
+    "docs/inside.md": inside,
+    "docs/pytorch.md": pytorch,
+    "docs/training.md": training,
+}
+
+
+def doubled(names: dict[str, Any]) -> None:
+    model, x = names["model"], np.ones((2, 2, 12), np.float32)
+    wanted = model.apply({k: 2 * v for k, v in names["arrays"]["params"].items()}, x)
+    np.testing.assert_allclose(model(x), wanted, rtol=1e-5)
+
+
+def has_slope(names: dict[str, Any]) -> None:
+    assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(names["slope"]))
+
+
+WITH_MODULE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "orbax.checkpoint": doubled,
+    "equinox": has_slope,
+    "flax.nnx": has_slope,
+    "flax.linen": has_slope,
+}
+
+
+def test_modules_that_pages_need_are_modules() -> None:
+    """A misspelt one would be skipped for ever."""
+    known = {"torch", "torch_to_nnef", "onnx", "onnxruntime", "tract", "openvino"}
+    known |= {"orbax", "equinox", "flax", "sklearn", "ray", "captum", "IPython"}
+    asked = {module.split(".")[0] for _, needs in OPTIONAL for module in needs}
+    assert {x for x in asked if x not in known and importlib.util.find_spec(x) is None} == set()
