@@ -26,7 +26,7 @@ Names = list[dict[str, Any]]
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What looks like the root of the repository, to which blocks may write; jax as users have it."""
+    """Something like the root of the repository, to write to, and jax with its own settings."""
     for path in ROOT.iterdir():
         if not path.name.startswith("."):
             (tmp_path / path.name).symlink_to(path)
