@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lowering.graph import Rule as Rule
     from lowering.graph import TensorType as TensorType
     from lowering.registry import Registry as Registry
+    from nnef_jax import analysis as analysis
     from nnef_jax.calibration import calibrate as calibrate
     from nnef_jax.conversion import convert as convert
     from nnef_jax.errors import ArchiveError as ArchiveError
@@ -51,6 +52,7 @@ _HOMES = {
     "TensorSpec": "nnef_jax.tensor_spec",
     "TensorType": "lowering.graph",
     "UnsupportedError": "nnef_jax.errors",
+    "analysis": "nnef_jax",
     "calibrate": "nnef_jax.calibration",
     "convert": "nnef_jax.conversion",
     "load": "nnef_jax.loading",
@@ -69,7 +71,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'nnef_jax' has no attribute {name!r}")
     from importlib import import_module
 
-    value: object = getattr(import_module(_HOMES[name]), name)
+    home = _HOMES[name]
+    is_module = home == __name__
+    value: object = import_module(f"{home}.{name}" if is_module else home)
+    value = value if is_module else getattr(value, name)
     globals()[name] = value
     return value
 

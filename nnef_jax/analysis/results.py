@@ -1,0 +1,146 @@
+"""What the results of analyses share: plain values, a table, a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
+
+import jax
+import numpy as np
+
+from lowering.extents import show
+from nnef_jax.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_INFINITY = {True: "Infinity", False: "-Infinity"}
+_R = TypeVar("_R", bound="Result")
+
+
+def static(default: Any = ...) -> Any:
+    """Declare a field that is no array: to jax it is a part of the tree, so it must be hashable."""
+    given: Any = {} if default is ... else {"default": default}
+    return field(metadata={"static": True}, **given)
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, eq_default=False, field_specifiers=(static,)
+)
+def result(cls: type[_R]) -> type[_R]:
+    """Make a class a frozen dataclass and a pytree of its fields, but for those that are static.
+
+    Functions that return one can be jitted and mapped: arrays then have another first axis.
+    """
+    made = dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
+    return jax.tree_util.register_dataclass(made)
+
+
+class Result:
+    """What an analysis found; `print` shows its table."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values of JSON: arrays are lists, NaN is "NaN"."""
+        return {f.name: plain(getattr(self, f.name)) for f in _fields(self)}
+
+    def table(self) -> Table:
+        """Return a table of `rich`."""
+        raise NotImplementedError
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=StringIO(), width=1000)
+        console.print(self.table())
+        assert isinstance(console.file, StringIO)
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+    def __repr__(self) -> str:
+        shown = [f"{f.name}={_short(getattr(self, f.name))}" for f in _fields(self)]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Return a table of rows; numbers are on the right, None is empty.
+
+    Args:
+        columns: the heads.
+        rows: a cell for each column: text, a number, or what `str` shows.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[x.item() if hasattr(x, "item") else x for x in row] for row in rows]
+    table = Table(title=Text(_printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
+    for index, head in enumerate(columns):
+        column = [row[index] for row in cells if row[index] is not None]
+        is_number = bool(column) and all(isinstance(x, int | float) for x in column)
+        table.add_column(Text(head), justify="right" if is_number else "left", no_wrap=True)
+    for row in cells:
+        table.add_row(*[Text(_printable(number(x))) for x in row])
+    return table
+
+
+def number(value: Any) -> str:
+    """Show a cell of a table: five significant digits of a real number."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: arrays are lists; "NaN", "Infinity", "-Infinity" are text."""
+    if isinstance(value, Result):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(name): plain(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(x) for x in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuO":
+            array = array.astype(np.float64)
+        return array.tolist() if np.isfinite(array).all() else plain(array.tolist())
+    if isinstance(value, float):
+        return value if np.isfinite(value) else "NaN" if value != value else _INFINITY[value > 0]
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def axes(ax: Any = None, size: tuple[float, float] = (6.4, 4.8)) -> Any:
+    """Return the axes of matplotlib to draw on: those given, or new ones of a figure of this size.
+
+    Raises UnsupportedError where matplotlib is missing.
+    """
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        message = 'a picture needs matplotlib: pip install "nnef_jax[plot]"'
+        raise UnsupportedError(message) from None
+    return pyplot.subplots(figsize=size, layout="constrained")[1]
+
+
+def _printable(text: str) -> str:
+    """Return text for a terminal; names of a document may hold anything."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def _fields(value: Any) -> tuple[Any, ...]:
+    return fields(value)
+
+
+def _short(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{show(value.shape)}"
+    return f"{value!r:.80}"
