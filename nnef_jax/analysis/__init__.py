@@ -7,10 +7,16 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from nnef_jax.analysis.comparison import Comparison as Comparison
+    from nnef_jax.analysis.comparison import TensorDifference as TensorDifference
+    from nnef_jax.analysis.comparison import compare as compare
     from nnef_jax.analysis.results import Result as Result
 
 _HOMES = {
+    "Comparison": "comparison",
     "Result": "results",
+    "TensorDifference": "comparison",
+    "compare": "comparison",
 }
 
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

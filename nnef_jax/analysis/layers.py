@@ -1,0 +1,184 @@
+"""The tensors inside a network that analyses tell about, and what the graph knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+
+from lowering.graph import Graph, Operation, Value, is_float
+from lowering.ops import rules
+from nnef_jax import Model
+from nnef_jax.errors import InputError
+from nnef_jax.execution.probe import Probe
+from nnef_jax.limits import Meter
+from nnef_jax.options import names_of, require
+from nnef_jax.similar import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One tensor that a network computes from its inputs or states, and what makes it.
+
+    Args:
+        name: of the tensor.
+        kind: of the operation, whatever dialect the network is of.
+        value: the tensor, its type among others.
+        operation: what computes it.
+        params: labels of the parameters that the operation reads, as they are or rearranged.
+        weights: those of them that are multiplied with, biases left out.
+        unit_axis: the axis of channels or features; None where the tensor has a single axis.
+    """
+
+    name: str
+    kind: str
+    value: Value
+    operation: Operation
+    params: tuple[str, ...]
+    weights: tuple[str, ...]
+    unit_axis: int | None
+
+
+def graph_for(model: Model, inputs: Sequence[Any]) -> Graph:
+    """Return the flat graph for inputs of these shapes. Raises as a call does."""
+    network = model._network  # pyright: ignore[reportPrivateUsage]
+    return network.specialise([tuple(x.shape) for x in inputs])
+
+
+def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
+    """Return the inputs of a call in graph order, given as such or as one dict by name."""
+    args, kwargs = arguments_of(inputs[0]) if len(inputs) == 1 else (tuple(inputs), {})
+    return model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+
+
+def arguments_of(sample: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the arguments of a call: of an array, a tuple of arrays, or a dict by input name."""
+    if isinstance(sample, Mapping):
+        return (), sample  # pyright: ignore[reportUnknownVariableType]
+    return (sample if isinstance(sample, tuple) else (sample,)), {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, Layer]:
+    """Return the layers by name of tensor, in order; those of some names or patterns alone.
+
+    Raises TypeError for what is no list of names, InputError for a name that no layer has.
+    """
+    found = {layer.name: layer for layer in _layers(graph)}
+    if names is None:
+        return found
+    wanted = names_of("names", names, "names of tensors")
+    chosen = set(Probe(capture=wanted).captured(graph))
+    for name in wanted:
+        if name in graph.values and name not in found:
+            message = f"'{name}' is no tensor that is computed from the inputs for the outputs"
+            raise InputError(message, hint="model.summary() lists the names")
+    return {name: layer for name, layer in found.items() if name in chosen}
+
+
+def _layers(graph: Graph) -> Iterable[Layer]:
+    varies = {*graph.inputs, *(state.value for state in graph.states)}
+    labels: dict[Value, tuple[str, ...]] = {p.value: (p.label,) for p in graph.parameters}
+    axes: dict[Value, int | None] = {v: _declared_axis(v) for v in varies}
+    names = set(graph.values)
+    for operation in graph.operations:
+        reads = list(operation.reads())
+        if varies.isdisjoint(reads):  # it rearranges parameters
+            sources = tuple(dict.fromkeys(x for v in reads for x in labels.get(v, ())))
+            labels.update((value, sources) for value in operation.writes())
+            continue
+        params, weights = _parameters(operation, labels)
+        for value in operation.writes():
+            varies.add(value)
+            axes[value] = axis = _unit_axis(operation, value, axes)
+            if value in graph.needed and not value.inserted and value.name in names:
+                kind = operation.kind
+                yield Layer(value.name, kind, value, operation, params, weights, axis)
+
+
+def _parameters(
+    operation: Operation, labels: Mapping[Value, tuple[str, ...]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    rule = operation.rule or rules[operation.kind]
+    params: dict[str, None] = {}
+    weights: dict[str, None] = {}
+    for name, operand in operation.operands:
+        for value in _values(operand):
+            params.update(dict.fromkeys(labels.get(value, ())))
+            if rule.work is not None and name != "bias":
+                weights.update(dict.fromkeys(labels.get(value, ())))
+    return tuple(params), tuple(weights)
+
+
+def _values(operand: Any) -> Iterable[Value]:
+    if isinstance(operand, Value):
+        yield operand
+    elif isinstance(operand, tuple):
+        for item in operand:  # pyright: ignore[reportUnknownVariableType]
+            yield from _values(item)
+
+
+def _declared_axis(value: Value) -> int | None:
+    return 1 if len(value.type.shape) > 1 else None
+
+
+def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | None]) -> int | None:
+    """Return the axis of channels: where products put it, and where what follows keeps it."""
+    rank = len(value.type.shape)
+    if rank < 2:
+        return None
+    if "conv" in operation.kind:
+        return 1
+    rule = operation.rule or rules[operation.kind]
+    source = next((v for v in operation.reads() if axes.get(v) is not None), None)
+    if source is None or (rule.work is not None and "resample" not in operation.kind):
+        return rank - 1
+    axis = axes[source]
+    assert axis is not None
+    before, after = source.type.shape, value.type.shape
+    if operation.kind == "transpose":
+        order: Any = dict(operation.attributes)["axes"]
+        return order.index(axis) if axis < len(order) else axis
+    is_kept = axis < rank and (rank == len(before) or after[axis] == before[axis])
+    return axis if is_kept else rank - 1
+
+
+def real_layers(layers: Mapping[str, Layer]) -> dict[str, Layer]:
+    """Return the layers of real numbers. Raises InputError where there are none."""
+    found = {name: x for name, x in layers.items() if is_float(x.value.type.dtype)}
+    if not found:
+        message = "the network computes no tensor of real numbers"
+        raise InputError(message, hint="a network of integers has no derivatives")
+    return found
+
+
+def chosen_params(params: Mapping[str, Any], labels: Iterable[str] | None) -> dict[str, Any]:
+    """Return the parameters of real numbers, of some labels or patterns of `fnmatch` alone.
+
+    Raises TypeError for what is no list of labels, InputError for one that nothing has, and where
+    no parameter is left.
+    """
+    real = {k: x for k, x in params.items() if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)}
+    if labels is not None:
+        wanted = names_of("labels", labels, "labels of parameters")
+        for label in wanted:
+            if label not in real and not any(fnmatchcase(x, label) for x in real):
+                hint = did_you_mean(label, real, meter=Meter()) or "model.params has the labels"
+                raise InputError(f"no real parameter has the label '{label}'", hint=hint)
+        real = {k: x for k, x in real.items() if any(k == w or fnmatchcase(k, w) for w in wanted)}
+    if not real:
+        raise InputError("the network has no parameters of real numbers")
+    return real
+
+
+def require_model(model: Any) -> None:
+    """Raise TypeError for what is no model."""
+    require("model", model, Model, "a nnef_jax.Model")
+
+
+def require_callable(name: str, value: Any, expected: str) -> None:
+    """Raise TypeError for what cannot be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be {expected}, it is {value!r:.60}")

@@ -1,0 +1,120 @@
+"""Which tensors of two networks are the same: by name, as given, or by position."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from nnef_jax.errors import InputError
+from nnef_jax.limits import Meter
+from nnef_jax.similar import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What is known of a tensor before its values: the kind of what computes it, if known."""
+
+    kind: str
+    shape: tuple[int, ...]
+    output: int | None = None  # which output of the network it is
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two tensors that are taken as the same: their names, and why they are."""
+
+    a: str
+    b: str
+    by: str  # "given", "name", "output" or "position"
+
+
+def match(a: Mapping[str, Tensor], b: Mapping[str, Tensor], given: Mapping[str, str]) -> list[Pair]:
+    """Return the pairs in the order of `a`.
+
+    First those `given`. Then those of one name, or of names that differ in nothing but characters
+    other than letters and digits ("/conv1/Conv" and "conv1_conv" in ONNX and NNEF, say). Then the
+    outputs, in order, if there are as many. Then, between any two of these, the longest common
+    sequence of tensors of equal kind and shape.
+
+    Raises InputError for a given name that there is not.
+    """
+    for side, names, known in (("a", given.keys(), a), ("b", given.values(), b)):
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known, meter=Meter())
+                raise InputError(f"names: {side} has no tensor '{name}'", hint=hint)
+    pairs = {x: Pair(x, y, "given") for x, y in given.items()}
+    taken = set(given.values())
+
+    def free(side: Mapping[str, Tensor], used: Any) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in side.items() if name not in used}
+
+    def add(found: Iterator[tuple[str, str]], by: str) -> None:
+        for x, y in found:
+            if x not in pairs and y not in taken:
+                pairs[x] = Pair(x, y, by)
+                taken.add(y)
+
+    for spelled in (str, _simplified):
+        add(_same(free(a, pairs), free(b, taken), spelled), "name")
+    add(_outputs(a, b), "output")
+    add(_between(a, b, dict(pairs)), "position")
+    return [pairs[name] for name in a if name in pairs]
+
+
+def _same(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], spelled: Callable[[str], str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the names that are spelled alike, where just one of each side is."""
+    sides: list[dict[str, list[str]]] = []
+    for side in (a, b):
+        names: dict[str, list[str]] = {}
+        for name in side:
+            names.setdefault(spelled(name), []).append(name)
+        sides.append(names)
+    for word, (x, *others) in sides[0].items():
+        same = sides[1].get(word, [])
+        if len(same) == 1 and not others:
+            yield x, same[0]
+
+
+def _simplified(name: str) -> str:
+    return re.sub(r"[\W_]+", "_", name).strip("_").lower()
+
+
+def _outputs(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    sides = [{t.output: n for n, t in side.items() if t.output is not None} for side in (a, b)]
+    if sides[0].keys() == sides[1].keys():
+        yield from ((name, sides[1][index]) for index, name in sides[0].items())
+
+
+def _between(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], known: Mapping[str, Pair]
+) -> Iterator[tuple[str, str]]:
+    """Yield what stands at one position between pairs that are known, of one kind and shape."""
+    place = {name: index for index, name in enumerate(b)}
+    taken = {pair.b for pair in known.values()}
+    names, after = list(b), 0
+    rest: list[str] = []
+    for name in [*a, None]:
+        pair = None if name is None else known.get(name)
+        if name is not None and (pair is None or place[pair.b] < after):
+            rest += [] if pair else [name]  # a pair out of order divides nothing
+            continue
+        start, after = after, len(names) if pair is None else place[pair.b] + 1
+        yield from _common(rest, [x for x in names[start:after] if x not in taken], a, b)
+        rest = []
+
+
+def _common(
+    x: Sequence[str], y: Sequence[str], a: Mapping[str, Tensor], b: Mapping[str, Tensor]
+) -> Iterator[tuple[str, str]]:
+    keys = [[(side[n].kind, side[n].shape) for n in row] for side, row in ((a, x), (b, y))]
+    for block in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
+        for index in range(block.size):
+            found = x[block.a + index], y[block.b + index]
+            if a[found[0]].kind:  # recorded tensors have none: a shape alone says too little
+                yield found
