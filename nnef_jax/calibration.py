@@ -43,7 +43,8 @@ def calibrate(
             graph.quant. A recurrent one runs a single cycle from its initial state.
         samples: for each call an array, a tuple of arrays, or a dict of arrays by input name.
         bits: of the codes, 2 to 16.
-        signed, symmetric: of the codes; symmetric ones reach as far below zero as above.
+        signed: whether codes are.
+        symmetric: whether codes reach as far below zero as above.
         algorithm: "zero_point_linear_quantize" has a level for zero, which its range always holds.
         per_channel: a range for each extent of axis 0 of the weights, instead of one.
         percentile: of an activation's values in a sample that the range holds at either end, 99.9

@@ -46,8 +46,7 @@ def convert(
             is in the way) a flat document cannot describe it.
         TypeError, ValueError: an argument is of a wrong type or value.
 
-    Example:
-        >>> print(nnef_jax.convert("provisional.tgz", "final.tgz"))
+    >>> print(nnef_jax.convert("provisional.tgz", "final.tgz"))
     """
     if path is not None:
         require_path("path", path)

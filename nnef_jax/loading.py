@@ -40,7 +40,7 @@ def load(
 ) -> Model:
     """Read an NNEF network and return it as a jitted callable.
 
-    Args, what to read:
+    Args: What to read
         source: a folder, a `graph.nnef`, a tar archive (plain, gz, bz2, xz), the bytes of one, or
             an open binary file.
         input_shapes: shapes by input name instead of the document's. None is an extent that each
@@ -66,7 +66,7 @@ def load(
         limits: bounds on what is read.
         progress: called with the numbers of variables read and of all, before each of them.
 
-    Args, how to run it:
+    Args: How to run it
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
         optimize: False computes each operation as its rule is written. True chooses layouts and
             kernels for the platform, CPUs today: results and derivatives differ by rounding. A
@@ -93,9 +93,8 @@ def load(
         NnefError: something is wrong with the network; the message says what, where, and what to
             do.
 
-    Example:
-        >>> model = nnef_jax.load("examples/digits/model")
-        >>> probabilities = model(images)
+    >>> model = nnef_jax.load("examples/digits/model")
+    >>> probabilities = model(images)
     """
     require_flags(optimize=optimize, autotune=autotune, donate_state=donate_state, unused=unused)
     _require_precision(precision)

@@ -13,11 +13,13 @@ from types import ModuleType
 
 import pytest
 
+import nnef_jax
 from nnef_jax.formats.syntax.standard import standard
 from tests.operations import test_numerics
 from tests.wrong_documents import SECTIONS, WRONG_DOCUMENTS, WrongDocument, message
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT_PAGES = {"index.md", "contributing.md", "changelog.md"}  # of the repository, by docs/hooks.py
 
 
 def script(path: Path) -> ModuleType:
@@ -93,6 +95,28 @@ def test_every_numerical_claim_has_a_test() -> None:
     tests = {name for name in vars(test_numerics) if name.startswith("test_")}
     pages = {name for names in named for name in names}
     assert tests == pages
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    site = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    pages |= {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.ipynb")}
+    assert pages == set(re.findall(r"([\w/]+\.(?:md|ipynb))$", site, re.MULTILINE)) - ROOT_PAGES
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: nnef_jax\.(\w+)$", text, re.MULTILINE)
+    assert sorted(listed) == sorted(set(nnef_jax.__all__) - {"__version__", "analysis"})
+
+
+def test_pictures_are_small_and_all_are_shown() -> None:
+    texts = "".join(p.read_text("utf-8") for p in [DOCS.parent / "README.md", *DOCS.glob("*.md")])
+    for path in (DOCS / "pictures").glob("*.png"):
+        assert path.stat().st_size < 150_000, f"{path.name} is too large"
+        assert f"pictures/{path.name}" in texts, f"no page shows docs/pictures/{path.name}"
+    for name in re.findall(r"pictures/([\w-]+\.\w+)", texts):
+        assert (DOCS / "pictures" / name).is_file(), f"there is no docs/pictures/{name}"
 
 
 def test_each_promise_of_security_names_a_test_that_is_there() -> None:

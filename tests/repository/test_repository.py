@@ -10,13 +10,18 @@ import nnef_jax
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SITE = "mkdocs build --strict"
 CI = (ROOT / ".github/workflows/ci.yml").read_text()
 
 
 def commands(path: str) -> set[str]:
     """The commands of a script or workflow that check something, without their environment."""
-    lines = re.findall(r"^[ \-]*(?:run: |entry: )?((?:ruff|pyright|pytest).*)$", read(path), re.M)
-    return {re.sub(r" --pythonpath .*| --force-exclude| -n \w+", "", line) for line in lines}
+    lines = re.findall(
+        r"^[ \-]*(?:run: |entry: )?((?:ruff|pyright|mkdocs|pytest).*)$", read(path), re.M
+    )
+    return {
+        re.sub(r" --pythonpath .*| --force-exclude| --quiet| -n \w+", "", line) for line in lines
+    }
 
 
 def read(path: str) -> str:
@@ -50,7 +55,7 @@ def test_ci_runs_on_every_supported_python_with_the_oldest_and_the_newest_jax() 
 
 def test_every_commit_is_checked_by_the_same_commands() -> None:
     always = commands(".ci/run")
-    assert always == {"ruff check .", "ruff format --check .", "pyright", "pytest"}
+    assert always == {"ruff check .", "ruff format --check .", "pyright", "pytest", SITE}
     assert commands(".github/workflows/ci.yml") == always | {"pytest -m quick", "pytest -m slow"}
 
 

@@ -1,0 +1,40 @@
+"""What the site has besides: pages from the root of the repository, and doctests as code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+
+
+def on_files(files: Files, config: Any) -> None:
+    """Add the pages, with links that lead from docs/."""
+    for source, page in PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        for attribute in ("](", 'src="', 'srcset="'):
+            text = text.replace(f"{attribute}docs/", attribute)
+        for other, target in PAGES.items():
+            text = text.replace(f"]({other}", f"]({target}")
+        files.append(File.generated(config, page, content=text))
+
+
+class Doctests(griffe.Extension):
+    """Fences the lines of docstrings that begin with `>>>`, which Markdown takes for quotes."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Fence them in what has a docstring."""
+        if obj.docstring is not None:
+            text = obj.docstring.value
+            obj.docstring.value = re.sub(
+                r"^(>>> .+(?:\n\S.*)*)", r"```pycon\n\1\n```", text, flags=re.M
+            )

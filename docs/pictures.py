@@ -1,0 +1,42 @@
+"""Draws the pictures of docs/.
+
+python docs/pictures.py              all of them
+python docs/pictures.py NAME ...     these
+
+A function here draws the picture of its name, docs/pictures/NAME.png, and returns it as a figure of
+matplotlib. Pictures of examples are theirs, by `--out`; those of pages are screenshots.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+PICTURES: dict[str, Callable[[], Any]] = {}
+
+
+def picture(draw: Callable[[], Any]) -> Callable[[], Any]:
+    """Add what draws a picture."""
+    PICTURES[draw.__name__] = draw
+    return draw
+
+
+def main(argv: Sequence[str]) -> int:
+    """Draw the pictures of these names, all of them if there are none."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    (ROOT / "docs" / "pictures").mkdir(exist_ok=True)
+    for name in argv or PICTURES:
+        PICTURES[name]().savefig(ROOT / "docs" / "pictures" / f"{name}.png", dpi=130)
+        print(f"wrote docs/pictures/{name}.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
