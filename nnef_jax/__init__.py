@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nnef_jax.storage.tensorfile import read_tensor as read_tensor
     from nnef_jax.storage.tensorfile import write_tensor as write_tensor
     from nnef_jax.tensor_spec import TensorSpec as TensorSpec
+    from nnef_jax.viewing.page import view as view
 
 _HOMES = {
     "ArchiveError": "nnef_jax.errors",
@@ -58,6 +59,7 @@ _HOMES = {
     "load": "nnef_jax.loading",
     "read_tensor": "nnef_jax.storage.tensorfile",
     "save": "nnef_jax.saving",
+    "view": "nnef_jax.viewing.page",
     "write_tensor": "nnef_jax.storage.tensorfile",
 }
 

@@ -1,0 +1,70 @@
+"""`nnef-jax view`: a page that shows a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nnef_jax import DataError
+from nnef_jax.cli.commands import app
+from nnef_jax.cli.options import OPEN_SHAPES, Dialect, Overwrite, Source, shape_option
+from nnef_jax.cli.terminal import print_result, status
+
+
+@app.command()
+def view(
+    source: Source,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The HTML file to make.", show_default=False),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Colour by time: what `nnef-jax profile --json` printed."),
+    ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(help="Colour by error: what `nnef-jax compare --json` printed."),
+    ] = None,
+    shapes: Annotated[list[str] | None, OPEN_SHAPES] = None,
+    dialect: Dialect = "auto",
+    overwrite: Overwrite = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what the page shows as one JSON object.")
+    ] = False,
+) -> None:
+    """Make a page that shows a network: its graph, shapes, weights, work."""
+    if output is None and not as_json:
+        raise typer.BadParameter("is needed, or --json", param_hint="--output")
+    wanted = dict(shape_option(shape, open=True) for shape in shapes or ())
+    with status(f"reading {source}") as progress:
+        from nnef_jax.reading import read
+        from nnef_jax.viewing.page import page_of
+
+        network = read(source, input_shapes=wanted, dialect=dialect, progress=progress)
+        page = page_of(network, profile=_json_in(profile), comparison=_json_in(compare))
+        if output is not None:
+            page.save(output, overwrite=overwrite)
+    if as_json:
+        print_result(json.dumps(page.data, allow_nan=False))
+    else:
+        print_result(f"saved {output}")
+
+
+def _json_in(path: Path | None) -> Any:
+    if path is None:
+        return None
+    from nnef_jax.storage import files
+
+    with files.open_regular(str(path), DataError) as file:
+        data = file.read()
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise DataError(f"{path}: no JSON") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: no JSON object")
+    return found

@@ -1,0 +1,148 @@
+"""`nnef_jax.view`: a network as one HTML file, which asks nothing of any server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from jax.core import Tracer
+
+from nnef_jax import __version__
+from nnef_jax.errors import InputError
+from nnef_jax.model import Model
+from nnef_jax.network import Network
+from nnef_jax.options import require_flags, require_path
+from nnef_jax.reading import Source, read
+from nnef_jax.similar import listed
+from nnef_jax.storage import files as storage
+from nnef_jax.viewing.data import page_data
+from nnef_jax.viewing.measures import fields_by_name
+
+_SCRIPTS = ("graph.js", "layout.js", "draw.js", "panel.js", "app.js")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page that shows a network; a notebook shows it where it is the value of a cell."""
+
+    data: Mapping[str, Any]  # what the page shows, for JSON: docs/view.md
+
+    @property
+    def html(self) -> str:
+        """Return the whole page."""
+        return _html(self.data)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the page as a file; FileExistsError where there is one, without `overwrite`."""
+        require_path("path", path)
+        require_flags(overwrite=overwrite)
+        with storage.replacing(os.fsdecode(path), overwrite=overwrite) as file:
+            file.write(self.html.encode())
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.html)
+        size = 'width="100%" height="620" style="border: 0; border-radius: 12px"'
+        return f'<iframe srcdoc="{page}" {size} sandbox="allow-scripts"></iframe>'
+
+
+def view(
+    network: Model | Source,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    profile: Any = None,
+    comparison: Any = None,
+    overwrite: bool = False,
+) -> Page:
+    """Show a network as a page: its graph, folded, with shapes, attributes, weights and work.
+
+    >>> nnef_jax.view("net.nnef.tgz", "net.html")
+    >>> nnef_jax.view(model)                         # in a notebook
+
+    Args:
+        network: a model, or what `load` reads.
+        output: the file to write, one that needs no other and no network.
+        profile: colours operations by their time: what `nnef_jax.profile` returned, or a dict,
+            `{"operations": [{"name": ..., "seconds": ...}, ...]}`.
+        comparison: colours operations by their error: what `nnef_jax.analysis.compare` returned, or
+            the dict that its `to_dict` makes.
+        overwrite: replace what is at `output`; otherwise FileExistsError.
+
+    Raises InputError where a profile or comparison is not as above, or names no operation of the
+    network; NnefError where there is something wrong with the network.
+    """
+    require_flags(overwrite=overwrite)
+    if output is not None:
+        require_path("output", output)
+    page = page_of(network, profile=profile, comparison=comparison)
+    if output is not None:
+        page.save(output, overwrite=overwrite)
+    return page
+
+
+def page_of(
+    network: Model | Network | Source, *, profile: Any = None, comparison: Any = None
+) -> Page:
+    """Return the page of a network that is read already, or not."""
+    fields = fields_by_name(profile, comparison)
+    if isinstance(network, Model):
+        execution = network._execution  # pyright: ignore[reportPrivateUsage]
+        array_of, found = execution.own.stored, execution.network
+    else:
+        found = network if isinstance(network, Network) else read(network)
+        array_of = found.data.get
+    data = page_data(found, lambda label: _readable(array_of(label)), fields)
+    if fields and not data["coloured_by"]:
+        raise InputError(
+            f"the profile or comparison names no operation of '{found.graph.name:.60}', it has "
+            f"{listed([name[:60] for name in fields])}",
+            hint="it is of another network, or of this one loaded with other options",
+        )
+    return Page(data)
+
+
+def _readable(array: Any) -> Any:
+    """Return an array, None for one that this process cannot read: traced, or on other hosts."""
+    if isinstance(array, Tracer):
+        return None
+    return array if getattr(array, "is_fully_addressable", True) else None
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("nnef_jax.viewing").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _html(data: Mapping[str, Any]) -> str:
+    dagre = _asset("dagre.min.js").replace("//# sourceMappingURL=dagre.min.js.map", "")
+    notice = f"/*! @dagrejs/dagre 3.1.3\n{_asset('dagre.LICENSE')}*/\n"
+    script = "\n".join(map(_asset, _SCRIPTS))
+    parts = {
+        "style": _asset("style.css"),
+        "dagre": notice + dagre,
+        "script": f'"use strict";\n(() => {{\n{script}\n}})();',
+    }
+    hashes = {name: f"'sha256-{_sha256(text)}'" for name, text in parts.items()}
+    policy = (
+        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"style-src {hashes['style']}; script-src {hashes['dagre']} {hashes['script']}"
+    )
+    # Of what is not ours nothing can end an element: names have no < there, in any alphabet.
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    title = html.escape("".join(c if c.isprintable() else " " for c in data["name"]))
+    page = Template(_asset("page.html"))
+    return page.substitute(parts, data=text, policy=policy, title=title, version=__version__)
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,220 @@
+"""Folds the operations of a graph into a tree of groups, none of which has too many members.
+
+Groups are stretches of the order in which operations are computed, so that what is between them
+never goes back. They are modules and fragment calls; where these leave too many members side by
+side, repetitions; where nothing repeats, ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.graph import Graph, Operation
+from nnef_jax.viewing.modules import Unit, alive, find_modules, units_of
+
+MOST = 60  # members of a group
+_RANGE = 40  # members of a range
+_LONGEST_PERIOD = 1024
+
+By = Literal["root", "module", "call", "operation", "repetition", "range"]
+
+
+@dataclass(eq=False)
+class Group:
+    """Some members of the graph under one label; `by` says what it is."""
+
+    label: str
+    by: By
+    members: list[Group | Operation]
+    start: int  # of its first unit
+    repeats: int = 0  # how many members there are, where all have one structure
+    module: str = ""  # of an operation's own group
+    signature: int = field(default=0, repr=False)
+
+
+_Key = tuple[str, str, object]  # by, label, identity
+
+
+def tree_of(graph: Graph) -> Group:
+    """Return the tree of a graph's operations; its root has the graph's name."""
+    units = units_of(graph)
+    living = alive(units, graph)
+    find_modules(units, graph, living)
+    keys = _keys(units)
+    root = Group(graph.name, "root", _nested(units, keys, 0, len(units), 0), 0)
+    _Folding(living).fold(root)
+    return root
+
+
+def _keys(units: Sequence[Unit]) -> list[tuple[_Key, ...]]:
+    """Return the groups around each unit, outermost first.
+
+    Of a chain of calls each comes after the part of the path that all in it share.
+    """
+    keys: list[list[_Key]] = [[] for _ in units]
+
+    def add(start: int, end: int, used: int, depth: int) -> None:
+        stretches = groupby(range(start, end), key=lambda i: units[i].calls[depth : depth + 1])
+        for calls, stretch in stretches:
+            indices = list(stretch)
+            if not calls:
+                for i in indices:
+                    keys[i] += [("module", name, name) for name in units[i].path[used:]]
+                continue
+            paths = [units[i].path for i in indices]
+            shared = min(map(len, paths))
+            while len({path[:shared] for path in paths}) > 1:
+                shared -= 1
+            for i in indices:
+                keys[i] += [("module", name, name) for name in units[i].path[used:shared]]
+                keys[i].append(("call", calls[0].fragment, calls[0]))
+            add(indices[0], indices[-1] + 1, max(used, shared), depth + 1)
+
+    add(0, len(units), 0, 0)
+    return [tuple(key) for key in keys]
+
+
+def _nested(
+    units: Sequence[Unit], keys: Sequence[tuple[_Key, ...]], start: int, end: int, depth: int
+) -> list[Group | Operation]:
+    members: list[Group | Operation] = []
+    for key, stretch in groupby(range(start, end), key=lambda i: keys[i][depth : depth + 1]):
+        first, *rest = stretch
+        last = rest[-1] if rest else first
+        if not key:
+            members += [_leaf(units[i], i) for i in range(first, last + 1)]
+            continue
+        by, label, _ = key[0]
+        inner = _nested(units, keys, first, last + 1, depth + 1)
+        members.append(_joined(Group(label, "call" if by == "call" else "module", inner, first)))
+    return members
+
+
+def _leaf(unit: Unit, index: int) -> Group | Operation:
+    if len(unit.operations) == 1:
+        return unit.main
+    return Group(unit.main.name, "operation", list(unit.operations), index)
+
+
+def _joined(group: Group) -> Group | Operation:
+    """Return what stands for a group: a single member of it stands for itself."""
+    if len(group.members) > 1:
+        return group
+    (member,) = group.members
+    if isinstance(member, Operation):
+        # One operation in a call or module: the box keeps the name of the module.
+        return Group(member.name, "operation", [member], group.start, module=group.label)
+    if member.by == "operation":
+        name = group.label if group.by == "module" else ""
+        member.module = ".".join(filter(None, (name, member.module)))
+    elif group.by == member.by == "module":
+        member.label = f"{group.label}.{member.label}"
+    elif group.by == "module":
+        member.label = f"{group.label}: {member.label}"
+    return member
+
+
+class _Folding:
+    """Bounds the members of groups, and finds repetitions, from the innermost groups outwards."""
+
+    def __init__(self, living: Sequence[int]) -> None:
+        self.living = living
+        self.numbers: dict[object, int] = {}
+
+    def fold(self, group: Group) -> None:
+        for member in group.members:
+            if isinstance(member, Group):
+                self.fold(member)
+        if group.by != "operation":
+            self._wrap_repetitions(group)
+            while len(group.members) > MOST:
+                group.members = list(_ranges(group.members, self._start_of(group)))
+        signatures = [self._signature(member) for member in group.members]
+        if len(signatures) > 1 and len({*signatures}) == 1 and isinstance(group.members[0], Group):
+            group.repeats = len(signatures)
+        group.signature = self.numbers.setdefault(("group", *signatures), len(self.numbers))
+
+    def _signature(self, member: Group | Operation) -> int:
+        """Return a number for the structure of a member: the kinds in it, nested as they are."""
+        if isinstance(member, Group):
+            return member.signature
+        return self.numbers.setdefault(member.kind, len(self.numbers))
+
+    def _start_of(self, group: Group) -> Callable[[int], int]:
+        """Return where members start, as units; operations of a group stand side by side."""
+        starts: list[int] = []
+        at = group.start
+        for member in group.members:
+            at = member.start if isinstance(member, Group) else at
+            starts.append(at)
+            at += _units_in(member)
+        return starts.__getitem__
+
+    def _wrap_repetitions(self, group: Group) -> None:
+        for _ in range(MOST):
+            if len(group.members) <= MOST:
+                return
+            signatures = np.array([self._signature(member) for member in group.members])
+            found = _repetition(signatures)
+            if found is None:
+                return
+            first, period, covered = found
+            where = self._start_of(group)
+            # Of all places to begin at, where fewest tensors are alive.
+            spare = min(period, covered - 2 * period + 1)
+            shift = min(range(spare), key=lambda i: self.living[where(first + i)])
+            first, count = first + shift, (covered - shift) // period
+            end = first + count * period
+            whole = Group("", "repetition", group.members[first:end], where(first))
+            whole.label = _from_to(whole.members)
+            if period > 1:
+                starts = range(first, end, period)
+                blocks = [
+                    Group(f"#{number}", "repetition", group.members[i : i + period], where(i))
+                    for number, i in enumerate(starts, 1)
+                ]
+                for block in blocks:
+                    self.fold(block)
+                whole.label, whole.members = f"{period} operations", [*blocks]
+            self.fold(whole)
+            group.members[first:end] = [whole]
+
+
+def _repetition(signatures: NDArray[np.int64]) -> tuple[int, int, int] | None:
+    """Return start, period and length of the repetition that covers most, None without one."""
+    best: tuple[int, int, int] | None = None
+    most = len(signatures) // 10  # what covers less is no structure of the network
+    for period in range(1, min(len(signatures) // 2, _LONGEST_PERIOD) + 1):
+        equal = signatures[period:] == signatures[:-period]
+        (bounds,) = np.diff(equal, prepend=False, append=False).nonzero()
+        lengths = bounds[1::2] - bounds[::2]
+        if len(lengths) and (gain := int(lengths.max())) >= period and gain > most:
+            most = gain
+            best = int(bounds[2 * lengths.argmax()]), period, gain + period
+    return best
+
+
+def _ranges(members: list[Group | Operation], where: Callable[[int], int]) -> list[Group]:
+    """Cut a long row of members into ranges of about equal length."""
+    pieces = max(2, -(-len(members) // _RANGE))
+    bounds = [len(members) * i // pieces for i in range(pieces + 1)]
+    return [
+        Group(_from_to(members[a:b]), "range", members[a:b], where(a)) for a, b in pairwise(bounds)
+    ]
+
+
+def _from_to(members: Sequence[Group | Operation]) -> str:
+    first, last = (x.label if isinstance(x, Group) else x.name for x in (members[0], members[-1]))
+    return f"{first} … {last}"
+
+
+def _units_in(member: Group | Operation) -> int:
+    if isinstance(member, Operation) or member.by == "operation":
+        return 1
+    return sum(map(_units_in, member.members))
