@@ -7,16 +7,30 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from nnef_jax.analysis.attribution import Attribution as Attribution
     from nnef_jax.analysis.comparison import Comparison as Comparison
     from nnef_jax.analysis.comparison import TensorDifference as TensorDifference
     from nnef_jax.analysis.comparison import compare as compare
+    from nnef_jax.analysis.gradients import integrated_gradients as integrated_gradients
+    from nnef_jax.analysis.gradients import saliency as saliency
+    from nnef_jax.analysis.gradients import smoothgrad as smoothgrad
+    from nnef_jax.analysis.layer_attribution import grad_cam as grad_cam
+    from nnef_jax.analysis.layer_attribution import layer_conductance as layer_conductance
     from nnef_jax.analysis.results import Result as Result
+    from nnef_jax.analysis.windows import occlusion as occlusion
 
 _HOMES = {
+    "Attribution": "attribution",
     "Comparison": "comparison",
     "Result": "results",
     "TensorDifference": "comparison",
     "compare": "comparison",
+    "grad_cam": "layer_attribution",
+    "integrated_gradients": "gradients",
+    "layer_conductance": "layer_attribution",
+    "occlusion": "windows",
+    "saliency": "gradients",
+    "smoothgrad": "gradients",
 }
 
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

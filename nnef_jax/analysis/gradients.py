@@ -1,0 +1,161 @@
+"""Attribution by gradients: saliency, integrated gradients, SmoothGrad."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from nnef_jax.analysis.attribution import (
+    Attribution,
+    array_of,
+    attributed,
+    line_from,
+    middles,
+    sums,
+    zeros,
+)
+from nnef_jax.analysis.question import Question, Target, ask, require_count, require_real
+from nnef_jax.model import Model, Params
+from nnef_jax.options import require_flags, shown
+
+
+def saliency(
+    model: Model,
+    *inputs: Any,
+    target: Target = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+    times_input: bool = False,
+) -> Attribution:
+    """Compute the gradient of a score (Simonyan et al. 2013, arXiv:1312.6034), with its sign.
+
+    >>> nnef_jax.analysis.saliency(model, images, target=3).plot()
+
+    Args:
+        model: any network; one with state runs a cycle from its initial state.
+        inputs: arrays in the order of the graph. The first axis of what is explained is the batch.
+        target: whose score is explained: a class, an integer for each item, or by default the class
+            with the highest score. It is the mean of `output[:, target]`. A function of the outputs
+            returns scores [batch] instead; what is compiled is kept for each object.
+        output: the name of an output, or of a tensor inside, such as what softmax reads. By default
+            the only output; a function gets all of several.
+        wrt: the name of the tensor that explains: an input, by default the first real one, or the
+            result of an operation, such as the embeddings of integer ids.
+        params: arrays by label, as of `model.params`, which may be traced.
+        times_input: multiply by the tensor (Shrikumar et al. 2016, arXiv:1605.01713).
+
+    Raises InputError for what the graph does not have, or what has no derivative.
+    """
+    require_flags(times_input=times_input)
+    return _saliency(ask(model, inputs, target, output, wrt, params), times_input=times_input)
+
+
+@partial(jax.jit, static_argnames="times_input")
+def _saliency(question: Question, *, times_input: bool) -> Attribution:
+    x = question.value()
+    question = question.settled(x)
+    scores, gradient = question.gradient(x)
+    values = gradient * x if times_input else gradient
+    method = "saliency times input" if times_input else "saliency"
+    return attributed(question, method, values, scores, x)
+
+
+def integrated_gradients(
+    model: Model,
+    *inputs: Any,
+    target: Target = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+    baseline: Any = 0.0,
+    steps: int = 50,
+) -> Attribution:
+    """Integrate gradients from a baseline on (Sundararajan et al. 2017, arXiv:1703.01365).
+
+    The values of an item add up to its score less the baseline's, but for the `gap` that a path of
+    so many steps leaves. Gradients are computed a step at a time, at the middle of each.
+
+    >>> found = nnef_jax.analysis.integrated_gradients(model, images)
+
+    Args:
+        baseline: where the line starts: a number, or an array that broadcasts to the tensor.
+        steps: how many gradients are computed.
+
+    The other arguments, and errors, are those of `saliency`.
+    """
+    require_count("steps", steps)
+    question = ask(model, inputs, target, output, wrt, params)
+    return _integrated_gradients(question, array_of("baseline", baseline), steps)
+
+
+@partial(jax.jit, static_argnames="steps")
+def _integrated_gradients(question: Question, baseline: Array, steps: int) -> Attribution:
+    x, question, x0 = line_from(question, baseline)
+
+    def add(total: Array, share: Array) -> tuple[Array, None]:
+        gradient = question.gradient(x0 + share * (x - x0))[1]
+        return total + gradient.astype(total.dtype), None
+
+    total, _ = lax.scan(add, zeros(x), middles(steps, x))
+    values = total / steps * (x - x0).astype(total.dtype)
+    scores = question.at(x)
+    gap = sums(values) - (scores - question.at(x0)).astype(values.dtype)
+    return attributed(question, "integrated gradients", values, scores, x, gap)
+
+
+def smoothgrad(
+    model: Model,
+    *inputs: Any,
+    key: Array,
+    target: Target = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+    noise: float = 0.15,
+    samples: int = 50,
+) -> Attribution:
+    """Average the gradients of noisy copies (Smilkov et al. 2017, arXiv:1706.03825).
+
+    >>> nnef_jax.analysis.smoothgrad(model, images, key=jax.random.key(0))
+
+    Args:
+        key: of `jax.random`.
+        noise: the deviation of the normal noise, as a share of an item's range (0.1 to 0.2 there).
+        samples: how many copies of the batch are computed, one after the other.
+
+    The other arguments, and errors, are those of `saliency`.
+    """
+    require_count("samples", samples)
+    noise = require_real("noise", noise)
+    require_key(key)
+    question = ask(model, inputs, target, output, wrt, params)
+    return _smoothgrad(question, key, np.float32(noise), samples)
+
+
+@partial(jax.jit, static_argnames="samples")
+def _smoothgrad(question: Question, key: Array, noise: Array, samples: int) -> Attribution:
+    x = question.value()
+    question = question.settled(x)
+    axes = tuple(range(1, x.ndim))
+    deviation = noise.astype(x.dtype) * (x.max(axes, keepdims=True) - x.min(axes, keepdims=True))
+
+    def add(total: Array, key: Array) -> tuple[Array, None]:
+        noisy = x + deviation * jax.random.normal(key, x.shape, x.dtype)
+        return total + question.gradient(noisy)[1].astype(total.dtype), None
+
+    total, _ = lax.scan(add, zeros(x), jax.random.split(key, samples))
+    return attributed(question, "SmoothGrad", total / samples, question.at(x), x)
+
+
+def require_key(key: Any) -> None:
+    """Raise TypeError for what is no single key of `jax.random`."""
+    dtype = getattr(key, "dtype", None)
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not (is_key or (dtype == jnp.uint32 and key.shape == (2,))) or (is_key and key.shape):
+        raise TypeError(f"key must be one of jax.random.key(seed), it is {shown(key)}")

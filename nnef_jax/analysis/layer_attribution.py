@@ -1,0 +1,136 @@
+"""Attribution by layers: Grad-CAM, conductance."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering.extents import show
+from lowering.graph import is_float
+from nnef_jax.analysis.attribution import (
+    Attribution,
+    array_of,
+    attributed,
+    line_from,
+    middles,
+    sums,
+    zeros,
+)
+from nnef_jax.analysis.question import Question, Target, ask, require_count, tensor_named
+from nnef_jax.errors import InputError
+from nnef_jax.model import Model, Params
+from nnef_jax.options import require_flags
+
+
+def grad_cam(
+    model: Model,
+    *inputs: Any,
+    layer: str,
+    target: Target = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+    upsample: bool = True,
+) -> Attribution:
+    """Weigh a layer's maps by what they add to a score (Selvaraju et al. 2017, arXiv:1610.02391).
+
+    Each channel counts by the mean of its gradient; what speaks against the score is left out.
+    Values are [batch, *positions] without channels.
+
+    >>> nnef_jax.analysis.grad_cam(model, images, layer="relu2", target=3).plot()
+
+    Args:
+        layer: the name of the tensor with the maps, [batch, channel, *positions].
+        wrt: the name of the input to whose extents the maps are scaled, by default the first real
+            one.
+        upsample: whether maps are scaled to the positions of the input, linearly.
+
+    The other arguments, and errors, are those of `saliency`.
+    """
+    require_flags(upsample=upsample)
+    question = ask(model, inputs, target, output, wrt, params)
+    _require_layer(question, layer)
+    shape, onto = (question.graph.values[name].type.shape for name in (layer, question.wrt))
+    if len(shape) < 3:
+        message = f"layer: '{layer}' is {show(shape)}"
+        raise InputError(message, hint="name a tensor [batch, channel, *positions]")
+    if upsample and len(onto) != len(shape):
+        message = (
+            f"'{layer}' is {show(shape)}, which does not scale to '{question.wrt}' {show(onto)}"
+        )
+        raise InputError(message, hint="upsample=False leaves it as it is")
+    return _grad_cam(question, layer=layer, upsample=upsample)
+
+
+@partial(jax.jit, static_argnames=("layer", "upsample"))
+def _grad_cam(question: Question, *, layer: str, upsample: bool) -> Attribution:
+    x = question.value()
+    question = question.settled(x)
+    scores, maps, gradient = question.layer_gradient(x, layer)
+    weights = gradient.mean(axis=tuple(range(2, maps.ndim)), keepdims=True)
+    values = jax.nn.relu((weights * maps).sum(axis=1))
+    if upsample:
+        values = jax.image.resize(values, (values.shape[0], *x.shape[2:]), "linear")
+    return attributed(question, "Grad-CAM", values, scores, x, of=layer)
+
+
+def layer_conductance(
+    model: Model,
+    *inputs: Any,
+    layer: str,
+    target: Target = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+    baseline: Any = 0.0,
+    steps: int = 50,
+) -> Attribution:
+    """Compute what flows through the units of a layer (Dhamdhere et al. 2018, arXiv:1805.12233).
+
+    Integrated gradients of the tensor, by the unit of the layer that they pass. Of a layer that
+    all paths pass, the values of an item add up to its score less the baseline's, but for `gap`.
+
+    Args:
+        layer: the name of a tensor inside.
+        baseline: where the line of inputs starts.
+        steps: how many gradients at the layer are computed, each in the middle of a step.
+
+    The other arguments, and errors, are those of `saliency`.
+    """
+    require_count("steps", steps)
+    question = ask(model, inputs, target, output, wrt, params)
+    _require_layer(question, layer)
+    return _layer_conductance(question, array_of("baseline", baseline), layer=layer, steps=steps)
+
+
+@partial(jax.jit, static_argnames=("layer", "steps"))
+def _layer_conductance(
+    question: Question, baseline: Array, *, layer: str, steps: int
+) -> Attribution:
+    x, question, x0 = line_from(question, baseline)
+
+    def values_at(share: Array) -> Array:
+        return question.run(x0 + share * (x - x0), capture=[layer])[1][layer]
+
+    def add(found: tuple[Array, Array], share: Array) -> tuple[tuple[Array, Array], None]:
+        total, before = found
+        half = jnp.asarray(0.5 / steps, x.dtype)
+        _, _, gradient = question.layer_gradient(x0 + share * (x - x0), layer)
+        after = values_at(share + half)
+        return (total + (gradient * (after - before)).astype(total.dtype), after), None
+
+    first = values_at(jnp.zeros((), x.dtype))
+    (values, last), _ = lax.scan(add, (zeros(first), first), middles(steps, x))
+    scores = question.at(x)
+    gap = sums(values) - (scores - question.at(x0)).astype(values.dtype)
+    return attributed(question, "conductance", values, scores, last, gap, of=layer)
+
+
+def _require_layer(question: Question, layer: Any) -> None:
+    value = tensor_named(question.graph, "layer", layer)
+    if not is_float(value.type.dtype) or not value.type.shape:
+        raise InputError(f"layer: '{layer}' is {value.type}", hint="name a real tensor with axes")

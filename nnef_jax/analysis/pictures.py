@@ -1,0 +1,111 @@
+"""Pictures of attributions and attacks: tiles on the axes of matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nnef_jax.analysis.results import axes
+
+Tile = NDArray[np.float64]  # [height, width, RGB], from 0 to 1
+
+_GAP = 0.12  # between tiles, in widths of one
+_MAP = "RdBu_r"
+
+
+def heat_maps(ax: Any, values: Any, x: Any, titles: Sequence[str]) -> Any:
+    """Draw maps of values as tiles in rows, each over what it lies on."""
+    tiles = [heat(value, item) for value, item in zip(values, x, strict=True)]
+    root = max(1, len(tiles)) ** 0.5  # rows that are full, and about as many as columns
+    columns = min(range(ceil(root), int(2 * root) + 1), key=lambda n: (-len(tiles) % n, n))
+    rows = [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
+    names = [list(titles[i : i + columns]) for i in range(0, len(tiles), columns)]
+    ax = montage(ax, rows, names)
+    _legend(ax)
+    return ax
+
+
+def montage(ax: Any, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[str]]) -> Any:
+    """Draw rows of tiles with a title above each, on axes that are made where none are given."""
+    height, width = rows[0][0].shape[:2] if rows else (1, 1)
+    ratio = height / width
+    wide, high = max(map(len, rows), default=1), len(rows)
+    each = 1.6 + 1.4 / max(wide, high)  # inches
+    ax = axes(ax, (wide * each * 1.1 + 0.9, high * each * (ratio + 0.25) + 0.1))
+    for row, (tiles, names) in enumerate(zip(rows, titles, strict=True)):
+        top = row * (ratio + 2.2 * _GAP)
+        for column, (tile, name) in enumerate(zip(tiles, names, strict=True)):
+            left = column * (1 + _GAP)
+            box = (left, left + 1, top + ratio, top)
+            ax.imshow(tile, extent=box, interpolation="nearest", aspect="equal")
+            ax.text(left + 0.5, top - 0.03, name, ha="center", va="bottom", size="medium")
+    ax.set(xlim=(-0.02, wide * (1 + _GAP) - _GAP + 0.02))
+    ax.set(ylim=(high * (ratio + 2.2 * _GAP) - 2.2 * _GAP + 0.02, -0.2))
+    ax.set_axis_off()
+    return ax
+
+
+def heat(values: ArrayLike, x: ArrayLike) -> Tile:
+    """Return a map as a tile: red above 0, blue below, as strong as the value, over x in grey."""
+    from matplotlib import colormaps
+
+    map = _plane(np.asarray(values, np.float64))
+    limit = np.abs(map).max(initial=0) or 1.0
+    under = grey(x)
+    if np.median(under) < 0.1:  # mostly empty: ink on paper
+        under = 1 - under
+    under = 0.55 + 0.45 * under  # light, so that colours are seen on it
+    if under.shape[:2] != map.shape:
+        under = np.ones((*map.shape, 3))
+    strength = np.abs(map / limit)[..., None] ** 0.6
+    colours = colormaps[_MAP](0.5 + 0.5 * map / limit)[..., :3]
+    return under * (1 - strength) + colours * strength
+
+
+def signed(values: ArrayLike, limit: float) -> Tile:
+    """Return differences as a tile: red above 0, blue below, white at 0; three channels as one."""
+    from matplotlib import colormaps
+
+    map = _plane(np.asarray(values, np.float64))
+    return colormaps[_MAP](0.5 + 0.5 * np.clip(map / (limit or 1.0), -1, 1))[..., :3]
+
+
+def grey(x: ArrayLike) -> Tile:
+    """Return a tensor in shades of grey from its least to its largest value, 0 to 1."""
+    plane = _plane(np.asarray(x, np.float64))
+    low, high = plane.min(initial=np.inf), plane.max(initial=-np.inf)
+    plane = (plane - low) / (high - low) if high > low else np.zeros(plane.shape)
+    return np.repeat(plane[..., None], 3, 2)
+
+
+def picture(x: ArrayLike, low: float, high: float) -> Tile:
+    """Return a tensor as it looks: three channels, first or last, as colours, others in grey."""
+    array = np.clip((np.asarray(x, np.float64) - low) / ((high - low) or 1.0), 0, 1)
+    if array.ndim == 3 and array.shape[0] == 3:
+        return array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[-1] == 3:
+        return array
+    channels = array.shape[0] if array.ndim == 3 else 1
+    return np.repeat(_plane(array)[..., None] / channels, 3, 2)
+
+
+def _plane(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return an item as rows and columns: channels, first or last, are added up."""
+    x = np.nan_to_num(x, nan=0.0)
+    if x.ndim == 3 and x.shape[-1] in (1, 3, 4) and x.shape[0] not in (1, 3, 4):
+        return x.sum(-1)
+    while x.ndim > 2:
+        x = x.sum(0)
+    return np.atleast_2d(x)
+
+
+def _legend(ax: Any) -> None:
+    from matplotlib.cm import ScalarMappable
+
+    bar = ax.figure.colorbar(ScalarMappable(cmap=_MAP), ax=ax, ticks=[0, 0.5, 1], shrink=0.6)
+    bar.ax.set_yticklabels(["against", "0", "for"])
+    bar.outline.set_visible(False)

@@ -1,0 +1,266 @@
+"""What is asked about a network: which score of which output, and which tensor explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+
+from lowering.extents import show
+from lowering.graph import Graph, Value, is_float
+from nnef_jax.errors import InputError
+from nnef_jax.execution.probe import hint_for
+from nnef_jax.model import Edits, Model, Params
+from nnef_jax.options import numpy_of, require, shown
+
+Target = Any  # None, a class, a class for each item, or a function of outputs
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Question:
+    """A score for each item of a batch, as a function of one tensor; a pytree.
+
+    Args:
+        model: the network, on the parameters that it is asked about.
+        inputs: all of them, in order.
+        classes: the class of each item; None if it is not known yet, or the score has none.
+        wrt: the name of the tensor that explains: an input, or a tensor inside.
+        output: the name of the output or tensor that scores are of; "" for all outputs.
+        score: a function of outputs, if it is not the entry of a class.
+    """
+
+    model: Model
+    inputs: tuple[Any, ...]
+    classes: Array | None
+    wrt: str = field(metadata={"static": True})
+    output: str = field(metadata={"static": True})
+    score: Callable[[Any], Any] | None = field(metadata={"static": True})
+
+    def value(self) -> Array:
+        """Return the tensor that explains, as it is at the inputs."""
+        if self._position is not None:
+            return jnp.asarray(self.inputs[self._position])
+        return self.model(*self.inputs, capture=[self.wrt])[1][self.wrt]
+
+    def run(self, x: Array, edit: Edits | None = None, capture: Sequence[str] = ()) -> Any:
+        """Return outputs and captured tensors for another value of the tensor that explains."""
+        inputs, edits = list(self.inputs), dict(edit or {})
+        if self._position is None:
+            change: Any = edits.get(self.wrt, lambda x: x)
+            edits[self.wrt] = change(x)
+        else:
+            inputs[self._position] = x
+        names = self.model.graph.output_names
+        inside = self.output != "" and self.output not in names
+        wanted = [*capture, self.output] if inside else capture
+        results = self.model(*inputs, edit=edits, capture=wanted)
+        outputs, found = results if wanted else (results, {})
+        if inside:
+            outputs = found[self.output]
+        elif self.output and len(names) > 1:
+            outputs = outputs[names.index(self.output)]
+        return outputs, found
+
+    def entries(self, outputs: Any) -> Array:
+        """Return the scores of all classes, [batch, class]: means over axes after these."""
+        y = jnp.asarray(outputs)
+        return y[:, None] if y.ndim == 1 else y.mean(axis=tuple(range(2, y.ndim)))
+
+    def scores(self, outputs: Any) -> Array:
+        """Return the score of each item, [batch]."""
+        if self.score is None:
+            assert self.classes is not None
+            return jnp.take_along_axis(self.entries(outputs), self.classes[:, None], 1)[:, 0]
+        found, batch = jnp.asarray(self.score(outputs)), self._batch
+        if found.shape != (batch,) or not jnp.issubdtype(found.dtype, jnp.floating):
+            message = f"target returns {found.dtype}{show(found.shape)}"
+            hint = f"return a real score for each item of '{self.wrt}': [{batch}]"
+            raise InputError(message, hint=hint)
+        return found
+
+    def at(self, x: Array, edit: Edits | None = None) -> Array:
+        """Return the score of each item for another value of the tensor that explains."""
+        return self.scores(self.run(x, edit)[0])
+
+    def gradient(self, x: Array) -> tuple[Array, Array]:
+        """Return the score of each item, and its gradient at a value of the tensor."""
+
+        def total(x: Array) -> tuple[Array, Array]:
+            scores = self.at(x)
+            return scores.sum(), scores
+
+        gradient, scores = jax.grad(total, has_aux=True)(x)
+        return scores, gradient
+
+    def layer_gradient(self, x: Array, layer: str) -> tuple[Array, Array, Array]:
+        """Return the score of each item, a layer, and the gradient of the score at it."""
+        type = self.graph.values[layer].type
+
+        def total(added: Array) -> tuple[Array, tuple[Array, Array]]:
+            outputs, inside = self.run(x, {layer: lambda v: v + added}, [layer])
+            scores = self.scores(outputs)
+            return scores.sum(), (scores, inside[layer])
+
+        zero = jnp.zeros([int(n) for n in type.shape], type.dtype)
+        gradient, (scores, values) = jax.grad(total, has_aux=True)(zero)
+        return scores, values, gradient
+
+    def settled(self, x: Array) -> Question:
+        """Return the question about the classes with the highest scores, if it names none."""
+        if self.classes is not None or self.score is not None:
+            return self
+        best = self.entries(self.run(x)[0]).argmax(1).astype(jnp.int32)
+        return replace(self, classes=best)
+
+    @property
+    def graph(self) -> Graph:
+        """Return the graph for the shapes of the inputs."""
+        return graph_for(self.model, self.inputs)
+
+    @property
+    def _position(self) -> int | None:
+        names = [value.name for value in self.model.graph.inputs]
+        return names.index(self.wrt) if self.wrt in names else None
+
+    @property
+    def _batch(self) -> int:
+        return _batch_of(self.graph.values[self.wrt])
+
+
+def ask(
+    model: Model,
+    inputs: Sequence[Any],
+    target: Target,
+    output: str | None,
+    wrt: str | None,
+    params: Params | None,
+) -> Question:
+    """Return the question that arguments of an analysis ask.
+
+    Raises TypeError for arguments of wrong types, InputError for names that the graph does not
+    have, classes that the output does not have, and what has no derivative.
+    """
+    require("model", model, Model, "a model of nnef_jax")
+    if params is not None:
+        model = model.with_params(params)
+    arrays = tuple(model._bind(tuple(inputs), {}))  # pyright: ignore[reportPrivateUsage]
+    graph = graph_for(model, arrays)
+    explains = tensor_named(graph, "wrt", wrt) if wrt is not None else _first_real(graph)
+    _require_real(graph, "wrt", explains)
+    names = dict(zip(graph.output_names, graph.outputs, strict=True))
+    if output is None:
+        output = next(iter(names)) if len(names) == 1 else ""
+    if output and output not in names:
+        names = {output: tensor_named(graph, "output", output)}
+    if output == "" and not callable(target):
+        message = f"the network has outputs {', '.join(names)}"
+        raise InputError(message, hint="name one by output=, or give a function of all as target")
+    if callable(target):
+        return Question(model, arrays, None, explains.name, output, target)
+    scored = names[output]
+    _require_real(graph, "output", scored)
+    count, batch = _batch_of(scored), _batch_of(explains)
+    if count != batch:
+        message = f"'{output}' is {scored.type}, '{explains.name}' is {explains.type}"
+        hint = "the first axis of both is the batch; a function as target may return [batch] scores"
+        raise InputError(message, hint=hint)
+    shape = scored.type.shape
+    classes = _classes(target, batch, int(shape[1]) if len(shape) > 1 else 1, output)
+    return Question(model, arrays, classes, explains.name, output, None)
+
+
+def graph_for(model: Model, inputs: Sequence[Any]) -> Graph:
+    """Return the graph of a model for inputs of these shapes: all extents are known."""
+    network = model._network  # pyright: ignore[reportPrivateUsage]
+    return network.specialise([x.shape for x in inputs])
+
+
+def tensor_named(graph: Graph, what: str, name: Any) -> Value:
+    """Return the input, or tensor computed inside, of a name that an argument gives."""
+    require(what, name, str, "a name of a tensor")
+    found = graph.values.get(name)
+    if found is None:
+        message = f"{what}: the graph has no tensor '{name}'"
+        raise InputError(message, hint=hint_for(name, graph, graph.values))
+    if any(found is v.value for v in (*graph.parameters, *graph.states)):
+        message = f"{what}: '{name}' is a variable, the same for all items of a batch"
+        raise InputError(message, hint="name an input or the result of an operation")
+    return found
+
+
+def require_real(name: str, value: Any, *, least: float = 0, above: bool = False) -> float:
+    """Return a real number; raise TypeError or ValueError unless it is finite and large enough."""
+    require(name, value, float | int | np.floating | np.integer, "a number")
+    if not np.isfinite(value) or value < least or (above and value == least):
+        bound = f"above {least:g}" if above else f"at least {least:g}"
+        raise ValueError(f"{name} must be {bound} and finite, it is {value}")
+    return float(value)
+
+
+def require_count(name: str, value: Any) -> int:
+    """Return a number of times; raise TypeError or ValueError for none that is positive."""
+    require(name, value, int | np.integer, "an integer")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, it is {value}")
+    return int(value)
+
+
+def _first_real(graph: Graph) -> Value:
+    for value in graph.inputs:
+        if is_float(value.type.dtype):
+            return value
+    if not graph.inputs:
+        raise InputError("a network without inputs has nothing to explain")
+    names = ", ".join(f"'{value.name}' of {value.type.dtype}" for value in graph.inputs)
+    raise InputError(f"no input is real: {names}", hint=_inside(graph))
+
+
+def _require_real(graph: Graph, what: str, value: Value) -> None:
+    if not is_float(value.type.dtype):
+        message = f"{what}: '{value.name}' is of {value.type.dtype}, which has no derivative"
+        raise InputError(
+            message, hint=_inside(graph) if what == "wrt" else "name another by output="
+        )
+    if not value.type.shape:
+        raise InputError(f"{what}: '{value.name}' has no axes, the first would be the batch")
+
+
+def _inside(graph: Graph) -> str:
+    """Return which tensor inside to explain instead: embeddings, or the first one that is real."""
+    reached, found = set(graph.inputs), dict[str, str]()
+    for operation in graph.operations:
+        if not reached.isdisjoint(operation.reads()):
+            reached.update(operation.writes())
+            for value in operation.writes():
+                if is_float(value.type.dtype) and graph.values.get(value.name) is value:
+                    found.setdefault(operation.kind, value.name)
+    name = found.get("gather") or next(iter(found.values()), "")
+    return f"explain a tensor inside: wrt='{name}'" if name else "no tensor inside is real either"
+
+
+def _batch_of(value: Value) -> int:
+    return int(value.type.shape[0])
+
+
+def _classes(target: Any, batch: int, count: int, output: str) -> Array | None:
+    if target is None:
+        return None
+    message = f"target must be a class, one for each item, or a function; it is {shown(target)}"
+    given = target if isinstance(target, jax.Array) else numpy_of(target, InputError, message)
+    if given.dtype.kind not in "iu" or given.shape not in ((), (batch,)):
+        found = shown(target) if not given.shape else f"{given.dtype}{show(given.shape)}"
+        message = f"target must be an integer, integers [{batch}] or a function; it is {found}"
+        raise InputError(message)
+    if not isinstance(given, Tracer):
+        wrong = [int(x) for x in np.ravel(np.asarray(given)) if not 0 <= x < count]
+        if wrong:
+            message = f"target {wrong[0]} is no class of '{output}', which has {count}"
+            raise InputError(message, hint=f"classes are 0 to {count - 1}")
+    return jnp.broadcast_to(jnp.asarray(given).astype(jnp.int32), (batch,))

@@ -1,0 +1,94 @@
+"""Attribution by covering parts of an input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, zeros
+from nnef_jax.analysis.question import Question, Target, ask, require_count
+from nnef_jax.errors import InputError
+from nnef_jax.model import Model, Params
+from nnef_jax.options import require
+
+
+def occlusion(
+    model: Model,
+    *inputs: Any,
+    window: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    baseline: Any = 0.0,
+    target: Target = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+) -> Attribution:
+    """Compute how far a score falls where a window covers the input (Zeiler 2013, arXiv:1311.2901).
+
+    Values are [batch, *positions]: the mean over all windows that cover a position. Windows begin
+    at each stride until all is covered. They are computed one after the other.
+
+    >>> nnef_jax.analysis.occlusion(model, images, window=(2, 2), target=3)
+
+    Args:
+        window: extents along the last axes; an integer stands for all axes after the first two, of
+            batch and channel, or for the only one after the batch. Axes before these are covered.
+        stride: steps between windows, by default half the window.
+        baseline: what covers: a number, or an array that broadcasts to the tensor.
+
+    The other arguments, and errors, are those of `saliency`.
+    """
+    question = ask(model, inputs, target, output, wrt, params)
+    shape = [int(n) for n in question.graph.values[question.wrt].type.shape]
+    windows = _extents("window", window, max(1, len(shape) - 2))
+    if len(windows) >= len(shape):
+        message = f"window has {len(windows)} extents, an item of '{question.wrt}' {len(shape) - 1}"
+        raise InputError(message)
+    halves = [(n + 1) // 2 for n in windows]
+    strides = _extents("stride", halves if stride is None else stride, len(windows))
+    if len(strides) != len(windows):
+        raise InputError(f"stride has {len(strides)} extents, window {len(windows)}")
+    gaps = [s for s, n in zip(strides, windows, strict=True) if s > n]
+    if gaps:
+        raise InputError(f"stride {gaps[0]} is longer than the window: it would leave gaps")
+    baseline = array_of("baseline", baseline)
+    return _occlusion(question, baseline, windows=windows, strides=strides)
+
+
+@partial(jax.jit, static_argnames=("windows", "strides"))
+def _occlusion(
+    question: Question, baseline: Array, *, windows: tuple[int, ...], strides: tuple[int, ...]
+) -> Attribution:
+    x, question, cover = line_from(question, baseline)
+    extents = x.shape[x.ndim - len(windows) :]
+    sides = zip(extents, windows, strides, strict=True)
+    counts = [max(0, -((window - extent) // stride)) + 1 for extent, window, stride in sides]
+    scores = question.at(x)
+
+    def add(found: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+        total, covers = found
+        covered = jnp.ones(extents, bool)
+        for axis, at in enumerate(jnp.unravel_index(index, counts)):
+            position = lax.broadcasted_iota(jnp.int32, extents, axis) - at * strides[axis]
+            covered &= (position >= 0) & (position < windows[axis])
+        mask = covered.reshape((1,) * (x.ndim - len(extents)) + extents)
+        fall = scores - question.at(jnp.where(mask, cover, x))
+        fall = fall.astype(total.dtype).reshape(-1, *[1] * len(extents))
+        return (total + jnp.where(covered[None], fall, 0), covers + covered.astype(jnp.int32)), None
+
+    empty = jnp.zeros((x.shape[0], *extents), zeros(x).dtype), jnp.zeros(extents, jnp.int32)
+    (total, covers), _ = lax.scan(add, empty, jnp.arange(int(np.prod(counts))))
+    values = total / covers[None].astype(total.dtype)
+    return attributed(question, "occlusion", values, scores, x)
+
+
+def _extents(name: str, value: Any, rank: int) -> tuple[int, ...]:
+    found = [value] * rank if isinstance(value, int) else value
+    require(name, found, list | tuple, "an integer or a tuple of integers")
+    return tuple([require_count(name, n) for n in found])

@@ -1,0 +1,310 @@
+"""Attributions of networks whose derivatives are known."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nnef_jax import InputError, analysis
+from tests.analysis.known_networks import (
+    TABLE,
+    B,
+    C,
+    V,
+    W,
+    classifier,
+    document,
+    linear,
+    looked_up,
+    normal,
+    pooled,
+    quadratic,
+    recurrent,
+)
+from tests.helpers import model_of
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+X = normal(5, 4)
+CLASSES = np.array([2, 0, 1, 1, 2])
+CLOSE: Any = {"rtol": 1e-5, "atol": 1e-6}
+close = partial(np.testing.assert_allclose, **CLOSE)
+
+
+def test_the_gradient_of_a_linear_network_is_its_weight() -> None:
+    found = analysis.saliency(linear(), X, target=CLASSES)
+    close(found.values, W[CLASSES])
+    close(found.scores, (X @ W.T + B)[range(5), CLASSES])
+    close(analysis.saliency(linear(), X, target=1).values, np.tile(W[1], (5, 1)))
+    close(analysis.saliency(linear(), X, target=1, times_input=True).values, W[1] * X)
+
+
+def test_by_default_the_class_with_the_highest_score_is_explained() -> None:
+    best = (X @ W.T + B).argmax(1)
+    found = analysis.saliency(linear(), X)
+    assert np.asarray(found.classes).tolist() == best.tolist()
+    close(found.values, W[best])
+
+
+def test_a_function_says_the_score() -> None:
+    def difference(y: jax.Array) -> jax.Array:
+        return y[:, 0] - y[:, 2]
+
+    found = analysis.saliency(linear(), X, target=difference)
+    close(found.values, np.tile(W[0] - W[2], (5, 1)))
+    assert found.classes is None and "class" not in str(found)
+
+
+def test_outputs_are_named_and_tensors_inside_too() -> None:
+    model = classifier()
+    slopes = (1 - np.tanh(X) ** 2) * W[1]
+    close(analysis.saliency(model, X, target=1, output="logits").values, slopes)
+    close(analysis.saliency(model, X, output="z").values, np.tile(C, (5, 1)))
+    both = analysis.saliency(model, X, target=lambda outputs: outputs.z[:, 0] + outputs.y.sum(1))
+    close(both.values, np.tile(C, (5, 1)))
+    cut = model.cut(outputs=["logits"])
+    close(analysis.saliency(cut, X, target=1).values, slopes)
+    inside = analysis.saliency(model, X, target=1, output="logits", wrt="h")
+    close(inside.values, np.tile(W[1], (5, 1)))
+    close(inside.x, np.tanh(X))
+
+
+def test_embeddings_are_explained_where_inputs_are_integers() -> None:
+    model, ids = looked_up(), np.array([[0, 4, 1], [2, 2, 3]])
+    found = analysis.saliency(model, ids, target=[3, 1], wrt="e")
+    wanted = np.zeros((2, 3, 4), np.float32)
+    wanted[0, :, 3], wanted[1, :, 1] = 2 * TABLE[ids[0], 3], 2 * TABLE[ids[1], 1]
+    close(found.values, wanted)
+    flow = analysis.integrated_gradients(model, ids, target=[3, 1], wrt="e")
+    close(flow.values, wanted**2 / 4)
+    with pytest.raises(InputError, match="no input is real: 'ids' of int32") as caught:
+        analysis.saliency(model, ids)
+    assert caught.value.hint == "explain a tensor inside: wrt='e'"
+
+
+def test_integrated_gradients_of_a_linear_network_are_exact() -> None:
+    start = normal(1, 4)
+    found = analysis.integrated_gradients(linear(), X, target=CLASSES, baseline=start, steps=3)
+    close(found.values, W[CLASSES] * (X - start))
+    close(found.gap, np.zeros(5), atol=1e-5)
+
+
+def test_integrated_gradients_of_a_quadratic_network_are_exact() -> None:
+    found = analysis.integrated_gradients(quadratic(), X, target=CLASSES, baseline=0.5, steps=4)
+    close(found.values, W[CLASSES] * (X**2 - 0.25), rtol=1e-4)
+
+
+def test_the_gap_is_what_a_path_of_few_steps_leaves() -> None:
+    question: Any = {"target": 1, "output": "logits"}
+    gaps = []
+    for steps in (2, 4, 8):
+        found = analysis.integrated_gradients(classifier(), 2 * X, steps=steps, **question)
+        middles = (np.arange(steps) + 0.5) / steps
+        slopes = np.mean([1 - np.tanh(2 * X * m) ** 2 for m in middles], axis=0)
+        values = W[1] * 2 * X * slopes
+        close(found.values, values)
+        close(found.gap, values.sum(1) - np.tanh(2 * X) @ W[1], rtol=1e-4, atol=1e-5)
+        gaps.append(np.abs(found.gap).max())
+    assert gaps[0] > 3 * gaps[1] > 9 * gaps[2] > 0  # of the second order
+
+
+def test_smoothgrad_averages_the_gradients_of_noisy_copies() -> None:
+    key, samples = jax.random.key(3), 400
+    close(
+        analysis.smoothgrad(linear(), X, key=key, target=1, samples=2).values, np.tile(W[1], (5, 1))
+    )
+    none = analysis.smoothgrad(quadratic(), X, key=key, target=CLASSES, noise=0, samples=2)
+    close(none.values, 2 * X * W[CLASSES])
+    found = analysis.smoothgrad(quadratic(), X, key=key, target=CLASSES, noise=0.2, samples=samples)
+    deviation = 0.2 * np.ptp(X, axis=1, keepdims=True) * 2 * np.abs(W[CLASSES]) / samples**0.5
+    errors = (found.values - 2 * X * W[CLASSES]) / deviation
+    assert np.abs(errors).max() < 4 and 0.5 < np.std(errors) < 1.5
+    again = analysis.smoothgrad(quadratic(), X, key=key, target=CLASSES, noise=0.2, samples=samples)
+    np.testing.assert_array_equal(found.values, again.values)
+
+
+PICTURES = normal(3, 2, 5, 6)
+
+
+def test_grad_cam_weighs_maps_by_their_mean_gradients() -> None:
+    found = analysis.grad_cam(pooled(), PICTURES, layer="maps", target=[2, 0, 1])
+    maps = np.einsum("bc,bchw->bhw", V[[2, 0, 1]] / 30, PICTURES - 0.5)
+    close(found.values, np.maximum(maps, 0))
+    assert found.of == "maps" and str(found).startswith("Grad-CAM of maps")
+
+
+def test_grad_cam_scales_maps_to_the_input() -> None:
+    text = document("""
+    x = external<scalar>(shape = [0,1,4,8]);
+    maps = box(x, size = [1,1,2,4], stride = [1,1,2,4], padding = [(0,0),(0,0),(0,0),(0,0)]);
+    s = sum_reduce(maps, axes = [1,2,3]);
+    y = squeeze(s, axes = [1,2,3]);
+""")
+    x = np.zeros((1, 1, 4, 8), np.float32)
+    x[0, 0, 0, 0], x[0, 0, 3, 7] = 1, 2
+    small = analysis.grad_cam(model_of(text), x, layer="maps", upsample=False)
+    close(small.values, [[[1, 0], [0, 2]]])
+    large = analysis.grad_cam(model_of(text), x, layer="maps").values[0]
+    # Positions of maps are the centres of what they cover.
+    down = np.interp(np.arange(4), (0.5, 2.5), (0, 1))
+    right = np.interp(np.arange(8), (1.5, 5.5), (0, 1))
+    close(large, np.outer(1 - down, 1 - right) + 2 * np.outer(down, right))
+
+
+def test_occlusion_is_the_mean_fall_over_the_windows_that_cover_a_position() -> None:
+    def covered(windows: tuple[int, int], strides: tuple[int, int]) -> Any:
+        weights = np.broadcast_to(V[1][:, None, None] / 30, (2, 5, 6))
+        total, count = np.zeros((3, 5, 6)), np.zeros((5, 6))
+        for top in range(0, 5 - windows[0] + strides[0], strides[0]):
+            for left in range(0, 6 - windows[1] + strides[1], strides[1]):
+                at = np.s_[top : top + windows[0], left : left + windows[1]]
+                fall = ((PICTURES - 2) * weights)[:, :, *at].sum((1, 2, 3))
+                total[:, *at] += fall[:, None, None]
+                count[at] += 1
+        return total / count
+
+    occlude = partial(analysis.occlusion, pooled(), PICTURES, target=1, baseline=2.0)
+    close(occlude(window=(2, 3), stride=(2, 1)).values, covered((2, 3), (2, 1)), rtol=1e-3)
+    close(occlude(window=3).values, covered((3, 3), (2, 2)), rtol=1e-3)
+    close(
+        analysis.occlusion(linear(), X, window=1, target=1).values, W[1] * X, rtol=1e-3, atol=1e-5
+    )
+
+
+def test_conductance_adds_up_by_unit() -> None:
+    found = analysis.layer_conductance(
+        quadratic(), X, layer="h", target=CLASSES, baseline=0.5, steps=3
+    )
+    close(found.values, W[CLASSES] * (X**2 - 0.25))
+    close(found.gap, np.zeros(5), atol=1e-5)
+    close(found.x, X**2)
+    # Of the layer that is integrated over, it is the integrated gradient itself.
+    through = analysis.layer_conductance(classifier(), X, layer="x", target=1, output="logits")
+    whole = analysis.integrated_gradients(classifier(), X, target=1, output="logits")
+    close(through.values, whole.values, rtol=1e-3)
+
+
+def test_a_network_with_state_is_explained_from_its_first_cycle() -> None:
+    found = analysis.saliency(recurrent(), X[:1], target=2)
+    close(found.values[0], np.where(np.arange(4) == 2, 2 * (X[0] + 2), 0))
+
+
+METHODS = {
+    "saliency": {},
+    "integrated_gradients": {"steps": 3},
+    "smoothgrad": {"key": jax.random.key(0), "samples": 2},
+    "grad_cam": {"layer": "maps"},
+    "occlusion": {"window": 3},
+    "layer_conductance": {"layer": "pool", "steps": 2},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_functions_of_jax(name: str) -> None:
+    """Under jit, vmap and grad, with parameters and classes traced."""
+    model, classes = pooled(), np.array([2, 0, 1])
+    method = partial(getattr(analysis, name), model, **METHODS[name])
+    eager = method(PICTURES, target=classes)
+    jitted = jax.jit(lambda params, x, t: method(x, target=t, params=params))
+    close(jitted(model.params, PICTURES, classes).values, eager.values)
+
+    mapped = jax.vmap(lambda x, t: method(x[None], target=t))(PICTURES, jnp.asarray(classes))
+    if name != "smoothgrad":  # whose noise depends on the shape of the batch
+        close(mapped.values[:, 0], eager.values, atol=1e-5)
+        order = np.array([2, 0, 1])
+        close(method(PICTURES[order], target=classes[order]).values, eager.values[order], atol=1e-5)
+
+    def total(params: Any) -> Any:
+        return (method(PICTURES, target=classes, params=params).values ** 2).sum()
+
+    # Values are linear in the parameters, their squares of the second degree (Euler's theorem).
+    (gradient,) = jax.grad(total)(model.params).values()
+    close((gradient * model.params["v"]).sum(), 2 * total(model.params), rtol=1e-3)
+
+
+def test_nothing_is_compiled_again_for_another_class_or_other_parameters() -> None:
+    from nnef_jax.analysis import gradients
+
+    model = pooled()
+    analysis.saliency(model, PICTURES, target=1)
+    count = gradients._saliency._cache_size()
+    analysis.saliency(model, PICTURES + 1, target=2)
+    analysis.saliency(model, PICTURES, target=[1, 2, 0], params={"v": jnp.asarray(V + 1)})
+    assert gradients._saliency._cache_size() == count
+
+
+def test_in_16_bits_sums_are_of_32() -> None:
+    text = document("x = external<scalar>(shape = [0,4]);\ny = mul(x, 0.5);\n")
+    model = model_of(text, dtype="bfloat16")
+    found = analysis.integrated_gradients(model, jnp.ones((1, 4), jnp.bfloat16), target=0)
+    assert found.values.dtype == jnp.float32 and found.x.dtype == jnp.bfloat16
+    close(found.values, [[0.5, 0, 0, 0]])
+
+
+WRONG = {
+    "unknown input": ({"wrt": "xx"}, "wrt: the graph has no tensor 'xx'", "did you mean 'x'"),
+    "unknown output": ({"output": "logit"}, "output: the graph has no tensor 'logit'", "'logits'"),
+    "parameter": ({"wrt": "w"}, "wrt: 'w' is a variable", "name an input"),
+    "no output": ({}, "the network has outputs y, z", "name one by output="),
+    "class": ({"output": "y", "target": [0, 1, 2, 3, 0]}, "target 3 is no class of 'y'", "0 to 2"),
+    "negative": ({"output": "y", "target": -1}, "target -1 is no class", "0 to 2"),
+    "real class": ({"output": "y", "target": 1.5}, "target must be an integer", ""),
+    "count": (
+        {"output": "y", "target": [0, 1]},
+        r"integers \[5\] or a function; it is int64\[2\]",
+        "",
+    ),
+    "text": ({"output": "y", "target": "cat"}, "target must be an integer", ""),
+    "score": ({"target": lambda o: o.y}, r"target returns float32\[5,3\]", r"\[5\]"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_questions_are_told(case: str) -> None:
+    arguments, message, hint = WRONG[case]
+    with pytest.raises(InputError, match=message) as caught:
+        analysis.saliency(classifier(), X, **arguments)
+    assert hint.replace("\\", "") in caught.value.hint
+
+
+def test_wrong_arguments_are_told() -> None:
+    model = pooled()
+    x = PICTURES
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (lambda: analysis.saliency("net", x), TypeError, "model must be a model of nnef_jax"),
+        (lambda: analysis.saliency(model), InputError, "input 'x' is missing"),
+        (lambda: analysis.saliency(model, x[0]), InputError, "declares"),
+        (lambda: analysis.saliency(model, x, wrt=3), TypeError, "wrt must be a name"),
+        (lambda: analysis.saliency(model, x, times_input=1), TypeError, "True or False"),
+        (lambda: analysis.saliency(model, x, params={}), InputError, "params lacks v"),
+        (lambda: analysis.saliency(model, x, wrt="pool", output="flat"), InputError, ""),
+        (lambda: analysis.integrated_gradients(model, x, steps=0), ValueError, "at least 1"),
+        (lambda: analysis.integrated_gradients(model, x, baseline="0"), InputError, "baseline"),
+        (lambda: analysis.integrated_gradients(model, x, baseline=X), InputError, r"\[5,4\]"),
+        (lambda: analysis.smoothgrad(model, x, key=0), TypeError, "key must be one of jax.random"),
+        (
+            lambda: analysis.smoothgrad(model, x, key=jax.random.key(0), noise=-1),
+            ValueError,
+            "noise",
+        ),
+        (lambda: analysis.grad_cam(model, x, layer="map"), InputError, "no tensor 'map'"),
+        (lambda: analysis.grad_cam(model, x, layer="flat"), InputError, r"'flat' is \[3,2\]"),
+        (lambda: analysis.occlusion(model, x, window=(1, 1, 1, 1)), InputError, "4 extents"),
+        (lambda: analysis.occlusion(model, x, window=0), ValueError, "at least 1"),
+        (lambda: analysis.occlusion(model, x, window=2, stride=3), InputError, "leave gaps"),
+        (lambda: analysis.occlusion(model, x, window=2, stride=(1,)), InputError, "1 extents"),
+    ]
+    for run, error, message in cases[:6] + cases[7:]:
+        with pytest.raises(error, match=message):
+            run()
+
+
+def test_an_empty_batch_has_empty_results() -> None:
+    found = analysis.saliency(linear(), X[:0], target=1)
+    assert found.values.shape == (0, 4) and found.to_dict()["scores"] == []
+    assert "item" in str(found)
