@@ -1,6 +1,6 @@
 """Classifies images on several hosts: each runs this, and gives its own part of a batch.
 
-    python classify.py ADDRESS:PORT HOSTS HOST OUT.npy
+    python examples/multihost/classify.py ADDRESS:PORT HOSTS HOST OUT.npy
 
 ADDRESS:PORT is of host 0, HOST counts from there. Host 0 writes the probabilities of all images.
 """
@@ -30,7 +30,8 @@ model = model.shard(mesh, batch="data", params="data")  # of each file a host re
 
 images = np.random.default_rng(0).random((64, 1, 8, 8), np.float32)
 probabilities = model(np.split(images, hosts)[host])  # an array over all hosts
-print("host", host, "holds", [shard.data.shape for shard in probabilities.addressable_shards])
+arrays = {**model.params, "probabilities": probabilities}
+print("host", host, "holds", {k: v.addressable_shards[0].data.shape for k, v in arrays.items()})
 
 whole = process_allgather(probabilities, tiled=True)
 if host == 0:

@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
-from ray.data.checkpoint import CheckpointConfig
 
 import nnef_jax
+
+try:
+    from ray.data.checkpoint import CheckpointConfig
+
+    import ray
+except ImportError:
+    raise SystemExit('needs ray: pip install -e ".[ray]"') from None
 
 
 class Predictor:

@@ -1,36 +1,45 @@
-"""The examples: the shipped network, how it is trained, and the picture of its gradient."""
+"""The examples: the network of digits that is shipped, and what each example makes."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import subprocess
 import sys
+import wave
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import nnef_jax
 from tests.conftest import SHARED_CASES
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DIGITS = EXAMPLES / "digits"
 SCANS = sorted((DIGITS / "scans").glob("*.png"))
 LABELS = np.array([int(path.name.split("_")[0]) for path in SCANS])
 
 
-def script(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(name: str) -> ModuleType:
+    """Import an example as `python examples/NAME.py` does: its folder is on the path."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(EXAMPLES))
 
 
-train = script(DIGITS / "train.py")
-saliency = script(EXAMPLES / "saliency.py")
+common, train, finetune = map(script, ("common", "train", "finetune"))
+recording, silero, speech = map(script, ("recording", "silero", "speech"))
+two_hosts = script("two_hosts")
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +49,16 @@ def model() -> nnef_jax.Model:
 
 @pytest.fixture(scope="module")
 def images() -> np.ndarray:
-    pytest.importorskip("PIL")
-    return np.stack([saliency.read_scan(path) for path in SCANS])
+    return np.stack([read_scan(path) for path in SCANS])
+
+
+def read_scan(path: Path) -> np.ndarray:
+    image = pytest.importorskip("PIL.Image")
+    with image.open(path) as scan:
+        return np.asarray(scan, np.float32)[None]
 
 
 # The shipped network
-
-
-def test_network_is_the_one_that_the_script_trains(model: nnef_jax.Model) -> None:
-    assert (DIGITS / "model" / "graph.nnef").read_text() == train.GRAPH
-    assert {label: array.shape for label, array in model.params.items()} == train.SHAPES
-    assert [spec.shape for spec in model.inputs] == [(None, 1, 8, 8)]
 
 
 def test_network_is_small() -> None:
@@ -78,24 +86,17 @@ def test_batch_is_its_single_scans(model: nnef_jax.Model, images: np.ndarray) ->
 
 def test_gradient_descends(images: np.ndarray) -> None:
     model = train.untrained(seed=1)
+    logits = model.cut(outputs=["logits"])
     before, gradient = jax.value_and_grad(train.cross_entropy, argnums=1)(
-        model, model.params, images, LABELS
+        logits, model.params, images, LABELS
     )
     assert all(np.abs(array).max() > 0 for array in gradient.values())
     moved = jax.tree.map(lambda p, g: p - 1e-2 * g, model.params, gradient)
-    assert train.cross_entropy(model, moved, images, LABELS) < before
-
-
-def test_adam_finds_a_minimum() -> None:
-    target = np.array([1.0, -2.0], np.float32)
-    state = train.Adam.start({"x": jax.numpy.zeros(2)})
-    for _ in range(400):
-        state = state.step({"x": 2 * (state.params["x"] - target)}, 0.05)
-    np.testing.assert_allclose(state.params["x"], target, atol=1e-2)
+    assert train.cross_entropy(logits, moved, images, LABELS) < before
 
 
 def test_shifts_move_by_at_most_one_pixel(images: np.ndarray) -> None:
-    shifted = np.asarray(train.shifted(jax.random.key(0), jax.numpy.asarray(images)))
+    shifted = np.asarray(train.shifted(jax.random.key(0), {}, jnp.asarray(images), LABELS))
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
     moves = [padded[:, :, i : i + 8, j : j + 8] for i in range(3) for j in range(3)]
     fits = np.array([(shifted == move).all(axis=(1, 2, 3)) for move in moves])
@@ -104,88 +105,82 @@ def test_shifts_move_by_at_most_one_pixel(images: np.ndarray) -> None:
 
 
 def test_split_is_disjoint_and_stratified() -> None:
-    pytest.importorskip("sklearn")
-    digits = train.load_digits()
-    parts = train.split(digits)
+    sklearn = pytest.importorskip("sklearn.datasets")
+    parts = train.load_digits()
     assert [len(part.labels) for part in parts] == [1257, 180, 360]
-    assert sorted(np.concatenate([part.index for part in parts])) == list(range(1797))
+    assert sorted(np.concatenate([part.places for part in parts])) == list(range(1797))
     for part in parts:
         shares = np.bincount(part.labels) / len(part.labels)
-        np.testing.assert_allclose(shares, np.bincount(digits.labels) / 1797, atol=0.005)
+        np.testing.assert_allclose(
+            shares, np.bincount(sklearn.load_digits().target) / 1797, atol=0.005
+        )
 
 
 def test_scans_come_from_the_test_split(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("PIL")
-    test = train.split(train.load_digits())[2]
-    train.write_scans(tmp_path, test)
+    train.write_scans(tmp_path, train.load_digits()[2])
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in SCANS]
     for path in SCANS:
-        assert np.array_equal(saliency.read_scan(tmp_path / path.name), saliency.read_scan(path))
+        assert np.array_equal(read_scan(tmp_path / path.name), read_scan(path))
 
 
+@pytest.fixture
+def standard_promotion() -> Iterator[None]:
+    """What optax's schedules need."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.usefixtures("standard_promotion")
 def test_short_training_lowers_the_loss(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    training, validation, _ = train.split(train.load_digits())
-    model = train.untrained(seed=0)
-    steps = list(train.fit(model, training, epochs=3, seed=0))
+    training, validation, _ = train.load_digits()
+    model = train.untrained()
+    steps = list(train.fit(model, training, train.shifted, epochs=3))
     losses = [loss for _, loss in steps]
     assert losses[2] < losses[1] < losses[0]
 
-    params = steps[-1][0]
-    model.save(tmp_path / "digits.tgz", params=params)
+    model.save(tmp_path / "digits.tgz", params=steps[-1][0])
     saved = nnef_jax.load(tmp_path / "digits.tgz")
-    assert train.accuracy(saved, saved.params, validation) > 0.7
+    assert train.accuracy(saved, validation.images, validation.labels) > 0.7
 
 
-# Saliency
+# Rotated digits
 
 
-def test_input_gradient(model: nnef_jax.Model, images: np.ndarray) -> None:
-    for image, digit in zip(images, LABELS, strict=True):
-        plain = saliency.gradient(model, image, digit)
-        assert plain.shape == image.shape
-        assert np.isfinite(plain).all() and np.abs(plain).max() > 0
+def test_quarter_turns_are_those_of_numpy(images: np.ndarray) -> None:
+    """Counterclockwise, as the rows go down."""
+    for quarters in (0, 1, -1, 2):
+        turned = finetune.rotated(images, np.full(len(images), -90.0 * quarters, np.float32))
+        np.testing.assert_allclose(turned, np.rot90(images, quarters, axes=(2, 3)), atol=0.02)
 
 
-def test_input_gradient_predicts_the_change_of_the_score(
-    model: nnef_jax.Model, images: np.ndarray
+@pytest.mark.usefixtures("standard_promotion")
+def test_fine_tuning_draws_and_writes_what_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: nnef_jax.Model
 ) -> None:
-    image, digit = images[3], 3
-    gradient = np.asarray(saliency.gradient(model, image, digit))
-    step = 0.05 * gradient / np.linalg.norm(gradient)
-    change = saliency.score(model, image + step, digit) - saliency.score(model, image - step, digit)
-    np.testing.assert_allclose(change, 2 * np.sum(gradient * step), rtol=0.05)
+    pytest.importorskip("sklearn")
+    picture, archive = tmp_path / "new" / "finetune.png", tmp_path / "rotated.nnef.tgz"
+    finetune.main(["--out", str(picture), "--save", str(archive), "--epochs", "1"])
+    before, after, _ = capsys.readouterr().out.splitlines()
+    assert float(after.split()[-1][:-1]) > 2 + float(before.split()[-1][:-1])
+    assert_is_picture(picture)
+    tuned = nnef_jax.load(archive).params
+    assert all(not np.array_equal(tuned[k], v) for k, v in model.params.items())
 
 
-def test_smooth_gradient_without_noise_is_the_gradient(
-    model: nnef_jax.Model, images: np.ndarray
-) -> None:
-    smooth = saliency.smooth_gradient(model, images[7], 7, copies=2, noise=0.0)
-    np.testing.assert_allclose(smooth, saliency.gradient(model, images[7], 7), rtol=1e-3, atol=1e-6)
-
-
-def test_saliency_draws_a_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where it is run, not over the picture of the repository."""
-    pytest.importorskip("matplotlib")
+def assert_is_picture(path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
-    monkeypatch.chdir(tmp_path)
-    before = (DIGITS / "saliency.png").stat()
-    saliency.main([])
-    assert (DIGITS / "saliency.png").stat() == before
-    assert "wrote saliency.png" in capsys.readouterr().out
-    with image.open("saliency.png") as picture:
+    with image.open(path) as picture:
         assert picture.width > picture.height > 300
         assert picture.convert("L").getextrema() != (255, 255)
+    assert path.stat().st_size < 150_000
 
 
 # The example that listens
 
 
-vad = script(EXAMPLES / "vad" / "detect.py")
-make = script(EXAMPLES / "vad" / "make.py")
 TRAINED = SHARED_CASES / "tract" / "trained_silero_vad_16k.nnef.tgz"
 VAD = """version 1.0;
 extension tract_registry tract_core;
@@ -202,51 +197,87 @@ graph vad(audio, h0, c0) -> (prob, h, c)
 """
 
 
+def heard(model: nnef_jax.Model, signal: np.ndarray) -> np.ndarray:
+    return np.concatenate(list(speech.listen(model, signal)))
+
+
 def test_frames_overlap_by_their_context() -> None:
-    signal = np.arange(3 * 512 + 100, dtype=np.float32)
-    pieces = vad.frames(signal)
-    assert pieces.shape == (3, 1, 576)
+    pieces = speech.frames(np.arange(3 * 512 + 100, dtype=np.float32))
+    assert pieces.shape == (speech.BLOCK, 1, 576)
     np.testing.assert_array_equal(pieces[0, 0, :64], np.zeros(64))
     np.testing.assert_array_equal(pieces[1, 0], np.arange(512 - 64, 1024))
+    assert pieces[3, 0].max() == 3 * 512 + 99 and not pieces[4:].any()
 
 
 def test_loudness_is_found_where_it_is(tmp_path: Path) -> None:
     """A stand-in for the network: what is tested is the way through the recurrence."""
     (tmp_path / "graph.nnef").write_text(VAD)
-    model = vad.load(tmp_path)
-    signal = np.zeros(20 * 512, np.float32)
-    signal[5 * 512 : 10 * 512] = 2.0
-    found = vad.probabilities(model, signal)
-    assert found.shape == (20,) and found[4] == 0 and (found[5:10] > 0.9).all()
-    (begin, end), *others = vad.stretches(found)
-    assert not others and begin == 5 * 512 / 16_000 and end > 10 * 512 / 16_000
-    depends = vad.sensitivity(model, signal, 12)
-    assert depends[9] > depends[6] > 0 and not depends[13:].any()
+    model = speech.load(tmp_path)
+    begin, end = speech.BLOCK - 5, speech.BLOCK + 5  # over the end of a block
+    signal = np.zeros((speech.BLOCK + 20) * 512, np.float32)
+    signal[begin * 512 : end * 512] = 2.0
+    found = heard(model, signal)
+    assert found.shape == (2 * speech.BLOCK,) and found[begin - 1] == 0
+    assert (found[begin:end] > 0.9).all()
+    (first, last), *others = speech.stretches(found)
+    assert not others and first == begin * 512 / 16_000 and last > end * 512 / 16_000
 
 
-def test_example_signal_has_three_stretches_like_speech() -> None:
-    signal, spoken = vad.example()
-    assert len(signal) == 20 * 16_000 and np.abs(signal).max() <= 1
-    assert spoken == [(2.0, 5.0), (7.0, 11.0), (14.0, 17.0)]
-    speech = np.abs(signal[2 * 16_000 : 5 * 16_000]).mean()
-    assert speech > 20 * np.abs(signal[: 2 * 16_000]).mean()
+@pytest.mark.parametrize("installed", [False, True], ids=["buzz", "espeak-ng"])
+def test_recording_has_what_its_sections_say(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not installed:
+        monkeypatch.setattr(recording.shutil, "which", lambda name: None)
+    elif recording.shutil.which("espeak-ng") is None:
+        pytest.skip("espeak-ng is not installed")
+    signal, sections = recording.recording()
+    assert np.abs(signal).max() <= 1 and len(signal) > 60 * 16_000
+    ends = [0.0, *(end for _, _, end in sections)]
+    assert [begin for _, begin, _ in sections] == ends[:-1]
+    assert round(ends[-1] * 16_000) == len(signal)
+    loudness = {
+        name: signal[round(begin * 16_000) : round(end * 16_000)].std()
+        for name, begin, end in sections
+    }
+    assert all(loudness[name] > 20 * loudness["silence"] for name in loudness if name != "silence")
 
 
-def test_trained_network_hears_speech_only_where_it_is() -> None:
+def test_waves_are_read_at_any_rate_and_width(tmp_path: Path) -> None:
+    tone = np.sin(2 * np.pi * 440 * np.arange(44_100) / 44_100)
+    with wave.open(str(tmp_path / "tone.wav"), "wb") as file:
+        file.setparams((2, 2, 44_100, 0, "NONE", ""))
+        file.writeframes(np.repeat(0.5 * 2**15 * tone, 2).astype("<i2").tobytes())
+    found = speech.read_wave(tmp_path / "tone.wav")
+    wanted = 0.5 * np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
+    np.testing.assert_allclose(found[100:-100], wanted[100:-100], atol=2e-3)
+    with wave.open(str(tmp_path / "bytes.wav"), "wb") as file:
+        file.setparams((1, 1, 16_000, 0, "NONE", ""))
+        file.writeframes(bytes(100))
+    with pytest.raises(SystemExit, match="8 bits: 16 are needed"):
+        speech.read_wave(tmp_path / "bytes.wav")
+
+
+def test_trained_network_hears_speech_only_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not TRAINED.is_file():
         pytest.skip(f"{TRAINED.name} of the shared cases is not there")
-    signal, spoken = vad.example()
-    found = vad.stretches(vad.probabilities(vad.load(TRAINED), signal))
-    heard = [any(begin < b and a < end for a, b in found) for begin, end in spoken]
-    assert all(heard)
-    # It stays certain for a while after the last sound, but never begins without one.
-    assert all(any(begin <= a <= end for begin, end in spoken) for a, _ in found)
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(recording.shutil, "which", lambda name: None)
+    speech.main(["--network", str(TRAINED), "--out", str(tmp_path / "speech.png")])
+    assert_is_picture(tmp_path / "speech.png")
+    printed = capsys.readouterr().out
+    shares = re.findall(r"^([\w+]+) +speech in +(\d+)%", printed, re.M)
+    assert len(shares) == 7
+    # It stays certain for a while after the last sound.
+    assert all(int(share) > 80 if "speech" in kind else int(share) < 20 for kind, share in shares)
 
 
 def test_the_archive_that_is_made_is_the_one_that_pytorch_exports(tmp_path: Path) -> None:
     if not TRAINED.is_file():
         pytest.skip(f"{TRAINED.name} of the shared cases is not there")
-    exported = vad.load(TRAINED)
+    exported = speech.load(TRAINED)
     weights = {label: np.asarray(array) for label, array in exported.params.items()}
     names = {"stft": "stft_conv.weight", "f.weight": "final_conv.weight"}
     names |= {
@@ -258,11 +289,11 @@ def test_the_archive_that_is_made_is_the_one_that_pytorch_exports(tmp_path: Path
     published["lstm_cell.bias_ih"] = weights["h_bias_bias"][0]
     published["lstm_cell.bias_hh"] = np.zeros(512, np.float32)
     published["final_conv.bias"] = np.array([-0.5740388631820679], np.float32)
-    make.make(published, tmp_path / "made.tgz")
+    silero.make(published, tmp_path / "made.tgz")
     signal = np.random.default_rng(0).normal(0, 0.1, 30 * 512).astype(np.float32)
     np.testing.assert_allclose(
-        vad.probabilities(vad.load(tmp_path / "made.tgz"), signal),
-        vad.probabilities(exported, signal),
+        heard(speech.load(tmp_path / "made.tgz"), signal),
+        heard(exported, signal),
         atol=1e-5,
     )
 
@@ -281,50 +312,105 @@ def test_published_weights_make_an_archive(tmp_path: Path, monkeypatch: pytest.M
     weights = {k: random.normal(0, 0.1, s).astype(np.float32) for k, s in shapes.items()}
     (tmp_path / "silero_vad" / "data").mkdir(parents=True)
     (tmp_path / "silero_vad" / "__init__.py").write_text("raise ImportError('needs torch')")
-    numpy.save_file(weights, tmp_path / "silero_vad" / "data" / make.WEIGHTS)
+    numpy.save_file(weights, tmp_path / "silero_vad" / "data" / silero.WEIGHTS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    make.main([])
-    found = vad.load("silero_vad.nnef.tgz")
+    silero.main(["--save", "silero_vad.nnef.tgz"])
+    found = speech.load("silero_vad.nnef.tgz")
     assert [spec.shape for spec in found.inputs] == [(1, 576)]
     assert set(found.params) == set(weights)
 
 
-# What is missing is said before anything is computed
+# What is missing, or in the way, is said before anything is computed
 
 
 @pytest.mark.parametrize(
-    ("main", "arguments", "package"),
+    ("example", "package", "imported"),
     [
-        (saliency.main, [], "matplotlib"),
-        (saliency.main, [], "PIL"),
-        (train.main, [], "sklearn"),
-        (train.main, [], "PIL"),
-        (vad.main, ["network.tgz"], "matplotlib"),
+        (finetune, "matplotlib", "matplotlib"),
+        (finetune, "scikit-learn", "sklearn"),
+        (train, "scikit-learn", "sklearn"),
+        (train, "pillow", "PIL"),
+        (speech, "matplotlib", "matplotlib"),
+        (silero, "safetensors", "safetensors"),
+        (two_hosts, "matplotlib", "matplotlib"),
     ],
+    ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_missing_package(
-    main: Any, arguments: list[str], package: str, monkeypatch: pytest.MonkeyPatch
+    example: Any, package: str, imported: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for needed in ("matplotlib", "PIL", "sklearn"):
-        # Whether they are installed or not.
-        monkeypatch.setitem(sys.modules, needed, None if needed == package else ModuleType(needed))
+    monkeypatch.chdir(tmp_path)
+    installed = importlib.util.find_spec
+    monkeypatch.setattr(
+        common, "find_spec", lambda name: None if name == imported else installed("json")
+    )
+    with pytest.raises(SystemExit, match=rf'needs {package}: pip install -e "\.\[examples\]"'):
+        example.main([])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("example", [finetune, train, speech, silero, two_hosts])
+def test_nothing_is_overwritten(
+    example: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nnef_jax, "load", None)
-    with pytest.raises(SystemExit, match=rf'{package} is missing: pip install -e "\.\[examples\]"'):
-        main(arguments)
+    option = "--save" if example in (train, silero) else "--out"
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    with pytest.raises(SystemExit) as ended:
+        example.main([option, str(mine)])
+    assert ended.value.code == 2 and mine.read_text() == "mine"
+    assert f"mine exists: give --overwrite, or another {option}" in capsys.readouterr().err
 
 
-def test_the_package_of_the_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_of_the_weights_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="pip install --no-deps silero-vad"):
-        make.main([])
+    for main in (silero.main, speech.main):
+        with pytest.raises(SystemExit, match=r"^needs .*: pip install --no-deps silero-vad"):
+            main([])
 
 
 @pytest.mark.parametrize("network", ["nowhere.nnef.tgz", str(DIGITS / "model")])
-def test_where_the_network_that_listens_comes_from(
-    network: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vad, "needs", lambda *packages: None)
-    monkeypatch.setattr(vad, "example", lambda: (np.zeros(1024, np.float32), []))
-    with pytest.raises(SystemExit, match=r"which `python examples/vad/make\.py` writes"):
-        vad.main([network])
+def test_where_the_network_that_listens_comes_from(network: str) -> None:
+    with pytest.raises(SystemExit, match=r"The network to give is that of examples/silero\.py"):
+        speech.load(network)
+
+
+# All of them
+
+
+def python_m_examples(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "examples", *arguments],
+        cwd=EXAMPLES.parent,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_an_unknown_example_is_refused() -> None:
+    done = python_m_examples("salience")
+    assert done.returncode == 2
+    assert "no example is named salience; there are saliency, " in done.stderr
+
+
+@pytest.mark.slow
+def test_all_examples_run_or_say_what_they_need(tmp_path: Path) -> None:
+    done = python_m_examples("--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    states = dict(re.findall(r"^ (\S+) +(done|skipped)", done.stdout, re.M))
+    assert len(states) == 6
+    assert not states.keys() & {"speech", "ray/predict"} or "needs" in done.stdout
+    for name in ("finetune", "two_hosts"):
+        assert_is_picture(tmp_path / f"{name}.png")
+    again = python_m_examples("two_hosts", "--out", str(tmp_path))
+    assert again.returncode == 1 and "failed" in again.stdout and "--overwrite" in again.stdout

@@ -193,6 +193,6 @@ WITH_MODULE: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_modules_that_pages_need_are_modules() -> None:
     """A misspelt one would be skipped for ever."""
     known = {"torch", "torch_to_nnef", "onnx", "onnxruntime", "tract", "openvino"}
-    known |= {"orbax", "equinox", "flax", "sklearn", "ray", "captum", "IPython"}
+    known |= {"orbax", "equinox", "flax", "sklearn", "ray", "captum", "IPython", "silero_vad"}
     asked = {module.split(".")[0] for _, needs in OPTIONAL for module in needs}
     assert {x for x in asked if x not in known and importlib.util.find_spec(x) is None} == set()

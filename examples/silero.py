@@ -1,7 +1,7 @@
-"""Make the archive that `detect.py` takes: Silero VAD with the weights that its authors publish.
+"""Make the archive that `speech.py` takes: Silero VAD with the weights that its authors publish.
 
-    pip install --no-deps silero-vad && pip install -e ".[examples]"
-    python examples/vad/make.py [--out silero_vad.nnef.tgz]
+    pip install --no-deps silero-vad
+    python examples/silero.py [--save out/silero_vad.nnef.tgz]
 
 The package `silero-vad` (MIT licence) holds the weights for 16 kHz as safetensors. The network is
 written below as an NNEF document. A frame of sound goes through a Fourier transform that is a
@@ -10,7 +10,6 @@ convolution, four more convolutions and one cell of an LSTM, whose state is inpu
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,10 @@ from typing import Any
 import numpy as np
 
 import nnef_jax
+from common import Options
 
 WEIGHTS = "silero_vad_16k.safetensors"
+ORIGIN = "pip install --no-deps silero-vad"
 
 GRAPH = """\
 version 1.0;
@@ -78,17 +79,13 @@ graph silero_vad(audio, h0, c0) -> (prob, h, c)
 
 
 def published() -> dict[str, np.ndarray]:
-    """The weights in the installed package `silero-vad`, which is not imported: it needs torch."""
+    """Return the weights in the package `silero-vad`, which needs torch and is not imported."""
     found = importlib.util.find_spec("silero_vad")
     files = [Path(p, "data", WEIGHTS) for p in (found and found.submodule_search_locations) or ()]
     if not any(file.is_file() for file in files):
-        raise SystemExit(
-            f"{WEIGHTS} is in the package silero-vad: pip install --no-deps silero-vad"
-        )
-    try:
-        from safetensors.numpy import load_file
-    except ImportError:
-        raise SystemExit('safetensors is missing: pip install -e ".[examples]"') from None
+        raise SystemExit(f"needs {WEIGHTS}, in the package silero-vad: {ORIGIN}")
+    from safetensors.numpy import load_file
+
     return load_file(next(file for file in files if file.is_file()))
 
 
@@ -106,12 +103,10 @@ def make(weights: Mapping[str, Any], path: str | Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Make the archive of the published weights."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", default="silero_vad.nnef.tgz", help="the archive to write")
-    arguments = parser.parse_args(argv)
-    make(published(), arguments.out)
-    print(f"wrote {arguments.out}")
+    options = Options(__doc__, ["safetensors"], save="silero_vad.nnef.tgz")
+    args = options.read(argv)
+    make(published(), args.save)
+    print(f"wrote {args.save}")
 
 
 if __name__ == "__main__":

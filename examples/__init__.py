@@ -1,0 +1,1 @@
+"""Examples, each a script: `python examples/saliency.py`. `python -m examples` runs all."""

@@ -1,0 +1,70 @@
+"""Run all examples, or those named, and tell what each has made or needs.
+
+python -m examples [NAME ...] [--out out] [--overwrite]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+HERE = Path(__file__).parent
+# Each with its options; {out} is the folder that all write to.
+EXAMPLES = {
+    "saliency": "--out {out}/saliency.png",
+    "finetune": "--out {out}/finetune.png --save {out}/rotated.nnef.tgz",
+    "speech": "--out {out}/speech.png",
+    "two_hosts": "--out {out}/two_hosts.png",
+    "train": "--save {out}/digits.nnef.tgz",
+    "ray/predict": f"{HERE}/digits/model {HERE}/digits/scans --out {{out}}/ray",
+}
+
+
+def run(name: str, out: Path, overwrite: bool) -> tuple[str, str]:
+    """Return how an example ended, and the last line that it printed."""
+    command = [sys.executable, str(HERE / f"{name}.py")]
+    command += [option.format(out=out) for option in EXAMPLES[name].split()]
+    if overwrite and name != "ray/predict":  # which goes on where it ended
+        command.append("--overwrite")
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
+    *_, said = ["", *(done.stderr if done.returncode else done.stdout).strip().splitlines()]
+    if done.returncode == 0:
+        return "[green]done", said
+    if said.startswith("needs "):
+        return "[yellow]skipped", said
+    print(done.stdout, done.stderr, sep="")
+    return "[red]failed", said
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run them one after the other; the status is 1 where one has failed."""
+    parser = argparse.ArgumentParser("python -m examples", description="Run all examples.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(EXAMPLES))
+    parser.add_argument("--out", type=Path, default="out", help="a folder (%(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="what they made before")
+    args = parser.parse_args(argv)
+    if unknown := set(args.names) - set(EXAMPLES):
+        parser.error(f"no example is named {', '.join(unknown)}; there are {', '.join(EXAMPLES)}")
+    table = Table("example", "", "seconds", "it says", box=None)
+    failed = False
+    console = Console()
+    for name in args.names or EXAMPLES:
+        begun = time.perf_counter()
+        with console.status(name):
+            state, said = run(name, args.out, args.overwrite)
+        failed |= "failed" in state
+        table.add_row(name, state, f"{time.perf_counter() - begun:.0f}", escape(said))
+    console.print(table)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""What the examples share: options, what they need, and how their pictures look."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+IMPORTED = {"scikit-learn": "sklearn", "pillow": "PIL"}
+DIGITS = Path(__file__).parent / "digits"
+BLUE, RED, GREEN, GREY = "#2563a8", "#c2410c", "#15803d", "#8a8f98"
+STYLE = {
+    "axes.edgecolor": GREY,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "savefig.dpi": 120,
+}
+
+
+class Options(argparse.ArgumentParser):
+    """The command line of an example: what it needs is there, and what it writes is not.
+
+    Args:
+        doc: of the example; its first line is shown as help.
+        needs: packages, by the names that pip has for them.
+        files: options that name a file to write, with their defaults in the folder `out`.
+    """
+
+    def __init__(self, doc: str | None, needs: Sequence[str], **files: str) -> None:
+        super().__init__(description=(doc or "").splitlines()[0])
+        self.needs, self.files = needs, files
+        for name, default in files.items():
+            path = Path("out") / default
+            self.add_argument(f"--{name}", type=Path, default=path, help=f"writes it ({path})")
+        self.add_argument("--overwrite", action="store_true", help="what is there already")
+
+    def read(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """Return the options; ends with a message where the example could not run to its end."""
+        args = self.parse_args(argv)
+        missing = [name for name in self.needs if find_spec(IMPORTED.get(name, name)) is None]
+        if missing:
+            raise SystemExit(f'needs {" and ".join(missing)}: pip install -e ".[examples]"')
+        for name in self.files:
+            path: Path = getattr(args, name)
+            if path.exists() and not args.overwrite:
+                self.error(f"{path} exists: give --overwrite, or another --{name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return args
+
+
+@contextmanager
+def picture(path: Path, width: float, height: float, mosaic: Any, **layout: Any) -> Iterator[Any]:
+    """Give the axes of a figure by the names in a mosaic, and write it to a file in the end."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height))  # inches
+        yield figure.subplot_mosaic(mosaic, **layout)
+        figure.savefig(path)
+    print(f"drew {path}")
+
+
+def show_scan(axes: Any, scan: Any, title: str, color: str = "black") -> None:
+    """Show a scan [8,8] as ink on paper."""
+    axes.imshow(scan, cmap="gray_r", vmin=0, vmax=255)
+    axes.set_title(title, color=color, loc="center", fontsize=10, fontweight="normal")
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set(visible=True, color="#d5d8dc")
