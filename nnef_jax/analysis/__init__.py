@@ -14,19 +14,31 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.gradients import integrated_gradients as integrated_gradients
     from nnef_jax.analysis.gradients import saliency as saliency
     from nnef_jax.analysis.gradients import smoothgrad as smoothgrad
+    from nnef_jax.analysis.hessian import HessianEigenvalues as HessianEigenvalues
+    from nnef_jax.analysis.hessian import HessianTrace as HessianTrace
+    from nnef_jax.analysis.hessian import hessian_eigenvalues as hessian_eigenvalues
+    from nnef_jax.analysis.hessian import hessian_trace as hessian_trace
     from nnef_jax.analysis.layer_attribution import grad_cam as grad_cam
     from nnef_jax.analysis.layer_attribution import layer_conductance as layer_conductance
     from nnef_jax.analysis.results import Result as Result
+    from nnef_jax.analysis.spectrum import JacobianSpectrum as JacobianSpectrum
+    from nnef_jax.analysis.spectrum import jacobian_spectrum as jacobian_spectrum
     from nnef_jax.analysis.windows import occlusion as occlusion
 
 _HOMES = {
     "Attribution": "attribution",
     "Comparison": "comparison",
+    "HessianEigenvalues": "hessian",
+    "HessianTrace": "hessian",
+    "JacobianSpectrum": "spectrum",
     "Result": "results",
     "TensorDifference": "comparison",
     "compare": "comparison",
     "grad_cam": "layer_attribution",
+    "hessian_eigenvalues": "hessian",
+    "hessian_trace": "hessian",
     "integrated_gradients": "gradients",
+    "jacobian_spectrum": "spectrum",
     "layer_conductance": "layer_attribution",
     "occlusion": "windows",
     "saliency": "gradients",

@@ -1,0 +1,266 @@
+"""How sharply a loss curves with the parameters: trace and eigenvalues of its Hessian."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from nnef_jax import Model
+from nnef_jax.analysis.krylov import eigenpairs
+from nnef_jax.analysis.layers import bound, chosen_params, require_callable, require_model
+from nnef_jax.analysis.results import Result, axes, result, table_of
+from nnef_jax.options import require
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Loss = Callable[[Any], Any]
+
+
+@result
+class HessianTrace(Result):
+    """An estimate of the trace of a Hessian, and of its blocks of one parameter each.
+
+    Args:
+        samples: by label, [samples]: what each random vector says of the block's trace. Their mean
+            is the estimate.
+    """
+
+    samples: Mapping[str, Array]
+
+    @property
+    def value(self) -> Array:
+        """Return the trace."""
+        return jnp.mean(self._total)
+
+    @property
+    def error(self) -> Array:
+        """Return the standard error of the trace."""
+        return _error(self._total)
+
+    @property
+    def by_parameter(self) -> dict[str, Array]:
+        """Return the trace of each parameter's block by label."""
+        return {label: jnp.mean(x) for label, x in self.samples.items()}
+
+    @property
+    def _total(self) -> Array:
+        return sum(self.samples.values(), jnp.zeros(()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `value`, `error`, and by label both `parameters` and `errors`."""
+        return {
+            "value": float(self.value),
+            "error": float(self.error),
+            "parameters": {label: float(x) for label, x in self.by_parameter.items()},
+            "errors": {label: float(_error(x)) for label, x in self.samples.items()},
+        }
+
+    def table(self) -> Table:
+        """Return a table with a line for each parameter, then one for all."""
+        rows = [(label, jnp.mean(x), _error(x)) for label, x in self.samples.items()]
+        columns = ["parameter", "trace", "standard error"]
+        return table_of("trace of the Hessian", columns, [*rows, ("all", self.value, self.error)])
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the trace of each parameter's block with its standard error; return the axes."""
+        ax = axes(ax, (6.4, 1 + 0.25 * len(self.samples)))
+        traces = [float(x) for x in self.by_parameter.values()]
+        errors = [float(_error(x)) for x in self.samples.values()]
+        ax.barh(list(self.samples), traces, xerr=errors, color="#1f4e79", height=0.7)
+        ax.invert_yaxis()
+        ax.set_xlabel("trace of the Hessian's block")
+        ax.spines[["top", "right"]].set_visible(False)
+        return ax
+
+
+@result
+class HessianEigenvalues(Result):
+    """Eigenvalues of a Hessian.
+
+    Args:
+        values: [k], the largest magnitude first.
+        residuals: [k]; some eigenvalue is as near to each of `values` as that.
+        vectors: by label [k, ...]: the direction in the space of parameters, of norm 1 over all.
+    """
+
+    values: Array
+    residuals: Array
+    vectors: Mapping[str, Array]
+
+    def table(self) -> Table:
+        """Return a table with a line for each value; shares are those of the vector's square."""
+        shares = {n: np.sum(np.square(x).reshape(len(x), -1), 1) for n, x in self._numpy().items()}
+        rows: list[tuple[Any, ...]] = []
+        for index, (value, off) in enumerate(zip(self.values, self.residuals, strict=True)):
+            label = max(shares, key=lambda name: shares[name][index])
+            rows.append((value, off, f"{label} ({shares[label][index]:.0%})"))
+        columns = ["eigenvalue", "residual", "most of its direction"]
+        return table_of("Hessian", columns, rows)
+
+    def _numpy(self) -> dict[str, Any]:
+        return {name: np.asarray(x) for name, x in self.vectors.items()}
+
+
+def hessian_trace(
+    model: Model,
+    *inputs: Any,
+    loss: Loss,
+    labels: Sequence[str] | None = None,
+    params: Mapping[str, Any] | None = None,
+    samples: int = 32,
+    key: Array | None = None,
+) -> HessianTrace:
+    """Estimate the trace of the Hessian of a loss to parameters, and of each parameter's block.
+
+    For vectors v of random signs the mean of v^T H v is the trace of H (Hutchinson 1990). The same
+    products give the trace of each block on the diagonal, which says how much a parameter bears to
+    be rounded (Dong et al. 2020, arXiv:1911.03852). A diagonal Hessian has no error.
+
+    Args:
+        inputs: of a call, in order, or one dict by name.
+        loss: a function of what the network returns to a real number. It is traced once for each
+            object, as in `jax.jit`.
+        labels: of parameters, or patterns of `fnmatch`; by default all of real numbers.
+        params: where the Hessian is taken, instead of `model.params`.
+        samples: random vectors, at least 2; the standard error falls with their square root.
+        key: of `jax.random`; by default always the same.
+
+    Raises InputError for labels that there are not, and a network without parameters; TypeError for
+    a loss that is no real number.
+
+    >>> found = nnef_jax.analysis.hessian_trace(logits, images, loss=cross_entropy)
+    >>> found.value, found.error, found.by_parameter
+    """
+    require("samples", samples, int, "an integer")
+    if samples < 2:
+        raise ValueError(f"samples must be at least 2 for a standard error, it is {samples}")
+    arguments = _arguments(model, inputs, loss, labels, params, key)
+    return HessianTrace(samples=_trace(*arguments, loss=loss, samples=samples))
+
+
+def hessian_eigenvalues(
+    model: Model,
+    *inputs: Any,
+    loss: Loss,
+    k: int = 1,
+    labels: Sequence[str] | None = None,
+    params: Mapping[str, Any] | None = None,
+    steps: int = 16,
+    key: Array | None = None,
+) -> HessianEigenvalues:
+    """Return the eigenvalues of largest magnitude of the Hessian of a loss to parameters.
+
+    The Hessian is never made: its products with vectors span a block Krylov space (Lanczos's method
+    for k = 1) with full reorthogonalisation, as Yao et al. 2020, arXiv:1912.07145, do by power
+    iteration. Parameters of no more than k * steps items are covered whole.
+
+    Args:
+        inputs: of a call, in order, or one dict by name.
+        loss: a function of what the network returns to a real number. It is traced once for each
+            object, as in `jax.jit`.
+        k: how many; as many as there are, if they are fewer.
+        labels: of parameters, or patterns of `fnmatch`; by default all of real numbers.
+        params: where the Hessian is taken, instead of `model.params`.
+        steps: more make residuals smaller. Memory is for 2 * k * steps times the parameters.
+        key: of `jax.random`, for the start; by default always the same.
+
+    Raises InputError for labels that there are not, and a network without parameters; TypeError for
+    a loss that is no real number.
+
+    >>> nnef_jax.analysis.hessian_eigenvalues(logits, images, loss=cross_entropy).values
+    """
+    for name, value in (("k", k), ("steps", steps)):
+        require(name, value, int, "an integer")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, it is {value}")
+    arguments = _arguments(model, inputs, loss, labels, params, key)
+    values, residuals, vectors = _eigenvalues(*arguments, loss=loss, k=k, steps=steps)
+    return HessianEigenvalues(values=values, residuals=residuals, vectors=vectors)
+
+
+def _arguments(
+    model: Any, inputs: Any, loss: Any, labels: Any, params: Any, key: Any
+) -> tuple[Any, ...]:
+    """Return the model, all parameters, those that are chosen, inputs and key."""
+    require_model(model)
+    require_callable("loss", loss, "a function of the outputs")
+    params = model.params if params is None else params
+    chosen = chosen_params({label: params[label] for label in params}, labels)
+    values = bound(model, inputs)
+    return model, params, chosen, values, jax.random.key(0) if key is None else key
+
+
+def _gradient(model: Model, params: Any, inputs: Any, loss: Loss) -> Any:
+    """Return the gradient as a function of some of the parameters."""
+
+    def value(chosen: Mapping[str, Any]) -> Array:
+        return scalar(loss(model.apply({**params, **chosen}, *inputs)))
+
+    return jax.grad(value)
+
+
+def scalar(value: Any) -> Array:
+    """Return what a loss returned, as a number of 32 bits; TypeError for no real number."""
+    found = jnp.asarray(value)
+    if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
+        said = f"it returns {found.dtype}{list(found.shape)}"
+        raise TypeError(f"loss must return a single real number, {said}")
+    return found.astype(jnp.promote_types(found.dtype, jnp.float32))
+
+
+@partial(jax.jit, static_argnames=("loss", "samples"))
+def _trace(
+    model: Model, params: Any, chosen: Any, inputs: Any, key: Array, *, loss: Loss, samples: int
+) -> dict[str, Array]:
+    _, product = jax.linearize(_gradient(model, params, inputs, loss), chosen)
+
+    def sample(key: Array) -> dict[str, Array]:
+        keys = jax.random.split(key, len(chosen))
+        signs = {
+            label: jax.random.rademacher(one, x.shape, x.dtype)
+            for one, (label, x) in zip(keys, chosen.items(), strict=True)
+        }
+        found = product(signs)
+        return {n: jnp.sum((signs[n] * found[n]).astype(jnp.float32)) for n in chosen}
+
+    return jax.lax.map(sample, jax.random.split(key, samples))
+
+
+@partial(jax.jit, static_argnames=("loss", "k", "steps"))
+def _eigenvalues(
+    model: Model,
+    params: Any,
+    chosen: Any,
+    inputs: Any,
+    key: Array,
+    *,
+    loss: Loss,
+    k: int,
+    steps: int,
+) -> tuple[Array, Array, dict[str, Array]]:
+    _, product = jax.linearize(_gradient(model, params, inputs, loss), chosen)
+    wide = {label: x.astype(jnp.float32) for label, x in chosen.items()}
+    flat, unravel = ravel_pytree(wide)
+
+    def one(vector: Array) -> Array:
+        tangents = {label: x.astype(chosen[label].dtype) for label, x in unravel(vector).items()}
+        return ravel_pytree({n: x.astype(jnp.float32) for n, x in product(tangents).items()})[0]
+
+    def several(vectors: Array) -> Array:  # [1, size, columns]
+        return jax.vmap(one, 1, 1)(vectors[0])[None]
+
+    k = min(k, flat.size)
+    values, vectors, residuals = eigenpairs(several, key, flat.size, k, steps)
+    return values, residuals, jax.vmap(unravel, 1)(vectors)
+
+
+def _error(samples: Array) -> Array:
+    return jnp.std(samples, ddof=1) / np.sqrt(len(samples)).astype(np.float32)
