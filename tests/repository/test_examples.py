@@ -39,7 +39,7 @@ def script(name: str) -> ModuleType:
 
 common, train, finetune = map(script, ("common", "train", "finetune"))
 recording, silero, speech = map(script, ("recording", "silero", "speech"))
-two_hosts = script("two_hosts")
+saliency, two_hosts = map(script, ("saliency", "two_hosts"))
 
 
 @pytest.fixture(scope="module")
@@ -170,12 +170,28 @@ def test_fine_tuning_draws_and_writes_what_was_trained(
     assert all(not np.array_equal(tuned[k], v) for k, v in model.params.items())
 
 
-def assert_is_picture(path: Path) -> None:
+def assert_is_picture(path: Path, upright: bool = False) -> None:
     image = pytest.importorskip("PIL.Image")
     with image.open(path) as picture:
-        assert picture.width > picture.height > 300
+        assert min(picture.size) > 300
+        assert (picture.width > picture.height) is not upright
         assert picture.convert("L").getextrema() != (255, 255)
     assert path.stat().st_size < 150_000
+
+
+# What speaks for a digit
+
+
+def test_saliency_is_drawn_for_the_scans_that_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "saliency.png"
+    saliency.main([*map(str, SCANS[3:5]), "--out", str(picture)])
+    assert_is_picture(picture, upright=True)
+    printed = capsys.readouterr().out
+    assert "it sees 3, 4\n" in printed
+    gap = re.search(r"but for (\S+)\n", printed)
+    assert gap and float(gap[1]) < 0.1
 
 
 # The example that listens
@@ -328,6 +344,7 @@ def test_published_weights_make_an_archive(tmp_path: Path, monkeypatch: pytest.M
     ("example", "package", "imported"),
     [
         (finetune, "matplotlib", "matplotlib"),
+        (saliency, "pillow", "PIL"),
         (finetune, "scikit-learn", "sklearn"),
         (train, "scikit-learn", "sklearn"),
         (train, "pillow", "PIL"),
@@ -350,7 +367,7 @@ def test_a_missing_package(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("example", [finetune, train, speech, silero, two_hosts])
+@pytest.mark.parametrize("example", [finetune, saliency, silero, speech, train, two_hosts])
 def test_nothing_is_overwritten(
     example: Any,
     tmp_path: Path,
