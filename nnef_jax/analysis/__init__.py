@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.results import Result as Result
     from nnef_jax.analysis.spectrum import JacobianSpectrum as JacobianSpectrum
     from nnef_jax.analysis.spectrum import jacobian_spectrum as jacobian_spectrum
+    from nnef_jax.analysis.statistics import Statistics as Statistics
+    from nnef_jax.analysis.statistics import activation_statistics as activation_statistics
+    from nnef_jax.analysis.statistics import gradient_statistics as gradient_statistics
+    from nnef_jax.analysis.tensor_statistics import TensorStatistics as TensorStatistics
     from nnef_jax.analysis.windows import occlusion as occlusion
 
 _HOMES = {
@@ -32,9 +36,13 @@ _HOMES = {
     "HessianTrace": "hessian",
     "JacobianSpectrum": "spectrum",
     "Result": "results",
+    "Statistics": "statistics",
     "TensorDifference": "comparison",
+    "TensorStatistics": "tensor_statistics",
+    "activation_statistics": "statistics",
     "compare": "comparison",
     "grad_cam": "layer_attribution",
+    "gradient_statistics": "statistics",
     "hessian_eigenvalues": "hessian",
     "hessian_trace": "hessian",
     "integrated_gradients": "gradients",

@@ -13,8 +13,9 @@ import numpy as np
 from lowering.extents import show
 from nnef_jax import Model
 from nnef_jax.analysis.differences import Array, difference, kind_of
-from nnef_jax.analysis.layers import arguments_of, bound, graph_for, layers_of
+from nnef_jax.analysis.layers import arguments_of, bound, layers_of
 from nnef_jax.analysis.matching import Pair, Tensor, match
+from nnef_jax.analysis.question import graph_for
 from nnef_jax.analysis.results import Result, axes, plain, table_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe

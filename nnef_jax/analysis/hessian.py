@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +13,14 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from nnef_jax import Model
+from nnef_jax.analysis.backward import Loss, loss_of
 from nnef_jax.analysis.krylov import eigenpairs
 from nnef_jax.analysis.layers import bound, chosen_params, require_callable, require_model
+from nnef_jax.analysis.question import require_count
 from nnef_jax.analysis.results import Result, axes, result, table_of
-from nnef_jax.options import require
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Loss = Callable[[Any], Any]
 
 
 @result
@@ -139,8 +138,7 @@ def hessian_trace(
     >>> found = nnef_jax.analysis.hessian_trace(logits, images, loss=cross_entropy)
     >>> found.value, found.error, found.by_parameter
     """
-    require("samples", samples, int, "an integer")
-    if samples < 2:
+    if require_count("samples", samples) < 2:
         raise ValueError(f"samples must be at least 2 for a standard error, it is {samples}")
     arguments = _arguments(model, inputs, loss, labels, params, key)
     return HessianTrace(samples=_trace(*arguments, loss=loss, samples=samples))
@@ -177,10 +175,7 @@ def hessian_eigenvalues(
 
     >>> nnef_jax.analysis.hessian_eigenvalues(logits, images, loss=cross_entropy).values
     """
-    for name, value in (("k", k), ("steps", steps)):
-        require(name, value, int, "an integer")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, it is {value}")
+    k, steps = require_count("k", k), require_count("steps", steps)
     arguments = _arguments(model, inputs, loss, labels, params, key)
     values, residuals, vectors = _eigenvalues(*arguments, loss=loss, k=k, steps=steps)
     return HessianEigenvalues(values=values, residuals=residuals, vectors=vectors)
@@ -202,18 +197,9 @@ def _gradient(model: Model, params: Any, inputs: Any, loss: Loss) -> Any:
     """Return the gradient as a function of some of the parameters."""
 
     def value(chosen: Mapping[str, Any]) -> Array:
-        return scalar(loss(model.apply({**params, **chosen}, *inputs)))
+        return loss_of(model, {**params, **chosen}, inputs, loss, {})[0]
 
     return jax.grad(value)
-
-
-def scalar(value: Any) -> Array:
-    """Return what a loss returned, as a number of 32 bits; TypeError for no real number."""
-    found = jnp.asarray(value)
-    if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
-        said = f"it returns {found.dtype}{list(found.shape)}"
-        raise TypeError(f"loss must return a single real number, {said}")
-    return found.astype(jnp.promote_types(found.dtype, jnp.float32))
 
 
 @partial(jax.jit, static_argnames=("loss", "samples"))

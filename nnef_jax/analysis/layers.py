@@ -42,12 +42,6 @@ class Layer:
     unit_axis: int | None
 
 
-def graph_for(model: Model, inputs: Sequence[Any]) -> Graph:
-    """Return the flat graph for inputs of these shapes. Raises as a call does."""
-    network = model._network  # pyright: ignore[reportPrivateUsage]
-    return network.specialise([tuple(x.shape) for x in inputs])
-
-
 def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
     """Return the inputs of a call in graph order, given as such or as one dict by name."""
     args, kwargs = arguments_of(inputs[0]) if len(inputs) == 1 else (tuple(inputs), {})

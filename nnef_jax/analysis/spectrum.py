@@ -12,15 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax import Model
 from nnef_jax.analysis.krylov import singular_triplets
 from nnef_jax.analysis.layers import bound, require_model
+from nnef_jax.analysis.question import Question, ask, require_count
 from nnef_jax.analysis.results import Result, axes, result, static, table_of
 from nnef_jax.errors import InputError
-from nnef_jax.limits import Meter
-from nnef_jax.options import require
-from nnef_jax.similar import did_you_mean, listed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,64 +95,57 @@ def jacobian_spectrum(
     Args:
         inputs: of a call, in order, or one dict by name.
         k: how many; as many as there are, if they are fewer.
-        wrt: the name of the input; by default the first of real numbers.
-        output: the name of the output; by default the first of real numbers.
+        wrt: the name of the input, or of a tensor inside; by default the first real input.
+        output: the name of the output, or of a tensor inside; by default the first real output.
         params: instead of `model.params`.
         steps: more make residuals smaller.
         key: of `jax.random`, for the start; by default always the same.
 
-    Raises InputError for names that there are not, what is not of real numbers, and where input and
-    output have not one axis of items.
+    Raises InputError for names that there are not, what is not of real numbers, and where both have
+    not as many items.
 
     >>> found = nnef_jax.analysis.jacobian_spectrum(logits, images, k=2)
     >>> found.lipschitz, found.residuals
     """
     require_model(model)
-    for name, value in (("k", k), ("steps", steps)):
-        require(name, value, int, "an integer")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, it is {value}")
+    k, steps = require_count("k", k), require_count("steps", steps)
     values = bound(model, inputs)
-    source = _place("input", wrt, [(x.name, x.type.dtype) for x in model.graph.inputs])
-    names = zip(model.graph.output_names, model.graph.outputs, strict=True)
-    target = _place("output", output, [(name, x.type.dtype) for name, x in names])
+    if output is None:
+        names = zip(model.graph.output_names, model.graph.outputs, strict=True)
+        real = [name for name, value in names if is_float(value.type.dtype)]
+        if not real:
+            raise InputError("no output is of real numbers: none has a Jacobian")
+        output = real[0]
+    question = ask(model, values, _all, output, wrt, params)
     key = jax.random.key(0) if key is None else key
-    singular, directions, residuals = _spectrum(
-        model, params, values, key, source=source, target=target, k=k, steps=steps
-    )
+    singular, directions, residuals = _spectrum(question, key, k=k, steps=steps)
     return JacobianSpectrum(
         values=singular,
         residuals=residuals,
         directions=directions,
-        input=model.inputs[source].name,
-        output=model.outputs[target].name,
+        input=question.wrt,
+        output=output,
     )
 
 
-@partial(jax.jit, static_argnames=("source", "target", "k", "steps"))
-def _spectrum(
-    model: Model,
-    params: Any,
-    inputs: list[Any],
-    key: Array,
-    *,
-    source: int,
-    target: int,
-    k: int,
-    steps: int,
-) -> tuple[Array, Array, Array]:
-    params = model.params if params is None else params
+def _all(outputs: Any) -> Any:
+    """Stand for a score: it is the output that is asked about."""
+    return outputs
 
+
+@partial(jax.jit, static_argnames=("k", "steps"))
+def _spectrum(question: Question, key: Array, *, k: int, steps: int) -> tuple[Array, Array, Array]:
     def run(x: Array) -> Array:
-        returned = model.apply(params, *inputs[:source], x, *inputs[source + 1 :])
-        return returned[target] if len(model.outputs) > 1 else returned
+        return question.run(x)[0]
 
-    x = inputs[source]
+    x = question.value()
     y, push = jax.linearize(run, x)
     _, pull = jax.vjp(run, x)
-    if not x.ndim or not y.ndim or len(x) != len(y) or 0 in (x.size, y.size):
-        message = f"the input is of shape {x.shape}, the output of {y.shape}: they have no items"
-        raise InputError(message, hint="the first axes of both must be those of the items")
+    if not jnp.issubdtype(y.dtype, jnp.floating):
+        raise InputError(f"output '{question.output}' is of {y.dtype}, which has no derivative")
+    if not y.ndim or len(x) != len(y) or 0 in (x.size, y.size):
+        message = f"'{question.wrt}' is {show(x.shape)}, '{question.output}' is {show(y.shape)}"
+        raise InputError(message, hint="the first axis of both is the batch, of one item or more")
     batch, columns, rows = len(x), math.prod(x.shape[1:]), math.prod(y.shape[1:])
 
     def by_column(product: Any, like: Array) -> Any:
@@ -169,19 +161,3 @@ def _spectrum(
     sizes = rows, columns
     values, vectors, residuals = singular_triplets(forward, adjoint, key, batch, sizes, k, steps)
     return values, jnp.moveaxis(vectors, 2, 1).reshape(batch, k, *x.shape[1:]), residuals
-
-
-def _place(what: str, wanted: str | None, known: list[tuple[str, str]]) -> int:
-    """Return which input or output has a name, or is the first of real numbers."""
-    names = [name for name, _ in known]
-    real = [name for name, dtype in known if is_float(dtype)]
-    if wanted is None:
-        if not real:
-            raise InputError(f"no {what} is of real numbers: it has no Jacobian")
-        return names.index(real[0])
-    if wanted not in names:
-        hint = did_you_mean(str(wanted), names, meter=Meter())
-        raise InputError(f"the graph has no {what} '{wanted}', there is {listed(names)}", hint=hint)
-    if wanted not in real:
-        raise InputError(f"{what} '{wanted}' is not of real numbers: it has no Jacobian")
-    return names.index(wanted)

@@ -1,0 +1,162 @@
+"""Statistics of one tensor, merged over batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nnef_jax.analysis.results import plain
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TensorStatistics:
+    """Statistics of one tensor over all batches.
+
+    Args:
+        name, kind, shape: of the tensor (in the first batch), and of the operation.
+        count: items that are finite: `mean`, `squares`, `min` and `max` are of these.
+        mean, min, max: 0, infinity and -infinity where nothing is finite.
+        squares: the sum of squared distances from the mean.
+        zeros, nan, inf: numbers of items.
+        alive: [units], whether a unit, a channel or feature, is ever other than 0; None where the
+            tensor has no axis of units, or their number changes.
+        factor: [units, units], R of a QR decomposition of all activations, [items, units].
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    count: int
+    mean: float
+    squares: float
+    min: float
+    max: float
+    zeros: int
+    nan: int
+    inf: int
+    alive: Any = None
+    factor: Any = None
+
+    @property
+    def size(self) -> int:
+        """Return the number of all items."""
+        return self.count + self.nan + self.inf
+
+    @property
+    def std(self) -> float:
+        """Return the standard deviation of the finite items, NaN if there are none."""
+        return float(np.sqrt(self.squares / self.count)) if self.count else float("nan")
+
+    @property
+    def rms(self) -> float:
+        """Return the root mean square of the finite items, NaN if there are none."""
+        return float(np.hypot(self.mean, self.std))
+
+    @property
+    def dead(self) -> tuple[int, ...] | None:
+        """Return which units are 0 in all items, None where there are no units."""
+        return None if self.alive is None else tuple(np.flatnonzero(~self.alive).tolist())
+
+    @cached_property
+    def effective_rank(self) -> float | None:
+        """Return exp of the entropy of the singular values of all activations, by their sum.
+
+        It is what Roy and Vetterli 2007 define, "The effective rank": 1 where all items have one
+        direction, and the number of units where these have as much of each. 0 where all is 0; None
+        where it is not known.
+        """
+        if self.factor is None or self.nan or self.inf:
+            return None
+        values = np.linalg.svd(np.asarray(self.factor, np.float64), compute_uv=False)
+        shares = values[values > 0] / values.sum() if values.any() else values[:0]
+        return float(np.exp(-np.sum(shares * np.log(shares)))) if shares.size else 0.0
+
+    def merge(self, other: TensorStatistics) -> TensorStatistics:
+        """Return the statistics of both series of batches together.
+
+        Moments are merged exactly (Chan, Golub and LeVeque 1983), as a QR decomposition is from
+        those of its blocks of rows.
+        """
+        a, b = self, other
+        count = a.count + b.count
+        share, step = (b.count / count if count else 0.0), b.mean - a.mean
+        fits = np.shape(a.alive) == np.shape(b.alive) and a.alive is not None
+        is_ranked = fits and a.factor is not None and b.factor is not None
+        return replace(
+            a,
+            count=count,
+            mean=a.mean + step * share,
+            squares=a.squares + b.squares + step**2 * a.count * share,
+            min=min(a.min, b.min),
+            max=max(a.max, b.max),
+            zeros=a.zeros + b.zeros,
+            nan=a.nan + b.nan,
+            inf=a.inf + b.inf,
+            alive=a.alive | b.alive if fits else None,
+            factor=_joined(a.factor, b.factor) if is_ranked else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values of JSON; `zeros` and `dead_share` are shares."""
+        left_out = {"squares", "alive", "factor", "effective_rank"}
+        told = {name: x for name, x in vars(self).items() if name not in left_out}
+        told |= {"std": self.std, "rms": self.rms, "zeros": self.zeros / max(self.size, 1)}
+        units = None if self.alive is None else len(self.alive)
+        told |= {"units": units, "dead": self.dead, "effective_rank": self.effective_rank}
+        return plain(told)
+
+
+@partial(jax.jit, static_argnames=("axis", "rank"))
+def measure(
+    x: Array, *, axis: int | None, rank: bool
+) -> tuple[dict[str, Array], Array | None, Array | None]:
+    """Return the numbers of a `TensorStatistics` by name, `alive` and `factor`.
+
+    Args:
+        axis: of the units; None for none.
+        rank: whether to compute the factor.
+    """
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32) if x.dtype.kind == "f" else jnp.float32)
+    ok = jnp.isfinite(x)
+    count = jnp.sum(ok)
+    values = jnp.where(ok, x, 0)
+    # A sum of sums: rounding grows with the length of an axis, not with the number of items.
+    mean = _sum(values) / jnp.maximum(count, 1).astype(x.dtype)
+    numbers = {
+        "count": count,
+        "mean": mean,
+        "squares": _sum(jnp.where(ok, (x - mean) ** 2, 0)),
+        "min": jnp.min(x, initial=jnp.inf, where=ok),
+        "max": jnp.max(x, initial=-jnp.inf, where=ok),
+        "zeros": jnp.sum(x == 0),
+        "nan": jnp.sum(jnp.isnan(x)),
+        "inf": jnp.sum(jnp.isinf(x)),
+    }
+    if axis is None:
+        return numbers, None, None
+    columns = jnp.moveaxis(values, axis, -1).reshape(-1, x.shape[axis])
+    alive = jnp.any(jnp.moveaxis(x, axis, -1) != 0, axis=tuple(range(x.ndim - 1)))
+    return numbers, alive, _triangle(columns) if rank else None
+
+
+def _sum(x: Array) -> Array:
+    for _ in range(x.ndim):
+        x = jnp.sum(x, axis=-1)
+    return x
+
+
+def _triangle(rows: Array) -> Array:
+    """Return R of a QR decomposition, square: rows of 0 change nothing."""
+    units = rows.shape[1]
+    return jnp.linalg.qr(jnp.pad(rows, ((0, max(0, units - len(rows))), (0, 0))), mode="r")
+
+
+@jax.jit
+def _joined(a: Array, b: Array) -> Array:
+    return _triangle(jnp.concatenate([a, b]))
