@@ -21,7 +21,7 @@ Evaluate = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 _ROWS = 24  # compiled together: in 0.4 of the time that they take one by one
 # Rows are small: what LLVM would gain when they run, it takes tenfold when they are compiled.
-_UNOPTIMISED = {"xla_backend_optimization_level": "0"}
+UNOPTIMISED = {"xla_backend_optimization_level": "0"}
 
 
 class Together(Generic[Row]):
@@ -61,7 +61,7 @@ def _all(functions: Sequence[Callable[..., Any]], arguments: Sequence[Sequence[A
     def call(arguments: Sequence[Sequence[Any]]) -> list[Any]:
         return [f(*own) for f, own in zip(functions, arguments, strict=True)]
 
-    return jax.jit(call, compiler_options=_UNOPTIMISED)(arguments)
+    return jax.jit(call, compiler_options=UNOPTIMISED)(arguments)
 
 
 def results(outputs: Any) -> list[np.ndarray]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 
 import nnef_jax
 from tests import torch_networks
+from tests.operation_checks import UNOPTIMISED
 from tests.torch_networks import NAMES, Run, by_name, difference, gradients
 
 # Relative to the largest magnitude. In 8 bits a step of the result is 0.02 of it.
@@ -45,7 +43,7 @@ def test_value(name: str, run: Run, model: nnef_jax.Model) -> None:
 
 @pytest.mark.parametrize(("name", "run"), DIFFERENTIABLE)
 def test_gradients(name: str, run: Run, model: nnef_jax.Model) -> None:
-    of_inputs, of_parameters = gradients(model, run)
+    of_inputs, of_parameters = gradients(model, run, compiler_options=UNOPTIMISED)
     assert difference(of_inputs, run.gradient) <= 1e-4
     assert difference(of_parameters, run.parameter, floor=1e-2) <= 1e-4
 
@@ -106,17 +104,3 @@ def test_every_network_is_in_the_table() -> None:
     assert sorted(NAMES) == sorted(
         path.name.removesuffix(".nnef.tgz") for path in torch_networks.FOLDER.glob("*.nnef.tgz")
     )
-
-
-def test_code_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = torch_networks.FOLDER.parents[1]
-    monkeypatch.chdir(root)
-    page = (root / "docs" / "pytorch.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {}
-    for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
-        if "torch_to_nnef." not in code:
-            exec(code, names)
-    assert names["stacks"].shape == (5, 2, 2, 16, 16)
-    assert names["slopes"]["last.weight"].shape == (2, 8, 1, 1)
-    assert names["keys"].shape == (2, 1, 4, 5, 8)
-    assert names["texts"].shape == (3, 12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from lowering.extents import UNKNOWN
 from lowering.graph import Graph, TensorType, Value
 from lowering.ops import rules
 from lowering.trace import Context
+from tests.operation_checks import Together
 
 CONTEXT = Context()
 RULE = rules["scan"]
@@ -218,6 +220,30 @@ def lower(case: Case, operands: dict[str, list[Any]]) -> list[Any]:
     return RULE.lower(ctx=CONTEXT, **operands, **attributes)
 
 
+def weights(case: Case) -> list[np.ndarray]:
+    random = np.random.default_rng(3)
+    return [random.uniform(-1, 1, x.shape) for x in loop(case, **case.operands())]
+
+
+def results_and_derivatives(name: str) -> tuple[Any, Any]:
+    """Results, and gradient and derivative along ones of their weighted sum."""
+    case = CASES[name]
+
+    def total(operands: Any) -> Any:
+        pairs = zip(lower(case, operands), weights(case), strict=True)
+        return sum(jnp.vdot(x, np.float32(w)) for x, w in pairs)
+
+    def function(operands: Any) -> Any:
+        ones = jax.tree.map(jnp.ones_like, operands)
+        forward = jax.jvp(total, (operands,), (ones,))[1]
+        return lower(case, operands), jax.grad(total)(operands), forward
+
+    return function, (case.operands(),)
+
+
+compiled = cache(Together(list(CASES), results_and_derivatives))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_those_of_a_loop(name: str):
     case = CASES[name]
@@ -227,7 +253,7 @@ def test_values_are_those_of_a_loop(name: str):
     }
     inferred = RULE.infer(**types, **case.attributes(operands))
     wanted = loop(case, **operands)
-    for got in (lower(case, operands), jax.jit(lambda o: lower(case, o))(operands)):
+    for got in (lower(case, operands), compiled(name)[0]):
         assert [TensorType(x.shape, x.dtype.name) for x in got] == inferred
         for x, y in zip(got, wanted, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
@@ -237,17 +263,13 @@ def test_values_are_those_of_a_loop(name: str):
 def test_derivatives_are_those_of_a_loop(name: str):
     case = CASES[name]
     operands = case.operands()
-    random = np.random.default_rng(3)
-    weights = [random.uniform(-1, 1, x.shape) for x in loop(case, **operands)]
-
-    def total(operands: Any) -> Any:
-        results = lower(case, operands)
-        return sum(jnp.vdot(x, np.float32(w)) for x, w in zip(results, weights, strict=True))
+    random = np.random.default_rng(4)
 
     def wanted(operands: Any) -> float:
-        return sum(np.vdot(x, w) for x, w in zip(loop(case, **operands), weights, strict=True))
+        pairs = zip(loop(case, **operands), weights(case), strict=True)
+        return sum(np.vdot(x, w) for x, w in pairs)
 
-    found = jax.grad(total)(operands)
+    _, found, forward = compiled(name)
     leaves, tree = jax.tree.flatten({k: [np.float64(x) for x in v] for k, v in operands.items()})
     for k, (leaf, gradient) in enumerate(zip(leaves, jax.tree.leaves(found), strict=True)):
         step = random.uniform(-1, 1, leaf.shape)
@@ -257,8 +279,6 @@ def test_derivatives_are_those_of_a_loop(name: str):
         ]
         slope = (sides[0] - sides[1]) / 2e-5
         np.testing.assert_allclose(np.vdot(gradient, step), slope, rtol=1e-3, atol=1e-4)
-    tangents = jax.tree.map(jnp.ones_like, operands)
-    forward = jax.jvp(total, (operands,), (tangents,))[1]
     backward = sum(jnp.sum(x) for x in jax.tree.leaves(found))
     np.testing.assert_allclose(forward, backward, rtol=1e-4, atol=1e-4)
 

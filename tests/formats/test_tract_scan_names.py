@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 import nnef_jax
 from tests.helpers import model_of
+from tests.operation_checks import Together
 
 HEAD = "version 1.0;\n\nextension tract_registry tract_core;\n\n"
 RANDOM = np.random.default_rng(0)
@@ -66,16 +69,26 @@ graph network(input) -> (all, last) {{
 """
 
 
+X = RANDOM.normal(size=(4, 3)).astype(np.float32)
+
+
+def named(row: tuple[str, bool]) -> tuple[Any, Any]:
+    name, quotes = row
+    forms = {name: BARE[name]} | {f"{name}.{end}": f"{BARE[name]}_{end}" for end in "sty"}
+    model = model_of(running_sum(quoted if quotes else forms.__getitem__, *forms))
+    return partial(model.apply, {}), (X,)
+
+
+sums = Together(list(product(BARE, (False, True))), named)
+
+
 @pytest.mark.parametrize("quotes", [False, True], ids=["bare", "quoted"])
 @pytest.mark.parametrize("name", BARE)
 def test_names(name: str, quotes: bool) -> None:
     """A name of each kind for a slice, a state, a next state and a result."""
-    forms = {name: BARE[name]} | {f"{name}.{end}": f"{BARE[name]}_{end}" for end in "sty"}
-    text = running_sum(quoted if quotes else forms.__getitem__, *forms)
-    x = RANDOM.normal(size=(4, 3)).astype(np.float32)
-    whole, last = model_of(text)(x)
-    np.testing.assert_allclose(whole, x.cumsum(0) * x, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(last, x.sum(0, keepdims=True), rtol=1e-5, atol=1e-6)
+    whole, last = sums((name, quotes))
+    np.testing.assert_allclose(whole, X.cumsum(0) * X, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(last, X.sum(0, keepdims=True), rtol=1e-5, atol=1e-6)
 
 
 def test_a_name_goes_before_what_is_written_like_another() -> None:

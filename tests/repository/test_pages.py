@@ -154,7 +154,11 @@ def inside(names: Names) -> None:
 
 
 def pytorch(names: Names) -> None:
-    assert names[-1].keys() >= {"masks", "tuned", "pooled", "logits", "texts", "block"}
+    assert names[-1].keys() >= {"masks", "tuned", "pooled", "logits", "block"}
+    assert names[-1]["stacks"].shape == (5, 2, 2, 16, 16)
+    assert names[-1]["slopes"]["last.weight"].shape == (2, 8, 1, 1)
+    assert names[-1]["keys"].shape == (2, 1, 4, 5, 8)
+    assert names[-1]["texts"].shape == (3, 12)
 
 
 def training(names: Names) -> None:
