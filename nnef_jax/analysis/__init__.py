@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.layer_attribution import grad_cam as grad_cam
     from nnef_jax.analysis.layer_attribution import layer_conductance as layer_conductance
     from nnef_jax.analysis.results import Result as Result
+    from nnef_jax.analysis.sensitivities import Sensitivity as Sensitivity
+    from nnef_jax.analysis.sensitivities import sensitivity as sensitivity
     from nnef_jax.analysis.spectrum import JacobianSpectrum as JacobianSpectrum
     from nnef_jax.analysis.spectrum import jacobian_spectrum as jacobian_spectrum
     from nnef_jax.analysis.statistics import Statistics as Statistics
@@ -36,6 +38,7 @@ _HOMES = {
     "HessianTrace": "hessian",
     "JacobianSpectrum": "spectrum",
     "Result": "results",
+    "Sensitivity": "sensitivities",
     "Statistics": "statistics",
     "TensorDifference": "comparison",
     "TensorStatistics": "tensor_statistics",
@@ -50,6 +53,7 @@ _HOMES = {
     "layer_conductance": "layer_attribution",
     "occlusion": "windows",
     "saliency": "gradients",
+    "sensitivity": "sensitivities",
     "smoothgrad": "gradients",
 }
 
