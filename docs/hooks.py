@@ -1,4 +1,4 @@
-"""What the site has besides: pages from the root of the repository, and doctests as code."""
+"""What the site has besides docs/: pages from the root of the repository, a reference, doctests."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ def on_files(files: Files, config: Any) -> None:
         for other, target in PAGES.items():
             text = text.replace(f"]({other}", f"]({target}")
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "analysis_api.md", content=_analysis()))
+
+
+def _analysis() -> str:
+    """Return the reference of `nnef_jax.analysis`: its names by the modules that they live in."""
+    folder = ROOT / "nnef_jax" / "analysis"
+    homes: dict[str, list[str]] = {}
+    table = (folder / "__init__.py").read_text(encoding="utf-8")
+    for name, home in re.findall(r'^    "(\w+)": "(\w+)",$', table, flags=re.M):
+        homes.setdefault(home, []).append(name)
+    parts = ["# Python: nnef_jax.analysis"]
+    for home in sorted(homes, key=lambda home: (home == "results", home)):
+        parts.append(f"## {home.replace('_', ' ').capitalize()}")
+        parts += [f"::: nnef_jax.analysis.{name}" for name in sorted(homes[home], key=str.swapcase)]
+    return "\n\n".join(parts)
 
 
 class Doctests(griffe.Extension):

@@ -20,7 +20,7 @@ def commands(path: str) -> set[str]:
         r"^[ \-]*(?:run: |entry: )?((?:ruff|pyright|mkdocs|pytest).*)$", read(path), re.M
     )
     return {
-        re.sub(r" --pythonpath .*| --force-exclude| --quiet| -n \w+", "", line) for line in lines
+        re.sub(r" --pythonpath .*| --force-exclude| -n \w+", "", line) for line in lines
     }
 
 
