@@ -7,6 +7,10 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from nnef_jax.analysis.adversarial import Adversarial as Adversarial
+    from nnef_jax.analysis.adversarial import fgsm as fgsm
+    from nnef_jax.analysis.adversarial import pgd as pgd
+    from nnef_jax.analysis.adversarial import smallest_perturbation as smallest_perturbation
     from nnef_jax.analysis.attribution import Attribution as Attribution
     from nnef_jax.analysis.comparison import Comparison as Comparison
     from nnef_jax.analysis.comparison import TensorDifference as TensorDifference
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.hessian import hessian_trace as hessian_trace
     from nnef_jax.analysis.layer_attribution import grad_cam as grad_cam
     from nnef_jax.analysis.layer_attribution import layer_conductance as layer_conductance
+    from nnef_jax.analysis.maximisation import Maximised as Maximised
+    from nnef_jax.analysis.maximisation import activation_maximisation as activation_maximisation
     from nnef_jax.analysis.results import Result as Result
     from nnef_jax.analysis.sensitivities import Sensitivity as Sensitivity
     from nnef_jax.analysis.sensitivities import sensitivity as sensitivity
@@ -32,18 +38,22 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.windows import occlusion as occlusion
 
 _HOMES = {
+    "Adversarial": "adversarial",
     "Attribution": "attribution",
     "Comparison": "comparison",
     "HessianEigenvalues": "hessian",
     "HessianTrace": "hessian",
     "JacobianSpectrum": "spectrum",
+    "Maximised": "maximisation",
     "Result": "results",
     "Sensitivity": "sensitivities",
     "Statistics": "statistics",
     "TensorDifference": "comparison",
     "TensorStatistics": "tensor_statistics",
+    "activation_maximisation": "maximisation",
     "activation_statistics": "statistics",
     "compare": "comparison",
+    "fgsm": "adversarial",
     "grad_cam": "layer_attribution",
     "gradient_statistics": "statistics",
     "hessian_eigenvalues": "hessian",
@@ -52,8 +62,10 @@ _HOMES = {
     "jacobian_spectrum": "spectrum",
     "layer_conductance": "layer_attribution",
     "occlusion": "windows",
+    "pgd": "adversarial",
     "saliency": "gradients",
     "sensitivity": "sensitivities",
+    "smallest_perturbation": "adversarial",
     "smoothgrad": "gradients",
 }
 

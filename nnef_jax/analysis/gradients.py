@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
@@ -19,9 +18,16 @@ from nnef_jax.analysis.attribution import (
     sums,
     zeros,
 )
-from nnef_jax.analysis.question import Question, Target, ask, require_count, require_real
+from nnef_jax.analysis.question import (
+    Question,
+    Target,
+    ask,
+    require_count,
+    require_key,
+    require_real,
+)
 from nnef_jax.model import Model, Params
-from nnef_jax.options import require_flags, shown
+from nnef_jax.options import require_flags
 
 
 def saliency(
@@ -151,11 +157,3 @@ def _smoothgrad(question: Question, key: Array, noise: Array, samples: int) -> A
 
     total, _ = lax.scan(add, zeros(x), jax.random.split(key, samples))
     return attributed(question, "SmoothGrad", total / samples, question.at(x), x)
-
-
-def require_key(key: Any) -> None:
-    """Raise TypeError for what is no single key of `jax.random`."""
-    dtype = getattr(key, "dtype", None)
-    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if not (is_key or (dtype == jnp.uint32 and key.shape == (2,))) or (is_key and key.shape):
-        raise TypeError(f"key must be one of jax.random.key(seed), it is {shown(key)}")

@@ -20,17 +20,22 @@ _MAP = "RdBu_r"
 def heat_maps(ax: Any, values: Any, x: Any, titles: Sequence[str]) -> Any:
     """Draw maps of values as tiles in rows, each over what it lies on."""
     tiles = [heat(value, item) for value, item in zip(values, x, strict=True)]
-    root = max(1, len(tiles)) ** 0.5  # rows that are full, and about as many as columns
-    columns = min(range(ceil(root), int(2 * root) + 1), key=lambda n: (-len(tiles) % n, n))
-    rows = [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
-    names = [list(titles[i : i + columns]) for i in range(0, len(tiles), columns)]
-    ax = montage(ax, rows, names)
+    ax = in_rows(ax, tiles, titles)
     _legend(ax)
     return ax
 
 
+def in_rows(ax: Any, tiles: Sequence[Tile], titles: Sequence[str]) -> Any:
+    """Draw tiles in rows, with a title above each."""
+    root = max(1, len(tiles)) ** 0.5  # rows that are full, and about as many as columns
+    columns = min(range(ceil(root), int(2 * root) + 1), key=lambda n: (-len(tiles) % n, n))
+    rows = [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
+    names = [list(titles[i : i + columns]) for i in range(0, len(tiles), columns)]
+    return montage(ax, rows, names)
+
+
 def montage(ax: Any, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[str]]) -> Any:
-    """Draw rows of tiles with a title above each, on axes that are made where none are given."""
+    """Draw rows of tiles with a title above each; return the axes."""
     height, width = rows[0][0].shape[:2] if rows else (1, 1)
     ratio = height / width
     wide, high = max(map(len, rows), default=1), len(rows)
@@ -66,12 +71,13 @@ def heat(values: ArrayLike, x: ArrayLike) -> Tile:
     return under * (1 - strength) + colours * strength
 
 
-def signed(values: ArrayLike, limit: float) -> Tile:
-    """Return differences as a tile: red above 0, blue below, white at 0; three channels as one."""
+def signed(values: ArrayLike) -> Tile:
+    """Return differences as a tile: red above 0, blue below, white at 0."""
     from matplotlib import colormaps
 
     map = _plane(np.asarray(values, np.float64))
-    return colormaps[_MAP](0.5 + 0.5 * np.clip(map / (limit or 1.0), -1, 1))[..., :3]
+    limit = np.abs(map).max(initial=0) or 1.0
+    return colormaps[_MAP](0.5 + 0.5 * map / limit)[..., :3]
 
 
 def grey(x: ArrayLike) -> Tile:

@@ -45,18 +45,18 @@ class Question:
 
     def value(self) -> Array:
         """Return the tensor that explains, as it is at the inputs."""
-        if self._position is not None:
-            return jnp.asarray(self.inputs[self._position])
+        if self.position is not None:
+            return jnp.asarray(self.inputs[self.position])
         return self.model(*self.inputs, capture=[self.wrt])[1][self.wrt]
 
     def run(self, x: Array, edit: Edits | None = None, capture: Sequence[str] = ()) -> Any:
         """Return outputs and captured tensors for another value of the tensor that explains."""
         inputs, edits = list(self.inputs), dict(edit or {})
-        if self._position is None:
+        if self.position is None:
             change: Any = edits.get(self.wrt, lambda x: x)
             edits[self.wrt] = change(x)
         else:
-            inputs[self._position] = x
+            inputs[self.position] = x
         names = self.model.graph.output_names
         inside = self.output != "" and self.output not in names
         wanted = [*capture, self.output] if inside else capture
@@ -78,7 +78,7 @@ class Question:
         if self.score is None:
             assert self.classes is not None
             return jnp.take_along_axis(self.entries(outputs), self.classes[:, None], 1)[:, 0]
-        found, batch = jnp.asarray(self.score(outputs)), self._batch
+        found, batch = jnp.asarray(self.score(outputs)), self.batch
         if found.shape != (batch,) or not jnp.issubdtype(found.dtype, jnp.floating):
             message = f"target returns {found.dtype}{show(found.shape)}"
             hint = f"return a real score for each item of '{self.wrt}': [{batch}]"
@@ -125,12 +125,21 @@ class Question:
         return graph_for(self.model, self.inputs)
 
     @property
-    def _position(self) -> int | None:
+    def position(self) -> int | None:
+        """Return which input the tensor is, None if it is inside."""
         names = [value.name for value in self.model.graph.inputs]
         return names.index(self.wrt) if self.wrt in names else None
 
     @property
-    def _batch(self) -> int:
+    def count(self) -> int:
+        """Return how many classes the output has scores of."""
+        graph = self.graph
+        names = dict(zip(graph.output_names, graph.outputs, strict=True))
+        return _classes_of(names.get(self.output) or graph.values[self.output])
+
+    @property
+    def batch(self) -> int:
+        """Return how many items there are."""
         return _batch_of(self.graph.values[self.wrt])
 
 
@@ -171,8 +180,7 @@ def ask(
         message = f"'{output}' is {scored.type}, '{explains.name}' is {explains.type}"
         hint = "the first axis of both is the batch; a function as target may return [batch] scores"
         raise InputError(message, hint=hint)
-    shape = scored.type.shape
-    classes = _classes(target, batch, int(shape[1]) if len(shape) > 1 else 1, output)
+    classes = _classes(target, batch, _classes_of(scored), output)
     return Question(model, arrays, classes, explains.name, output, None)
 
 
@@ -212,6 +220,24 @@ def require_count(name: str, value: Any) -> int:
     return int(value)
 
 
+def require_bounds(bounds: Any) -> tuple[float, float]:
+    """Return a least and a largest value; raise TypeError or ValueError for what is none."""
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:  # pyright: ignore[reportUnknownArgumentType]
+        raise TypeError(f"bounds must be a pair of numbers, it is {shown(bounds)}")
+    low, high = (require_real("a bound", x, least=-np.inf) for x in bounds)
+    if low >= high:
+        raise ValueError(f"bounds must rise, they are {low:g} and {high:g}")
+    return low, high
+
+
+def require_key(key: Any) -> None:
+    """Raise TypeError for what is no single key of `jax.random`."""
+    dtype = getattr(key, "dtype", None)
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not (is_key or (dtype == jnp.uint32 and key.shape == (2,))) or (is_key and key.shape):
+        raise TypeError(f"key must be one of jax.random.key(seed), it is {shown(key)}")
+
+
 def _first_real(graph: Graph) -> Value:
     for value in graph.inputs:
         if is_float(value.type.dtype):
@@ -247,6 +273,11 @@ def _inside(graph: Graph) -> str:
 
 def _batch_of(value: Value) -> int:
     return int(value.type.shape[0])
+
+
+def _classes_of(value: Value) -> int:
+    shape = value.type.shape
+    return int(shape[1]) if len(shape) > 1 else 1
 
 
 def _classes(target: Any, batch: int, count: int, output: str) -> Array | None:

@@ -1,0 +1,178 @@
+"""Inputs that excite a unit most."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from nnef_jax.analysis.attack import Bounds
+from nnef_jax.analysis.question import (
+    Question,
+    Target,
+    ask,
+    require_bounds,
+    require_count,
+    require_key,
+    require_real,
+)
+from nnef_jax.analysis.results import Result, result, static, table_of
+from nnef_jax.errors import InputError
+from nnef_jax.model import Model, Params
+from nnef_jax.options import require
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@result
+class Maximised(Result):
+    """Inputs that excite units most.
+
+    Args:
+        x: the inputs that were found, [batch, ...].
+        scores: what the units make of them, [batch].
+        history: the scores before each step, [steps, batch].
+        classes: the unit of each item, int32 [batch]; None where a function says the score.
+        output: the name of the tensor whose units are excited.
+        of: the name of the input.
+    """
+
+    x: Array
+    scores: Array
+    history: Array
+    classes: Array | None
+    output: str = static()
+    of: str = static()
+
+    def table(self) -> Table:
+        """Return a table with a row for each item: unit, score at the start and at the end."""
+        units = [None] * len(self.scores) if self.classes is None else np.asarray(self.classes)
+        rows = zip(range(len(self.scores)), units, self.history[0], self.scores, strict=True)
+        return table_of(f"{self.of} that excites {self.output}", _HEADS, rows)
+
+    def plot(self, ax: Any = None, *, items: int = 16) -> Any:
+        """Draw the first inputs, each from its least to its largest value.
+
+        Returns the axes of matplotlib.
+        """
+        from nnef_jax.analysis import pictures
+
+        x, scores = np.asarray(self.x[:items], np.float64), np.asarray(self.scores, np.float64)
+        tiles = [pictures.picture(each, each.min(), each.max()) for each in x]
+        titles = [f"{score:.3g}" for score in scores[:items]]
+        if self.classes is not None:
+            titles = [f"{c}: {t}" for c, t in zip(np.asarray(self.classes), titles, strict=False)]
+        return pictures.in_rows(ax, tiles, titles)
+
+
+_HEADS = ("item", "unit", "start", "score")
+
+
+def activation_maximisation(
+    model: Model,
+    *inputs: Any,
+    target: Target,
+    key: Array,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+    bounds: Bounds | None = None,
+    steps: int = 256,
+    step: float = 0.05,
+    l2: float = 0.0,
+    total_variation: float = 0.0,
+) -> Maximised:
+    """Climb from noise to inputs that excite a unit (Olah et al. 2017, doi:10.23915/distill.00007).
+
+    Steps have the same length for all items, and get shorter towards the end. Lengths and costs are
+    in units of the range of the bounds, without bounds in those of the input. The result depends on
+    the key alone.
+
+    >>> nnef_jax.analysis.activation_maximisation(
+    ...     model, output="conv2", target=[0, 1, 2], key=jax.random.key(0), bounds=(0, 255)).plot()
+
+    Args:
+        inputs: where it starts, with a little noise. Without any it starts from noise in the
+            declared shape, an item for each target.
+        target: a channel (axis 1 of `output`), whose mean is raised, or one for each item. A
+            function of the outputs returns scores [batch] instead, of a single unit, say.
+        key: of `jax.random`, for the noise.
+        output: the name of an output or of a layer.
+        bounds: the least and the largest value of an entry. Without them noise is about 0.
+        steps: how many gradients are computed.
+        step: the root mean square of the first change of an item.
+        l2: how much the half sum of squares costs, of values about the middle of the bounds.
+        total_variation: how much each absolute difference of neighbours costs, along axes after the
+            first two.
+
+    The other arguments, and errors, are those of `saliency`.
+    """
+    require_count("steps", steps)
+    require_key(key)
+    numbers = {"step": step, "l2": l2, "total_variation": total_variation}
+    rates = {name: require_real(name, value) for name, value in numbers.items()}
+    ends = None if bounds is None else require_bounds(bounds)
+    if target is None:
+        raise InputError("target must say what to maximise", hint="give a channel by target=")
+    starts = inputs or _blank(model, target, ends)
+    question = ask(model, starts, target, output, wrt, params)
+    return _maximised(question, key, rates, ends, steps=steps)
+
+
+@partial(jax.jit, static_argnames="steps")
+def _maximised(
+    question: Question, key: Array, rates: dict[str, float], bounds: Bounds | None, *, steps: int
+) -> Maximised:
+    x = question.value()
+    number = partial(jnp.asarray, dtype=x.dtype)
+    rate, l2, variation = (number(rates[name]) for name in ("step", "l2", "total_variation"))
+    low, high = map(number, bounds or (-inf, inf))
+    middle, scale = ((low + high) / 2, high - low) if bounds else (number(0), number(1))
+    axes = tuple(range(1, x.ndim))
+
+    def gained(x: Array) -> tuple[Array, Array]:
+        scores = question.at(x)
+        shares = (x - middle) / scale
+        cost = l2 * jnp.square(shares).sum() / 2
+        for axis in range(2, x.ndim):
+            cost += variation * jnp.abs(jnp.diff(shares, axis=axis)).sum()
+        return scores.sum() - cost, scores
+
+    def climb(x: Array, left: Array) -> tuple[Array, Array]:
+        gradient, scores = jax.grad(gained, has_aux=True)(x)
+        length = jnp.sqrt(jnp.square(gradient).mean(axes, keepdims=True))
+        change = gradient / jnp.where(length > 0, length, 1)
+        return jnp.clip(x + rate * left * scale * change, low, high), scores
+
+    noise = rate * scale * jax.random.normal(key, x.shape, x.dtype)
+    left = (1 - jnp.arange(steps, dtype=jnp.float32) / steps).astype(x.dtype)
+    x, history = lax.scan(climb, jnp.clip(x + noise, low, high), left)
+    return Maximised(
+        x=x,
+        scores=question.at(x),
+        history=history,
+        classes=question.classes,
+        output=question.output or "outputs",
+        of=question.wrt,
+    )
+
+
+def _blank(model: Any, target: Target, bounds: Bounds | None) -> tuple[Any, ...]:
+    """Return an input of the declared shape, in the middle of the bounds."""
+    require("model", model, Model, "a model of nnef_jax")
+    names = [spec.name for spec in model.inputs]
+    if len(names) != 1:
+        message = f"the network has inputs {', '.join(names)}"
+        raise InputError(message, hint="give them all: where it starts, and what stays as it is")
+    (spec,) = model.inputs
+    batch = 1 if callable(target) else max(1, int(np.size(target)))
+    first, *rest = spec.shape or (None,)
+    if any(extent is None for extent in rest):
+        raise InputError(f"the shape of input '{spec}' is open", hint="give an input to start from")
+    return (np.full((first or batch, *rest), sum(bounds or (0, 0)) / 2, np.float32),)

@@ -1,0 +1,204 @@
+"""Attacks on networks whose boundaries are known, and what excites units of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nnef_jax import InputError, analysis
+from tests.analysis.known_networks import B, W, classifier, linear, normal, pooled
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+X = normal(6, 4)
+close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+KEY = jax.random.key(0)
+
+
+def margin(y: Any) -> Any:
+    """Of class 0 over class 2: below 0 where 2 is higher."""
+    return y[:, 0] - y[:, 2]
+
+
+D = W[0] - W[2]
+MARGINS = X @ D + B[0, 0] - B[0, 2]
+
+
+def test_fgsm_moves_each_entry_by_epsilon_against_the_margin() -> None:
+    found = analysis.fgsm(linear(), X, target=margin, epsilon=0.3)
+    close(found.perturbation, np.tile(-0.3 * np.sign(D), (6, 1)))
+    close(found.margin, MARGINS - 0.3 * np.abs(D).sum())
+    assert found.before is None
+    rises = analysis.fgsm(linear(), X, target=margin, epsilon=0.3, targeted=True)
+    close(rises.x, X + 0.3 * np.sign(D))
+
+
+def test_fgsm_follows_the_gradient_of_the_cross_entropy() -> None:
+    classes = np.array([0, 1, 2, 2, 1, 0])
+    p = np.exp(X @ W.T + B)
+    p /= p.sum(1, keepdims=True)
+    gradient = (p - np.eye(3)[classes]) @ W  # of -log p of the class
+    found = analysis.fgsm(linear(), X, target=classes, epsilon=0.1)
+    close(found.perturbation, 0.1 * np.sign(gradient))
+    towards = analysis.fgsm(linear(), X, target=classes, epsilon=0.1, targeted=True)
+    close(towards.perturbation, -0.1 * np.sign(gradient))
+    sizes = np.linspace(0, 0.5, 6, dtype=np.float32)
+    each = analysis.fgsm(linear(), X, target=classes, epsilon=sizes)
+    close(each.distance, sizes)
+
+
+def test_a_network_that_is_certain_has_a_gradient_too() -> None:
+    x = 1e4 * X  # where the softmax of the scores is 0 and 1 in 32 bits
+    found = analysis.fgsm(linear(), x, epsilon=1.0)
+    assert (np.abs(np.asarray(found.perturbation)) == 1).all()
+
+
+def test_before_and_after_are_the_classes_that_have_the_highest_scores() -> None:
+    found = analysis.pgd(linear(), X, epsilon=2.0, norm="l2")
+    for classes, x in ((found.before, X), (found.after, np.asarray(found.x))):
+        np.testing.assert_array_equal(classes, (x @ W.T + B).argmax(1))
+    np.testing.assert_array_equal(found.found, np.asarray(found.before) != found.after)
+    assert 0 < np.sum(found.found) < 6
+    scores = np.sort(X @ W.T + B)
+    untouched = analysis.pgd(linear(), X, epsilon=0.0)
+    close(untouched.margin, scores[:, 2] - scores[:, 1])
+
+
+def test_pgd_reaches_the_optimum_of_a_linear_margin() -> None:
+    for norm, wanted in (("linf", np.sign(D)), ("l2", D / np.linalg.norm(D))):
+        for key in (None, KEY):
+            attack = partial(analysis.pgd, linear(), X, norm=norm, key=key, step=1.0)
+            found = attack(epsilon=0.5, target=margin)
+            # Margins that are 1e-7 higher in 32 bits lie 3e-4 beside the optimum on the sphere.
+            close(found.x, X - 0.5 * wanted, atol=1e-3)
+            close(found.distance, np.full(6, 0.5))
+            dual = np.abs(D).sum() if norm == "linf" else np.linalg.norm(D)
+            close(found.margin, MARGINS - 0.5 * dual)
+
+
+def test_attacks_keep_the_bounds() -> None:
+    x = np.clip(X, -1, 1)
+    for norm in ("linf", "l2"):
+        attack = partial(analysis.pgd, linear(), x, epsilon=3.0, norm=norm, bounds=(-1, 1))
+        for found in (attack(target=margin), attack(target=margin, key=KEY)):
+            assert np.abs(found.x).max() <= 1
+            assert (np.asarray(found.distance) <= 3 + 1e-5).all()
+    corner = analysis.pgd(linear(), x, epsilon=3.0, target=margin, bounds=(-1, 1)).x
+    close(corner, np.tile(-np.sign(D), (6, 1)))
+
+
+def test_a_targeted_attack_leads_to_a_class() -> None:
+    found = analysis.pgd(classifier(), X, epsilon=9.0, target=1, targeted=True, output="logits")
+    reached = np.asarray(found.after) == 1
+    np.testing.assert_array_equal(found.found, reached)
+    assert reached.sum() > (np.asarray(found.before) == 1).sum()
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_the_smallest_perturbation_of_a_linear_classifier_is_the_margin_over_the_norm(
+    norm: str,
+) -> None:
+    scores = X @ W.T + B
+    best = scores.argmax(1)
+    margins = scores[range(6), best][:, None] - scores
+    duals = np.linalg.norm(W[best][:, None] - W[None], {"l2": 2, "linf": 1}[norm], axis=2)
+    distances = margins / np.where(duals > 0, duals, 1) + np.where(duals > 0, 0, np.inf)
+    found = analysis.smallest_perturbation(linear(), X, norm=norm, steps=3)
+    np.testing.assert_allclose(found.distance, distances.min(1), rtol=1e-3)
+    np.testing.assert_array_equal(found.after, distances.argmin(1))
+    assert np.all(found.found) and (np.abs(found.margin) < 1e-3).all()
+
+
+def test_what_is_not_found_is_told() -> None:
+    wanted = np.abs(MARGINS) / np.linalg.norm(D)
+    near = analysis.smallest_perturbation(linear(), X, target=margin)
+    close(near.distance, np.where(MARGINS > 0, wanted, 0), rtol=1e-3)  # others began beyond
+    x = np.clip(X, -0.5, 0.5)
+    bounded = analysis.smallest_perturbation(linear(), x, target=margin, bounds=(-0.5, 0.5))
+    least = B[0, 0] - B[0, 2] - 0.5 * np.abs(D).sum()
+    assert least < 0 and np.all(bounded.found)
+    with_offset = partial(analysis.smallest_perturbation, linear(), x, bounds=(-0.5, 0.5))
+    never = with_offset(target=lambda y: y[:, 0] - y[:, 2] - least + 0.1)
+    assert not np.any(never.found)
+    np.testing.assert_array_equal(never.x, x)
+    assert never.to_dict()["distance"] == ["Infinity"] * 6
+
+
+def test_attacks_are_functions_of_jax() -> None:
+    model = pooled()
+    x, classes = normal(3, 2, 5, 6), np.array([2, 0, 1])
+    attack = partial(analysis.smallest_perturbation, model, steps=4)
+    eager = attack(x, target=classes)
+    run = jax.jit(lambda params, x, t: attack(x, target=t, params=params))
+    close(run(model.params, x, classes).x, eager.x)
+    mapped = jax.vmap(lambda x, t: attack(x[None], target=t))(x, jnp.asarray(classes))
+    close(mapped.distance[:, 0], eager.distance)
+    order = np.array([1, 2, 0])
+    close(attack(x[order], target=classes[order]).distance, eager.distance[order])
+
+
+def test_a_linear_unit_with_a_penalty_is_highest_at_weight_over_penalty() -> None:
+    found = analysis.activation_maximisation(
+        linear(), target=[0, 2], key=KEY, l2=0.5, steps=300, step=0.1
+    )
+    np.testing.assert_allclose(found.x, 2 * W[[0, 2]], atol=5e-3)
+    close(found.scores, (np.asarray(found.x) @ W.T + B)[[0, 1], [0, 2]])
+    assert found.history.shape == (300, 2)
+    again = analysis.activation_maximisation(
+        linear(), target=[0, 2], key=KEY, l2=0.5, steps=300, step=0.1
+    )
+    np.testing.assert_array_equal(found.x, again.x)
+
+
+def test_a_channel_is_excited_within_bounds() -> None:
+    find = partial(analysis.activation_maximisation, pooled(), output="maps", key=KEY, steps=40)
+    found = find(target=1, bounds=(0, 3))
+    assert found.x.shape == (1, 2, 5, 6)
+    close(found.x[:, 1], np.full((1, 5, 6), 3))  # the channel itself, to the upper bound
+    close(found.scores, [2.5])
+    flat = find(target=lambda maps: maps[:, 1, 2, 2], bounds=(0, 3), total_variation=10.0)
+    assert np.abs(np.diff(flat.x[0, 1])).mean() < 0.05  # neighbours are as high
+
+
+def test_it_starts_from_what_is_given() -> None:
+    start = np.full((2, 4), 5, np.float32)
+    options: Any = {"target": 1, "key": KEY, "steps": 1}
+    found = analysis.activation_maximisation(linear(), start, step=0.0, **options)
+    close(found.x, start)
+    moved = analysis.activation_maximisation(linear(), start, step=1e-3, **options)
+    assert 0 < np.abs(moved.x - start).max() < 0.01
+
+
+def test_wrong_arguments_are_told() -> None:
+    model, key = linear(), jax.random.key(0)
+    fgsm = partial(analysis.fgsm, model, X, epsilon=0.1)
+    pgd = partial(analysis.pgd, model, X, epsilon=0.1)
+    climb = partial(analysis.activation_maximisation, model, key=key)
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (lambda: fgsm(epsilon=-1), ValueError, "epsilon must be at least 0"),
+        (lambda: fgsm(epsilon=float("nan")), ValueError, "finite"),
+        (lambda: fgsm(epsilon="1"), InputError, "epsilon"),
+        (lambda: fgsm(epsilon=np.ones(5)), InputError, r"epsilon is \[5\], 'x' has 6 items"),
+        (lambda: fgsm(bounds=(0, 1)), InputError, r"has values from -\d.*, bounds are 0 to 1"),
+        (lambda: fgsm(bounds=(1, 0)), ValueError, "bounds must rise"),
+        (lambda: fgsm(bounds=3), TypeError, "a pair of numbers"),
+        (lambda: fgsm(targeted=True), InputError, "a targeted attack needs a target"),
+        (lambda: fgsm(targeted=1), TypeError, "True or False"),
+        (lambda: fgsm(target=3), InputError, "target 3 is no class"),
+        (lambda: pgd(norm="l1"), ValueError, "'linf' or 'l2'"),
+        (lambda: pgd(steps=0), ValueError, "steps must be at least 1"),
+        (lambda: pgd(key=1), TypeError, "key must be one of"),
+        (lambda: analysis.pgd(classifier(), X, epsilon=1, output="z"), InputError, "one score"),
+        (lambda: climb(target=None), InputError, "target must say"),
+        (lambda: climb(target=5), InputError, "target 5 is no class"),
+        (lambda: climb(target=1, l2=-1), ValueError, "l2 must be at least 0"),
+        (lambda: climb(target=1, key=3), TypeError, "key must be one of"),
+    ]
+    for run, error, message in cases:
+        with pytest.raises(error, match=message):
+            run()
