@@ -38,5 +38,34 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+@picture
+def profile() -> Any:
+    """Draw where the time of 256 digits goes."""
+    import numpy as np
+
+    import nnef_jax
+
+    model = nnef_jax.load(ROOT / "examples/digits/model")
+    return nnef_jax.profile(model, np.ones((256, 1, 8, 8), np.float32)).plot().figure
+
+
+@picture
+def bench() -> Any:
+    """Draw how long calls of the digits take by batch."""
+    import nnef_jax
+
+    model = nnef_jax.load(ROOT / "examples/digits/model")
+    return nnef_jax.benchmark(model, batches=(1, 4, 16, 64, 256)).plot().figure
+
+
+@picture
+def weights() -> Any:
+    """Draw the ranges of the weights of the digits."""
+    import nnef_jax
+
+    model = nnef_jax.load(ROOT / "examples/digits/model")
+    return nnef_jax.weight_statistics(model).plot().figure
+
+
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

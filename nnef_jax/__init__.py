@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from nnef_jax.errors import UnsupportedError as UnsupportedError
     from nnef_jax.limits import Limits as Limits
     from nnef_jax.loading import load as load
+    from nnef_jax.measure.benchmarking import benchmark as benchmark
+    from nnef_jax.measure.costs import cost as cost
+    from nnef_jax.measure.difference import diff as diff
+    from nnef_jax.measure.profiling import profile as profile
+    from nnef_jax.measure.weights import weight_statistics as weight_statistics
     from nnef_jax.model import Model as Model
     from nnef_jax.saving import save as save
     from nnef_jax.storage.tensorfile import read_tensor as read_tensor
@@ -54,12 +59,17 @@ _HOMES = {
     "TensorType": "lowering.graph",
     "UnsupportedError": "nnef_jax.errors",
     "analysis": "nnef_jax",
+    "benchmark": "nnef_jax.measure.benchmarking",
     "calibrate": "nnef_jax.calibration",
     "convert": "nnef_jax.conversion",
+    "cost": "nnef_jax.measure.costs",
+    "diff": "nnef_jax.measure.difference",
     "load": "nnef_jax.loading",
+    "profile": "nnef_jax.measure.profiling",
     "read_tensor": "nnef_jax.storage.tensorfile",
     "save": "nnef_jax.saving",
     "view": "nnef_jax.viewing.page",
+    "weight_statistics": "nnef_jax.measure.weights",
     "write_tensor": "nnef_jax.storage.tensorfile",
 }
 

@@ -53,12 +53,7 @@ class Result:
         return self.table()
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=StringIO(), width=1000)
-        console.print(self.table())
-        assert isinstance(console.file, StringIO)
-        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+        return text_of(self.table())
 
     def __repr__(self) -> str:
         shown = [f"{f.name}={_short(getattr(self, f.name))}" for f in _fields(self)]
@@ -85,6 +80,18 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) 
     for row in cells:
         table.add_row(*[Text(_printable(number(x))) for x in row])
     return table
+
+
+def text_of(table: Table) -> str:
+    """Return a table as text; one without rows is its title."""
+    from rich.console import Console
+
+    if not table.row_count:
+        return str(table.title)
+    console = Console(file=StringIO(), width=1000)
+    console.print(table)
+    assert isinstance(console.file, StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
 def number(value: Any) -> str:

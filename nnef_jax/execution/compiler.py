@@ -42,6 +42,13 @@ class Executable:
             return self.run(self.prepared, *parted(arrays, self.donated))
         return self.run(self.prepared, arrays)
 
+    def compiled(self, arrays: list[Any]) -> jax.stages.Compiled:
+        """Return what a call of such arrays runs, which jax has at hand once it ran."""
+        run: Any = self.run
+        if isinstance(run, jax.stages.Compiled):
+            return run
+        return run.lower(self.prepared, *parted(arrays, self.donated)).compile()
+
     def on(self, own: Sequence[Any] | None) -> Executable:
         """Return the same for a network's other arrays of the same types, or for none yet."""
         assert self.prepare is not None

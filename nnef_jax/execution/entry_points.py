@@ -112,6 +112,23 @@ class EntryPoint:
         if is_explicit(place.where):
             own = self._own.parameters(place.where)
             return self.pure(own, *self._entry.parted(arrays))
+        executable = self._executable(arrays, place)
+        if not self._entry.takes_state and all(isinstance(x, jax.Array) for x in arrays):
+            self._known[_types(arrays)] = executable
+        return executable(arrays)
+
+    def compiled(self, arrays: list[Any]) -> jax.stages.Compiled:
+        """Return what a call of such arrays runs, as jax has it."""
+        place = self._own.place(arrays)
+        if place is not None and not is_explicit(place.where):
+            return self._executable(arrays, place).compiled(arrays)
+        state, inputs = self._entry.parted(arrays)
+        state = state if self._entry.takes_state else self._own.initial_state()
+        own = self._own.parameters(place.where if place else None)
+        jitted: Any = self._entry.jitted
+        return jitted.lower(own, state, inputs, NOTHING).compile()
+
+    def _executable(self, arrays: list[Any], place: Place) -> Executable:
         # Jitted functions are the same whether or not their arguments are committed.
         where = place if self._entry.compiler.keeps else place.where
         key = where, tuple([x.shape for x in arrays])
@@ -120,9 +137,7 @@ class EntryPoint:
             own, shared = self._arrays(place), self._own.is_shared
             executable = self._entry.executable(own, arrays, place, key, is_shared=shared)
             self._executables[key] = executable
-        if not self._entry.takes_state and all(isinstance(x, jax.Array) for x in arrays):
-            self._known[_types(arrays)] = executable
-        return executable(arrays)
+        return executable
 
     def pure(
         self,

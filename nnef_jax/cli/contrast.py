@@ -1,0 +1,142 @@
+"""`nnef-jax compare`, `diff` and `stats`: how two networks differ, what one consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nnef_jax import InputError
+from nnef_jax.cli.commands import app
+from nnef_jax.cli.given import Inputs, Plot, Seed, Shapes, arrays_of, check_plot, loaded, show
+from nnef_jax.cli.options import Dialect, Json, Source, read_network
+from nnef_jax.cli.terminal import status
+
+_SIDE = "a network, a .npz of tensors that were recorded, or a .onnx, which onnxruntime runs"
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help=f"The reference: {_SIDE}.", show_default=False)],
+    b: Annotated[str, typer.Argument(help=f"The other: {_SIDE}.", show_default=False)],
+    inputs: Inputs = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name",
+            metavar="A=B",
+            help="A tensor of A and the one of B that is the same, where no name tells; can be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    rtol: Annotated[float, typer.Option(min=0, help="Of a number, or of a tensor's scale.")] = 1e-3,
+    atol: Annotated[float, typer.Option(min=0, help="In addition.")] = 1e-5,
+    isolate: Annotated[
+        bool, typer.Option("--isolate", help="Tell which layers of B differ by themselves.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show all tensors, not those alone that differ.")
+    ] = False,
+    shapes: Shapes = None,
+    seed: Seed = 0,
+    plot: Plot = None,
+    dialect: Dialect = "auto",
+    as_json: Json = False,
+) -> None:
+    """Compare what two networks compute, tensor by tensor.
+
+    The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
+    """
+    check_plot(plot)
+    sides = [_side(path, shapes, dialect) for path in (a, b)]
+    if isolate and not _is_model(sides[1]):
+        raise typer.BadParameter("needs a network as B", param_hint="--isolate")
+    arrays = _inputs(sides, inputs, seed)
+    pairs = dict(_pair(text) for text in names or ())
+    with status("comparing"):
+        from nnef_jax.analysis import compare as compared
+
+        found = compared(*sides, arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate)
+    show(found, as_json, plot, table=None if every else found.table(differing=True))
+    if found.first is not None:
+        raise typer.Exit(1)
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(help="A network.", show_default=False)],
+    b: Annotated[str, typer.Argument(help="Another one.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Compare two networks as documents: structure, types, attributes and weights.
+
+    The status is 0 where nothing differs, 1 where something does, or for an error.
+    """
+    with status("comparing"):
+        from nnef_jax import diff as compared
+
+        found = compared(a, b)
+    show(found, as_json)
+    if not found.same:
+        raise typer.Exit(1)
+
+
+@app.command()
+def stats(
+    source: Source, plot: Plot = None, dialect: Dialect = "auto", as_json: Json = False
+) -> None:
+    """Show statistics of the weights of a network: ranges, moments, zeros, bits, distribution."""
+    check_plot(plot)
+    network = read_network(source, dialect)
+    from nnef_jax import weight_statistics
+
+    show(weight_statistics(network.data), as_json, plot)
+
+
+def _side(path: str, shapes: Any, dialect: str) -> Any:
+    """Return a model, what was recorded, or what runs an ONNX file, as `analysis.compare` takes."""
+    match Path(path).suffix.lower():
+        case ".npz":
+            from nnef_jax.cli.inputs import read_members
+
+            return read_members(Path(path))
+        case ".onnx":
+            from nnef_jax.measure.engines import onnx_tensors
+
+            return onnx_tensors(path)
+        case _:
+            return loaded(path, shapes, dialect)
+
+
+def _inputs(sides: list[Any], files: list[str] | None, seed: int) -> dict[str, Any]:
+    """Return inputs by name: those in files, those that were recorded, or random ones."""
+    models = [side for side in sides if _is_model(side)]
+    if not models:
+        if files or not all(isinstance(side, Mapping) for side in sides):
+            raise InputError("one of both has to be a network, to tell what its inputs are")
+        return {}
+    if files:
+        return arrays_of(models[0], files)
+    recorded = next((side for side in sides if isinstance(side, Mapping)), {})
+    names = [spec.name for spec in models[0].inputs]
+    if names and all(name in recorded for name in names):
+        return {name: recorded[name] for name in names}
+    from nnef_jax.measure.examples import random_inputs
+
+    return random_inputs(models[0], seed)
+
+
+def _is_model(side: Any) -> bool:
+    from nnef_jax import Model
+
+    return isinstance(side, Model)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    a, equals, b = text.partition("=")
+    if not (a and equals and b):
+        raise typer.BadParameter(f"{text!r} is no A=B", param_hint="--name")
+    return a, b

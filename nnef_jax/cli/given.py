@@ -1,0 +1,128 @@
+"""What the commands that measure and compare share: their arguments, models, pictures, output."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nnef_jax.cli.options import shape_option
+from nnef_jax.cli.terminal import print_result, status
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from nnef_jax import Model
+    from nnef_jax.analysis import Result
+
+Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME=]FILE...",
+        help="The inputs by name, or in the order of the graph: .npy, .npz, .dat, pictures. "
+        "Without any they are random, of the declared shapes.",
+        show_default=False,
+    ),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME=EXTENTS",
+        help="The shape of an input, such as x=1,3,224,224. Needed without inputs where the "
+        "network leaves it open; can be repeated.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of random inputs.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE",
+        help="Save a picture: .png, .svg, .pdf. It needs matplotlib.",
+        show_default=False,
+    ),
+]
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+def loaded(source: str, shapes: Sequence[str] | None, dialect: str, **options: Any) -> Model:
+    """Load a network, showing how far it is; shapes are as the option has them."""
+    wanted = dict(map(shape_option, shapes or ()))
+    with status(f"reading {source}") as progress:
+        from nnef_jax import load
+
+        return load(source, input_shapes=wanted, dialect=dialect, progress=progress, **options)
+
+
+def arrays_of(model: Model, files: Sequence[str] | None) -> dict[str, Any]:
+    """Return the inputs in files by name, none without files. InputError for several calls."""
+    if not files:
+        return {}
+    from nnef_jax import InputError
+    from nnef_jax.cli.inputs import read_inputs
+    from nnef_jax.cli.pictures import PictureOptions
+
+    calls = read_inputs(files, model.inputs, PictureOptions())
+    if len(calls) > 1:
+        raise InputError(f"the files are {len(calls)} calls, one is taken", hint="give one picture")
+    return calls[0].arrays
+
+
+def check_plot(path: Path | None) -> None:
+    """Refuse a picture that could not be saved, before anything is computed."""
+    if path is None:
+        return
+    from nnef_jax import InputError
+    from nnef_jax.analysis.results import axes
+
+    if path.suffix.lower() not in _PICTURES:
+        raise InputError(f"{path}: a picture is a {', a '.join(_PICTURES)}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    _without_screen()
+    _closed(axes())  # an error where matplotlib is missing
+
+
+def show(
+    result: Result,
+    as_json: bool,
+    plot: Path | None = None,
+    saved: Sequence[Any] = (),
+    table: Table | None = None,
+) -> None:
+    """Print a result as JSON or as a table, its own or another, and save its picture."""
+    from nnef_jax.analysis.results import text_of
+
+    if plot is not None:
+        from nnef_jax.storage import files
+
+        drawn = result.plot()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+        with files.replacing(str(plot)) as file:
+            drawn.figure.savefig(file, format=plot.suffix[1:].lower(), dpi=120)
+        _closed(drawn)
+    if as_json:
+        print_result(json.dumps(result.to_dict(), allow_nan=False))
+        return
+    lines = [f"saved {path}" for path in (*saved, plot) if path is not None]
+    print_result("\n".join([text_of(table or result.table()).strip("\n"), *lines]))
+
+
+def _without_screen() -> None:
+    try:
+        import matplotlib
+    except ImportError:
+        return
+    matplotlib.use("Agg")
+
+
+def _closed(drawn: Any) -> None:
+    from matplotlib import pyplot
+
+    pyplot.close(drawn.figure)

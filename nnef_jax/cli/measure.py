@@ -1,0 +1,151 @@
+"""`nnef-jax profile`, `bench` and `cost`: what a network takes, measured or by XLA's analysis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from nnef_jax.cli.commands import app
+from nnef_jax.cli.given import Inputs, Plot, Seed, Shapes, arrays_of, check_plot, loaded, show
+from nnef_jax.cli.options import Dialect, Json, Source
+from nnef_jax.cli.terminal import status
+
+_ONNX = ("onnxruntime", "openvino")
+
+
+@app.command()
+def profile(
+    source: Source,
+    inputs: Inputs = None,
+    shapes: Shapes = None,
+    calls: Annotated[
+        int | None,
+        typer.Option(min=1, help="Calls that are recorded; by default for a second, 5 at least."),
+    ] = None,
+    plot: Plot = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Save all events, named by operations, for https://ui.perfetto.dev: a .json.gz.",
+            show_default=False,
+        ),
+    ] = None,
+    dialect: Dialect = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure where the time of a call goes, by operation of the document."""
+    check_plot(plot)
+    model = loaded(source, shapes, dialect)
+    arrays = arrays_of(model, inputs)
+    with status("measuring"):
+        from nnef_jax import profile as measured
+
+        found = measured(model, calls=calls, trace=trace, **arrays)
+    show(found, as_json, plot, [trace])
+
+
+@app.command()
+def bench(
+    source: Source,
+    inputs: Inputs = None,
+    batches: Annotated[
+        str,
+        typer.Option(
+            "--batch",
+            metavar="SIZES",
+            help="Sizes of the first axis of all inputs, with commas between: 1,8,32.",
+        ),
+    ] = "",
+    shapes: Shapes = None,
+    onnx: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The same network for onnxruntime, and for openvino if it is installed.",
+            show_default=False,
+        ),
+    ] = None,
+    tract: Annotated[
+        bool, typer.Option("--tract", help="Also run the network in tract, as it is.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each batch and engine.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0, help="Of timed calls in a turn.")] = 0.2,
+    seed: Seed = 0,
+    plot: Plot = None,
+    dialect: Dialect = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure how long calls take, by batch size, and against other engines."""
+    check_plot(plot)
+    sizes = [_size(text) for text in batches.split(",")] if batches else []
+    model = loaded(source, shapes, dialect)
+    if sizes:
+        model = _with_open_batch(model, source, shapes, dialect)
+    arrays = arrays_of(model, inputs)
+    others: dict[str, Any] = {}
+    if onnx is not None:
+        from importlib.util import find_spec
+
+        present = [name for name in _ONNX if find_spec(name)]
+        others |= dict.fromkeys(present or _ONNX[:1], onnx)
+    if tract:
+        others["tract"] = source
+    with status("measuring"):
+        from nnef_jax import benchmark
+
+        found = benchmark(
+            model,
+            batches=sizes,
+            against=others,
+            rounds=rounds,
+            seconds=seconds,
+            seed=seed,
+            **arrays,
+        )
+    show(found, as_json, plot)
+
+
+@app.command()
+def cost(
+    source: Source,
+    shapes: Shapes = None,
+    platform: Annotated[
+        Literal["cpu", "cuda", "rocm", "tpu"] | None,
+        typer.Option(help="What to lower for; by default where jax runs.", show_default=False),
+    ] = None,
+    dialect: Dialect = "auto",
+    as_json: Json = False,
+) -> None:
+    """Show what XLA expects a call to cost, beside the document's multiply-adds."""
+    model = loaded(source, shapes, dialect)
+    with status("compiling"):
+        from nnef_jax import cost as expected
+
+        found = expected(model, platform=platform)
+    show(found, as_json)
+
+
+def _with_open_batch(model: Any, source: str, shapes: Any, dialect: str) -> Any:
+    """Load a network again with open first extents, those of the first input that has one."""
+    from nnef_jax.cli.options import shape_option
+
+    given = {name: list(extents) for name, extents in map(shape_option, shapes or ())}
+    found = {spec.name: given.get(spec.name, list(spec.shape)) for spec in model.inputs}
+    first = next((shape[0] for shape in found.values() if shape), None)
+    for shape in found.values():
+        if shape and shape[0] == first:
+            shape[0] = None
+    with status(f"reading {source}"):
+        from nnef_jax import load
+
+        return load(source, input_shapes=found, dialect=dialect)
+
+
+def _size(text: str) -> int:
+    if not text.strip().isdecimal() or not int(text):
+        message = f"{text!r} is no number of items; give some as in 1,8,32"
+        raise typer.BadParameter(message, param_hint="--batch")
+    return int(text)

@@ -1,0 +1,148 @@
+"""Tells what XLA expects a call to cost, beside the multiply-adds of the document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from lowering.devices import default_device
+from lowering.work import total
+from nnef_jax.analysis.results import Result, table_of
+from nnef_jax.measure.examples import network_of, types_of
+from nnef_jax.measure.hlo import program_of
+from nnef_jax.model import Model
+from nnef_jax.options import require, require_choice
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cost(Result):
+    """What a call costs, by XLA's analysis; None where that tells nothing.
+
+    Attributes:
+        network: its name.
+        platform: what it is compiled or lowered for.
+        compiled: whether it is compiled. What is only lowered for another platform is counted
+            before XLA fuses operations, so that `bytes_accessed` is more than what will be.
+        multiply_adds: of the operations as the document has them, products and convolutions alone.
+        flops: of what is computed, 2 a multiply-add; other kernels may need fewer, and XLA leaves
+            out what meets the padding of a convolution.
+        transcendentals: exponentials, logarithms and the like.
+        bytes_accessed: read and written by all kernels, were there no caches.
+        argument_bytes: of inputs, and of parameters as they are prepared. Where these are small
+            they are a part of the program.
+        output_bytes: of the results.
+        temporary_bytes: the most memory for what is in between.
+        code_bytes: of the program, where the platform tells.
+        loops: how many loops there are, whose bodies XLA counts once.
+    """
+
+    network: str
+    platform: str
+    compiled: bool
+    multiply_adds: int
+    flops: float | None
+    transcendentals: float | None
+    bytes_accessed: float | None
+    argument_bytes: int | None
+    output_bytes: int | None
+    temporary_bytes: int | None
+    code_bytes: int | None
+    loops: int
+
+    @property
+    def intensity(self) -> float | None:
+        """Return flops a byte: below some 10 memory is what limits most machines."""
+        return self.flops / self.bytes_accessed if self.flops and self.bytes_accessed else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes and `intensity`."""
+        return asdict(self) | {"intensity": self.intensity}
+
+    def table(self) -> Table:
+        """Return a table of what XLA tells."""
+        share = self.flops / 2 / self.multiply_adds if self.flops and self.multiply_adds else None
+        rows: list[tuple[str, Any, str]] = [
+            ("multiply-adds", self.multiply_adds, "of products and convolutions in the document"),
+            ("flops", self.flops, f"{share:.2f} of 2 a multiply-add" if share else ""),
+            ("transcendentals", self.transcendentals, ""),
+            ("bytes accessed", self.bytes_accessed, "" if self.compiled else "before fusion"),
+            ("flops a byte", self.intensity and f"{self.intensity:.3g}", ""),
+            ("arguments", self.argument_bytes, "bytes of inputs and prepared parameters"),
+            ("outputs", self.output_bytes, "bytes"),
+            ("temporaries", self.temporary_bytes, "bytes"),
+            ("code", self.code_bytes, "bytes"),
+            ("loops", self.loops or None, "whose bodies are counted once"),
+        ]
+        shown = [(name, _counted(value), note) for name, value, note in rows if value is not None]
+        how = "compiled" if self.compiled else "lowered"
+        table = table_of(f"{self.network}, {how} for {self.platform}", ("", "", ""), shown)
+        table.show_header = False
+        table.columns[1].justify = "right"
+        return table
+
+
+def cost(model: Model, *inputs: Any, platform: str | None = None, **named: Any) -> Cost:
+    """Return what XLA expects a call to cost: flops, bytes accessed, memory.
+
+    For the present platform it is what `model(*inputs)` runs, compiled. For another it is what
+    `jax.jit(model.apply)` is lowered to, of which memory is not known. The network is not run.
+
+    Args:
+        model: what would run.
+        inputs: arrays or `jax.ShapeDtypeStruct`s; the declared shapes by default.
+        platform: "cpu", "cuda", "rocm" or "tpu"; by default where jax computes.
+        named: inputs by name.
+
+    Raises InputError as a call does, and where shapes are open and no inputs are given.
+
+    >>> nnef_jax.cost(model, images).flops
+    """
+    require("model", model, Model, "a nnef_jax.Model")
+    present = _canonical(default_device())
+    if platform is not None:
+        require_choice("platform", platform, _PLATFORMS)
+    types = types_of(model, inputs, named)
+    network = network_of(model)
+    graph = network.specialise([x.shape for x in types])
+    stage: jax.stages.Lowered | jax.stages.Compiled
+    if platform in (None, present):
+        arrays = [jax.numpy.zeros(x.shape, x.dtype) for x in types]
+        stage = model._execution.outputs.compiled(arrays)  # pyright: ignore[reportPrivateUsage]
+        memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
+    else:
+        traced = jax.jit(model.apply).trace(model.params, *types)
+        stage = traced.lower(lowering_platforms=(platform,))
+        memory, loops = None, stage.as_text().count("stablehlo.while")
+    found: Any = stage.cost_analysis() or {}
+    return Cost(
+        graph.name,
+        platform or present,
+        platform in (None, present),
+        total(graph),
+        found.get("flops"),
+        found.get("transcendentals"),
+        found.get("bytes accessed"),
+        getattr(memory, "argument_size_in_bytes", None),
+        getattr(memory, "output_size_in_bytes", None),
+        getattr(memory, "temp_size_in_bytes", None),
+        getattr(memory, "generated_code_size_in_bytes", None) or None,
+        loops,
+    )
+
+
+def _canonical(device: Any) -> str:
+    """Return what jax calls the platform of a device where it lowers."""
+    if device.platform == "gpu":
+        return "rocm" if "rocm" in device.client.platform_version else "cuda"
+    return device.platform
+
+
+def _counted(value: Any) -> str:
+    return value if isinstance(value, str) else f"{int(value):,}"

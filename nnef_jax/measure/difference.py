@@ -1,0 +1,262 @@
+"""Tells how two networks differ: inputs, outputs, operations, weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.extents import show
+from lowering.graph import Graph, Operation, Value
+from nnef_jax.analysis.results import Result, number, plain, table_of
+from nnef_jax.measure.pairing import Pairs, named_operations, paired
+from nnef_jax.model import Model
+from nnef_jax.network import Network
+from nnef_jax.reading import Source, read
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SIGNS = {"removed": "-", "added": "+", "changed": "~", "renamed": ">"}
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that differs.
+
+    Attributes:
+        part: "input", "output", "state", "operation" or "weights".
+        change: "added", "removed", "changed" or "renamed", which is a change too.
+        name: in `a`; of what is added in `b`.
+        renamed: the name in `b` where it is another.
+        kind: of an operation, or the type of an array.
+        details: what has changed: "stride: [1,1] -> [2,2]".
+        distance: of weights, the norm of the difference, relative to that of `a`.
+    """
+
+    part: str
+    change: str
+    name: str
+    kind: str
+    renamed: str | None = None
+    details: tuple[str, ...] = ()
+    distance: float | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Difference(Result):
+    """How network `b` differs from network `a`.
+
+    Attributes:
+        changes: in the order of the documents; none where the networks are the same.
+        operations: how many operations each of both has.
+        weights: how many arrays each of both has.
+    """
+
+    changes: tuple[Change, ...]
+    operations: tuple[int, int]
+    weights: tuple[int, int]
+
+    @property
+    def same(self) -> bool:
+        """Tell whether nothing differs, names included."""
+        return not self.changes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes, and whether the networks are the `same`."""
+        changes = [plain(asdict(change)) for change in self.changes]
+        return {**plain(vars(self)), "changes": changes, "same": self.same}
+
+    def table(self) -> Table:
+        """Return a table with a line for each change: - removed, + added, ~ changed, > renamed."""
+        rows = [
+            (
+                _SIGNS[x.change],
+                x.part,
+                x.name if x.renamed is None else f"{x.name} -> {x.renamed}",
+                x.kind,
+                "; ".join(x.details),
+            )
+            for x in self.changes
+        ]
+        counts = [f"{n} {part}" for part, n in self._counts().items()]
+        said = f"{', '.join(counts)} differ" if counts else "nothing differs"
+        sizes = [
+            f"{a:,}" if a == b else f"{a:,} and {b:,}" for a, b in (self.operations, self.weights)
+        ]
+        title = f"{said}, of {sizes[0]} operations and {sizes[1]} arrays"
+        return table_of(title, ("", "part", "name", "kind", "what"), rows)
+
+    def _counts(self) -> dict[str, int]:
+        parts = [change.part for change in self.changes]
+        names = {part: part if part == "weights" else f"{part}s" for part in parts}
+        return {name: parts.count(part) for part, name in names.items()}
+
+
+def diff(a: Model | Source, b: Model | Source) -> Difference:
+    """Compare two networks as documents: structure, types, attributes and weights. Nothing runs.
+
+    Operations are paired by name, or by structure where names tell less: by kind, type, attributes
+    and order, so that a network whose names were all made anew is the same but renamed. Kinds have
+    one meaning in all formats, so that a network may be compared with its own conversion.
+
+    Args:
+        a, b: models, or what `load` reads.
+
+    Raises as `load` does.
+
+    >>> print(nnef_jax.diff("before.nnef.tgz", "after.nnef.tgz"))
+    """
+    (x, first), (y, second) = map(_parts, (a, b))
+    pairs = paired(x, y)
+    changes = [
+        *_values("input", _inputs(x), _inputs(y)),
+        *_values("output", _outputs(x), _outputs(y)),
+        *_operations(x, y, pairs),
+        *_states(x, y, pairs),
+        *_weights(first, second, pairs),
+    ]
+    sizes = (len(x.operations), len(y.operations)), (len(first), len(second))
+    return Difference(tuple(changes), *sizes)
+
+
+def _parts(given: Model | Source) -> tuple[Graph, dict[str, Any]]:
+    """Return the graph, and the arrays of parameters and states by label."""
+    if isinstance(given, Model):
+        own = given._execution.own  # pyright: ignore[reportPrivateUsage]
+        return given.graph, {**own.definition.unread, **own.leaves()[0], **own.leaves()[1]}
+    network: Network = read(given)
+    return network.graph, dict(network.data)
+
+
+def _inputs(graph: Graph) -> dict[str, str]:
+    return {value.name: str(value.type) for value in graph.inputs}
+
+
+def _outputs(graph: Graph) -> dict[str, str]:
+    pairs = zip(graph.output_names, graph.outputs, strict=True)
+    return {name: str(value.type) for name, value in pairs}
+
+
+def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
+    """Yield what differs of inputs or outputs, which are paired in order if they are as many."""
+    if len(a) == len(b) and set(a) != set(b):
+        pairs = list(zip(a, b, strict=True))
+    else:
+        pairs = [(name, name) for name in a if name in b]
+    for x, y in pairs:
+        if a[x] != b[y] or x != y:
+            details = (f"{a[x]} -> {b[y]}",) if a[x] != b[y] else ()
+            change = "changed" if details else "renamed"
+            yield Change(part, change, x, a[x], y if x != y else None, details)
+    yield from [Change(part, "removed", x, a[x]) for x in a if x not in {p[0] for p in pairs}]
+    yield from [Change(part, "added", y, b[y]) for y in b if y not in {p[1] for p in pairs}]
+
+
+def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
+    first, second = named_operations(a), named_operations(b)
+    for name, operation in first.items():
+        if name not in pairs.operations:
+            details = (", ".join(value.name for value in operation.reads()),)
+            yield Change("operation", "removed", name, operation.kind, details=details)
+            continue
+        other = second[pairs.operations[name]]
+        details = tuple(_changes(operation, other, pairs))
+        renamed = other.name if other.name != operation.name else None
+        if details or renamed:
+            change = "changed" if details else "renamed"
+            yield Change("operation", change, name, operation.kind, renamed, details)
+    known = set(pairs.operations.values())
+    for name, operation in second.items():
+        if name not in known:
+            details = (", ".join(value.name for value in operation.reads()),)
+            yield Change("operation", "added", name, operation.kind, details=details)
+
+
+def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
+    """Yield what differs between two operations that are paired."""
+    if a.kind != b.kind:
+        yield f"{a.kind} -> {b.kind}"
+    for x, y in ((a.attributes, b.attributes), (a.operands, b.operands)):
+        old, new = dict(x), dict(y)
+        for name in dict.fromkeys((*old, *new)):
+            if name not in new:
+                yield f"no longer {name}: {_shown(old[name])}"
+            elif name not in old:
+                yield f"now {name}: {_shown(new[name])}"
+            elif not pairs.agree(old[name], new[name]):
+                yield f"{name}: {_shown(old[name])} -> {_shown(new[name])}"
+    for x, y in zip(a.writes(), b.writes(), strict=False):
+        if x.type != y.type:
+            yield f"{x.type} -> {y.type}"
+
+
+def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
+    """Yield states that are updated by others; what is added or removed is so of the weights."""
+    updates = {state.label: state.update for state in b.states}
+    for state in a.states:
+        label = pairs.labels.get(state.label)
+        if label in updates and not pairs.agree(state.update, updates[label]):
+            details = (f"updated by {state.update.name} -> {updates[label].name}",)
+            yield Change("state", "changed", state.label, str(state.value.type), details=details)
+
+
+def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterator[Change]:
+    for label, given in a.items():
+        other = pairs.labels.get(label)
+        old = np.asarray(given)
+        kind = _type(old)
+        if other is None or other not in b:
+            yield Change("weights", "removed", label, kind)
+            continue
+        new = np.asarray(b[other])
+        renamed = other if other != label else None
+        if _type(new) != kind:
+            yield Change("weights", "changed", label, kind, renamed, (f"{kind} -> {_type(new)}",))
+        elif (details := _distance(old, new)) is not None:
+            yield Change("weights", "changed", label, kind, renamed, *details)
+        elif renamed:
+            yield Change("weights", "renamed", label, kind, renamed)
+    known = set(pairs.labels.values())
+    yield from [Change("weights", "added", x, _type(np.asarray(b[x]))) for x in b if x not in known]
+
+
+def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
+    """Return what tells how far two arrays of one type are from each other; None if equal."""
+    if a.tobytes() == b.tobytes():
+        return None
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    x, y = a.astype(wide), b.astype(wide)
+    with np.errstate(invalid="ignore", over="ignore"):
+        far = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, np.abs(y - x))
+        count = int(np.count_nonzero(far))
+        norm, whole = float(np.linalg.norm(far)), float(np.linalg.norm(x))
+    if not count:  # zeros of other signs, say
+        return None
+    relative = norm / whole if whole else math.inf
+    details = (
+        f"{count:,} of {a.size:,} numbers, by {number(float(far.max()))} at most",
+        f"norm of the difference {number(relative)} of the whole",
+    )
+    return details, relative
+
+
+def _type(array: Array) -> str:
+    return f"{array.dtype}{show(array.shape)}"
+
+
+def _shown(operand: Any) -> str:
+    if isinstance(operand, Value):
+        return operand.name
+    if isinstance(operand, Graph):
+        return f"a graph of {len(operand.operations)} operations"
+    if isinstance(operand, tuple):
+        items: Sequence[Any] = operand
+        return f"[{', '.join(map(_shown, items))}]"
+    return repr(operand) if isinstance(operand, str) else str(operand)

@@ -1,0 +1,138 @@
+"""Other engines that run the same network: each makes a call that waits for its results."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nnef_jax.errors import InputError, UnsupportedError
+
+Call = Callable[[], Sequence[Any]]  # the outputs in order, as numpy has them
+
+
+def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, Any]], Call]:
+    """Return an engine with a network in a file, a function of inputs by name.
+
+    Raises UnsupportedError where it is not installed, InputError for what it cannot read, and
+    ValueError for another name than "onnxruntime" and "openvino", which read ONNX, and "tract".
+    """
+    if name not in ENGINES:
+        raise ValueError(f"the engines are {', '.join(ENGINES)}; there is no '{name}'")
+    try:
+        if name == "openvino":
+            # Without this package it takes its stub, which starts no process to send usage data.
+            sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
+        module = importlib.import_module(name)
+    except ImportError:
+        message = f"{name} is not installed: pip install {name}"
+        raise UnsupportedError(message) from None
+    if not os.path.exists(path):
+        raise FileNotFoundError(2, os.strerror(2), os.fspath(path))
+    try:
+        return ENGINES[name](module, os.fspath(path))
+    except Exception as error:  # whatever an engine raises for what it does not know
+        raise InputError(f"{name} cannot read {path}: {first_line(error)}") from None
+
+
+def onnx_tensors(path: str) -> Callable[..., dict[str, Any]]:
+    """Return a function of inputs that runs an ONNX file in onnxruntime: tensors by name.
+
+    They are those inside too where the package onnx is installed, else the outputs.
+    """
+    engine("onnxruntime", path)  # which tells what is wrong with it
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    model: Any = path
+    try:
+        onnx: Any = importlib.import_module("onnx")
+    except ImportError:
+        pass
+    else:
+        found = onnx.load(path)
+        known = {output.name for output in found.graph.output}
+        for name in [name for node in found.graph.node for name in node.output]:
+            if name and name not in known:
+                found.graph.output.append(onnx.ValueInfoProto(name=name))
+        model = found.SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    takes = [value.name for value in session.get_inputs()]
+    names = [value.name for value in session.get_outputs()]
+
+    def run(*inputs: Any, **named: Any) -> dict[str, Any]:
+        given = named or dict(zip(takes, inputs, strict=False))
+        results = session.run(None, _in_order(given, takes))
+        return dict(zip(names, results, strict=True))
+
+    return run
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says, in a line."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
+    options = module.SessionOptions()
+    options.intra_op_num_threads = _cores()
+    options.log_severity_level = 4
+    session = module.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+
+    def prepare(inputs: Mapping[str, Any]) -> Call:
+        given = _in_order(inputs, names)
+        return lambda: session.run(None, given)
+
+    return prepare
+
+
+def _openvino(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": _cores()}
+    compiled = module.Core().compile_model(path, "CPU", settings)
+    names = [value.get_any_name() for value in compiled.inputs]
+    request = compiled.create_infer_request()
+
+    def prepare(inputs: Mapping[str, Any]) -> Call:
+        given = _in_order(inputs, names)
+
+        def call() -> Sequence[Any]:
+            results = request.infer(given, share_inputs=True, share_outputs=True)
+            return [results[i] for i in range(len(compiled.outputs))]
+
+        return call
+
+    return prepare
+
+
+def _tract(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
+    model = module.nnef().with_tract_extra().with_tract_transformers().load(path).into_runnable()
+
+    def prepare(inputs: Mapping[str, Any]) -> Call:
+        tensors = [module.Tensor.from_numpy(value) for value in inputs.values()]
+        return lambda: [x.to_numpy() for x in model.run(tensors)]
+
+    return prepare
+
+
+def _in_order(inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return inputs by an engine's names: those that it has, else in order."""
+    if set(inputs) == set(names):
+        return {name: inputs[name] for name in names}
+    if len(inputs) != len(names):
+        shown = f"{len(names)} inputs ({', '.join(names)})"
+        raise InputError(f"it takes {shown}, the network {len(inputs)} ({', '.join(inputs)})")
+    return dict(zip(names, inputs.values(), strict=True))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+ENGINES: dict[str, Callable[[Any, str], Callable[[Mapping[str, Any]], Call]]] = {
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    "tract": _tract,
+}

@@ -1,0 +1,144 @@
+"""Pairs the operations and the variables of two graphs: by name, or by structure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lowering.graph import Graph, Operation, Value
+from nnef_jax.analysis.matching import Tensor, match
+
+_MOST = 10_000_000  # pairs of operations beyond which structure is not looked at: minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What of a second graph stands for what of a first one.
+
+    Attributes:
+        operations: names of operations of the second by those of the first.
+        labels: of variables, likewise.
+        values: tensors, likewise.
+    """
+
+    operations: Mapping[str, str]
+    labels: Mapping[str, str]
+    values: Mapping[Value, Value]
+
+    def agree(self, a: Any, b: Any) -> bool:
+        """Tell whether operands or attributes are the same constant, or paired tensors."""
+        if isinstance(a, tuple) and isinstance(b, tuple):
+            items: tuple[Any, ...] = a
+            others: tuple[Any, ...] = b
+            return len(items) == len(others) and all(map(self.agree, items, others))
+        if isinstance(a, Value):
+            return self.values.get(a) is b
+        if isinstance(a, Graph) and isinstance(b, Graph):  # the body of a loop
+            return _same(a, b)
+        return not isinstance(b, Value) and a == b
+
+
+def paired(a: Graph, b: Graph) -> Pairs:
+    """Pair what two graphs have, so that as few operations as possible differ.
+
+    Names are tried first. They mislead where they are numbers that an exporter has given anew.
+    """
+    labels = {pair.a: pair.b for pair in match(_variables(a), _variables(b), {})}
+    first, second = named_operations(a), named_operations(b)
+    by_name = _pairs(a, b, labels, _matched(_kinds(first), _kinds(second)))
+    differing = _differing(a, b, by_name)
+    if not differing or len(first) * len(second) > _MOST:
+        return by_name
+    # Names that no name equals, so that sequences alone count.
+    hidden = [
+        {f"{side}{name}": tensor for name, tensor in _structures(operations).items()}
+        for side, operations in (("a:", first), ("b:", second))
+    ]
+    found = {x[2:]: y[2:] for x, y in _matched(*hidden).items()}
+    by_structure = _pairs(a, b, labels, found)
+    return by_structure if _differing(a, b, by_structure) < differing else by_name
+
+
+def named_operations(graph: Graph) -> dict[str, Operation]:
+    """Return operations by name; the second of a name is 'name (2)'."""
+    found: dict[str, Operation] = {}
+    for operation in graph.operations:
+        name, count = operation.name, 1
+        while name in found:
+            count += 1
+            name = f"{operation.name} ({count})"
+        found[name] = operation
+    return found
+
+
+def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[str, str]) -> Pairs:
+    first, second = named_operations(a), named_operations(b)
+    values: dict[Value, Value] = {}
+    inputs = {value.name: value for value in b.inputs}
+    same = len(a.inputs) == len(b.inputs)
+    for index, value in enumerate(a.inputs):
+        if value.name in inputs:
+            values[value] = inputs[value.name]
+        elif same:
+            values[value] = b.inputs[index]
+    variables = {x.label: x.value for x in (*b.parameters, *b.states)}
+    for variable in (*a.parameters, *a.states):
+        if labels.get(variable.label) in variables:
+            values[variable.value] = variables[labels[variable.label]]
+    for x, y in operations.items():
+        values.update(zip(first[x].writes(), second[y].writes(), strict=False))
+    return Pairs(operations, labels, values)
+
+
+def _differing(a: Graph, b: Graph, pairs: Pairs) -> int:
+    """Count operations that have no other, or another that is not the same."""
+    first, second = named_operations(a), named_operations(b)
+    same = 0
+    for x, y in pairs.operations.items():
+        old, new = first[x], second[y]
+        same += old.kind == new.kind and pairs.agree(
+            (old.attributes, old.operands), (new.attributes, new.operands)
+        )
+    return len(first) + len(second) - 2 * same
+
+
+def _same(a: Graph, b: Graph) -> bool:
+    """Tell whether two graphs compute the same, whatever their names are."""
+    pairs = paired(a, b)
+    updates = [tuple([state.update for state in graph.states]) for graph in (a, b)]
+    ends = [(graph.outputs, update) for graph, update in zip((a, b), updates, strict=True)]
+    return not _differing(a, b, pairs) and pairs.agree(*ends)
+
+
+def _matched(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, str]:
+    return {pair.a: pair.b for pair in match(a, b, {})}
+
+
+def _variables(graph: Graph) -> dict[str, Tensor]:
+    variables = (*graph.parameters, *graph.states)
+    return {
+        x.label: Tensor(f"variable {x.value.type.dtype}", x.value.type.shape) for x in variables
+    }
+
+
+def _kinds(operations: Mapping[str, Operation]) -> dict[str, Tensor]:
+    return {name: Tensor(x.kind, _shape(x)) for name, x in operations.items()}
+
+
+def _structures(operations: Mapping[str, Operation]) -> dict[str, Tensor]:
+    return {
+        name: Tensor(f"{x.kind} {_structure(x.attributes)} {len(list(x.reads()))}", _shape(x))
+        for name, x in operations.items()
+    }
+
+
+def _structure(attribute: Any) -> str:
+    if isinstance(attribute, tuple):
+        items: tuple[Any, ...] = attribute
+        return f"({', '.join(map(_structure, items))})"
+    return f"{len(attribute.operations)}" if isinstance(attribute, Graph) else repr(attribute)
+
+
+def _shape(operation: Operation) -> tuple[int, ...]:
+    return next((value.type.shape for value in operation.writes()), ())

@@ -1,0 +1,300 @@
+"""Tells where the time of a call goes, by operation of the document, from jax's own profiler."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from lowering.extents import known, volume
+from lowering.graph import Graph
+from lowering.work import multiply_adds
+from nnef_jax.analysis.results import Result, axes, table_of
+from nnef_jax.errors import UnsupportedError
+from nnef_jax.execution.options import is_watched
+from nnef_jax.measure import perfetto
+from nnef_jax.measure.events import Run, recorded, times
+from nnef_jax.measure.examples import bound, call_of, devices_of, network_of
+from nnef_jax.measure.hlo import Program, program_of
+from nnef_jax.model import Model
+from nnef_jax.options import require, require_path
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_CALL = "nnef_jax.profile"
+_SECONDS = 1.0  # for which calls are recorded, where their number is not given
+_FEWEST, _MOST = 5, 100
+_UNSEEN = 3  # calls before those that count: threads have to open their records
+_LISTED = 4  # operations of a row that a table names
+_BARS = 20  # rows of a picture
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What computes the same operations: a fusion, or all kernels of one operation alone.
+
+    Attributes:
+        operations: names, in the order of the document.
+        kinds: what each of them is.
+        seconds: of a call.
+        nbytes: of the results of these operations.
+        kernels: instructions of the compiled program.
+    """
+
+    operations: tuple[str, ...]
+    kinds: tuple[str, ...]
+    seconds: float
+    nbytes: int
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Profile(Result):
+    """Where the time of a call goes.
+
+    Attributes:
+        network: its name.
+        device: what computed.
+        calls: how many were recorded.
+        seconds: a call while nothing is recorded. All times are means over the faster half of the
+            calls: what other processes do makes calls slower alone.
+        recorded_seconds: a call while it is recorded.
+        rows: the slowest first; with `other_seconds` they sum to `recorded_seconds`.
+        other_seconds: the way into the network and back, and what no operation is known for.
+        operations: kind, line, result's bytes and multiply-adds of each operation by its name.
+    """
+
+    network: str
+    device: str
+    calls: int
+    seconds: float
+    recorded_seconds: float
+    rows: tuple[Row, ...]
+    other_seconds: float
+    operations: Mapping[str, Mapping[str, Any]]
+
+    def by_operation(self) -> dict[str, float]:
+        """Return seconds by operation; a fusion's are those of its operation with the most work.
+
+        That is the one with the most multiply-adds, the first of several.
+        """
+        found = dict.fromkeys(self.operations, 0.0)
+        for row in self.rows:
+            work = [self.operations[name]["multiply_adds"] for name in row.operations]
+            found[row.operations[int(np.argmax(work))]] += row.seconds
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values of JSON: "rows" as they are, "operations" as in `by_operation`."""
+        return {
+            "network": self.network,
+            "device": self.device,
+            "calls": self.calls,
+            "seconds": self.seconds,
+            "recorded_seconds": self.recorded_seconds,
+            "other_seconds": self.other_seconds,
+            "operations": [
+                {"name": name, "seconds": seconds, **self.operations[name]}
+                for name, seconds in self.by_operation().items()
+            ],
+            "rows": [
+                {
+                    "operations": list(row.operations),
+                    "seconds": row.seconds,
+                    "share": row.seconds / self._whole,
+                    "bytes": row.nbytes,
+                    "kernels": list(row.kernels),
+                }
+                for row in self.rows
+            ],
+        }
+
+    def table(self) -> Table:
+        """Return a table: operations that are computed together, time, share, bytes of results."""
+        rows: list[tuple[Any, ...]] = []
+        for row in self.rows:
+            kinds = ", ".join(dict.fromkeys(row.kinds))
+            rows.append((_named(row), kinds, *self._columns(row.seconds), row.nbytes))
+        rows.append(("other", "", *self._columns(self.other_seconds), None))
+        overhead = self.recorded_seconds / self.seconds - 1
+        title = (
+            f"{self.network} on {self.device}: {self.seconds * 1e3:.4g} ms a call, "
+            f"{self.recorded_seconds * 1e3:.4g} ms ({overhead:+.0%}) while recorded"
+        )
+        return table_of(title, ("operations", "kinds", "ms", "%", "bytes"), rows)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the slowest rows as bars; return the axes of matplotlib."""
+        shown = self.rows[:_BARS]
+        rest = sum(row.seconds for row in self.rows[_BARS:])
+        bars = [(_named(row), row.seconds, "C0") for row in shown]
+        bars += [(f"{len(self.rows) - _BARS} more", rest, "0.6")] if self.rows[_BARS:] else []
+        bars += [("other", self.other_seconds, "0.8")]
+        ax = axes(ax, (7.2, 0.8 + 0.27 * len(bars)))
+        names, seconds, colors = zip(*bars, strict=True)
+        drawn = ax.barh(range(len(bars)), np.multiply(seconds, 1e3), color=colors, height=0.72)
+        ax.bar_label(drawn, [f"{s / self._whole:.1%}" for s in seconds], padding=3, fontsize=8)
+        ax.set_yticks(range(len(bars)), names, fontsize=8)
+        ax.invert_yaxis()
+        ax.margins(x=0.12)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.set_xlabel("ms of a call, while recorded", fontsize=9)
+        title = f"{self.network} on {self.device}: {self._whole * 1e3:.3g} ms"
+        ax.set_title(title, fontsize=10)
+        ax.tick_params(axis="x", labelsize=8)
+        return ax
+
+    @property
+    def _whole(self) -> float:
+        return self.recorded_seconds or 1.0
+
+    def _columns(self, seconds: float) -> tuple[float, float]:
+        return round(seconds * 1e3, 4), round(100 * seconds / self._whole, 1)
+
+
+def profile(
+    model: Model,
+    *inputs: Any,
+    calls: int | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    **named: Any,
+) -> Profile:
+    """Measure where the time of a call goes, by operation of the document.
+
+    It runs the compiled network as `model(*inputs)` does, under jax's profiler, and finds for each
+    kernel the operations that it computes, which XLA remembers. A fusion's time is not split
+    between its operations. Where kernels run at a time each has an equal share of it, so that the
+    times sum to that of a call. A network with state runs one cycle from its initial state.
+
+    Args:
+        model: what runs, on the device of the inputs.
+        inputs: as in a call. Without any they are random, of the declared shapes.
+        calls: how many are recorded; by default what takes a second, but 5 at least.
+        trace: a file to write the recorded events to, named by their operations, for
+            https://ui.perfetto.dev or chrome://tracing: a .json or a .json.gz.
+        named: inputs by name.
+
+    Raises InputError as a call does, and where shapes are open and no inputs are given;
+    UnsupportedError where jax compiles nothing, since it looks for NaN, say; RuntimeError where its
+    profiler runs already.
+
+    >>> print(nnef_jax.profile(model, images))
+    """
+    require("model", model, Model, "a nnef_jax.Model")
+    require("calls", calls, int | None, "a number")
+    if calls is not None and calls < 1:
+        raise ValueError(f"calls must be 1 at least, it is {calls}")
+    if trace is not None:
+        require_path("trace", trace)
+        perfetto.check(trace)
+    if is_watched():
+        raise UnsupportedError("nothing is compiled while jax looks for NaN or jit is disabled")
+    arrays = bound(model, inputs, named)
+    call = call_of(model, arrays)
+    device = devices_of(call())
+    entry = model._execution.outputs  # pyright: ignore[reportPrivateUsage]
+    graph = network_of(model).specialise([x.shape for x in arrays])
+    names = {operation.name for operation in graph.operations}
+    program = program_of(entry.compiled(arrays).as_text() or "", names)
+    seconds = _seconds(call, max(_FEWEST, calls or 0))
+    if calls is None:
+        calls = min(_MOST, max(_FEWEST, round(_SECONDS / seconds)))
+        seconds = _seconds(call, calls)
+    with tempfile.TemporaryDirectory(prefix="nnef_jax-") as folder:
+        _record(call, calls, folder)
+        (found,) = Path(folder).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(found))
+        if trace is not None:
+            perfetto.write(folder, trace, program)
+    return _profile(graph, program, data, seconds, device)
+
+
+def _record(call: Callable[[], Any], calls: int, folder: str) -> None:
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # which would slow Python down
+    with jax.profiler.trace(folder, profiler_options=options):
+        for _ in range(_UNSEEN):
+            call()
+        for _ in range(calls):
+            with jax.profiler.TraceAnnotation(_CALL):
+                call()
+
+
+def _seconds(call: Callable[[], Any], calls: int) -> float:
+    samples: list[Run] = []
+    for _ in range(calls):
+        start = time.perf_counter_ns()
+        call()
+        samples.append(Run("", start, time.perf_counter_ns()))
+    return mean([sample.seconds for sample in _faster(samples)])
+
+
+def _profile(graph: Graph, program: Program, data: Any, unrecorded: float, device: str) -> Profile:
+    calls, runs = recorded(data, program.module, _CALL)
+    operations = _operations(graph)
+    position = {name: index for index, name in enumerate(operations)}
+    kernels: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
+    seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    faster = _faster(calls)
+    whole = mean([call.seconds for call in faster])
+    for call in faster:
+        for name, duration in times(runs, call, program.control).items():
+            key = tuple(sorted(program.operations.get(name, ()), key=position.__getitem__))
+            seconds[key] += duration / len(faster)
+            kernels[key].add(name)
+    rows = [
+        Row(
+            key,
+            tuple([operations[name]["kind"] for name in key]),
+            seconds[key],
+            sum([operations[name]["bytes"] for name in key]),
+            tuple(sorted(names)),
+        )
+        for key, names in kernels.items()
+        if key
+    ]
+    rows.sort(key=lambda row: -row.seconds)
+    other = whole - sum([row.seconds for row in rows])
+    return Profile(
+        graph.name, device, len(calls), unrecorded, whole, tuple(rows), other, operations
+    )
+
+
+def _faster(calls: Sequence[Run]) -> Sequence[Run]:
+    """Return the faster half of the calls: what other processes do makes calls slower alone."""
+    return sorted(calls, key=lambda call: call.seconds)[: -(-len(calls) // 2)]
+
+
+def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for operation in graph.operations:
+        nbytes = 0
+        for value in operation.writes():
+            nbytes += volume(known(value.type.shape)) * jax.numpy.dtype(value.type.dtype).itemsize
+        known_as = found.setdefault(
+            operation.name,
+            {
+                "kind": operation.kind,
+                "line": operation.span.line if operation.span else None,
+                "bytes": 0,
+                "multiply_adds": 0,
+            },
+        )
+        known_as["bytes"] += nbytes
+        known_as["multiply_adds"] += multiply_adds(operation)
+    return found
+
+
+def _named(row: Row) -> str:
+    more = len(row.operations) - _LISTED
+    return " + ".join(row.operations[:_LISTED]) + (f" + {more} more" if more > 0 else "")

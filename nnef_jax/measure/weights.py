@@ -1,0 +1,175 @@
+"""Statistics of the weights of a network: ranges, moments, zeros, bits, distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.extents import show
+from nnef_jax.analysis.results import Result, axes, plain, table_of
+from nnef_jax.errors import InputError
+from nnef_jax.model import Model
+from nnef_jax.options import numpy_of, require
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_BINS = 16
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_CHUNK = 1 << 20  # items that are widened at a time
+_SAMPLE = 1 << 18  # items that the distribution is taken from
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One array of numbers.
+
+    Attributes:
+        shape, dtype: its type.
+        min, max, mean, std: of its finite items; NaN where there are none.
+        zeros: the share of items that are 0.
+        nan, inf: how many items are.
+        bits: log2 of how many different values there are: 8 at most for what was stored in 8 bits.
+        histogram: how many items are in each of 16 equal parts of the range.
+        sampled: whether bits and histogram are of 262144 items, evenly spaced, not of all.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    min: float
+    max: float
+    mean: float
+    std: float
+    zeros: float
+    nan: int
+    inf: int
+    bits: float
+    histogram: tuple[int, ...]
+    sampled: bool
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WeightStatistics(Result):
+    """Statistics of arrays by label, in the order of the document."""
+
+    weights: Mapping[str, Weight]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict by label: `{"weights": {label: {"shape", "dtype", "min", ...}}}`."""
+        return {"weights": {label: plain(asdict(x)) for label, x in self.weights.items()}}
+
+    def table(self) -> Table:
+        """Return a table with a line for each array, the last column a small histogram."""
+        columns = ("label", "shape", "dtype", "min", "max", "mean", "std", "zeros %", "bits")
+        odd = any(x.nan or x.inf for x in self.weights.values())
+        rows = [
+            [
+                *(label, show(x.shape), x.dtype, x.min, x.max, x.mean, x.std),
+                *(round(100 * x.zeros, 2), round(x.bits, 1)),
+                *([x.nan, x.inf] if odd else []),
+                sparkline(x.histogram),
+            ]
+            for label, x in self.weights.items()
+        ]
+        items = sum(math.prod(x.shape) for x in self.weights.values())
+        title = f"{len(self.weights)} arrays, {items:,} numbers"
+        return table_of(title, [*columns, *(["NaN", "inf"] if odd else []), "histogram"], rows)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw each array's range, with a bar of one standard deviation around the mean."""
+        ax = axes(ax, (7.2, 0.9 + 0.3 * len(self.weights)))
+        rows = list(self.weights.values())
+        places = np.arange(len(rows))
+        ax.hlines(places, [x.min for x in rows], [x.max for x in rows], color="0.75", lw=2)
+        left = [x.mean - x.std for x in rows]
+        ax.barh(places, [2 * x.std for x in rows], left=left, height=0.6, color="C0", alpha=0.85)
+        ax.plot([x.mean for x in rows], places, "|", color="white", markersize=9)
+        ax.axvline(0, color="0.85", lw=1, zorder=0)
+        ax.set_yticks(places, list(self.weights), fontsize=8)
+        ax.invert_yaxis()
+        ax.tick_params(axis="x", labelsize=8)
+        ax.set_xlabel("range, and one standard deviation around the mean", fontsize=9)
+        ax.spines[["top", "right"]].set_visible(False)
+        return ax
+
+
+def weight_statistics(weights: Model | Mapping[str, Any]) -> WeightStatistics:
+    """Return statistics of the parameters and the initial state of a model, or of arrays by label.
+
+    So of gradients too, or of what training has changed. They are computed by numpy in 64 bits.
+    Complex numbers count as two each.
+
+    Raises InputError for what is no array of numbers.
+
+    >>> print(nnef_jax.weight_statistics(model))
+    """
+    if isinstance(weights, Model):
+        weights = {**weights.params, **weights.init_state()}
+    require("weights", weights, Mapping, "a nnef_jax.Model or a dict of arrays by label")
+    return WeightStatistics({label: _statistics(label, x) for label, x in weights.items()})
+
+
+def sparkline(counts: tuple[int, ...]) -> str:
+    """Return a histogram in a line of text."""
+    most = max(counts, default=0)
+    return "".join(_BLOCKS[-(-7 * n // most)] if most else " " for n in counts)
+
+
+def _statistics(label: str, given: Any) -> Weight:
+    array = numpy_of(given, InputError, f"'{label}' is no array")
+    flat = array.reshape(-1)
+    if np.issubdtype(flat.dtype, np.complexfloating):
+        flat = flat.view(f"f{flat.itemsize // 2}")
+    try:
+        flat[:1].astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"'{label}' holds no numbers, its dtype is {array.dtype}") from None
+    count = zeros = nan = inf = 0
+    mean, squares, low, high = math.nan, 0.0, math.inf, -math.inf
+    for chunk in _chunks(flat):
+        finite = chunk[np.isfinite(chunk)]
+        zeros += chunk.size - np.count_nonzero(chunk)
+        nan += int(np.isnan(chunk).sum())
+        inf += int(np.isinf(chunk).sum())
+        if not finite.size:
+            continue
+        low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+        # Chan, Golub, LeVeque 1979: moments of parts are merged.
+        own, share = float(finite.mean()), finite.size / (count + finite.size)
+        squares += float(np.square(finite - own).sum())
+        if count:
+            squares += (own - mean) ** 2 * count * share
+        mean = own if not count else mean + (own - mean) * share
+        count += finite.size
+    sample = flat[:: -(-flat.size // _SAMPLE)] if flat.size > _SAMPLE else flat
+    some = sample.astype(np.float64)
+    some = some[np.isfinite(some)]
+    histogram = (
+        np.histogram(some, _BINS, (low, high))[0] if some.size and low < high else [some.size]
+    )
+    return Weight(
+        shape=array.shape,
+        dtype=str(array.dtype),
+        min=low if count else math.nan,
+        max=high if count else math.nan,
+        mean=mean,
+        std=math.sqrt(squares / count) if count else math.nan,
+        zeros=zeros / flat.size if flat.size else 0.0,
+        nan=nan,
+        inf=inf,
+        bits=math.log2(len(np.unique(some))) if some.size else 0.0,
+        histogram=tuple(map(int, histogram)),
+        sampled=sample.size < flat.size,
+    )
+
+
+def _chunks(flat: Array) -> Iterator[Array]:
+    for start in range(0, flat.size, _CHUNK):
+        yield flat[start : start + _CHUNK].astype(np.float64)

@@ -1,0 +1,156 @@
+"""`nnef-jax profile`, `bench`, `cost`, `compare`, `diff` and `stats`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import nnef_jax
+from tests.cli_support import BIAS, FILTER, call, fails, linear_scores, ok, write
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+@pytest.fixture(scope="module")
+def scores(tmp_path_factory):
+    return linear_scores(tmp_path_factory.mktemp("networks") / "scores")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """The same network with another bias."""
+    folder = linear_scores(tmp_path_factory.mktemp("networks") / "other")
+    nnef_jax.write_tensor(folder / "bias.dat", BIAS + np.float32([[0, 0.25, 0]]))
+    return folder
+
+
+@pytest.fixture
+def x(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    return tmp_path / "x.npy"
+
+
+def test_profile(scores, x, tmp_path):
+    trace = tmp_path / "trace.json"
+    out = ok("profile", scores, x, "--calls", 3, "--trace", trace)
+    assert out.startswith("scores on cpu: ") and out.endswith(f"saved {trace}\n")
+    assert "traceEvents" in json.loads(trace.read_text())
+    found = json.loads(ok("profile", scores, "--shape", "x=2,4", "--calls", 3, "--json"))
+    assert [(x["name"], x["line"]) for x in found["operations"]] == [("y", 6)]
+    assert found["calls"] == 3
+
+
+def test_a_picture(scores, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "profile.png"
+    assert ok("profile", scores, "--shape", "x=2,4", "--calls", 1, "--plot", path).endswith(
+        f"saved {path}\n"
+    )
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert "a picture is a .png" in fails("stats", scores, "--plot", tmp_path / "profile.txt")
+    assert "No such file" in fails("stats", scores, "--plot", tmp_path / "none" / "a.png")
+
+
+def test_bench(scores, x):
+    short = ("--rounds", 1, "--seconds", 0, "--json")
+    found = json.loads(ok("bench", scores, "--batch", "1,3", *short))
+    assert [x["batch"] for x in found["timings"]] == [1, 3]
+    assert all(x["engine"] == "nnef_jax" and x["p50"] > 0 for x in found["timings"])
+    found = json.loads(ok("bench", scores, x, *short))
+    assert [x["batch"] for x in found["timings"]] == [2]
+
+
+def test_a_fixed_batch_is_opened(tmp_path):
+    text = "graph g(x) -> (y) { x = external<scalar>(shape = [1,4]); y = relu(x); }"
+    net = write(tmp_path / "g", f"version 1.0;\n{text}\n")
+    out = ok("bench", net, "--batch", "2", "--rounds", 1, "--seconds", 0)
+    assert "items/s" in out
+
+
+def test_bench_against_what_is_not_there(scores, tmp_path):
+    pytest.importorskip("onnxruntime")
+    assert "cannot read" in fails("bench", scores, "--batch", "1", "--onnx", scores / "graph.nnef")
+    missing = fails("bench", scores, "--batch", "1", "--onnx", tmp_path / "none.onnx")
+    assert "none.onnx: No such file" in missing
+
+
+def test_cost(scores):
+    found = json.loads(ok("cost", scores, "--shape", "x=2,4", "--json", "--platform", "tpu"))
+    assert found["multiply_adds"] == 2 * 4 * 3
+    assert found["flops"] == 2 * 2 * 4 * 3 + 2 * 3  # and the bias
+    assert "flops a byte" in ok("cost", scores, "--shape", "x=2,4")
+    assert "--shape x=1,4" in fails("cost", scores)
+
+
+def test_stats(scores, x):
+    found = json.loads(ok("stats", scores, "--json"))["weights"]
+    assert found["dense/filter"]["min"] == FILTER.min()
+    assert found["bias"]["mean"] == BIAS.mean()
+    assert "histogram" in ok("stats", scores)
+
+
+def test_diff(scores, other):
+    assert ok("diff", scores, scores) == "nothing differs, of 1 operations and 2 arrays\n"
+    code, out, err = call("diff", scores, other)
+    assert (code, err) == (1, "")
+    assert "bias" in out and "1 of 3 numbers, by 0.25 at most" in out
+    code, out, _ = call("diff", scores, other, "--json")
+    assert (code, json.loads(out)["same"]) == (1, False)
+    assert "No such file" in fails("diff", scores, "none")
+
+
+def test_compare(scores, other, x):
+    assert ok("compare", scores, scores, x) == "1 tensors, none differs\n"
+    code, out, err = call("compare", scores, other, x)
+    assert (code, err) == (1, "")
+    assert "the first that differs is y: values" in out
+    ok("compare", scores, other, x, "--atol", "0.3")
+    found = json.loads(ok("compare", scores, scores, "--shape", "x=2,4", "--json"))
+    assert found["tensors"]["y"]["absolute"] == 0
+
+
+def test_compare_with_what_was_recorded(scores, tmp_path):
+    """A .npz may hold the inputs too."""
+    y = X @ FILTER.T + BIAS
+    np.savez(tmp_path / "right.npz", x=X, y=y)
+    np.savez(tmp_path / "wrong.npz", x=X, z=y + 1)
+    ok("compare", scores, tmp_path / "right.npz")
+    code, out, _ = call("compare", tmp_path / "wrong.npz", scores, "--name", "z=y")
+    assert (code, "first that differs is z: values" in out) == (1, True)
+
+
+def test_compare_with_onnxruntime(scores, x, tmp_path):
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    make = onnx.helper
+    ends = [make.make_tensor_value_info(n, 1, ["n", k]) for n, k in (("x", 4), ("y", 3))]
+    arrays = {"w": FILTER.T.copy(), "b": BIAS}
+    stored = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    nodes = [make.make_node("MatMul", ["x", "w"], ["p"]), make.make_node("Add", ["p", "b"], ["y"])]
+    graph = make.make_graph(nodes, "net", [ends[0]], [ends[1]], stored)
+    opsets = [make.make_opsetid("", 17)]
+    onnx.save(make.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "net.onnx")
+    ok("compare", scores, tmp_path / "net.onnx", x)
+    found = json.loads(ok("compare", tmp_path / "net.onnx", scores, x, "--json"))
+    assert found["tensors"]["y"]["reason"] == ""
+    assert found["unmatched"]["a"] == ["p"]  # a tensor inside
+
+
+def test_wrong_usage(scores, x, tmp_path):
+    for arguments in (
+        ("bench", scores, "--batch", "1,x"),
+        ("compare", scores, scores, x, "--name", "y"),
+        ("cost", scores, "--platform", "gpu"),
+        ("profile", scores, "--calls", "0"),
+    ):
+        code, _, err = call(*arguments)
+        assert code == 2 and err
+    np.savez(tmp_path / "a.npz", y=X)
+    assert "one of both has to be a network" in fails(
+        "compare", tmp_path / "a.npz", tmp_path / "a.npz", x
+    )
+    assert call("compare", scores, tmp_path / "a.npz", x, "--isolate")[0] == 2

@@ -1,0 +1,1 @@
+"""Tests of what measures networks and compares them as documents."""

@@ -1,0 +1,131 @@
+"""Time by operation, of networks where it is known which takes most."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import nnef_jax
+from nnef_jax import InputError, UnsupportedError
+from tests.helpers import model_of
+
+HEAVY = """version 1.0;
+graph net(x) -> (y) {
+    x = external<scalar>(shape = [512,512]);
+    w = variable<scalar>(shape = [512,512], label = 'w');
+    light = relu(x);
+    heavy = matmul(light, w);
+    y = mul(heavy, 2.0);
+}
+"""
+SUM = """version 1.0;
+graph sum(x) -> (y) {
+    x = external<scalar>(shape = [2]);
+    total = variable<scalar>(shape = [2], label = 'total');
+    y = add(total, x);
+    next = update(total, y);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def heavy():
+    return model_of(HEAVY, data={"w": np.ones((512, 512), np.float32)})
+
+
+@pytest.fixture(scope="module")
+def found(heavy, tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "trace.json.gz"
+    return nnef_jax.profile(heavy, calls=8, trace=path), path
+
+
+def test_the_heavy_one_is_first(found):
+    profile, _ = found
+    assert "heavy" in profile.rows[0].operations
+    times = profile.by_operation()
+    assert times["heavy"] > 3 * max(times["light"], times["y"])
+    assert profile.rows[0].kernels
+    assert profile.network == "net"
+    assert profile.device == "cpu"
+    assert profile.calls == 8
+
+
+def test_rows_sum_to_a_call(found):
+    profile, _ = found
+    rows = sum(row.seconds for row in profile.rows)
+    assert 0 < rows < profile.recorded_seconds
+    assert rows + profile.other_seconds == pytest.approx(profile.recorded_seconds)
+    assert rows > 0.5 * profile.recorded_seconds  # a product of 0.3 GFlop is most of a call
+
+
+def test_bytes_are_those_of_results(found):
+    profile, _ = found
+    assert {x["bytes"] for x in profile.operations.values()} == {512 * 512 * 4}
+    assert all(row.nbytes == 512 * 512 * 4 * len(row.operations) for row in profile.rows)
+
+
+def test_json(found):
+    profile, _ = found
+    data = json.loads(json.dumps(profile.to_dict(), allow_nan=False))
+    seconds = {x["name"]: x["seconds"] for x in data["operations"]}
+    assert list(seconds) == ["light", "heavy", "y"]
+    assert seconds == profile.by_operation()
+    assert sum(seconds.values()) == pytest.approx(sum(row["seconds"] for row in data["rows"]))
+    heavy = data["operations"][1]
+    assert (heavy["kind"], heavy["line"], heavy["multiply_adds"]) == ("matmul", 6, 512**3)
+
+
+def test_the_trace_names_operations(found):
+    _, path = found
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    named = [x for x in events if "heavy" in x.get("args", {}).get("operations", ())]
+    assert len(named) >= 8
+    assert all("heavy" in x["name"] and x["dur"] > 0 for x in named)
+
+
+def test_table_and_picture(found):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    profile, _ = found
+    text = str(profile)
+    assert "heavy" in text and "other" in text and "ms a call" in text
+    axes = profile.plot()
+    assert [x.get_text() for x in axes.get_yticklabels()][-1] == "other"
+    matplotlib.pyplot.close(axes.figure)
+
+
+def test_state_and_loops(compiled_quickly):
+    model = model_of(SUM, data={"total": np.ones(2, np.float32)})
+    assert set(nnef_jax.profile(model, calls=2).operations) == {"y"}
+
+
+def test_a_model_on_other_parameters(heavy, compiled_quickly):
+    half = heavy.with_params(jax.tree.map(lambda x: x / 2, heavy.params))
+    assert nnef_jax.profile(half, calls=2).by_operation()["heavy"] > 0
+
+
+def test_wrong_arguments(heavy, tmp_path):
+    with pytest.raises(TypeError, match="model must be"):
+        nnef_jax.profile("net.nnef")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="calls must be 1"):
+        nnef_jax.profile(heavy, calls=0)
+    with pytest.raises(InputError, match=r"a trace is a \.json"):
+        nnef_jax.profile(heavy, trace=tmp_path / "trace.txt")
+    with pytest.raises(FileNotFoundError):
+        nnef_jax.profile(heavy, trace=tmp_path / "none" / "trace.json")
+    with pytest.raises(InputError, match="input 'x'"):
+        nnef_jax.profile(heavy, np.ones((2, 2), np.float32))
+    with jax.disable_jit(), pytest.raises(UnsupportedError, match="nothing is compiled"):
+        nnef_jax.profile(heavy)
+
+
+def test_open_shapes_are_asked_for():
+    text = HEAVY.replace("external<scalar>(shape = [512,512]", "external<scalar>(shape = [0,512]")
+    model = model_of(text, data={"w": np.ones((512, 512), np.float32)})
+    with pytest.raises(InputError, match=r"input 'x' is not known, it is \[\?,512\]") as error:
+        nnef_jax.profile(model)
+    assert "--shape x=1,512" in str(error.value)
