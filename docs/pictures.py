@@ -26,6 +26,64 @@ def picture(draw: Callable[[], Any]) -> Callable[[], Any]:
     return draw
 
 
+def _digits() -> tuple[Any, Any, Any, Callable[[Any], Any]]:
+    """Return the network, its part before the softmax, scans of 0 to 9, and a loss of logits."""
+    import jax
+    import numpy as np
+    from PIL import Image
+
+    import nnef_jax
+
+    folder = ROOT / "examples/digits"
+    scans = [Image.open(path).convert("L") for path in sorted(folder.glob("scans/*.png"))]
+    images = np.stack([np.float32(scan) for scan in scans])[:, None]
+    model = nnef_jax.load(folder / "model")
+
+    def loss(logits: Any) -> Any:
+        return -jax.nn.log_softmax(logits).diagonal().mean()
+
+    return model, model.cut(outputs=["logits"]), images, loss
+
+
+@picture
+def comparison() -> Any:
+    """The network in bfloat16, with a wrong bias: docs/diagnosis.md."""
+    import nnef_jax
+
+    model, _, images, _ = _digits()
+    half = nnef_jax.load(ROOT / "examples/digits/model", dtype="bfloat16")
+    wrong = half.with_params({**half.params, "conv2_bias": half.params["conv2_bias"] + 0.25})
+    found = nnef_jax.analysis.compare(model, wrong, images, rtol=0.05, isolate=True)
+    return found.plot().figure
+
+
+@picture
+def activations() -> Any:
+    """Statistics of the digits' network on ten scans."""
+    import nnef_jax
+
+    model, _, images, _ = _digits()
+    return nnef_jax.analysis.activation_statistics(model, [images]).plot().figure
+
+
+@picture
+def sensitivity() -> Any:
+    """What rounding of each layer costs."""
+    import nnef_jax
+
+    _, logits, images, loss = _digits()
+    return nnef_jax.analysis.sensitivity(logits, images, loss=loss, bits=4).plot().figure
+
+
+@picture
+def spectrum() -> Any:
+    """Singular values of the Jacobian to each of ten scans."""
+    import nnef_jax
+
+    _, logits, images, _ = _digits()
+    return nnef_jax.analysis.jacobian_spectrum(logits, images, k=8).plot().figure
+
+
 def main(argv: Sequence[str]) -> int:
     """Draw the pictures of these names, all of them if there are none."""
     import matplotlib

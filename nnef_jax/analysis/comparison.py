@@ -120,12 +120,14 @@ class Comparison(Result):
         places = np.arange(len(rows))
         if self.isolated:
             heights = [max(e, low) if e == e else low for e in own]
-            ax.bar(places, heights, color="#b9c6d6", label="made here", width=0.8)
+            colours = ["#e8b4ad" if x.own else "#c9d3df" for x in rows]
+            ax.bar(places, heights, color=colours, label="made here", width=0.8)
         heights = [max(e, low) for e in errors]  # NaN stays: nothing is drawn
         ax.plot(places, heights, color="#1f4e79", marker="o", markersize=3, lw=1.2, label="error")
         if first := self.first:
             where = rows.index(first)
-            ax.axvline(where, color="#c0392b", lw=1, label=f"first: {first.a} ({first.reason})")
+            said = f"the first that differs: {first.a}, {first.reason}"
+            ax.plot(where, heights[where], "o", color="#c0392b", markersize=6, label=said)
         ax.set_yscale("log")
         ax.set_ylim(low)
         ax.set_ylabel("error / root mean square")

@@ -132,7 +132,7 @@ def sensitivity(
     ValueError for wrong options and a loss that is no real number.
 
     >>> found = nnef_jax.analysis.sensitivity(logits, images, loss=cross_entropy, bits=4)
-    >>> print(found.table(sort="weights 4 bits"))
+    >>> rich.print(found.table(sort="weights 4 bits"))
     """
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")

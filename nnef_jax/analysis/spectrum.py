@@ -59,7 +59,7 @@ class JacobianSpectrum(Result):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the values of each item over their index, bars being residuals; return the axes."""
-        ax = axes(ax)
+        ax = axes(ax, (6.4, 4))
         places = np.arange(1, self.values.shape[-1] + 1)
         for item, (values, residuals) in enumerate(
             zip(np.asarray(self.values), np.asarray(self.residuals), strict=True)

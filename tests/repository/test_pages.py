@@ -105,6 +105,26 @@ def batch(names: Names) -> None:
     assert names[0]["probabilities"].shape == (10,) and names[0]["probabilities"].argmax() == 7
 
 
+def diagnosis(names: Names) -> None:
+    parted, recorded, activations, gradients, sensitivity, jacobian, hessian = names
+    found = parted["found"]
+    assert (found.first.a, found.first.reason, found.origins) == ("conv2", "values", ("conv2",))
+    assert recorded["found"].tensors.keys() == {"conv1", "pool", "logits"}
+    relu = activations["found"].tensors["relu1"]
+    assert relu.dead == (1,) and round(relu.effective_rank, 1) == 8.5
+    assert gradients["found"].tensors["conv1_filter"].rms > 0
+    found = sensitivity["found"]
+    costs = {n: dict(zip(found.names, x, strict=True)) for n, x in found.increases.items()}
+    four = costs["weights 4 bits"]
+    assert max(four, key=lambda name: np.nan_to_num(four[name])) == "logits"
+    assert np.max(np.abs([costs[n][x] for n in ("bfloat16", "float16") for x in found.names])) < (
+        0.01 * found.loss
+    )
+    assert jacobian["found"].values.shape == (10, 8) and jacobian["found"].residuals.max() < 1e-6
+    assert hessian["sharpest"].residuals.max() < 1e-2 * hessian["sharpest"].values[0]
+    assert 0 < hessian["trace"].error < hessian["trace"].value
+
+
 def export(names: Names) -> None:
     assert names[3]["probabilities"].shape == (64, 10)
     assert names[4]["y"].shape == (1, 2, 8)
@@ -177,6 +197,7 @@ def tutorial(names: Names) -> None:
 
 CHECKS: dict[str, Callable[[Names], None]] = {
     "docs/batch.md": batch,
+    "docs/diagnosis.md": diagnosis,
     "docs/export.md": export,
     "docs/extending.md": extending,
     "docs/inside.md": inside,

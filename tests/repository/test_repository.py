@@ -19,9 +19,7 @@ def commands(path: str) -> set[str]:
     lines = re.findall(
         r"^[ \-]*(?:run: |entry: )?((?:ruff|pyright|mkdocs|pytest).*)$", read(path), re.M
     )
-    return {
-        re.sub(r" --pythonpath .*| --force-exclude| -n \w+", "", line) for line in lines
-    }
+    return {re.sub(r" --pythonpath .*| --force-exclude| -n \w+", "", line) for line in lines}
 
 
 def read(path: str) -> str:
