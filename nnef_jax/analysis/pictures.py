@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nnef_jax.analysis.results import axes
+from nnef_jax.analysis.results import axes, plotting
 
 Tile = NDArray[np.float64]  # [height, width, RGB], from 0 to 1
 
@@ -56,8 +56,6 @@ def montage(ax: Any, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[s
 
 def heat(values: ArrayLike, x: ArrayLike) -> Tile:
     """Return a map as a tile: red above 0, blue below, as strong as the value, over x in grey."""
-    from matplotlib import colormaps
-
     map = _plane(np.asarray(values, np.float64))
     limit = np.abs(map).max(initial=0) or 1.0
     under = grey(x)
@@ -67,17 +65,15 @@ def heat(values: ArrayLike, x: ArrayLike) -> Tile:
     if under.shape[:2] != map.shape:
         under = np.ones((*map.shape, 3))
     strength = np.abs(map / limit)[..., None] ** 0.6
-    colours = colormaps[_MAP](0.5 + 0.5 * map / limit)[..., :3]
+    colours = _colours(map / limit)
     return under * (1 - strength) + colours * strength
 
 
 def signed(values: ArrayLike) -> Tile:
     """Return differences as a tile: red above 0, blue below, white at 0."""
-    from matplotlib import colormaps
-
     map = _plane(np.asarray(values, np.float64))
     limit = np.abs(map).max(initial=0) or 1.0
-    return colormaps[_MAP](0.5 + 0.5 * map / limit)[..., :3]
+    return _colours(map / limit)
 
 
 def grey(x: ArrayLike) -> Tile:
@@ -93,10 +89,15 @@ def picture(x: ArrayLike, low: float, high: float) -> Tile:
     array = np.clip((np.asarray(x, np.float64) - low) / ((high - low) or 1.0), 0, 1)
     if array.ndim == 3 and array.shape[0] == 3:
         return array.transpose(1, 2, 0)
-    if array.ndim == 3 and array.shape[-1] == 3:
+    if array.ndim == 3 and array.shape[-1] == 3 and array.shape[0] != 1:
         return array
     channels = array.shape[0] if array.ndim == 3 else 1
     return np.repeat(_plane(array)[..., None] / channels, 3, 2)
+
+
+def _colours(shares: NDArray[np.float64]) -> Tile:
+    """Return colours of -1 to 1: blue, white, red."""
+    return plotting("pyplot").get_cmap(_MAP)(0.5 + 0.5 * shares)[..., :3]
 
 
 def _plane(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -110,8 +111,7 @@ def _plane(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _legend(ax: Any) -> None:
-    from matplotlib.cm import ScalarMappable
-
-    bar = ax.figure.colorbar(ScalarMappable(cmap=_MAP), ax=ax, ticks=[0, 0.5, 1], shrink=0.6)
+    scale = plotting("cm").ScalarMappable(cmap=_MAP)
+    bar = ax.figure.colorbar(scale, ax=ax, ticks=[0, 0.5, 1], shrink=0.6)
     bar.ax.set_yticklabels(["against", "0", "for"])
     bar.outline.set_visible(False)

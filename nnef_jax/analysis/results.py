@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
@@ -130,12 +131,17 @@ def axes(ax: Any = None, size: tuple[float, float] = (6.4, 4.8)) -> Any:
     """
     if ax is not None:
         return ax
+    return plotting("pyplot").subplots(figsize=size, layout="constrained")[1]
+
+
+def plotting(module: str) -> Any:
+    """Return a module of matplotlib; raise UnsupportedError where that is missing."""
     try:
-        from matplotlib import pyplot
+        import_module("matplotlib")
+        return import_module(f"matplotlib.{module}")
     except ImportError:
         message = 'a picture needs matplotlib: pip install "nnef_jax[plot]"'
         raise UnsupportedError(message) from None
-    return pyplot.subplots(figsize=size, layout="constrained")[1]
 
 
 def _printable(text: str) -> str:
