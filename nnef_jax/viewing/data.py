@@ -10,6 +10,7 @@ from lowering.graph import Graph, Operand, Operation, Value
 from lowering.location import Span
 from lowering.ops import FAMILIES
 from lowering.work import multiply_adds
+from nnef_jax.limits import uncollected
 from nnef_jax.network import Network
 from nnef_jax.viewing.measures import Fields
 from nnef_jax.viewing.statistics import statistics_of
@@ -54,7 +55,8 @@ def page_data(
             statistics are shown.
         fields: more of operations, by the name of a tensor that they write.
     """
-    return _Page(network, arrays, fields or {}).data
+    with uncollected():
+        return _Page(network, arrays, fields or {}).data
 
 
 class _Page:

@@ -133,12 +133,12 @@ class _Folding:
                 self.fold(member)
         if group.by != "operation":
             self._wrap_repetitions(group)
-            while len(group.members) > MOST:
-                group.members = list(_ranges(group.members, self._start_of(group)))
         signatures = [self._signature(member) for member in group.members]
         if len(signatures) > 1 and len({*signatures}) == 1 and isinstance(group.members[0], Group):
             group.repeats = len(signatures)
         group.signature = self.numbers.setdefault(("group", *signatures), len(self.numbers))
+        while group.by != "operation" and len(group.members) > MOST:
+            group.members = [*_ranges(group.members, self._start_of(group))]
 
     def _signature(self, member: Group | Operation) -> int:
         """Return a number for the structure of a member: the kinds in it, nested as they are."""
@@ -171,8 +171,10 @@ class _Folding:
             shift = min(range(spare), key=lambda i: self.living[where(first + i)])
             first, count = first + shift, (covered - shift) // period
             end = first + count * period
-            whole = Group("", "repetition", group.members[first:end], where(first))
-            whole.label = _from_to(whole.members)
+            members = group.members[first:end]
+            if period == 1 and len(members) == len(group.members):
+                return
+            whole = Group(_from_to(members), "repetition", members, where(first))
             if period > 1:
                 starts = range(first, end, period)
                 blocks = [

@@ -52,6 +52,13 @@ def test_modules_are_found_by_labels() -> None:
     assert leaves(block)[-1].kind == "add" and len(leaves(block)) == 34
 
 
+def test_many_blocks_are_cut_into_ranges() -> None:
+    root = checked(flat(gpt(150)))
+    blocks = root.members[0]
+    assert isinstance(blocks, Group) and (blocks.label, blocks.repeats) == ("blocks", 150)
+    assert outline(blocks) == ["0 … 36", "37 … 74", "75 … 111", "112 … 149"]
+
+
 def test_repetitions_are_found_without_names() -> None:
     layers = 40
     root = checked(flat(gpt(layers, labels=False)))
