@@ -55,6 +55,11 @@ class Model:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         return f"<nnef_jax.Model {self.graph.name}({inputs}) -> ({outputs})>"
 
+    def _repr_html_(self) -> str:
+        from nnef_jax.viewing.card import card
+
+        return card(self._network)
+
     @property
     def graph(self) -> Graph:
         """Return the flat graph, with the shapes that hold before a call."""

@@ -183,7 +183,7 @@ class _Folding:
                 ]
                 for block in blocks:
                     self.fold(block)
-                whole.label, whole.members = f"{period} operations", [*blocks]
+                whole.label, whole.members = f"{_size(blocks[0])} operations", [*blocks]
             self.fold(whole)
             group.members[first:end] = [whole]
 
@@ -214,6 +214,11 @@ def _ranges(members: list[Group | Operation], where: Callable[[int], int]) -> li
 def _from_to(members: Sequence[Group | Operation]) -> str:
     first, last = (x.label if isinstance(x, Group) else x.name for x in (members[0], members[-1]))
     return f"{first} … {last}"
+
+
+def _size(member: Group | Operation) -> int:
+    """Return the number of operations in a member."""
+    return 1 if isinstance(member, Operation) else sum(map(_size, member.members))
 
 
 def _units_in(member: Group | Operation) -> int:

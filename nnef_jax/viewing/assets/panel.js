@@ -51,7 +51,7 @@ function overview() {
 
 function largestParameters() {
   const size = (p) => tensors[p.tensor].shape.reduce((a, b) => a * (b ?? 1), 1);
-  return [...data.parameters].sort((a, b) => size(b) - size(a)).slice(0, 5).map(parameterCard);
+  return [...data.parameters].sort((a, b) => size(b) - size(a)).slice(0, 5).map((p) => parameterCard(p));
 }
 
 function legend() {

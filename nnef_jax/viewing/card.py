@@ -1,0 +1,96 @@
+"""A network in a notebook: a card that unfolds, without a script."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nnef_jax.network import Network
+from nnef_jax.viewing.data import page_data
+
+_ROWS = 200  # that the card has at most
+_Node = Mapping[str, Any]
+
+# Colours are those of the notebook, which may be light or dark.
+_STYLE = """
+.nnef-card { font: 13px/1.6 system-ui, sans-serif; max-width: 720px; padding: 10px 14px;
+  border: 1px solid rgb(128 128 128 / 30%); border-radius: 10px; }
+.nnef-card small { opacity: .65; }
+.nnef-card p { margin: 0 0 4px; }
+.nnef-card details > *:not(summary) { margin-left: 18px; }
+.nnef-card summary { cursor: pointer; }
+.nnef-card .leaf { padding-left: 15px; }
+.nnef-card .row { display: inline-grid; grid-template-columns: 1fr 90px 90px 64px; gap: 0 12px;
+  width: calc(100% - 18px); align-items: center; vertical-align: top; }
+.nnef-card .row > * { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.nnef-card .number { text-align: right; font-variant-numeric: tabular-nums; opacity: .75; }
+.nnef-card meter { width: 100%; height: 8px; }
+"""
+
+
+def card(network: Network) -> str:
+    """Return a network as HTML: inputs, outputs, and operations in groups that unfold.
+
+    It has up to 200 rows, and says where there are more. `nnef_jax.view` shows all.
+    """
+    data = page_data(network)
+    nodes: list[_Node] = data["nodes"]
+    members: dict[int, list[int]] = {}
+    for index, node in enumerate(nodes[1:], 1):
+        members.setdefault(node["parent"], []).append(index)
+    whole = max(1, nodes[0]["multiply_adds"])
+    left = _ROWS
+
+    def rows(group: int) -> Iterator[str]:
+        nonlocal left
+        shown = [i for i in members.get(group, ()) if nodes[i]["type"] in ("group", "operation")]
+        taken = shown[: max(left, 0)]
+        left -= len(taken)
+        for index in taken:
+            row = _row(nodes[index], whole)
+            if nodes[index]["type"] == "operation":
+                yield f'<div class="leaf">{row}</div>'
+            else:
+                yield f"<details><summary>{row}</summary>{''.join(rows(index))}</details>"
+        if len(taken) < len(shown):
+            yield f'<div class="leaf"><small>and {len(shown) - len(taken):,} more</small></div>'
+
+    totals = data["totals"]
+    numbers = ("operations", "parameters", "multiply_adds")
+    counts = ", ".join(f"{totals[x]:,} {x.replace('_', '-')}" for x in numbers)
+    ends = [
+        f"{type}s: {', '.join(_typed(data, node) for node in nodes if _is(node, type))}"
+        for type in ("input", "state", "output")
+        if any(_is(node, type) for node in nodes)
+    ]
+    lines = [f"<b>{_text(data['name'])}</b> <small>{_text(data['dialect'])}</small>", counts]
+    head = "".join(f"<p>{line}</p>" for line in [*lines, *map(_text, ends)])
+    return f'<div class="nnef-card"><style>{_STYLE}</style>{head}{"".join(rows(0))}</div>'
+
+
+def _row(node: _Node, whole: int) -> str:
+    repeats = f" <small>&times;{node['repeats']}</small>" if "repeats" in node else ""
+    name = node.get("module") or node.get("label") or node["name"]
+    kind = node.get("kind") or f"{node['operations']:,} operations"
+    work = node["multiply_adds"]
+    cells = [
+        f"<span>{_text(name)}{repeats} <small>{_text(kind)}</small></span>",
+        *(f'<span class="number">{x:,}</span>' for x in (node["parameters"], work)),
+        f'<meter value="{work / whole:.4f}" aria-label="share of multiply-adds"></meter>',
+    ]
+    return f'<span class="row">{"".join(cells)}</span>'
+
+
+def _is(node: _Node, type: str) -> bool:
+    return node["type"] == type and node["parent"] == 0
+
+
+def _typed(data: _Node, node: _Node) -> str:
+    tensor = data["tensors"][node["reads"][0][1] if node["reads"] else node["writes"][0]]
+    shape = ",".join("?" if extent is None else str(extent) for extent in tensor["shape"])
+    return f"{node['name']} {tensor['dtype']}[{shape}]"
+
+
+def _text(text: str) -> str:
+    return html.escape("".join(c if c.isprintable() else " " for c in text))
