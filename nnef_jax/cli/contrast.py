@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nnef_jax import InputError
 from nnef_jax.cli.commands import app
-from nnef_jax.cli.given import Inputs, Plot, Seed, Shapes, arrays_of, check_plot, loaded, show
-from nnef_jax.cli.options import Dialect, Json, Source, read_network
+from nnef_jax.cli.given import (
+    Inputs,
+    Plot,
+    Seed,
+    Shapes,
+    arrays_of,
+    calls_of,
+    check_plot,
+    loaded,
+    show,
+)
+from nnef_jax.cli.options import (
+    Dialect,
+    Json,
+    Layout,
+    Mean,
+    Resize,
+    Scale,
+    Source,
+    picture_options,
+    read_network,
+)
 from nnef_jax.cli.terminal import status
+
+if TYPE_CHECKING:
+    from nnef_jax import Model
+    from nnef_jax.cli.pictures import PictureOptions
 
 _SIDE = "a network, a .npz of tensors that were recorded, or a .onnx, which onnxruntime runs"
 
@@ -37,11 +61,19 @@ def compare(
     isolate: Annotated[
         bool, typer.Option("--isolate", help="Tell which layers of B differ by themselves.")
     ] = False,
+    outputs: Annotated[
+        bool,
+        typer.Option("--outputs", help="Outputs alone, in order: where other names mislead."),
+    ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Show all tensors, not those alone that differ.")
     ] = False,
     shapes: Shapes = None,
     seed: Seed = 0,
+    mean: Mean = "0",
+    scale: Scale = "1",
+    layout: Layout = "nchw",
+    resize: Resize = False,
     plot: Plot = None,
     dialect: Dialect = "auto",
     as_json: Json = False,
@@ -50,12 +82,15 @@ def compare(
 
     The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
     """
+    pictures = picture_options(inputs or (), mean, scale, layout, resize)
     check_plot(plot)
-    sides = [_side(path, shapes, dialect) for path in (a, b)]
-    if isolate and not _is_model(sides[1]):
-        raise typer.BadParameter("needs a network as B", param_hint="--isolate")
-    arrays = _inputs(sides, inputs, seed)
+    sides = [_side(path, shapes, dialect, inside=not outputs) for path in (a, b)]
+    if isolate and (outputs or not _is_model(sides[1])):
+        raise typer.BadParameter("needs a network as B, and tensors inside", param_hint="--isolate")
+    arrays = _inputs(sides, inputs, seed, pictures)
     pairs = dict(_pair(text) for text in names or ())
+    if outputs:
+        sides = [_outputs_of(side) if _is_model(side) else side for side in sides]
     with status("comparing"):
         from nnef_jax.analysis import compare as compared
 
@@ -86,17 +121,63 @@ def diff(
 
 @app.command()
 def stats(
-    source: Source, plot: Plot = None, dialect: Dialect = "auto", as_json: Json = False
+    source: Source,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=]FILE...",
+            help="Inputs, as of `run`: the statistics are then of the tensors inside.",
+            show_default=False,
+        ),
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name",
+            metavar="PATTERN",
+            help="With inputs: tensors, such as 'relu*'; can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    mean: Mean = "0",
+    scale: Scale = "1",
+    layout: Layout = "nchw",
+    resize: Resize = False,
+    plot: Plot = None,
+    dialect: Dialect = "auto",
+    as_json: Json = False,
 ) -> None:
-    """Show statistics of the weights of a network: ranges, moments, zeros, bits, distribution."""
+    """Show statistics of the weights, or of the tensors inside where inputs are given."""
+    pictures = picture_options(inputs or (), mean, scale, layout, resize)
+    if names and not inputs:
+        raise typer.BadParameter("needs inputs", param_hint="--name")
     check_plot(plot)
-    network = read_network(source, dialect)
-    from nnef_jax import weight_statistics
+    if not inputs:
+        network = read_network(source, dialect)
+        from nnef_jax import weight_statistics
 
-    show(weight_statistics(network.data), as_json, plot)
+        show(weight_statistics(network.data), as_json, plot)
+        return
+    model = loaded(source, (), dialect)
+    batches = calls_of(model, inputs, pictures)
+    with status("running"):
+        from nnef_jax.analysis import activation_statistics
+
+        found = activation_statistics(model, batches, names=names or None)
+    show(found, as_json, plot)
 
 
-def _side(path: str, shapes: Any, dialect: str) -> Any:
+def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
+    """Return a function of the inputs by name that returns the outputs in order."""
+
+    def run(**arrays: Any) -> tuple[Any, ...]:
+        found = model(**arrays)
+        return (found,) if len(model.outputs) == 1 else tuple(found)
+
+    return run
+
+
+def _side(path: str, shapes: Any, dialect: str, *, inside: bool) -> Any:
     """Return a model, what was recorded, or what runs an ONNX file, as `analysis.compare` takes."""
     match Path(path).suffix.lower():
         case ".npz":
@@ -106,12 +187,14 @@ def _side(path: str, shapes: Any, dialect: str) -> Any:
         case ".onnx":
             from nnef_jax.measure.engines import onnx_tensors
 
-            return onnx_tensors(path)
+            return onnx_tensors(path, inside=inside)
         case _:
             return loaded(path, shapes, dialect)
 
 
-def _inputs(sides: list[Any], files: list[str] | None, seed: int) -> dict[str, Any]:
+def _inputs(
+    sides: list[Any], files: list[str] | None, seed: int, pictures: PictureOptions
+) -> dict[str, Any]:
     """Return inputs by name: those in files, those that were recorded, or random ones."""
     models = [side for side in sides if _is_model(side)]
     if not models:
@@ -119,7 +202,7 @@ def _inputs(sides: list[Any], files: list[str] | None, seed: int) -> dict[str, A
             raise InputError("one of both has to be a network, to tell what its inputs are")
         return {}
     if files:
-        return arrays_of(models[0], files)
+        return arrays_of(models[0], files, pictures)
     recorded = next((side for side in sides if isinstance(side, Mapping)), {})
     names = [spec.name for spec in models[0].inputs]
     if names and all(name in recorded for name in names):

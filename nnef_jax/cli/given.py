@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from nnef_jax import Model
     from nnef_jax.analysis import Result
+    from nnef_jax.cli.pictures import PictureOptions
 
 Inputs = Annotated[
     list[str] | None,
@@ -61,18 +62,29 @@ def loaded(source: str, shapes: Sequence[str] | None, dialect: str, **options: A
         return load(source, input_shapes=wanted, dialect=dialect, progress=progress, **options)
 
 
-def arrays_of(model: Model, files: Sequence[str] | None) -> dict[str, Any]:
+def calls_of(
+    model: Model, files: Sequence[str], pictures: PictureOptions | None = None
+) -> list[dict[str, Any]]:
+    """Return the inputs in files by name, a dict for each call that they stand for."""
+    from nnef_jax.cli.inputs import read_inputs
+    from nnef_jax.cli.pictures import PictureOptions
+
+    calls = read_inputs(files, model.inputs, pictures or PictureOptions())
+    return [call.arrays for call in calls]
+
+
+def arrays_of(
+    model: Model, files: Sequence[str] | None, pictures: PictureOptions | None = None
+) -> dict[str, Any]:
     """Return the inputs in files by name, none without files. InputError for several calls."""
     if not files:
         return {}
     from nnef_jax import InputError
-    from nnef_jax.cli.inputs import read_inputs
-    from nnef_jax.cli.pictures import PictureOptions
 
-    calls = read_inputs(files, model.inputs, PictureOptions())
+    calls = calls_of(model, files, pictures)
     if len(calls) > 1:
         raise InputError(f"the files are {len(calls)} calls, one is taken", hint="give one picture")
-    return calls[0].arrays
+    return calls[0]
 
 
 def check_plot(path: Path | None) -> None:

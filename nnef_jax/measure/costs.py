@@ -10,7 +10,7 @@ import jax
 from lowering.devices import default_device
 from lowering.work import total
 from nnef_jax.analysis.results import Result, table_of
-from nnef_jax.measure.examples import network_of, types_of
+from nnef_jax.measure.examples import bound, network_of, types_of
 from nnef_jax.measure.hlo import program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_choice
@@ -32,7 +32,8 @@ class Cost(Result):
             before XLA fuses operations, so that `bytes_accessed` is more than what will be.
         multiply_adds: of the operations as the document has them, products and convolutions alone.
         flops: of what is computed, 2 a multiply-add; other kernels may need fewer, and XLA leaves
-            out what meets the padding of a convolution.
+            out what meets the padding of a convolution. On a mesh all but `multiply_adds` is a
+            device's.
         transcendentals: exponentials, logarithms and the like.
         bytes_accessed: read and written by all kernels, were there no caches.
         argument_bytes: of inputs, and of parameters as they are prepared. Where these are small
@@ -113,7 +114,7 @@ def cost(model: Model, *inputs: Any, platform: str | None = None, **named: Any) 
     graph = network.specialise([x.shape for x in types])
     stage: jax.stages.Lowered | jax.stages.Compiled
     if platform in (None, present):
-        arrays = [jax.numpy.zeros(x.shape, x.dtype) for x in types]
+        arrays = bound(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types], {})
         stage = model._execution.outputs.compiled(arrays)  # pyright: ignore[reportPrivateUsage]
         memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
     else:

@@ -37,37 +37,41 @@ def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, An
         raise InputError(f"{name} cannot read {path}: {first_line(error)}") from None
 
 
-def onnx_tensors(path: str) -> Callable[..., dict[str, Any]]:
-    """Return a function of inputs that runs an ONNX file in onnxruntime: tensors by name.
+def onnx_tensors(path: str, *, inside: bool = True) -> Callable[..., Any]:
+    """Return a function of inputs that runs an ONNX file in onnxruntime, as it is written.
 
-    They are those inside too where the package onnx is installed, else the outputs.
+    It returns tensors by name, those `inside` too where the package onnx is installed, or a tuple
+    of the outputs.
     """
     engine("onnxruntime", path)  # which tells what is wrong with it
     onnxruntime: Any = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    model: Any = path
-    try:
-        onnx: Any = importlib.import_module("onnx")
-    except ImportError:
-        pass
-    else:
-        found = onnx.load(path)
-        known = {output.name for output in found.graph.output}
-        for name in [name for node in found.graph.node for name in node.output]:
-            if name and name not in known:
-                found.graph.output.append(onnx.ValueInfoProto(name=name))
-        model = found.SerializeToString()
+    model = _with_all_outputs(path) if inside else path
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     takes = [value.name for value in session.get_inputs()]
     names = [value.name for value in session.get_outputs()]
 
-    def run(*inputs: Any, **named: Any) -> dict[str, Any]:
+    def run(*inputs: Any, **named: Any) -> Any:
         given = named or dict(zip(takes, inputs, strict=False))
         results = session.run(None, _in_order(given, takes))
-        return dict(zip(names, results, strict=True))
+        return dict(zip(names, results, strict=True)) if inside else tuple(results)
 
     return run
+
+
+def _with_all_outputs(path: str) -> Any:
+    """Return an ONNX model of which all tensors are outputs, or its path without onnx."""
+    try:
+        onnx: Any = importlib.import_module("onnx")
+    except ImportError:
+        return path
+    model = onnx.load(path)
+    known = {output.name for output in model.graph.output}
+    for name in [name for node in model.graph.node for name in node.output]:
+        if name and name not in known:
+            model.graph.output.append(onnx.ValueInfoProto(name=name))
+    return model.SerializeToString()
 
 
 def first_line(error: Exception) -> str:

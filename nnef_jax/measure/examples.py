@@ -22,13 +22,13 @@ def network_of(model: Model) -> Network:
 
 
 def bound(model: Model, args: Sequence[Any], named: Mapping[str, Any], seed: int = 0) -> list[Any]:
-    """Return the inputs of a call as arrays of jax; random ones of the declared shapes without any.
+    """Return the inputs of a call as arrays of jax, where it takes them: without any, random ones.
 
     Raises InputError as a call does, and for open shapes where no inputs are given.
     """
     inputs = [] if args or named else list(random_inputs(model, seed).values())
-    bindings = bind_inputs(network_of(model), tuple(args) or tuple(inputs), named)
-    return [jnp.asarray(x) for x in bindings]
+    arrays = model._bind(tuple(args) or tuple(inputs), named)  # pyright: ignore[reportPrivateUsage]
+    return [jnp.asarray(x) for x in arrays]
 
 
 def types_of(model: Model, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from tests.cli_support import BIAS, FILTER, call, fails, linear_scores, ok, write
+from tests.cli_support import BIAS, FILTER, call, fails, linear_scores, ok, picture, through, write
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -93,6 +93,18 @@ def test_stats(scores, x):
     assert "histogram" in ok("stats", scores)
 
 
+def test_stats_of_tensors(scores, x, tmp_path):
+    found = json.loads(ok("stats", scores, x, "--json"))["tensors"]
+    y = X @ FILTER.T + BIAS
+    assert found["y"]["mean"] == pytest.approx(y.mean(), rel=1e-6)
+    assert found["y"]["max"] == y.max()
+    net = through(tmp_path / "net", [1, 1, 2, 2])
+    scans = [picture(tmp_path / f"{i}.png", np.full((2, 2), 10 * i)) for i in (1, 2)]
+    found = json.loads(ok("stats", net, *scans, "--scale", "0.1", "--name", "y", "--json"))
+    assert found["tensors"]["y"]["mean"] == pytest.approx(1.5)
+    assert "needs inputs" in call("stats", scores, "--name", "y")[2]
+
+
 def test_diff(scores, other):
     assert ok("diff", scores, scores) == "nothing differs, of 1 operations and 2 arrays\n"
     code, out, err = call("diff", scores, other)
@@ -109,6 +121,7 @@ def test_compare(scores, other, x):
     assert (code, err) == (1, "")
     assert "the first that differs is y: values" in out
     ok("compare", scores, other, x, "--atol", "0.3")
+    assert ok("compare", scores, scores, x, "--outputs") == "1 tensors, none differs\n"
     found = json.loads(ok("compare", scores, scores, "--shape", "x=2,4", "--json"))
     assert found["tensors"]["y"]["absolute"] == 0
 
@@ -138,6 +151,8 @@ def test_compare_with_onnxruntime(scores, x, tmp_path):
     found = json.loads(ok("compare", tmp_path / "net.onnx", scores, x, "--json"))
     assert found["tensors"]["y"]["reason"] == ""
     assert found["unmatched"]["a"] == ["p"]  # a tensor inside
+    found = json.loads(ok("compare", tmp_path / "net.onnx", scores, x, "--outputs", "--json"))
+    assert list(found["tensors"]) == ["output0"] and not found["unmatched"]["a"]
 
 
 def test_wrong_usage(scores, x, tmp_path):

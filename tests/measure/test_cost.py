@@ -51,6 +51,13 @@ def test_another_platform(product, x, platform):
     assert "before fusion" in str(found)
 
 
+def test_a_device_of_a_mesh(product, x, compiled_quickly):
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
+    found = nnef_jax.cost(product.shard(mesh, batch="data"), x)
+    assert found.flops == M * N * K
+    assert found.multiply_adds == M * N * K
+
+
 def test_wrong_arguments(product, x):
     with pytest.raises(ValueError, match="platform must be"):
         nnef_jax.cost(product, x, platform="gpu")
