@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import jax
@@ -23,23 +25,30 @@ from lowering.cpu import folded, rewritten, split_for_cpu
 from lowering.extents import is_symbolic
 from lowering.prepare import Split, assemble
 
-# Operands are the constants that are traced, the arguments, and last those `linear` ones that the
-# function is linear in, or what is prepared. It `stores` for its derivative what is costly to
-# compute again.
+# Evaluates `jaxpr` on its operands. It is linear in the last `linear` of them, and `stores` for its
+# derivative what is costly to compute again. Where it has a `recipe`, what was prepared by it
+# follows the operands.
 _network = jaxprs.operation("network")
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["count", "key"])
-@dataclass(frozen=True)
-class Preparation:
-    """Holds what kernels for a CPU need of the first `count` arguments of a function.
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Says what was prepared of the first `count` arguments of a function.
 
-    `key` tells how it was computed: another function, or other shapes, may need something else.
+    Another function, or other shapes, may need something else: then the `digest` is another.
     """
 
-    arrays: tuple[Any, ...]
     count: int
-    key: str
+    digest: str
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["recipe"])
+@dataclass(frozen=True)
+class Preparation:
+    """Holds what kernels for a CPU need of parameters, beside the parameters themselves."""
+
+    arrays: tuple[Any, ...]
+    recipe: Recipe
 
 
 def chosen_at_lowering(
@@ -57,14 +66,17 @@ def chosen_at_lowering(
 
 
 def prepared(function: Callable[..., Any], parameters: Any, *arguments: Any) -> Preparation:
-    """Prepare parameters for the function of arguments of these types; all may be traced."""
+    """Prepare parameters for the function of arguments of these types; all may be traced.
+
+    What is prepared has no derivatives: those of the function are in its parameters.
+    """
     closed, leaves, _ = _traced(function, parameters, *arguments)
     count = len(jax.tree.leaves(parameters))
-    parts, key = _in_parts(closed, count, alone=True)
+    parts, recipe = _in_parts(closed, count, alone=True)
     own = leaves[:count]
     if any(isinstance(x, Tracer) for x in own):
-        return Preparation(parts.compute(own), count, key)
-    return Preparation(tuple(parts.lowered(own).compile()(own)), count, key)
+        return Preparation(tuple(map(jax.lax.stop_gradient, parts.compute(own))), recipe)
+    return Preparation(tuple(parts.lowered(own).compile()(own)), recipe)
 
 
 def _traced(function: Callable[..., Any], parameters: Any, *arguments: Any) -> Any:
@@ -80,19 +92,19 @@ def _traced(function: Callable[..., Any], parameters: Any, *arguments: Any) -> A
     return made, leaves, shapes
 
 
-def _in_parts(closed: Any, count: int, *, alone: bool) -> tuple[Split, str]:
+def _in_parts(closed: Any, count: int, *, alone: bool) -> tuple[Split, Recipe]:
     """Split a traced function for a CPU, and tell what is computed of the first arguments."""
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in closed.in_avals]
     parts = split_for_cpu(closed, types[:count], types[count:], in_chunks=alone)
     text = str(jax.make_jaxpr(parts.compute)(types[:count]))
-    return parts, hashlib.sha256(text.encode()).hexdigest()
+    return parts, Recipe(count, hashlib.sha256(text.encode()).hexdigest())
 
 
 def _bind(
     closed: Any,
     operands: Sequence[Any],
-    linear: int = 0,
     *,
+    linear: int = 0,
     stores: bool = False,
     preparation: Preparation | None = None,
 ) -> list[Any]:
@@ -100,61 +112,45 @@ def _bind(
     if closed.effects:  # a callback of a user's: what prints, say, keeps its place
         return jaxprs.as_function(closed)(*operands)
     closed, traced = jaxprs.lifted(closed, lambda x: isinstance(x, Tracer))
-    if preparation is None or traced:
-        how = _How(closed, linear, stores)
-        return _network.bind(*traced, *operands, how=how)
-    how = _How(closed, prepared=len(preparation.arrays), count=preparation.count)
-    how = replace(how, key=preparation.key)
-    return _network.bind(*operands, *preparation.arrays, how=how)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _How:
-    """Says what the operation computes; `prepared` operands, the last ones, may be of use."""
-
-    closed: Any
-    linear: int = 0
-    stores: bool = False
-    prepared: int = 0
-    count: int = 0
-    key: str = ""
-
-    def plain(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """Return the operands without what is prepared."""
-        return operands[: len(operands) - self.prepared]
+    operands, recipe = [*traced, *operands], None
+    if preparation is not None and not traced:
+        operands, recipe = [*operands, *preparation.arrays], preparation.recipe
+    return _network.bind(*operands, jaxpr=closed, linear=linear, stores=stores, recipe=recipe)
 
 
 @_network.def_impl
-def _as_written(*operands: Any, how: _How) -> list[Any]:
-    return jaxprs.as_function(how.closed)(*how.plain(operands))
+def _as_written(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
+    return jaxprs.as_function(jaxpr)(*operands[: len(jaxpr.in_avals)])
 
 
 @_network.def_abstract_eval
-def _types(*operands: Any, how: _How) -> list[Any]:
-    return how.closed.out_avals
+def _types(*_: Any, jaxpr: Any, **__: Any) -> list[Any]:
+    return jaxpr.out_avals
 
 
-def _for_cpu(*operands: Any, how: _How, alone: bool) -> list[Any]:
+def _for_cpu(
+    *operands: Any, jaxpr: Any, linear: int, stores: bool, recipe: Recipe | None, alone: bool
+) -> list[Any]:
     # Kernels for CPUs need items, and extents that are numbers.
-    extents = [n for aval in how.closed.in_avals for n in getattr(aval, "shape", ())]
+    extents = [n for aval in jaxpr.in_avals for n in getattr(aval, "shape", ())]
     if any(is_symbolic(n) or n == 0 for n in extents):
-        return _as_written(*operands, how=how)
-    plain = how.plain(operands)
-    if how.key:
-        parts, key = _in_parts(how.closed, how.count, alone=alone)
-        if key == how.key:
-            own = assemble(parts.sources, plain[: how.count], operands[len(plain) :])
-            return parts.run(own, plain[how.count :])
-    role = "backward" if how.linear else "forward" if how.stores else "value"
-    return rewritten(how.closed, plain, role)
+        return _as_written(*operands, jaxpr=jaxpr)
+    plain, found = operands[: len(jaxpr.in_avals)], operands[len(jaxpr.in_avals) :]
+    if recipe is not None:
+        parts, own = _in_parts(jaxpr, recipe.count, alone=alone)
+        if own == recipe:
+            parameters, inputs = plain[: recipe.count], plain[recipe.count :]
+            return parts.run(assemble(parts.sources, parameters, found), inputs)
+    role = "backward" if linear else "forward" if stores else "value"
+    return rewritten(jaxpr, plain, role)
 
 
-def _lowered_for_cpu(context: Any, *operands: Any, how: _How) -> Any:
+def _lowered_for_cpu(context: Any, *operands: Any, **params: Any) -> Any:
     # The number of devices is known here, shardings are not: a loop over a batch that is sharded
     # would gather it.
     alone = getattr(context.module_context.axis_context, "num_devices", None) == 1
     lower = mlir.lower_fun(partial(_for_cpu, alone=alone), multiple_results=True)
-    return lower(context, *operands, how=how)
+    return lower(context, *operands, **params)
 
 
 mlir.register_lowering(_network, mlir.lower_fun(_as_written, multiple_results=True))
@@ -162,34 +158,31 @@ mlir.register_lowering(_network, _lowered_for_cpu, platform="cpu")
 
 
 def _jvp(
-    operands: Sequence[Any], tangents: Sequence[Any], *, how: _How
+    operands: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any, linear: int, **params: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Compute results with what tangents need, then tangents by a function that is linear.
-
-    They are those of what is written: what is prepared is left out.
-    """
-    closed, linear = how.closed, how.linear
-    operands, tangents = how.plain(operands), how.plain(tangents)
-    moved = [i for i, tangent in enumerate(tangents) if _moves(tangent)]
-    changes = [tangents[i] for i in moved]
-    real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in closed.out_avals]
-    first = len(operands) - linear
-    types = [aval.to_tangent_aval() for aval in closed.out_avals]
-    if not moved:
-        return _bind(closed, operands, linear), [ad.Zero(aval) for aval in types]
-    if moved[0] >= first:  # it is linear in all that changes
-        zeros = [jnp.zeros(x.shape, x.dtype) for x in operands[first:]]
-        return _bind(closed, operands, linear), _bind(
-            closed,
-            [*operands[:first], *_merged(zeros, [i - first for i in moved], changes)],
-            linear,
+    """Compute results with what tangents need, then tangents by a function that is linear."""
+    count = len(jaxpr.in_avals)
+    if any(map(_moves, tangents[count:])):
+        raise TypeError(
+            "what is prepared has no derivatives: differentiate in parameters, and prepare them"
+            " within, or leave them as they are"
         )
+    moved = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]
+    first = count - linear
+    if not moved or moved[0] >= first:  # it is linear in all that changes
+        results = _network.bind(*operands, jaxpr=jaxpr, linear=linear, **params)
+        if not moved:
+            return results, [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.out_avals]
+        changes = [*operands[:first], *map(ad.instantiate_zeros, tangents[first:count])]
+        return results, _bind(jaxpr, changes, linear=linear)
+    operands, changes = operands[:count], [tangents[i] for i in moved]
+    real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in jaxpr.out_avals]
     pulled: list[Any] = []  # the tree of the linear function
 
     def with_residuals(*operands: Any) -> tuple[list[Any], list[Any], list[Any]]:
         def parted(*changing: Any) -> tuple[list[Any], list[Any]]:
-            results = jaxprs.as_function(closed)(*_merged(operands, moved, changing))
-            return _where(real, results), _where([not x for x in real], results)
+            results = jaxprs.as_function(jaxpr)(*_merged(operands, moved, changing))
+            return list(compress(results, real)), list(compress(results, map(not_, real)))
 
         results, push, others = jax.linearize(parted, *(operands[i] for i in moved), has_aux=True)
         residuals, tree = jax.tree.flatten(push)
@@ -198,20 +191,19 @@ def _jvp(
 
     made, shapes = jax.make_jaxpr(with_residuals, return_shape=True)(*operands)
     made, sources = jaxprs.without_forwarded(made, keep=sum(map(len, shapes[:2])))
-    found = _bind(made, operands, stores=True)
-    counts = len(shapes[0]), len(shapes[1])
-    results, others = found[: counts[0]], found[counts[0] : sum(counts)]
-    rest = iter(found[sum(counts) :])
-    residuals = [next(rest) if i is None else operands[i] for i in sources]
+    found = iter(_bind(made, operands, stores=True))
+    results, others = ([next(found) for _ in part] for part in shapes[:2])
+    residuals = [next(found) if i is None else operands[i] for i in sources]
 
     def push(residuals: Sequence[Any], changes: Sequence[Any]) -> Any:
         return jax.tree.unflatten(pulled[0], residuals)(*changes)
 
     pushed = jax.make_jaxpr(push)(residuals, changes)
-    out = iter(_bind(pushed, [*residuals, *changes], len(changes)))
+    out = iter(_bind(pushed, [*residuals, *changes], linear=len(changes)))
     values, rest = iter(results), iter(others)
     return [next(values) if x else next(rest) for x in real], [
-        next(out) if x else ad.Zero(aval) for x, aval in zip(real, types, strict=True)
+        next(out) if x else ad.Zero(aval.to_tangent_aval())
+        for x, aval in zip(real, jaxpr.out_avals, strict=True)
     ]
 
 
@@ -229,32 +221,24 @@ def _merged(items: Sequence[Any], places: Iterable[int], others: Iterable[Any]) 
     return merged
 
 
-def _where(chosen: Sequence[bool], items: Sequence[Any]) -> list[Any]:
-    return [item for choice, item in zip(chosen, items, strict=True) if choice]
-
-
-def _transpose(changes: Sequence[Any], *operands: Any, how: _How) -> list[Any]:
-    closed, linear = how.closed, how.linear
-    first = len(operands) - linear
+def _transpose(changes: Sequence[Any], *operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
+    count = len(jaxpr.in_avals)
     asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
-    assert asked and asked[0] >= first, "not linear in what it is transposed in"
-    types = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in (operands[i] for i in asked)]
-    fixed = operands[:first]
+    known = [i for i in range(count) if i not in asked]
     given = [i for i, change in enumerate(changes) if type(change) is not ad.Zero]
-    zeros = [(aval.shape, aval.dtype) for aval in closed.out_avals]
+    types = [operands[i].aval for i in asked]
 
     def turned(fixed: Sequence[Any], given_changes: Sequence[Any]) -> list[Any]:
         def function(*varying: Any) -> list[Any]:
-            others = [jnp.zeros(a.shape, a.dtype) for a in closed.in_avals[first:]]
-            places = [i - first for i in asked]
-            return jaxprs.as_function(closed)(*fixed, *_merged(others, places, varying))
+            whole = _merged(_merged([None] * count, known, fixed), asked, varying)
+            return jaxprs.as_function(jaxpr)(*whole)
 
-        whole = _merged([jnp.zeros(*z) for z in zeros], given, given_changes)
+        whole = _merged(list(map(ad.instantiate_zeros, changes)), given, given_changes)
         return list(jax.linear_transpose(function, *types)(whole))
 
-    given_changes = [changes[i] for i in given]
+    fixed, given_changes = [operands[i] for i in known], [changes[i] for i in given]
     made = jax.make_jaxpr(turned)(fixed, given_changes)
-    results = _bind(made, [*fixed, *given_changes], len(given_changes))
+    results = _bind(made, [*fixed, *given_changes], linear=len(given_changes))
     return _merged([None] * len(operands), asked, results)
 
 
@@ -262,13 +246,15 @@ ad.primitive_transposes[_network] = _transpose
 
 
 def _batched(
-    operands: Sequence[Any], axes: Sequence[Any], *, how: _How
+    operands: Sequence[Any], axes: Sequence[Any], *, jaxpr: Any, linear: int, stores: bool, **_: Any
 ) -> tuple[list[Any], list[int | None]]:
-    closed, operands, axes = how.closed, how.plain(operands), how.plain(axes)
-    depends = jaxprs.depending(closed, [axis is not None for axis in axes])
+    count = len(jaxpr.in_avals)
+    operands, axes = operands[:count], axes[:count]
+    depends = jaxprs.depending(jaxpr, [axis is not None for axis in axes])
     out = [0 if x else None for x in depends]
-    function = jax.vmap(jaxprs.as_function(closed), tuple(axes), out)
-    return _bind(jax.make_jaxpr(function)(*operands), operands, how.linear, stores=how.stores), out
+    function = jax.vmap(jaxprs.as_function(jaxpr), tuple(axes), out)
+    closed = jax.make_jaxpr(function)(*operands)
+    return _bind(closed, operands, linear=linear, stores=stores), out
 
 
 batching.primitive_batchers[_network] = _batched

@@ -204,12 +204,13 @@ class Model:
         params = self._check_params(params, all=bool(probe.capture))
         return self._execution.outputs.pure(params, {}, self._bind(args, kwargs), probe)
 
-    def prepare(self, params: Params, *args: Any, **kwargs: Any) -> Prepared:
+    def prepare(self, params: Params | Prepared, *args: Any, **kwargs: Any) -> Prepared:
         """Return what `apply`, `step` and `scan` take instead of params: as fast as a call.
 
         In a function that jax compiles with `compiler_options`, what depends on parameters alone
-        is then not computed again. It is a pytree which holds the parameters too: what is not as
-        prepared, derivatives above all, is computed from them.
+        is then not computed again. It is a pytree which holds the parameters too: other shapes,
+        derivatives in inputs and all else that is not as prepared is computed from them. It has no
+        derivatives itself: differentiate parameters.
 
         `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, those of a cycle; by
         default the declared shapes are taken. Raises InputError as `apply` and `lower` do.
@@ -217,7 +218,8 @@ class Model:
         >>> fast = jax.jit(model.apply, compiler_options=model.compiler_options)
         >>> y = fast(model.prepare(model.params), x)
         """
-        arrays = {k: jnp.asarray(x) for k, x in self._check_params(params).items()}
+        bound = self._check_params(params, all=True)
+        arrays = {label: jnp.asarray(bound[label]) for label in self._needed}
         return self._execution.prepare(arrays, self._abstract(args, kwargs))
 
     @property
@@ -450,10 +452,11 @@ class Model:
 
     def _check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
         """Return the parameters that a network takes, or `all` that are given; placed to run."""
-        if isinstance(params, Prepared):
-            prepared = params.of(self._execution.definition)
-            return dict(prepared.params) if all or stored else prepared
-        bound = bind_variables("params", params, self._parameters, self._needed)
+        is_prepared = isinstance(params, Prepared)
+        given = params.of(self._execution.definition).params if is_prepared else params
+        bound = bind_variables("params", given, self._parameters, self._needed)
+        if is_prepared:
+            return bound if all or stored else params.on(bound)
         if not stored and (layout := self._execution.definition.layout):
             bound = layout.put_params(bound)
         unused = len(bound) - len(self._needed)

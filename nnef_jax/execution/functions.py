@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -122,12 +122,17 @@ class Functions:
         if not self._options.for_cpu:
             return None
 
+        arguments = params, self._own(state), list(inputs)
+
         def found() -> Any:
             from lowering.platforms import prepared
 
-            return prepared(function, params, self._own(state), list(inputs), NOTHING)
+            return prepared(function, *arguments, NOTHING)
 
-        return or_else(found, lambda: None)
+        def nothing() -> None:
+            jax.eval_shape(partial(function, probe=NOTHING), *arguments)  # for errors of its own
+
+        return or_else(found, nothing)
 
     def compiled(
         self, function: Function, params: Arrays, state: Arrays, inputs: Inputs, in_chunks: bool

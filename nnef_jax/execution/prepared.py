@@ -38,5 +38,10 @@ class Prepared:
             )
         return self
 
+    def on(self, params: Mapping[str, Any]) -> Prepared:
+        """Return it for its parameters as they were checked, or converted: nothing is prepared."""
+        same = all(x.dtype == self.params[label].dtype for label, x in params.items())
+        return Prepared(params, self.found if same else {}, self.definition)
+
     def __repr__(self) -> str:
         return f"<parameters prepared for {self.definition.network.graph.name}>"

@@ -207,6 +207,52 @@ def test_it_transforms_as_what_is_written(name: str) -> None:
         np.testing.assert_allclose(y, x, rtol=0, atol=2e-5 * scale)
 
 
+def linear(w: Any, x: Any) -> Any:
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME")
+
+
+def nonlinear(w: Any, x: Any) -> Any:
+    return jnp.sum(jnp.tanh(linear(w, x)) ** 2)
+
+
+def turned(f: Any) -> Any:
+    """The transpose of a linear function, with no derivative before, and its derivative."""
+
+    def run(w: Any, y: Any) -> Any:
+        (x,) = jax.linear_transpose(lambda x: f(w, x), INPUT)(y)
+        return jnp.sum(jnp.sin(x)), x
+
+    return lambda w: jax.value_and_grad(run, (0, 1), has_aux=True)(w, linear(w, INPUT))
+
+
+def test_what_is_linear_is_transposed() -> None:
+    wanted, got = (jax.jit(turned(f))(P["w"]) for f in (linear, chosen_at_lowering(linear)))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, wanted)
+    with pytest.raises(NotImplementedError, match="Transpose rule"):
+        jax.linear_transpose(lambda x: chosen_at_lowering(nonlinear)(P["w"], x), INPUT)(1.0)
+
+
+def over_a_mesh(f: Any) -> Any:
+    """The gradient of a shard_map, and in one the derivative of a gradient."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    over = partial(jax.shard_map, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("d")))
+
+    def second(w: Any, x: Any) -> Any:
+        return jax.jvp(lambda x: jax.grad(f)(w, x), (x,), (x,))[1]  # summed over the mesh by jax
+
+    def run(w: Any, x: Any) -> Any:
+        total = over(lambda w, x: lax.psum(f(w, x), "d"), out_specs=PartitionSpec())
+        return jax.grad(total, (0, 1))(w, x), over(second, out_specs=PartitionSpec())(w, x)
+
+    return run
+
+
+def test_it_transforms_where_shard_map_checks_types() -> None:
+    functions = nonlinear, chosen_at_lowering(nonlinear)
+    wanted, got = (jax.jit(over_a_mesh(f))(P["w"], INPUT) for f in functions)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, wanted)
+
+
 def test_it_is_evaluated_without_jit() -> None:
     with jax.disable_jit():
         results = [f(P, INPUT) for f in (function, chosen_at_lowering(function))]
@@ -293,6 +339,39 @@ def test_what_is_prepared_is_of_one_network(model: nnef_jax.Model) -> None:
     opened = model_of(NET, data=DATA, input_shapes={"x": (None, 3, 12, 12)})
     with pytest.raises(nnef_jax.InputError, match="shape of input 'x' is not known"):
         opened.prepare(opened.params)
+
+
+SMALL = """
+version 1.0;
+graph net( x ) -> ( y )
+{
+    x = external(shape = [2, 4]);
+    w = variable(shape = [5, 4], label = 'w');
+    h = linear(x, w);
+    y = reshape(h, shape = [10]);
+}
+"""
+
+
+def test_what_is_prepared_is_checked() -> None:
+    model = model_of(SMALL, data={"w": DATA["scale"][0, :20].reshape(5, 4)})
+    prepared, x = model.prepare(model.params), X[0, 0, :2, :4]
+    with pytest.raises(TypeError, match="no derivatives: differentiate in parameters"):
+        jax.grad(lambda p: model.apply(p, x).sum())(prepared)
+    with pytest.raises(nnef_jax.InputError, match="'w' must be an array, it is None"):
+        model.apply(jax.tree.map(lambda x: None, prepared), x)
+    with pytest.raises(nnef_jax.InputError, match=r"'w' has shape \[1,5,4\]"):
+        model.apply(jax.tree.map(lambda x: x[None], prepared), x)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), prepared)
+    np.testing.assert_allclose(model.apply(half, x), model(x), atol=0.05)
+    assert model.prepare(prepared).params["w"] is model.params["w"]  # for other shapes, say
+
+
+def test_errors_of_the_network_are_told_where_it_is_prepared() -> None:
+    weights = {"w": DATA["scale"][0, :20].reshape(5, 4)}
+    model = model_of(SMALL, data=weights, input_shapes={"x": (None, 4)})
+    with pytest.raises(nnef_jax.ShapeError, match="cannot be reshaped"):
+        model.prepare(model.params, jax.ShapeDtypeStruct((3, 4), jnp.float32))
 
 
 def test_a_large_batch_is_divided_on_one_device_alone() -> None:
