@@ -87,12 +87,14 @@ def text_of(table: Table) -> str:
     """Return a table as text; one without rows is its title."""
     from rich.console import Console
 
+    title, table.title = str(table.title), None  # which may be wider than the table
     if not table.row_count:
-        return str(table.title)
+        return title
     console = Console(file=StringIO(), width=1000)
     console.print(table)
     assert isinstance(console.file, StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    lines = [title, *console.file.getvalue().splitlines()]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def number(value: Any) -> str:

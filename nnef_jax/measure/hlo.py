@@ -34,6 +34,7 @@ def program_of(text: str, names: Collection[str]) -> Program:
     A fusion has those of all that is fused in it.
     """
     known = frozenset(names)
+    slashes = max([name.count("/") for name in names], default=0)
     own: dict[str, set[str]] = {}  # by instruction
     called: dict[str, list[str]] = {}  # computations by instruction
     members: dict[str, list[str]] = {}  # instructions by computation
@@ -48,7 +49,7 @@ def program_of(text: str, names: Collection[str]) -> Program:
             rest, _, metadata = rest.partition(", metadata={")
             inside.append(name)
             path = _PATH.search(metadata)
-            operation = _operation(path[1], known) if path else None
+            operation = _operation(path[1], known, slashes) if path else None
             own[name] = {operation} if operation else set()
             called[name] = [n for found in _CALLED.findall(rest) for n in _NAME.findall(found)]
             if _CONTROL.search(rest):
@@ -63,15 +64,18 @@ def program_of(text: str, names: Collection[str]) -> Program:
     return Program(module[1] if module else "", operations, frozenset(control), loops)
 
 
-def _operation(path: str, names: frozenset[str]) -> str | None:
+def _operation(path: str, names: frozenset[str], most: int) -> str | None:
     """Return the outermost name in "jit(net)/conv1/transpose", but for the primitive's at the end.
 
-    Derivatives have names such as "transpose(jvp(conv1))". What is within an operation may have
-    names of its own, of a loop's body.
+    A name may hold `most` slashes itself. Derivatives have names such as "transpose(jvp(conv1))".
+    What is within an operation may have names of its own, of a loop's body.
     """
-    for part in path.split("/")[:-1]:
-        while match := _TRANSFORMED.fullmatch(part):
-            part = match[1]
-        if part in names:
-            return part
+    parts = path.split("/")[:-1]
+    for start in range(len(parts)):
+        for end in range(min(len(parts), start + 1 + most), start, -1):
+            part = "/".join(parts[start:end])
+            while part not in names and (match := _TRANSFORMED.fullmatch(part)):
+                part = match[1]
+            if part in names:
+                return part
     return None

@@ -9,7 +9,7 @@ from typing import Any
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.analysis.matching import Tensor, match
 
-_MOST = 10_000_000  # pairs of operations beyond which structure is not looked at: minutes
+_MOST = 40_000_000  # pairs of operations beyond which structure is not looked at: minutes
 
 
 @dataclass(frozen=True, slots=True)

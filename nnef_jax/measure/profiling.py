@@ -126,10 +126,9 @@ class Profile(Result):
             kinds = ", ".join(dict.fromkeys(row.kinds))
             rows.append((_named(row), kinds, *self._columns(row.seconds), row.nbytes))
         rows.append(("other", "", *self._columns(self.other_seconds), None))
-        overhead = self.recorded_seconds / self.seconds - 1
         title = (
             f"{self.network} on {self.device}: {self.seconds * 1e3:.4g} ms a call, "
-            f"{self.recorded_seconds * 1e3:.4g} ms ({overhead:+.0%}) while recorded"
+            f"{self.recorded_seconds * 1e3:.4g} ms while it is recorded"
         )
         return table_of(title, ("operations", "kinds", "ms", "%", "bytes"), rows)
 

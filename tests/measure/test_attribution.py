@@ -53,6 +53,17 @@ def test_operations_of_instructions():
     assert program.loops == 1
 
 
+def test_names_may_hold_anything():
+    line = "  %%x.%d = f32[2]{0} negate(%%y), metadata={op_name=\"%s\" stack_frame_id=1}"
+    paths = ["jit(n)//block.0/conv/mul", "jit(n)/transpose(jvp(a/b))/mul", "jit(n)/jvp(m)/dot"]
+    paths += ["jit(n)/block.0/mul", "jit(n)/a/c/mul"]
+    text = "HloModule n\n\nENTRY %m (y: f32[2]) -> f32[2] {\n"
+    text += "\n".join(line % (i, path) for i, path in enumerate(paths))
+    found = program_of(text, ["/block.0/conv", "a/b", "jvp(m)", "block.0", "c"]).operations
+    wanted = ["/block.0/conv", "a/b", "jvp(m)", "block.0", "c"]
+    assert [found[f"x.{i}"] for i in range(5)] == [{name} for name in wanted]
+
+
 def test_a_text_of_something_else_has_no_operations():
     program = program_of("nothing of the kind\n", ["a"])
     assert (program.module, program.operations, program.loops) == ("", {}, 0)
