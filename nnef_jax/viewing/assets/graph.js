@@ -70,7 +70,9 @@ function linked(link) {
 // What a node is called where there is little room; a number alone says too little.
 function called(i) {
   const node = nodes[i];
-  if (node.label === undefined || node.by === "operation") return node.module || node.label || node.name;
+  if (node.label === undefined || node.by === "operation") {
+    return node.module || (node.label ?? node.name).split(/\/|__/).findLast(Boolean) || node.name;
+  }
   const outer = nodes[node.parent]?.label;
   return /^\d+$/.test(node.label) && node.parent ? `${outer}.${node.label}` : node.label;
 }
@@ -79,7 +81,7 @@ function called(i) {
 const count = (n) => n.toLocaleString("en");
 function short(n) {
   for (const [unit, size] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
-    if (n >= size) return `${(n / size).toPrecision(3).replace(/\.?0+$/, "")} ${unit}`;
+    if (n >= size) return `${Number((n / size).toPrecision(3))} ${unit}`;
   }
   return String(n);
 }

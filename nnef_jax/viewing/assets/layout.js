@@ -47,7 +47,7 @@ function measure(i) {
   } else if (port) {
     lines.push(typed(node.reads[0]?.[1] ?? node.writes[0]));
   } else {
-    lines.push(node.module || lastPart(node.name));
+    lines.push(called(i));
     const read = parametersIn(i).map(([, t]) => shape(t)).filter((s) => s !== "scalar");
     if (read.length) lines.push([...new Set(read)].join(", "));
   }
@@ -61,8 +61,6 @@ function measure(i) {
     height: 30 + 15 * texts.length + (plain ? 5 : 0),
   };
 }
-const lastPart = (name) => name.replace(/\/+$/, "").split("/").pop();
-
 // The parameters that an operation reads, and those of what prepares them for it.
 function parametersIn(i) {
   const inside = nodes[i].type === "group" ? members[i] : [i];
@@ -129,6 +127,18 @@ function placed(group, graph, here, inner) {
   const boxesHere = members[group].map((i) => ({ i, ...graph.node(String(i)), inside: inner.get(i) }));
   const lines = here.map((edge, n) => (
     { ...edge, points: graph.edge(String(edge.from), String(edge.to), String(n)).points }));
+  // Of dagre's points those between ranks only bend a line; in a rank it goes straight down beside
+  // the boxes there, however tall they are.
+  const tall = new Map();
+  for (const { y, height } of boxesHere) {
+    tall.set(Math.round(y), Math.max(height, tall.get(Math.round(y)) ?? 0));
+  }
+  for (const line of lines) {
+    line.points = line.points.slice(1, -1).flatMap(({ x, y }) => {
+      const half = (tall.get(Math.round(y)) ?? 0) / 2;
+      return half ? [{ x, y: y - half }, { x, y: y + half }] : [];
+    });
+  }
   let [left, right, top, bottom] = [Infinity, -Infinity, Infinity, -Infinity];
   for (const { x, y, width, height } of boxesHere) {
     [left, right] = [Math.min(left, x - width / 2), Math.max(right, x + width / 2)];
@@ -153,6 +163,12 @@ function placed(group, graph, here, inner) {
   }
   const found = boxesHere.map((box) => ({ ...box, ...move(box) }));
   const boxAt = new Map(found.map((box) => [box.i, box]));
+  // A small box beside a tall one: its lines first leave what is as tall.
+  const beside = (it, { x }, side) => {
+    const box = boxAt.get(it);
+    const spare = box ? tall.get(Math.round(box.y - dy)) - box.height : 0;
+    return spare > 40 ? [{ x, y: box.y + side * (box.height + spare) / 2 }] : [];
+  };
   // Ends are in the middle of a box, or at the port of an open group.
   const end = (it, y, port) => {
     if (typeof it === "string") return { x: ports.get(it), y: it.startsWith("in") ? 0 : height };
@@ -162,8 +178,7 @@ function placed(group, graph, here, inner) {
   };
   for (const line of lines) {
     const [first, last] = [end(line.from, -1, `out ${line.source}`), end(line.to, 1, `in ${line.source}`)];
-    // Of dagre's points those beside the ends only bend the line.
-    line.points = [first, ...line.points.slice(2, -2), last];
+    line.points = [first, ...beside(line.from, first, 1), ...line.points, ...beside(line.to, last, -1), last];
   }
   return { boxes: found, lines, ports, width, height };
 }
