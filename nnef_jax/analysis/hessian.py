@@ -15,7 +15,12 @@ from jax.flatten_util import ravel_pytree
 from nnef_jax import Model
 from nnef_jax.analysis.backward import Loss, loss_of
 from nnef_jax.analysis.krylov import eigenpairs
-from nnef_jax.analysis.layers import bound, chosen_params, require_callable, require_model
+from nnef_jax.analysis.layers import (
+    chosen_params,
+    on_one_device,
+    require_callable,
+    require_model,
+)
 from nnef_jax.analysis.question import require_count
 from nnef_jax.analysis.results import Result, axes, result, table_of
 
@@ -187,9 +192,9 @@ def _arguments(
     """Return the model, all parameters, those that are chosen, inputs and key."""
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")
+    model, values, params = on_one_device(model, inputs, params)
     params = model.params if params is None else params
-    chosen = chosen_params({label: params[label] for label in params}, labels)
-    values = bound(model, inputs)
+    chosen = chosen_params({label: jnp.asarray(params[label]) for label in params}, labels)
     return model, params, chosen, values, jax.random.key(0) if key is None else key
 
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
+import numpy as np
 
 from lowering.graph import Graph, Operation, Value, is_float
 from lowering.ops import rules
@@ -46,6 +47,19 @@ def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
     """Return the inputs of a call in graph order, given as such or as one dict by name."""
     args, kwargs = arguments_of(inputs[0]) if len(inputs) == 1 else (tuple(inputs), {})
     return model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+
+
+def on_one_device(model: Model, inputs: Sequence[Any], params: Any) -> tuple[Model, list[Any], Any]:
+    """Return the model, the inputs of a call in graph order, and parameters or None.
+
+    A model on a mesh comes to the default device: decompositions of matrices are not distributed.
+    """
+    values = bound(model, inputs)
+    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    if execution.definition.layout is None:
+        return model, values, params
+    params = params and {label: np.asarray(params[label]) for label in params}
+    return Model(execution.alone()), list(map(np.asarray, values)), params
 
 
 def arguments_of(sample: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

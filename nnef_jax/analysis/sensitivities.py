@@ -17,8 +17,8 @@ from nnef_jax import Model
 from nnef_jax.analysis.backward import Loss, loss_of, scalar, zeros_at
 from nnef_jax.analysis.layers import (
     Layer,
-    bound,
     layers_of,
+    on_one_device,
     real_layers,
     require_callable,
     require_model,
@@ -147,7 +147,7 @@ def sensitivity(
             jnp.finfo(dtype)
         except (TypeError, ValueError):
             raise ValueError(f"dtypes must be of real numbers, '{dtype}' is not") from None
-    values = bound(model, inputs)
+    model, values, params = on_one_device(model, inputs, params)
     layers = real_layers(layers_of(graph_for(model, values), names))
     found = _sensitivity(
         model,

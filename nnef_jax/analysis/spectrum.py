@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,15 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax import Model
 from nnef_jax.analysis.krylov import singular_triplets
-from nnef_jax.analysis.layers import bound, require_model
+from nnef_jax.analysis.layers import on_one_device, require_model
 from nnef_jax.analysis.question import Question, ask, require_count
 from nnef_jax.analysis.results import Result, axes, result, static, table_of
 from nnef_jax.errors import InputError
+from nnef_jax.options import require_flags
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,6 +83,7 @@ def jacobian_spectrum(
     wrt: str | None = None,
     output: str | None = None,
     params: Mapping[str, Any] | None = None,
+    batched: bool = True,
     steps: int = 8,
     key: Array | None = None,
 ) -> JacobianSpectrum:
@@ -90,7 +92,7 @@ def jacobian_spectrum(
     The Jacobian is never made: products with it and its transpose, by jvp and vjp, span block
     Krylov spaces of k * steps vectors for each item (Musco and Musco 2015, arXiv:1504.05477). An
     input or output of no more items than that is covered whole: values are then as exact as the
-    arithmetic. Items, along the first axes, must not depend on one another.
+    arithmetic.
 
     Args:
         inputs: of a call, in order, or one dict by name.
@@ -98,18 +100,21 @@ def jacobian_spectrum(
         wrt: the name of the input, or of a tensor inside; by default the first real input.
         output: the name of the output, or of a tensor inside; by default the first real output.
         params: instead of `model.params`.
+        batched: whether first axes are those of items, none of which depends on another; otherwise
+            all of the input is one item.
         steps: more make residuals smaller.
         key: of `jax.random`, for the start; by default always the same.
 
     Raises InputError for names that there are not, what is not of real numbers, and where both have
-    not as many items.
+    not as many items, or these depend on one another (in a traced function values are NaN then).
 
     >>> found = nnef_jax.analysis.jacobian_spectrum(logits, images, k=2)
     >>> found.lipschitz, found.residuals
     """
     require_model(model)
     k, steps = require_count("k", k), require_count("steps", steps)
-    values = bound(model, inputs)
+    require_flags(batched=batched)
+    model, values, params = on_one_device(model, inputs, params)
     if output is None:
         names = zip(model.graph.output_names, model.graph.outputs, strict=True)
         real = [name for name, value in names if is_float(value.type.dtype)]
@@ -118,7 +123,12 @@ def jacobian_spectrum(
         output = real[0]
     question = ask(model, values, _all, output, wrt, params)
     key = jax.random.key(0) if key is None else key
-    singular, directions, residuals = _spectrum(question, key, k=k, steps=steps)
+    singular, directions, residuals, mixed = _spectrum(
+        question, key, k=k, steps=steps, batched=batched
+    )
+    if not isinstance(mixed, Tracer) and mixed:
+        message = f"items of '{output}' depend on other items of '{question.wrt}'"
+        raise InputError(message, hint="batched=False takes all of the input as one item")
     return JacobianSpectrum(
         values=singular,
         residuals=residuals,
@@ -133,8 +143,10 @@ def _all(outputs: Any) -> Any:
     return outputs
 
 
-@partial(jax.jit, static_argnames=("k", "steps"))
-def _spectrum(question: Question, key: Array, *, k: int, steps: int) -> tuple[Array, Array, Array]:
+@partial(jax.jit, static_argnames=("k", "steps", "batched"))
+def _spectrum(
+    question: Question, key: Array, *, k: int, steps: int, batched: bool
+) -> tuple[Array, Array, Array, Array]:
     def run(x: Array) -> Array:
         return question.run(x)[0]
 
@@ -143,10 +155,12 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int) -> tuple[Ar
     _, pull = jax.vjp(run, x)
     if not jnp.issubdtype(y.dtype, jnp.floating):
         raise InputError(f"output '{question.output}' is of {y.dtype}, which has no derivative")
-    if not y.ndim or len(x) != len(y) or 0 in (x.size, y.size):
+    batch = len(x) if batched else 1
+    if 0 in (x.size, y.size) or (batched and (not y.ndim or len(y) != batch)):
         message = f"'{question.wrt}' is {show(x.shape)}, '{question.output}' is {show(y.shape)}"
-        raise InputError(message, hint="the first axis of both is the batch, of one item or more")
-    batch, columns, rows = len(x), math.prod(x.shape[1:]), math.prod(y.shape[1:])
+        hint = "the first axes are those of items, of which there is one or more; or batched=False"
+        raise InputError(message, hint=hint)
+    columns, rows = x.size // batch, y.size // batch
 
     def by_column(product: Any, like: Array) -> Any:
         def mapped(vectors: Array) -> Array:  # [batch, size, columns]
@@ -160,4 +174,22 @@ def _spectrum(question: Question, key: Array, *, k: int, steps: int) -> tuple[Ar
     k = min(k, rows, columns)
     sizes = rows, columns
     values, vectors, residuals = singular_triplets(forward, adjoint, key, batch, sizes, k, steps)
-    return values, jnp.moveaxis(vectors, 2, 1).reshape(batch, k, *x.shape[1:]), residuals
+    shape = x.shape[1:] if batched else x.shape
+    rounding = max(1e-4, 8 * float(jnp.finfo(y.dtype).eps))
+    mixed = _mixes(forward, jax.random.normal(key, (batch, columns, 1)), rounding)
+    directions = jnp.moveaxis(vectors, 2, 1).reshape(batch, k, *shape)
+    return jnp.where(mixed, jnp.nan, values), directions, residuals, mixed
+
+
+def _mixes(product: Any, vectors: Array, rounding: float) -> Array:
+    """Tell whether a linear map of vectors, [batch, size, 1], makes an item of several.
+
+    Where signs of items turn those of its results turn likewise. Any two items differ in some bit
+    of their numbers.
+    """
+    batch = len(vectors)
+    numbers = np.arange(batch)[:, None]
+    bits = (numbers >> np.arange(max(1, (batch - 1).bit_length()))[None]) & 1
+    signs = jnp.asarray(1 - 2 * bits, jnp.float32)[:, None]
+    plain, turned = product(vectors), product(vectors * signs)
+    return jnp.any(jnp.abs(turned - plain * signs) > rounding * jnp.max(jnp.abs(plain)))

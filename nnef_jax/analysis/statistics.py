@@ -262,6 +262,8 @@ def _measured(
     pending: dict[str, Any] = {}
     for name in names:
         x = jnp.asarray(arrays[name])
+        if len(x.devices()) > 1:  # decompositions are not distributed
+            x = jnp.asarray(np.asarray(x))
         if not jnp.issubdtype(x.dtype, jnp.complexfloating):
             axis = layers[name].unit_axis if name in layers else None
             real = jnp.issubdtype(x.dtype, jnp.floating)

@@ -198,3 +198,20 @@ def test_integers_have_no_jacobian() -> None:
         x = external<integer>(shape = [2,3]); y = copy(x); }"""
     with pytest.raises(InputError, match="no output is of real numbers"):
         jacobian_spectrum(model_of(text), np.zeros((2, 3), np.int32))
+
+
+def test_items_that_depend_on_one_another_are_one_item() -> None:
+    a = np.float32([[1, 2, 0], [0, 1, 0], [0, 0, 4]])
+    text = """version 1.0; graph net(x) -> (y) {
+        x = external<scalar>(shape = [3,2]);
+        a = variable<scalar>(shape = [3,3], label = 'a');
+        y = matmul(a, x); }"""
+    net, x = model_of(text, data={"a": a}), random(3, 2)
+    with pytest.raises(InputError, match="items of 'y' depend on other items of 'x'") as raised:
+        jacobian_spectrum(net, x, k=1)
+    assert "batched=False" in str(raised.value)
+    assert np.isnan(jax.jit(lambda x: jacobian_spectrum(net, x, k=1).values)(x)).all()
+    found = jacobian_spectrum(net, x, k=6, batched=False)
+    wanted = np.repeat(np.linalg.svd(a, compute_uv=False), 2)
+    np.testing.assert_allclose(found.values, wanted[None], rtol=1e-5)
+    assert found.directions.shape == (1, 6, 3, 2)

@@ -54,7 +54,7 @@ def test_operations_of_instructions():
 
 
 def test_names_may_hold_anything():
-    line = "  %%x.%d = f32[2]{0} negate(%%y), metadata={op_name=\"%s\" stack_frame_id=1}"
+    line = '  %%x.%d = f32[2]{0} negate(%%y), metadata={op_name="%s" stack_frame_id=1}'
     paths = ["jit(n)//block.0/conv/mul", "jit(n)/transpose(jvp(a/b))/mul", "jit(n)/jvp(m)/dot"]
     paths += ["jit(n)/block.0/mul", "jit(n)/a/c/mul"]
     text = "HloModule n\n\nENTRY %m (y: f32[2]) -> f32[2] {\n"

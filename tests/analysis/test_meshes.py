@@ -1,0 +1,41 @@
+"""Analyses of a model that lives on two devices are those of one that lives on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nnef_jax import analysis
+from tests.analysis.networks import random, two_layers
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+
+def loss(y: Any) -> Any:
+    return 0.5 * jnp.sum(y**2)
+
+
+def test_models_on_a_mesh() -> None:
+    net, x = two_layers(random(3, 4), random(4, 6, seed=1)), random(2, 3, seed=2)
+    mesh = jax.make_mesh((2,), ("data",))
+    sharded = net.shard(mesh, batch="data", params="data")
+    assert analysis.compare(net, sharded, x, isolate=True).first is None
+    for found in (
+        [analysis.activation_statistics(m, [x]).to_dict() for m in (net, sharded)],
+        [analysis.gradient_statistics(m, [x], loss=loss).to_dict() for m in (net, sharded)],
+    ):
+        one, two = (jax.tree.leaves(told["tensors"]) for told in found)
+        for a, b in zip(one, two, strict=True):
+            assert a == b or abs(a - b) < 1e-4 * abs(a) + 1e-6
+    for analyse in (
+        lambda m: analysis.jacobian_spectrum(m, x, k=2).values,
+        lambda m: analysis.sensitivity(m, x, loss=loss, names=["h1"], dtypes=()).scores,
+        lambda m: analysis.hessian_trace(m, x, loss=loss, samples=2).value,
+    ):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), analyse(net), analyse(sharded)
+        )
