@@ -84,6 +84,54 @@ def spectrum() -> Any:
     return nnef_jax.analysis.jacobian_spectrum(logits, images, k=8).plot().figure
 
 
+@picture
+def integrated_gradients() -> Any:
+    """What the score of each of ten digits comes from: docs/analysis.md."""
+    import nnef_jax
+
+    _, logits, images, _ = _digits()
+    return nnef_jax.analysis.integrated_gradients(logits, images).plot().figure
+
+
+@picture
+def grad_cam() -> Any:
+    """Where a layer sees a 3, and where a 5."""
+    from matplotlib import pyplot
+
+    import nnef_jax
+
+    _, logits, images, _ = _digits()
+    figure, rows = pyplot.subplots(2, figsize=(8, 3.6), layout="constrained")
+    for digit, ax in zip((3, 5), rows, strict=True):
+        found = nnef_jax.analysis.grad_cam(logits, images[2:7], layer="relu2", target=digit)
+        found.plot(ax)
+    return figure
+
+
+@picture
+def smallest_perturbation() -> Any:
+    """The smallest changes found that make other digits of six."""
+    import nnef_jax
+
+    _, logits, images, _ = _digits()
+    found = nnef_jax.analysis.smallest_perturbation(logits, images, bounds=(0, 255))
+    return found.plot().figure
+
+
+@picture
+def activation_maximisation() -> Any:
+    """What the network would most like to see for each digit."""
+    import jax
+
+    import nnef_jax
+
+    _, logits, _, _ = _digits()
+    found = nnef_jax.analysis.activation_maximisation(
+        logits, target=range(10), key=jax.random.key(0), bounds=(0, 255), total_variation=0.3
+    )
+    return found.plot().figure
+
+
 def main(argv: Sequence[str]) -> int:
     """Draw the pictures of these names, all of them if there are none."""
     import matplotlib

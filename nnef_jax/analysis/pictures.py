@@ -19,7 +19,10 @@ _MAP = "RdBu_r"
 
 def heat_maps(ax: Any, values: Any, x: Any, titles: Sequence[str]) -> Any:
     """Draw maps of values as tiles in rows, each over what it lies on."""
-    tiles = [heat(value, item) for value, item in zip(values, x, strict=True)]
+    under = [grey(item) for item in x]
+    if under and np.quantile(under, 0.25) < 0.02:  # much is empty: ink on paper
+        under = [1 - tile for tile in under]
+    tiles = [heat(value, tile) for value, tile in zip(values, under, strict=True)]
     ax = in_rows(ax, tiles, titles)
     _legend(ax)
     return ax
@@ -28,7 +31,7 @@ def heat_maps(ax: Any, values: Any, x: Any, titles: Sequence[str]) -> Any:
 def in_rows(ax: Any, tiles: Sequence[Tile], titles: Sequence[str]) -> Any:
     """Draw tiles in rows, with a title above each."""
     root = max(1, len(tiles)) ** 0.5  # rows that are full, and about as many as columns
-    columns = min(range(ceil(root), int(2 * root) + 1), key=lambda n: (-len(tiles) % n, n))
+    columns = min(range(ceil(root), ceil(2 * root) + 1), key=lambda n: (-len(tiles) % n, n))
     rows = [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
     names = [list(titles[i : i + columns]) for i in range(0, len(tiles), columns)]
     return montage(ax, rows, names)
@@ -47,6 +50,8 @@ def montage(ax: Any, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[s
             left = column * (1 + _GAP)
             box = (left, left + 1, top + ratio, top)
             ax.imshow(tile, extent=box, interpolation="nearest", aspect="equal")
+            frame = plotting("patches").Rectangle((left, top), 1, ratio)
+            ax.add_patch(frame).set(fill=False, edgecolor="0.8", linewidth=0.5)
             ax.text(left + 0.5, top - 0.03, name, ha="center", va="bottom", size="medium")
     ax.set(xlim=(-0.02, wide * (1 + _GAP) - _GAP + 0.02))
     ax.set(ylim=(high * (ratio + 2.2 * _GAP) - 2.2 * _GAP + 0.02, -0.2))
@@ -54,13 +59,10 @@ def montage(ax: Any, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[s
     return ax
 
 
-def heat(values: ArrayLike, x: ArrayLike) -> Tile:
-    """Return a map as a tile: red above 0, blue below, as strong as the value, over x in grey."""
+def heat(values: ArrayLike, under: Tile) -> Tile:
+    """Return a map as a tile: red above 0, blue below, as strong as the value, over another."""
     map = _plane(np.asarray(values, np.float64))
     limit = np.abs(map).max(initial=0) or 1.0
-    under = grey(x)
-    if np.median(under) < 0.1:  # mostly empty: ink on paper
-        under = 1 - under
     under = 0.55 + 0.45 * under  # light, so that colours are seen on it
     if under.shape[:2] != map.shape:
         under = np.ones((*map.shape, 3))

@@ -77,7 +77,9 @@ def test_channels_are_added_up_wherever_they_are() -> None:
     assert flat.shape == (1, 7, 3)
 
 
-@pytest.mark.parametrize(("count", "rows"), [(1, 1), (3, 1), (4, 2), (10, 2), (16, 4), (40, 4)])
+@pytest.mark.parametrize(
+    ("count", "rows"), [(1, 1), (3, 1), (4, 2), (5, 1), (10, 2), (16, 4), (40, 4)]
+)
 def test_tiles_are_in_rows_that_are_full(count: int, rows: int) -> None:
     x = np.zeros((count, 2, 2))
     ax = attribution(x, x, classes=np.arange(count)).plot()
@@ -149,7 +151,7 @@ def test_what_excites_units_is_shown() -> None:
 
 
 def test_values_that_are_no_numbers_are_shown_as_nothing() -> None:
-    tile = pictures.heat(np.array([[np.nan, 1.0]]), np.zeros((1, 2)))
+    tile = pictures.heat(np.array([[np.nan, 1.0]]), np.zeros((1, 2, 3)))
     assert np.isfinite(tile).all()
 
 
