@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -134,10 +133,11 @@ def test_attacks_are_functions_of_jax() -> None:
     x, classes = normal(3, 2, 5, 6), np.array([2, 0, 1])
     attack = partial(analysis.smallest_perturbation, model, steps=4)
     eager = attack(x, target=classes)
-    run = jax.jit(lambda params, x, t: attack(x, target=t, params=params))
-    close(run(model.params, x, classes).x, eager.x)
-    mapped = jax.vmap(lambda x, t: attack(x[None], target=t))(x, jnp.asarray(classes))
-    close(mapped.distance[:, 0], eager.distance)
+
+    def one(params: Any, x: Any, target: Any) -> Any:
+        return attack(x[None], target=target, params=params).distance[0]
+
+    close(jax.jit(jax.vmap(one, (None, 0, 0)))(model.params, x, classes), eager.distance)
     order = np.array([1, 2, 0])
     close(attack(x[order], target=classes[order]).distance, eager.distance[order])
 

@@ -206,25 +206,34 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_are_functions_of_jax(name: str) -> None:
-    """Under jit, vmap and grad, with parameters and classes traced."""
+    """Under jit and vmap, with parameters and classes traced; items do not depend on others."""
     model, classes = pooled(), np.array([2, 0, 1])
     method = partial(getattr(analysis, name), model, **METHODS[name])
-    eager = method(PICTURES, target=classes)
-    jitted = jax.jit(lambda params, x, t: method(x, target=t, params=params))
-    close(jitted(model.params, PICTURES, classes).values, eager.values)
+    eager = method(PICTURES, target=classes).values
 
-    mapped = jax.vmap(lambda x, t: method(x[None], target=t))(PICTURES, jnp.asarray(classes))
-    if name != "smoothgrad":  # whose noise depends on the shape of the batch
-        close(mapped.values[:, 0], eager.values, atol=1e-5)
-        order = np.array([2, 0, 1])
-        close(method(PICTURES[order], target=classes[order]).values, eager.values[order], atol=1e-5)
+    def one(params: Any, x: Any, target: Any) -> Any:
+        return method(x[None], target=target, params=params).values[0]
+
+    if name == "smoothgrad":  # whose noise depends on the shape of the batch
+        jitted = jax.jit(lambda params, x, t: method(x, target=t, params=params).values)
+        close(jitted(model.params, PICTURES, classes), eager)
+        return
+    mapped = jax.jit(jax.vmap(one, (None, 0, 0)))(model.params, PICTURES, classes)
+    close(mapped, eager, atol=1e-5)
+    order = np.array([2, 0, 1])
+    close(method(PICTURES[order], target=classes[order]).values, eager[order], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["saliency", "layer_conductance"])
+def test_attributions_have_gradients(name: str) -> None:
+    model, method = pooled(), getattr(analysis, name)
 
     def total(params: Any) -> Any:
-        return (method(PICTURES, target=classes, params=params).values ** 2).sum()
+        return (method(model, PICTURES, target=1, params=params, **METHODS[name]).values ** 2).sum()
 
     # Values are linear in the parameters, their squares of the second degree (Euler's theorem).
-    (gradient,) = jax.grad(total)(model.params).values()
-    close((gradient * model.params["v"]).sum(), 2 * total(model.params), rtol=1e-3)
+    value, gradient = jax.value_and_grad(total)(model.params)
+    close((gradient["v"] * model.params["v"]).sum(), 2 * value, rtol=1e-3)
 
 
 def test_nothing_is_compiled_again_for_another_class_or_other_parameters() -> None:
@@ -307,4 +316,4 @@ def test_wrong_arguments_are_told() -> None:
 def test_an_empty_batch_has_empty_results() -> None:
     found = analysis.saliency(linear(), X[:0], target=1)
     assert found.values.shape == (0, 4) and found.to_dict()["scores"] == []
-    assert "item" in str(found)
+    assert str(found) == "saliency of x"
