@@ -34,19 +34,21 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
 def _choice(x: Array, filter: Array, window: Window, varies: bool) -> str | None:
     if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
         return None
+    cells = math.prod(filter.shape[:-2])
+    own = "bordered" if cells > math.prod(x.shape[1:-1]) and window.groups == 1 else None
     if window.is_spread and any(s != 1 for s in window.stride):
-        return None
+        return own
     if window.is_spread and window.groups == 1:
         if is_tiled(filter, window):
             return "tiled"
-        return "pointwise" if math.prod(filter.shape[:-2]) == 1 else None
+        return "pointwise" if cells == 1 else own
     if is_pointwise(filter, window):
         return "pointwise"
     if window.groups > 1:
         return "depthwise" if filter.shape[-2] == 1 else "grouped"
     if is_winograd(x, filter, window) and not (varies and _is_small(x, filter)):
         return "winograd"
-    return "summed" if is_summed(x, filter, window) else None
+    return "summed" if is_summed(x, filter, window) else own
 
 
 def direct(
@@ -66,6 +68,24 @@ def direct(
         precision=window.precision,
         preferred_element_type=window.accumulator,
     )
+
+
+def bordered(x: Array, filter: Array, window: Window) -> Array:
+    """Compute it by XLA's own convolution of the input with the zeros that the window covers.
+
+    Where a window has more cells than the input XLA exchanges the two, and computes that by plain
+    loops. For 3x3 cells at 2x2 positions of 512 channels, 32 items take 1608 ms instead of 39.
+    """
+    rank = x.ndim - 2
+    whole = lax.pad(x, np.array(0, x.dtype), _edges(window))
+    window = replace(window, padding=((0, 0),) * rank, input_dilation=(1,) * rank)
+    return direct(lax.optimization_barrier(whole), filter, window)
+
+
+def _edges(window: Window) -> Sequence[tuple[int, int, int]]:
+    """Return how an input, or what was computed of it, is spread and padded."""
+    sides = zip(window.padding, window.input_dilation, strict=True)
+    return ((0, 0, 0), *((p, q, d - 1) for (p, q), d in sides), (0, 0, 0))
 
 
 def is_pointwise(filter: Array, window: Window) -> bool:
@@ -100,9 +120,7 @@ def by_product(x: Array, filter: Array, window: Window) -> Array:
         return pointwise(x, filter, window)
     single = replace(window, padding=((0, 0),) * (x.ndim - 2), input_dilation=(1,) * (x.ndim - 2))
     result = pointwise(x, filter, single)
-    sides = zip(window.padding, window.input_dilation, strict=True)
-    edges = ((0, 0, 0), *((p, q, d - 1) for (p, q), d in sides), (0, 0, 0))
-    return lax.pad(result, np.array(0, result.dtype), edges)
+    return lax.pad(result, np.array(0, result.dtype), _edges(window))
 
 
 def by_winograd(x: Array, filter: Array, window: Window) -> Array:
@@ -218,4 +236,5 @@ _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {
     "grouped": grouped,
     "winograd": by_winograd,
     "summed": summed,
+    "bordered": bordered,
 }

@@ -221,6 +221,18 @@ def test_kernels_equal_the_general_convolution(name: str) -> None:
     assert_same(*kernels(name))
 
 
+@pytest.mark.parametrize("spread", (1, 2))
+def test_xla_does_not_exchange_an_input_and_a_larger_window(spread: int) -> None:
+    window = Window((1, 1), ((1, 2), (2, 1)), (spread, spread), (1, 1), 1, None, None)
+    x, filter = random(2, 2, 2, 12), random(3, 3, 12, 8, seed=1)
+    programs = [
+        jax.jit(kernel, static_argnums=2).lower(x, filter, window).compile()
+        for kernel in (direct, convolution)
+    ]
+    assert ["rhs_reversal" in (program.as_text() or "") for program in programs] == [True, False]
+    assert_close(*(program(x, filter) for program in programs))
+
+
 def test_sums_of_16_bits_are_taken_in_32() -> None:
     window = Window((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 8, None, None)
     x, filter = random(2, 9, 9, 8), random(5, 5, 1, 8, seed=1)

@@ -53,6 +53,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
     "turned": (lambda p, x: x[0] @ p[0], ((8, 64),), ((4, 8),)),
     "pairs": (lambda p, x: x[0] @ p[0], ((256, 1024),), ((1, 256),)),
     "pointwise": (lambda p, x: conv(x[0], p[0]), ((8, 8, 1, 1),), ((1, 8, 4, 4),)),
+    "bordered": (lambda p, x: conv(x[0], p[0], 1), ((8, 8, 3, 3),), ((1, 8, 2, 2),)),
     "depthwise": (
         lambda p, x: conv(x[0], p[0], feature_group_count=8),
         ((8, 1, 3, 3),),
