@@ -171,7 +171,7 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
     """Return a function of the inputs by name that returns the outputs in order."""
 
     def run(**arrays: Any) -> tuple[Any, ...]:
-        found = model(**arrays)
+        found = model(*[arrays[spec.name] for spec in model.inputs])
         return (found,) if len(model.outputs) == 1 else tuple(found)
 
     return run
@@ -202,7 +202,8 @@ def _inputs(
             raise InputError("one of both has to be a network, to tell what its inputs are")
         return {}
     if files:
-        return arrays_of(models[0], files, pictures)
+        arrays = arrays_of(models[0], files, pictures)
+        return {spec.name: x for spec, x in zip(models[0].inputs, arrays, strict=True)}
     recorded = next((side for side in sides if isinstance(side, Mapping)), {})
     names = [spec.name for spec in models[0].inputs]
     if names and all(name in recorded for name in names):

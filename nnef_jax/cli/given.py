@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -41,6 +41,10 @@ Shapes = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of random inputs.")]
+Entry = Annotated[
+    Literal["apply", "step", "scan"],
+    typer.Option(help="apply: a call; step, scan: one cycle or many, with the state."),
+]
 Plot = Annotated[
     Path | None,
     typer.Option(
@@ -75,16 +79,16 @@ def calls_of(
 
 def arrays_of(
     model: Model, files: Sequence[str] | None, pictures: PictureOptions | None = None
-) -> dict[str, Any]:
-    """Return the inputs in files by name, none without files. InputError for several calls."""
+) -> list[Any]:
+    """Return the inputs in files in order, none without files. InputError for several calls."""
     if not files:
-        return {}
+        return []
     from nnef_jax import InputError
 
     calls = calls_of(model, files, pictures)
     if len(calls) > 1:
         raise InputError(f"the files are {len(calls)} calls, one is taken", hint="give one picture")
-    return calls[0]
+    return [calls[0][spec.name] for spec in model.inputs]
 
 
 def check_plot(path: Path | None) -> None:

@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 import typer
 
 from nnef_jax.cli.commands import app
-from nnef_jax.cli.given import Inputs, Plot, Seed, Shapes, arrays_of, check_plot, loaded, show
+from nnef_jax.cli.given import (
+    Entry,
+    Inputs,
+    Plot,
+    Seed,
+    Shapes,
+    arrays_of,
+    check_plot,
+    loaded,
+    show,
+)
 from nnef_jax.cli.options import Dialect, Json, Source
 from nnef_jax.cli.terminal import status
 
@@ -20,6 +30,7 @@ def profile(
     source: Source,
     inputs: Inputs = None,
     shapes: Shapes = None,
+    entry: Entry = "apply",
     calls: Annotated[
         int | None,
         typer.Option(min=1, help="Calls that are recorded; by default for a second, 5 at least."),
@@ -43,7 +54,7 @@ def profile(
     with status("measuring"):
         from nnef_jax import profile as measured
 
-        found = measured(model, calls=calls, trace=trace, **arrays)
+        found = measured(model, *arrays, entry=entry, calls=calls, trace=trace)
     show(found, as_json, plot, [trace])
 
 
@@ -60,6 +71,7 @@ def bench(
         ),
     ] = "",
     shapes: Shapes = None,
+    entry: Entry = "apply",
     onnx: Annotated[
         Path | None,
         typer.Option(
@@ -80,6 +92,9 @@ def bench(
 ) -> None:
     """Measure how long calls take, by batch size, and against other engines."""
     check_plot(plot)
+    if entry != "apply" and (batches or onnx or tract):
+        message = "step and scan go without --batch and other engines"
+        raise typer.BadParameter(message, param_hint="--entry")
     sizes = [_size(text) for text in batches.split(",")] if batches else []
     model = loaded(source, shapes, dialect)
     if sizes:
@@ -98,12 +113,13 @@ def bench(
 
         found = benchmark(
             model,
+            *arrays,
+            entry=entry,
             batches=sizes,
             against=others,
             rounds=rounds,
             seconds=seconds,
             seed=seed,
-            **arrays,
         )
     show(found, as_json, plot)
 

@@ -6,18 +6,18 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from nnef_jax.analysis.results import Result, axes, plain, table_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.measure.engines import engine, first_line
-from nnef_jax.measure.examples import call_of, devices_of, random_inputs
+from nnef_jax.measure.examples import devices_of, random_inputs, subject_of
 from nnef_jax.model import Model
 from nnef_jax.options import require
 
@@ -124,6 +124,7 @@ class Benchmark(Result):
 def benchmark(
     model: Model,
     *inputs: Any,
+    entry: Literal["apply", "step", "scan"] = "apply",
     batches: Iterable[int] = (),
     against: Mapping[str, str | os.PathLike[str]] | None = None,
     rounds: int = 5,
@@ -135,12 +136,13 @@ def benchmark(
 
     Batches and engines have turns, so that what else happens on the machine meets all alike. A turn
     is untimed calls, then timed ones, each of which waits for its results. A model that was called
-    before is compiled: load another one to see what that takes. A network with state runs one cycle
-    from its initial state.
+    before is compiled: load another one to see what that takes.
 
     Args:
         model: its first extents are open where `batches` are given.
         inputs: as in a call. Without any they are random, of the declared shapes.
+        entry: "apply" is a call, of a network with state a cycle from its initial state; "step"
+            also returns the state; "scan" is many cycles, of inputs with an axis of time.
         batches: sizes of the first axis of inputs where that is open, of random inputs.
         against: files with the same network by engine: "onnxruntime" and "openvino" read ONNX,
             "tract" reads NNEF.
@@ -161,60 +163,60 @@ def benchmark(
     sizes = list(batches)
     if rounds < 1 or not seconds >= 0 or any(type(n) is not int or n < 1 for n in sizes):
         raise ValueError("rounds and batches are 1 at least, seconds 0")
+    if entry != "apply" and (sizes or against):
+        raise ValueError("batches and other engines go with entry 'apply' alone")
+    if (inputs or named) and sizes:
+        raise InputError("inputs have a batch already: give them or batches, not both")
     others = {name: engine(name, path) for name, path in (against or {}).items()}
-    cases: dict[tuple[int | None, str], Callable[[], Any]] = {}
-    timings: dict[tuple[int | None, str], Timing] = {}
+    cases: list[_Case] = []
     devices: set[str] = set()
-    for batch, arrays in _inputs(model, inputs, named, sizes, seed):
-        call = call_of(model, [jnp.asarray(x) for x in arrays.values()])
-        first, outputs = _first(call)
-        devices.add(devices_of(outputs))
-        ours = [np.asarray(x) for x in ([outputs] if len(model.outputs) == 1 else outputs)]
-        cases[batch, _OURS] = call
-        timings[batch, _OURS] = Timing(_OURS, batch, first)
+    for given in _batches(model, sizes, seed) or [inputs]:
+        subject = subject_of(model, given, named, entry, seed)
+        first, results = _first(subject.run)
+        devices.add(devices_of(results))
+        shapes = [x.shape for x in subject.arrays]
+        batch = shapes[0][0] if entry == "apply" and shapes and shapes[0] else None
+        cases.append(_Case(Timing(_OURS, batch, first), subject.run))
         for name, prepare in others.items():
-            try:
-                call = prepare(arrays)
-                first, found = _first(call)
-                timings[batch, name] = Timing(
-                    name, batch, first, difference=_relative(ours, list(map(np.asarray, found)))
-                )
-                cases[batch, name] = call
-            except Exception as error:  # an engine that cannot leaves the others to compare
-                reason = error.message if isinstance(error, NnefError) else first_line(error)
-                timings[batch, name] = Timing(name, batch, failure=reason)
-    samples, elsewhere = _measured(cases, rounds, seconds)
-    done = [
-        timed(timing, samples[key]) if key in samples else timing for key, timing in timings.items()
-    ]
+            arrays = dict(zip([x.name for x in model.inputs], subject.arrays, strict=True))
+            cases.append(_other(name, batch, prepare, arrays, results))
+    elsewhere = _measure([case for case in cases if case.run], rounds, seconds)
+    timings = [timed(case.timing, case.rounds) for case in cases]
     device = ", ".join(sorted(devices))
-    return Benchmark(model.graph.name, device, rounds, elsewhere, tuple(done))
+    return Benchmark(model.graph.name, device, rounds, elsewhere, tuple(timings))
 
 
-def _inputs(
-    model: Model, args: Sequence[Any], named: Mapping[str, Any], sizes: Sequence[int], seed: int
-) -> Iterable[tuple[int | None, dict[str, Array]]]:
-    """Yield batch and inputs by name, as numpy has them."""
-    names = [spec.name for spec in model.inputs]
-    if args or named:
-        if sizes:
-            raise InputError("inputs have a batch already: give them or batches, not both")
-        from nnef_jax.measure.examples import bound
+@dataclass(slots=True)
+class _Case:
+    timing: Timing
+    run: Callable[[], Any] | None = None  # none where an engine failed
+    rounds: list[list[float]] = field(default_factory=list[list[float]])
 
-        given = [np.asarray(x) for x in bound(model, args, named)]
-        yield (
-            (given[0].shape[0] if given and given[0].ndim else None),
-            dict(zip(names, given, strict=True)),
-        )
-        return
-    is_open = [spec.shape[:1] == (None,) for spec in model.inputs]
-    if sizes and not any(is_open):
+
+def _batches(model: Model, sizes: Sequence[int], seed: int) -> list[tuple[Array, ...]]:
+    """Return random inputs for each size of a batch."""
+    if sizes and not any(spec.shape[:1] == (None,) for spec in model.inputs):
         hint = "load it with input_shapes whose first extent is None"
         raise InputError("no input has an open first extent, which would be the batch", hint=hint)
-    for size in sizes or [None]:
-        arrays = random_inputs(model, seed, size)
-        shapes = [x.shape for x in arrays.values()]
-        yield size if size else (shapes[0][0] if shapes and shapes[0] else None), arrays
+    return [tuple(random_inputs(model, seed, batch=size).values()) for size in sizes]
+
+
+def _other(
+    name: str,
+    batch: int | None,
+    prepare: Callable[[Mapping[str, Array]], Callable[[], Sequence[Any]]],
+    inputs: Mapping[str, Any],
+    ours: Any,
+) -> _Case:
+    """Return another engine's case, after a first call."""
+    try:
+        call = prepare({name: np.asarray(x) for name, x in inputs.items()})
+        first, found = _first(call)
+        pairs = [np.asarray(x) for x in jax.tree.leaves(ours)], [np.asarray(x) for x in found]
+        return _Case(Timing(name, batch, first, difference=_relative(*pairs)), call)
+    except Exception as error:  # an engine that cannot leaves the others to compare
+        reason = error.message if isinstance(error, NnefError) else first_line(error)
+        return _Case(Timing(name, batch, failure=reason))
 
 
 def _first(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -223,40 +225,37 @@ def _first(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, found
 
 
-def _measured(
-    cases: Mapping[Any, Callable[[], Any]], rounds: int, seconds: float
-) -> tuple[dict[Any, list[list[float]]], float]:
-    """Return seconds of calls by case and round, and how many cores others used meanwhile."""
-    samples: dict[Any, list[list[float]]] = {key: [] for key in cases}
+def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
+    """Add seconds of calls by round to each case; return how many cores others used meanwhile."""
     start, used = time.perf_counter(), _used_elsewhere()
     for _ in range(rounds):
-        for key, call in cases.items():
+        for case in cases:
+            assert case.run is not None
             warm = time.perf_counter() + min(_WARM, seconds)
             while time.perf_counter() < warm:
-                call()
+                case.run()
             taken: list[float] = []
             while len(taken) < _FEWEST or sum(taken) < seconds:
-                taken.append(_first(call)[0])
-            samples[key].append(taken)
-    return samples, (_used_elsewhere() - used) / (time.perf_counter() - start)
+                taken.append(_first(case.run)[0])
+            case.rounds.append(taken)
+    return (_used_elsewhere() - used) / (time.perf_counter() - start)
 
 
 def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
     """Return a timing with what the seconds of calls, round by round, tell."""
     calls = [seconds for taken in rounds for seconds in taken]
+    if not calls:
+        return timing
     p50, p90, p99 = map(float, np.percentile(calls, (50, 90, 99)))
     medians = list(map(median, rounds))
-    return Timing(
-        timing.engine,
-        timing.batch,
-        timing.first,
-        p50,
-        p90,
-        p99,
-        (max(medians) - min(medians)) / p50,
-        (timing.batch or 1) * len(calls) / sum(calls),
-        len(calls),
-        timing.difference,
+    return replace(
+        timing,
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        spread=(max(medians) - min(medians)) / p50,
+        throughput=(timing.batch or 1) * len(calls) / sum(calls),
+        calls=len(calls),
     )
 
 

@@ -1,8 +1,9 @@
-"""Makes inputs for a network where none are given."""
+"""What is measured: a way into a network, with inputs that are given or made up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,10 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowering.extents import is_known, show
+from lowering.graph import Graph
 from nnef_jax.arguments import bind_inputs
 from nnef_jax.errors import InputError, raise_all
+from nnef_jax.execution.entry_points import EntryPoint
 from nnef_jax.model import Model
 from nnef_jax.network import Network
+from nnef_jax.options import require_choice
+
+_CYCLES = 16  # of a scan of random inputs
 
 
 def network_of(model: Model) -> Network:
@@ -21,13 +27,53 @@ def network_of(model: Model) -> Network:
     return model._execution.network  # pyright: ignore[reportPrivateUsage]
 
 
-def bound(model: Model, args: Sequence[Any], named: Mapping[str, Any], seed: int = 0) -> list[Any]:
-    """Return the inputs of a call as arrays of jax, where it takes them: without any, random ones.
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A way of running a model, with what it is run on.
 
-    Raises InputError as a call does, and for open shapes where no inputs are given.
+    Attributes:
+        run: runs it, and waits for the results.
+        entry: what is run.
+        arrays: what that takes, states before inputs.
+        graph: of a call or a cycle.
     """
-    inputs = [] if args or named else list(random_inputs(model, seed).values())
-    arrays = model._bind(tuple(args) or tuple(inputs), named)  # pyright: ignore[reportPrivateUsage]
+
+    run: Callable[[], Any]
+    entry: EntryPoint
+    arrays: list[Any]
+    graph: Graph
+
+
+def subject_of(
+    model: Model, args: Sequence[Any], named: Mapping[str, Any], entry: str = "apply", seed: int = 0
+) -> Subject:
+    """Return a model's call, its step from the initial state, or its scan, with these inputs.
+
+    Without inputs they are random, for a scan of 16 cycles. Raises ValueError for another entry,
+    InputError as a call does, and for open shapes where no inputs are given.
+    """
+    require_choice("entry", entry, ("apply", "step", "scan"))
+    cycles = (_CYCLES,) if entry == "scan" else ()
+    given = tuple(args) or tuple([] if named else random_inputs(model, seed, *cycles).values())
+    inputs = bound(model, given, named, len(cycles))
+    graph = network_of(model).specialise([x.shape[len(cycles) :] for x in inputs])
+    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    state = {} if entry == "apply" else model.init_state()
+    arrays = [*[state[variable.label] for variable in graph.states if state], *inputs]
+    point, run = {
+        "apply": (execution.outputs, lambda: model(*inputs)),
+        # It may take the memory of the state that it is given.
+        "step": (execution.step, lambda: model.step(model.init_state(), *inputs)),
+        "scan": (execution.scan, lambda: model.scan(*inputs)),
+    }[entry]
+    return Subject(lambda: jax.block_until_ready(run()), point, arrays, graph)
+
+
+def bound(
+    model: Model, args: Sequence[Any], named: Mapping[str, Any], time_axes: int = 0
+) -> list[Any]:
+    """Return inputs as arrays of jax, where the model takes them. Raises InputError as it does."""
+    arrays = model._bind(tuple(args), named, time_axes)  # pyright: ignore[reportPrivateUsage]
     return [jnp.asarray(x) for x in arrays]
 
 
@@ -40,16 +86,19 @@ def types_of(model: Model, args: Sequence[Any], named: Mapping[str, Any]) -> lis
     return bind_inputs(network_of(model), tuple(args) or tuple(declared), named, abstract=True)
 
 
-def random_inputs(model: Model, seed: int = 0, batch: int | None = None) -> dict[str, Any]:
+def random_inputs(
+    model: Model, seed: int = 0, *leading: int, batch: int | None = None
+) -> dict[str, Any]:
     """Return inputs by name: real numbers of a normal distribution, integers that are 0 or 1.
 
-    Raises InputError as `declared_types` does.
+    `leading` extents come before those that are declared. Raises InputError as `declared_types`.
     """
     random = np.random.default_rng(seed)
     found: dict[str, Any] = {}
     for value, type in zip(model.graph.inputs, declared_types(model, batch), strict=True):
+        shape = (*leading, *type.shape)
         is_real = jnp.issubdtype(type.dtype, jnp.inexact)
-        numbers = random.normal(size=type.shape) if is_real else random.integers(2, size=type.shape)
+        numbers = random.normal(size=shape) if is_real else random.integers(2, size=shape)
         found[value.name] = np.asarray(numbers).astype(type.dtype)
     return found
 
@@ -74,15 +123,6 @@ def declared_types(model: Model, batch: int | None = None) -> list[jax.ShapeDtyp
             found.append(jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(value.type.dtype)))
     raise_all(errors)
     return found
-
-
-def call_of(model: Model, inputs: Sequence[Any]) -> Any:
-    """Return a function that calls a model on arrays and waits for what it computes."""
-
-    def call() -> Any:
-        return jax.block_until_ready(model(*inputs))
-
-    return call
 
 
 def devices_of(results: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from nnef_jax.errors import UnsupportedError
 from nnef_jax.execution.options import is_watched
 from nnef_jax.measure import perfetto
 from nnef_jax.measure.events import Run, recorded, times
-from nnef_jax.measure.examples import bound, call_of, devices_of, network_of
+from nnef_jax.measure.examples import devices_of, subject_of
 from nnef_jax.measure.hlo import Program, program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_path
@@ -164,6 +164,7 @@ class Profile(Result):
 def profile(
     model: Model,
     *inputs: Any,
+    entry: Literal["apply", "step", "scan"] = "apply",
     calls: int | None = None,
     trace: str | os.PathLike[str] | None = None,
     **named: Any,
@@ -173,11 +174,13 @@ def profile(
     It runs the compiled network as `model(*inputs)` does, under jax's profiler, and finds for each
     kernel the operations that it computes, which XLA remembers. A fusion's time is not split
     between its operations. Where kernels run at a time each has an equal share of it, so that the
-    times sum to that of a call. A network with state runs one cycle from its initial state.
+    times sum to that of a call.
 
     Args:
         model: what runs, on the device of the inputs.
         inputs: as in a call. Without any they are random, of the declared shapes.
+        entry: "apply" is a call, of a network with state a cycle from its initial state; "step"
+            also returns the state; "scan" is many cycles, of inputs with an axis of time.
         calls: how many are recorded; by default what takes a second, but 5 at least.
         trace: a file to write the recorded events to, named by their operations, for
             https://ui.perfetto.dev or chrome://tracing: a .json or a .json.gz.
@@ -198,13 +201,11 @@ def profile(
         perfetto.check(trace)
     if is_watched():
         raise UnsupportedError("nothing is compiled while jax looks for NaN or jit is disabled")
-    arrays = bound(model, inputs, named)
-    call = call_of(model, arrays)
+    subject = subject_of(model, inputs, named, entry)
+    call, graph = subject.run, subject.graph
     device = devices_of(call())
-    entry = model._execution.outputs  # pyright: ignore[reportPrivateUsage]
-    graph = network_of(model).specialise([x.shape for x in arrays])
     names = {operation.name for operation in graph.operations}
-    program = program_of(entry.compiled(arrays).as_text() or "", names)
+    program = program_of(subject.entry.compiled(subject.arrays).as_text() or "", names)
     seconds = _seconds(call, max(_FEWEST, calls or 0))
     if calls is None:
         calls = min(_MOST, max(_FEWEST, round(_SECONDS / seconds)))

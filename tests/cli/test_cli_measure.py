@@ -64,6 +64,18 @@ def test_bench(scores, x):
     assert [x["batch"] for x in found["timings"]] == [2]
 
 
+def test_inputs_of_any_name(tmp_path):
+    """Also those that arguments of the functions have."""
+    text = "graph g(calls, seed) -> (y) { calls = external<scalar>(shape = [2]); " \
+        "seed = external<scalar>(shape = [2]); y = add(calls, seed); }"  # fmt: skip
+    net = write(tmp_path / "g", f"version 1.0;\n{text}\n")
+    np.savez(tmp_path / "x.npz", calls=X[0, :2], seed=X[1, :2])
+    ok("profile", net, tmp_path / "x.npz", "--calls", 1)
+    ok("bench", net, tmp_path / "x.npz", "--rounds", 1, "--seconds", 0)
+    ok("compare", net, net, tmp_path / "x.npz", "--outputs")
+    assert "go without --batch" in call("bench", net, "--entry", "step", "--batch", "1")[2]
+
+
 def test_a_fixed_batch_is_opened(tmp_path):
     text = "graph g(x) -> (y) { x = external<scalar>(shape = [1,4]); y = relu(x); }"
     net = write(tmp_path / "g", f"version 1.0;\n{text}\n")

@@ -58,6 +58,20 @@ def test_inputs(net):
     assert timing.batch == 3
 
 
+@pytest.mark.parametrize("entry", ["step", "scan"])
+def test_a_recurrent_network(entry):
+    text = "y = add(total, x); next = update(total, y);"
+    text = (
+        NET.replace("y = mul(x, 2.0);", text)
+        .replace("0,4", "4")
+        .replace("y =", "total = variable<scalar>(shape = [4], label = 'total');\n y =", 1)
+    )
+    for donate in (False, True):
+        model = model_of(text, data={"total": np.ones(4, np.float32)}, donate_state=donate)
+        (timing,) = nnef_jax.benchmark(model, entry=entry, **SHORT).timings
+        assert timing.batch is None and timing.p50 > 0
+
+
 @pytest.fixture
 def fake(monkeypatch):
     """An engine that computes 2 x, 3 x for two rows, and fails for more."""
@@ -105,6 +119,8 @@ def test_onnxruntime(tmp_path):
 def test_wrong_arguments(net, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="batches are 1 at least"):
         nnef_jax.benchmark(net, batches=(0,))
+    with pytest.raises(ValueError, match="go with entry 'apply' alone"):
+        nnef_jax.benchmark(net, entry="step", batches=(1,))
     with pytest.raises(InputError, match="not both"):
         nnef_jax.benchmark(net, np.ones((3, 4), np.float32), batches=(1,))
     with pytest.raises(InputError, match="no input has an open first extent"):

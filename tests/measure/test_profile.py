@@ -101,6 +101,9 @@ def test_table_and_picture(found):
 def test_state_and_loops(compiled_quickly):
     model = model_of(SUM, data={"total": np.ones(2, np.float32)})
     assert set(nnef_jax.profile(model, calls=2).operations) == {"y"}
+    for entry, x in (("step", np.ones(2, np.float32)), ("scan", np.ones((3, 2), np.float32))):
+        assert nnef_jax.profile(model, x, entry=entry, calls=2).by_operation()["y"] > 0
+    assert nnef_jax.profile(model, entry="scan", calls=2).by_operation()["y"] > 0
 
 
 def test_a_model_on_other_parameters(heavy, compiled_quickly):
@@ -111,6 +114,8 @@ def test_a_model_on_other_parameters(heavy, compiled_quickly):
 def test_wrong_arguments(heavy, tmp_path):
     with pytest.raises(TypeError, match="model must be"):
         nnef_jax.profile("net.nnef")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="entry must be one of apply, step, scan"):
+        nnef_jax.profile(heavy, entry="call")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="calls must be 1"):
         nnef_jax.profile(heavy, calls=0)
     with pytest.raises(InputError, match=r"a trace is a \.json"):
