@@ -43,7 +43,7 @@ def _resnet50() -> Any:
 # Of each picture: the page, what its address names, light or dark, what boxes are coloured by.
 PICTURES: dict[str, tuple[Callable[[], Any], str, Any, str]] = {
     "view_digits": (_digits, "conv2", "light", "kind"),
-    "view_gpt": (_gpt, "_0__qkv__linear0", "light", "kind"),
+    "view_gpt": (_gpt, "blocks%2F0%2F_0__qkv__linear0", "light", "kind"),
     "view_gpt_dark": (_gpt, "", "dark", "kind"),
     "view_resnet50": (_resnet50, "stage1%2F0%2Fexpand", "light", "kind"),
     "view_resnet50_dark": (_resnet50, "", "dark", "multiply_adds"),

@@ -200,6 +200,30 @@ def test_time_and_work_colour_boxes(opened) -> None:
     assert not tab.is_visible("#scale")
 
 
+def test_the_first_that_differs_is_selected(opened) -> None:
+    rows = {
+        name: {"b": name, "snr": snr, "reason": reason}
+        for name, snr, reason in [
+            ("relu1", "Infinity", ""), ("conv2", 30.0, "values"), ("relu2", 20.0, "values")
+        ]
+    }  # fmt: skip
+    tab = opened(nnef_jax.view(DIGITS, comparison={"tensors": rows}))
+    assert tab.input_value("#colours") == "error" and selected(tab) == "conv2"
+    assert "values" in tab.inner_text("#panel") and "0.03162" in tab.inner_text("#panel")
+
+
+def test_a_notebooks_frame_works(browser, digits) -> None:
+    tab, said = browser.new_page(), []
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("console", lambda message: said.append(message.text))
+    tab.set_content(digits._repr_html_())
+    frame = tab.frame_locator("iframe")
+    frame.locator(".box[aria-label^='conv conv2']").click()
+    assert "conv2_filter" in frame.locator("#panel").inner_text()
+    tab.close()
+    assert said == []
+
+
 def test_hostile_names_are_text(opened, digits) -> None:
     text = json.dumps(digits.data).replace("relu1", "@").replace("digits", "@")
     hostile = Page(json.loads(text.replace("@", json.dumps(HOSTILE)[1:-1])))

@@ -33,7 +33,8 @@ function select(i, { focus = true } = {}) {
   state.selected = i;
   mark();
   showPanel();
-  history.replaceState(null, "", i ? `#${linkOf(i)}` : location.pathname + location.search);
+  // A notebook's frame has no address of its own.
+  if (location.protocol !== "about:") history.replaceState(null, "", i ? `#${linkOf(i)}` : location.pathname + location.search);
   $("said").textContent = i ? described(i) : data.name;
   const box = drawnBoxes.get(i);
   if (focus) (box?.element ?? svg).focus({ preventScroll: true });
@@ -317,8 +318,13 @@ addEventListener("afterprint", () => { svg.removeAttribute("viewBox"); look(); }
 
 redraw();
 fit(0.75);
-const wanted = location.hash ? linked(location.hash.slice(1)) : undefined;
+if (data.coloured_by.length) {
+  $("colours").value = data.coloured_by[0];
+  colourBy(data.coloured_by[0]);
+}
+// What the address names, or else the first operation that differs from what it is compared with.
+const differs = nodes.findIndex((node) => node.type === "operation" && node.reason);
+const wanted = (location.hash && linked(location.hash.slice(1))) || Math.max(differs, 0);
 if (wanted) reveal(wanted); else showPanel();
-if (data.coloured_by.length) { $("colours").value = data.coloured_by[0]; colourBy(data.coloured_by[0]); }
 // When the graph was drawn, in milliseconds since the page was asked for.
 requestAnimationFrame(() => setTimeout(() => { document.documentElement.dataset.drawn = performance.now().toFixed(); }));

@@ -37,8 +37,8 @@ function drawInto(parent, found, left, top, depth) {
   parent.append(under, over, labels);
   for (const line of found.lines) {
     const path = make("path", { d: curve(line.points), class: line.back ? "edge back" : "edge" });
-    if (line.back && typeof line.from !== "string") path.setAttribute("marker-start", "url(#arrow)");
-    if (!line.back && typeof line.to !== "string") path.setAttribute("marker-end", "url(#arrow)");
+    if (line.back && ends(line.from)) path.setAttribute("marker-start", "url(#arrow)");
+    if (!line.back && ends(line.to)) path.setAttribute("marker-end", "url(#arrow)");
     under.append(path);
     drawnLines.push({ ...line, path });
   }
@@ -52,6 +52,9 @@ function drawInto(parent, found, left, top, depth) {
     if (box.inside) drawInto(element, box.inside, at.left, at.top, depth + 1);
   }
 }
+
+// Whether a line ends there: at a port and at an open group another one goes on.
+const ends = (end) => typeof end !== "string" && !state.open.has(end);
 
 // Below a box, once for each tensor that leaves it, its shape.
 function drawShapes(parent, found) {

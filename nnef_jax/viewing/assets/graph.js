@@ -86,6 +86,7 @@ function short(n) {
   return String(n);
 }
 function duration(s) {
+  if (s === 0) return "0 s";
   if (s >= 1) return `${s.toPrecision(3)} s`;
   return s >= 1e-3 ? `${(s * 1e3).toPrecision(3)} ms` : `${(s * 1e6).toPrecision(3)} µs`;
 }

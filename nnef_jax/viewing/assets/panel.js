@@ -97,6 +97,7 @@ function details(i) {
     node.repeats ? html("p", { class: "muted" }, `${node.repeats} members of the same structure`) : "",
     isGroup(i) ? html("p", {}, html("button", { onclick: () => toggle(i) }, state.open.has(i) ? "Fold" : "Unfold")) : "",
     ...operands(shown),
+    shown === i ? "" : section("Parameters", prepared(i, shown)),
     section("Work", facts(work(i))),
     section("Attributes", facts(nodes[shown].attributes ?? [])),
     nodes[shown].place ? section("Document", html("p", { class: "muted" }, nodes[shown].place),
@@ -129,6 +130,13 @@ function operands(i) {
   });
   const written = (node.writes ?? []).map((t) => tensorRow(t, "", readersOf.get(t) ?? []));
   return [section("Inputs", read), section("Outputs", written)];
+}
+
+// The parameters that a group of one operation prepares for it.
+function prepared(i, main) {
+  const read = new Set((nodes[main].reads ?? []).map(([, t]) => t));
+  const behind = new Set(parametersIn(i).map(([, t]) => t).filter((t) => !read.has(t)));
+  return [...behind].map((t) => parameterCard(parameterOf.get(t)));
 }
 
 function tensorRow(t, name, others) {
