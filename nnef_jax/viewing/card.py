@@ -21,11 +21,12 @@ _STYLE = """
 .nnef-card details > *:not(summary) { margin-left: 18px; }
 .nnef-card summary { cursor: pointer; }
 .nnef-card .leaf { padding-left: 15px; }
+.nnef-card .leaf .row { width: calc(100% - 4px); }
 .nnef-card .row { display: inline-grid; grid-template-columns: 1fr 90px 90px 64px; gap: 0 12px;
   width: calc(100% - 18px); align-items: center; vertical-align: top; }
 .nnef-card .row > * { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .nnef-card .number { text-align: right; font-variant-numeric: tabular-nums; opacity: .75; }
-.nnef-card meter { width: 100%; height: 8px; }
+.nnef-card i { height: 4px; border-radius: 2px; background: #5b84f0; }
 """
 
 
@@ -66,6 +67,8 @@ def card(network: Network) -> str:
     ]
     lines = [f"<b>{_text(data['name'])}</b> <small>{_text(data['dialect'])}</small>", counts]
     head = "".join(f"<p>{line}</p>" for line in [*lines, *map(_text, ends)])
+    names = "".join(map(_number, ("parameters", "multiply-adds")))
+    head += f'<div class="leaf"><span class="row"><span></span>{names}</span></div>'
     return f'<div class="nnef-card"><style>{_STYLE}</style>{head}{"".join(rows(0))}</div>'
 
 
@@ -76,10 +79,14 @@ def _row(node: _Node, whole: int) -> str:
     work = node["multiply_adds"]
     cells = [
         f"<span>{_text(name)}{repeats} <small>{_text(kind)}</small></span>",
-        *(f'<span class="number">{x:,}</span>' for x in (node["parameters"], work)),
-        f'<meter value="{work / whole:.4f}" aria-label="share of multiply-adds"></meter>',
+        *map(_number, (f"{x:,}" if x else "" for x in (node["parameters"], work))),
+        f'<i style="width: {100 * work / whole:.1f}%"></i>',
     ]
     return f'<span class="row">{"".join(cells)}</span>'
+
+
+def _number(text: str) -> str:
+    return f'<span class="number">{text}</span>'
 
 
 def _is(node: _Node, type: str) -> bool:
