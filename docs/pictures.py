@@ -76,6 +76,15 @@ def sensitivity() -> Any:
 
 
 @picture
+def tutorial() -> Any:
+    """Draw what the page of that name draws."""
+    from tests.pages import session
+
+    *_, (_, names) = session("docs/tutorial.md")
+    return names["figure"]
+
+
+@picture
 def spectrum() -> Any:
     """Singular values of the Jacobian to each of ten scans."""
     import nnef_jax
