@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 EXAMPLES = {
     "saliency": "--out {out}/saliency.png",
     "finetune": "--out {out}/finetune.png --save {out}/rotated.nnef.tgz",
+    "adversarial": "--out {out}/adversarial.png --save {out}/robust.nnef.tgz",
     "speech": "--out {out}/speech.png",
     "two_hosts": "--out {out}/two_hosts.png",
     "train": "--save {out}/digits.nnef.tgz",

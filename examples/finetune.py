@@ -62,12 +62,8 @@ def draw(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = Options(
-        __doc__,
-        ["matplotlib", "scikit-learn"],
-        out="finetune.png",
-        save="rotated.nnef.tgz",
-    )
+    files = {"out": "finetune.png", "save": "rotated.nnef.tgz"}
+    options = Options(__doc__, ["matplotlib", "optax", "scikit-learn"], **files)
     options.add_argument("--epochs", type=int, default=40)
     args = options.read(argv)
 

@@ -55,16 +55,16 @@ def spoken(number: int, random: np.random.Generator) -> np.ndarray:
 def buzzed(seconds: float, pitch: float, random: np.random.Generator) -> np.ndarray:
     """Return what a machine takes for speech: vowels in syllables, of a falling pitch."""
     time = np.arange(int(seconds * RATE)) / RATE
-    pitch = pitch * (1 + 0.08 * np.sin(13 * time) - 0.1 * time / seconds)
-    pulses = np.diff(np.floor(np.cumsum(pitch) / RATE), prepend=0.0)
+    frequency = pitch * (1 + 0.08 * np.sin(13 * time) - 0.1 * time / seconds)
+    pulses = np.diff(np.floor(np.cumsum(frequency) / RATE), prepend=0.0)
     pulses += 0.003 * random.normal(size=len(time))
     loud = np.clip(np.sin(2 * np.pi * 3.6 * time), 0, None) ** 0.6
     voice = np.zeros(len(time))
     for number, formants in enumerate(VOWELS):
         vowel = pulses
-        for frequency, width in zip(formants, (80, 110, 160), strict=True):
+        for formant, width in zip(formants, (80, 110, 160), strict=True):
             radius = np.exp(-np.pi * width / RATE)
-            pole = 2 * radius * np.cos(2 * np.pi * frequency / RATE)
+            pole = 2 * radius * np.cos(2 * np.pi * formant / RATE)
             vowel = lfilter([1.0], [1.0, -pole, radius**2], vowel)
         turn = np.floor(3.6 * time) % len(VOWELS) == number
         voice += turn * vowel / np.abs(vowel).max()

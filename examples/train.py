@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import nnef_jax
 from common import DIGITS, Options
@@ -65,8 +64,8 @@ def shifted(key: jax.Array, params: Any, images: jax.Array, labels: jax.Array) -
 
 def cross_entropy(logits: nnef_jax.Model, params: Any, images: Any, labels: Any) -> jax.Array:
     """Return the mean of -log p(the right digit)."""
-    found = logits.apply(params, images)
-    return optax.softmax_cross_entropy_with_integer_labels(found, labels).mean()
+    log = jax.nn.log_softmax(logits.apply(params, images))
+    return -jnp.take_along_axis(log, labels[:, None], axis=1).mean()
 
 
 def accuracy(model: nnef_jax.Model, images: Any, labels: Any) -> float:
@@ -86,6 +85,8 @@ def fit(
 
     Each step sees `vary(key, params, images, labels)` of a batch.
     """
+    import optax
+
     images, labels = jnp.asarray(digits.images), jnp.asarray(digits.labels)
     batches = len(labels) // BATCH
     logits = model.cut(outputs=["logits"])  # before the softmax
@@ -136,7 +137,7 @@ def write_scans(folder: Path, test: Digits) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = Options(__doc__, ["scikit-learn", "pillow"], save="digits.nnef.tgz")
+    options = Options(__doc__, ["optax", "pillow", "scikit-learn"], save="digits.nnef.tgz")
     options.add_argument("--scans", type=Path, help="a folder to write ten test scans to")
     options.add_argument("--epochs", type=int, default=60)
     args = options.read(argv)
