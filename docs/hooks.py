@@ -1,4 +1,4 @@
-"""What the site has besides docs/: pages from the root of the repository, a reference, doctests."""
+"""What the site has besides docs/: pages of the repository's root, a reference, a gallery."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+from markdown.extensions.toc import slugify
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +28,7 @@ def on_files(files: Files, config: Any) -> None:
             text = text.replace(f"]({other}", f"]({target}")
         files.append(File.generated(config, page, content=text))
     files.append(File.generated(config, "analysis_api.md", content=_analysis()))
+    files.append(File.generated(config, "gallery.md", content=_gallery()))
 
 
 def _analysis() -> str:
@@ -41,6 +43,23 @@ def _analysis() -> str:
         parts.append(f"## {home.replace('_', ' ').capitalize()}")
         parts += [f"::: nnef_jax.analysis.{name}" for name in sorted(homes[home], key=str.swapcase)]
     return "\n\n".join(parts)
+
+
+def _gallery() -> str:
+    """Return all pictures of the pages, each with a link to the section that it is in."""
+    cards: list[str] = []
+    for page in ("tutorial", "examples", "view", "analysis", "diagnosis", "commands"):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        section = ""
+        for heading, told, path in re.findall(
+            r"^##? (.*)$|^!\[(.*?)\]\((pictures/.*?)\)$", text, flags=re.M
+        ):
+            section = heading or section
+            if path:
+                place = f"{page}.md#{slugify(section, '-')}"
+                cards.append(f"[![{told}]({path})]({place})\n\n[{section}]({place}): {told}")
+    inside = "\n\n".join(f'<figure markdown="block">\n{card}\n</figure>' for card in cards)
+    return f'# Gallery\n\n<div class="gallery" markdown="block">\n{inside}\n</div>\n'
 
 
 class Doctests(griffe.Extension):
