@@ -39,10 +39,11 @@ class Unit:
 
 def units_of(graph: Graph) -> list[Unit]:
     """Return the operations of a graph as units, in an order in which they can be computed."""
-    varying: set[Value] = {*graph.inputs, *(state.value for state in graph.states)}
+    inputs = {*graph.inputs, *(state.value for state in graph.states)}
+    varying: set[Value] = set(inputs)
     place: dict[Operation, int] = {}
     for index, operation in enumerate(graph.operations):
-        if not varying.isdisjoint(operation.reads()):
+        if not inputs or not varying.isdisjoint(operation.reads()):
             varying.update(operation.writes())
             place[operation] = index
     # What depends on no input goes to the first operation that reads it.

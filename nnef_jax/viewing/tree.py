@@ -21,6 +21,7 @@ from nnef_jax.viewing.modules import Unit, alive, find_modules, units_of
 MOST = 60  # members of a group
 _RANGE = 40  # members of a range
 _LONGEST_PERIOD = 1024
+_DEEPEST = 40  # groups within each other
 
 By = Literal["root", "module", "call", "operation", "repetition", "range"]
 
@@ -55,7 +56,8 @@ def tree_of(graph: Graph) -> Group:
 def _keys(units: Sequence[Unit]) -> list[tuple[_Key, ...]]:
     """Return the groups around each unit, outermost first.
 
-    Of a chain of calls each comes after the part of the path that all in it share.
+    Of a chain of calls each comes after the part of the path that all in it share. What is deeper
+    than `_DEEPEST` is left out.
     """
     keys: list[list[_Key]] = [[] for _ in units]
 
@@ -63,7 +65,7 @@ def _keys(units: Sequence[Unit]) -> list[tuple[_Key, ...]]:
         stretches = groupby(range(start, end), key=lambda i: units[i].calls[depth : depth + 1])
         for calls, stretch in stretches:
             indices = list(stretch)
-            if not calls:
+            if not calls or depth == _DEEPEST:
                 for i in indices:
                     keys[i] += [("module", name, name) for name in units[i].path[used:]]
                 continue
@@ -77,7 +79,7 @@ def _keys(units: Sequence[Unit]) -> list[tuple[_Key, ...]]:
             add(indices[0], indices[-1] + 1, max(used, shared), depth + 1)
 
     add(0, len(units), 0, 0)
-    return [tuple(key) for key in keys]
+    return [tuple(key[:_DEEPEST]) for key in keys]
 
 
 def _nested(
@@ -99,7 +101,8 @@ def _nested(
 def _leaf(unit: Unit, index: int) -> Group | Operation:
     if len(unit.operations) == 1:
         return unit.main
-    return Group(unit.main.name, "operation", list(unit.operations), index)
+    by = "operation" if len(unit.operations) <= MOST else "range"
+    return Group(unit.main.name, by, list(unit.operations), index)
 
 
 def _joined(group: Group) -> Group | Operation:
@@ -147,14 +150,15 @@ class _Folding:
         return self.numbers.setdefault(member.kind, len(self.numbers))
 
     def _start_of(self, group: Group) -> Callable[[int], int]:
-        """Return where members start, as units; operations of a group stand side by side."""
+        """Return where members start, as units."""
         starts: list[int] = []
         at = group.start
         for member in group.members:
             at = member.start if isinstance(member, Group) else at
             starts.append(at)
             at += _units_in(member)
-        return starts.__getitem__
+        last = len(self.living) - 1  # many operations may be one unit
+        return lambda index: min(starts[index], last)
 
     def _wrap_repetitions(self, group: Group) -> None:
         for _ in range(MOST):

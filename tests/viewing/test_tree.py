@@ -53,10 +53,10 @@ def test_modules_are_found_by_labels() -> None:
 
 
 def test_many_blocks_are_cut_into_ranges() -> None:
-    root = checked(flat(gpt(150)))
+    root = checked(flat(gpt(70)))
     blocks = root.members[0]
-    assert isinstance(blocks, Group) and (blocks.label, blocks.repeats) == ("blocks", 150)
-    assert outline(blocks) == ["0 … 36", "37 … 74", "75 … 111", "112 … 149"]
+    assert isinstance(blocks, Group) and (blocks.label, blocks.repeats) == ("blocks", 70)
+    assert outline(blocks) == ["0 … 34", "35 … 69"]
 
 
 def test_repetitions_are_found_without_names() -> None:
@@ -106,6 +106,29 @@ graph g(x) -> (y) {{ x = external<scalar>(shape = [2]); a = block(x); y = block(
     assert isinstance(first, Group) and isinstance(second, Group)
     assert first.by == "call" and [x.kind for x in leaves(first)] == ["relu", "div", "add"]
     assert first.signature == second.signature
+
+
+def test_what_is_hostile_is_folded_too() -> None:
+    label = "a/" * 3000 + "w"
+    lines = [f"w{i} = variable<scalar>(shape = [2], label = '{label}{i}/x');" for i in range(4)]
+    lines += [f"y{i + 1} = mul(y{i}, w{i});" for i in range(4)]
+    text = "version 1.0;\ngraph g(y0) -> (y4)\n{\ny0 = external<scalar>(shape = [2]);\n"
+    checked(flat(text + "\n".join(lines) + "\n}\n"))
+    # Many operations prepare one parameter, or depend on no input at all.
+    chain = [f"v{i + 1} = relu(v{i});" for i in range(3000)]
+    first = "v0 = variable<scalar>(shape = [2], label = 'v');\n"
+    text = "version 1.0;\ngraph g(x) -> (y)\n{\nx = external<scalar>(shape = [2]);\n" + first
+    checked(flat(text + "\n".join(chain) + "\ny = add(x, v3000);\n}\n"))
+    called = "".join(
+        f"fragment f{i}(x: tensor<scalar>) -> (y: tensor<scalar>) {{ z = {inner}; y = relu(z); }}\n"
+        for i, inner in enumerate(["exp(x)", *(f"f{i}(x)" for i in range(300))])
+    )
+    checked(
+        flat(
+            f"{COMPOSITIONAL}{called}graph g(x) -> (y)\n"
+            "{ x = external<scalar>(shape = [2]); y = f300(x); }\n"
+        )
+    )
 
 
 def test_what_prepares_parameters_goes_with_their_reader() -> None:

@@ -128,7 +128,7 @@ function operands(i) {
     if (parameterOf.has(operand)) return parameterCard(parameterOf.get(operand), name);
     return tensorRow(operand, name, producerOf.has(operand) ? [producerOf.get(operand)] : []);
   });
-  const written = (node.writes ?? []).map((t) => tensorRow(t, "", readersOf.get(t) ?? []));
+  const written = (node.writes ?? []).slice(0, 200).map((t) => tensorRow(t, "", readersOf.get(t) ?? []));
   return [section("Inputs", read), section("Outputs", written)];
 }
 
@@ -149,16 +149,13 @@ function tensorRow(t, name, others) {
 }
 
 function parameterCard(parameter, name) {
-  const reader = (readersOf.get(parameter.tensor) ?? [])[0];
-  const label = !name && parameterReader(parameter) !== undefined
-    ? goTo(parameterReader(parameter), parameter.label) : html("b", {}, parameter.label);
-  return html("div", { class: "row parameter", "data-reader": reader ?? "" },
-    name ? html("em", {}, name) : "", label, html("span", {}, typed(parameter.tensor)),
+  const reader = name ? undefined : nodes.findIndex((node) => node.reads?.some(([, t]) => t === parameter.tensor));
+  return html("div", { class: "row" },
+    name ? html("em", {}, name) : "",
+    reader > 0 ? goTo(reader, parameter.label) : html("b", {}, parameter.label),
+    html("span", {}, typed(parameter.tensor)),
     parameter.statistics ? statistics(parameter.statistics) : "");
 }
-const readerOfParameter = new Map();
-nodes.forEach((node, i) => { for (const [, t] of node.reads ?? []) if (parameterOf.has(t) && !readerOfParameter.has(t)) readerOfParameter.set(t, i); });
-const parameterReader = (parameter) => readerOfParameter.get(parameter.tensor);
 
 function statistics(s) {
   const rows = [["mean", number(s.mean)], ["std", number(s.std)], ["zeros", percent(s.zeros, s.sampled)]];
