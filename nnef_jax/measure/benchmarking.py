@@ -102,22 +102,25 @@ class Benchmark(Result):
     def plot(self, ax: Any = None) -> Any:
         """Draw latency by batch, the median, in a band up to 90 percent; return the axes."""
         ax = axes(ax, (6.4, 4))
-        for name in dict.fromkeys(timing.engine for timing in self.timings):
+        names = list(dict.fromkeys(timing.engine for timing in self.timings))
+        for name, color in zip(names, ("#1f4e79", "#c0392b", "#d68910", "#7d8a97"), strict=False):
             found = [t for t in self.timings if t.engine == name and not t.failure]
             places = [timing.batch or 1 for timing in found]
             middle = [1e3 * timing.p50 for timing in found]
-            (line,) = ax.plot(places, middle, "o-", label=name, markersize=4)
+            ax.plot(places, middle, "o-", color=color, label=name, markersize=4)
             far = [1e3 * timing.p90 for timing in found]
-            ax.fill_between(places, middle, far, color=line.get_color(), alpha=0.15, lw=0)
+            ax.fill_between(places, middle, far, color=color, alpha=0.15, lw=0)
         ticks = sorted({timing.batch or 1 for timing in self.timings})
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
+        ax.yaxis.set_major_formatter("{x:g}")
         ax.set_xticks(ticks, list(map(str, ticks)))
         ax.set_xlabel("batch")
         ax.set_ylabel("ms of a call: median, up to 90 percent")
         ax.set_title(f"{self.network} on {self.device}", fontsize=10)
         ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False)
+        if len(names) > 1:
+            ax.legend(frameon=False)
         return ax
 
 

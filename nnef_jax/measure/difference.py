@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _SIGNS = {"removed": "-", "added": "+", "changed": "~", "renamed": ">"}
 
+_CHUNK = 1 << 20  # numbers that are widened at a time
+
 Array = NDArray[Any]
 
 
@@ -155,6 +157,10 @@ def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[C
             details = (f"{a[x]} -> {b[y]}",) if a[x] != b[y] else ()
             change = "changed" if details else "renamed"
             yield Change(part, change, x, a[x], y if x != y else None, details)
+    both = [[name for name in side if name in a and name in b] for side in (a, b)]
+    if len(a) == len(pairs) and both[0] != both[1]:
+        first, second = map(", ".join, both)
+        yield Change(part, "changed", both[0][0], "", details=(f"order: {first} -> {second}",))
     yield from [Change(part, "removed", x, a[x]) for x in a if x not in {p[0] for p in pairs}]
     yield from [Change(part, "added", y, b[y]) for y in b if y not in {p[1] for p in pairs}]
 
@@ -163,8 +169,7 @@ def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
     first, second = named_operations(a), named_operations(b)
     for name, operation in first.items():
         if name not in pairs.operations:
-            details = (", ".join(value.name for value in operation.reads()),)
-            yield Change("operation", "removed", name, operation.kind, details=details)
+            yield Change("operation", "removed", name, operation.kind, details=_read(operation))
             continue
         other = second[pairs.operations[name]]
         details = tuple(_changes(operation, other, pairs))
@@ -175,8 +180,11 @@ def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
     known = set(pairs.operations.values())
     for name, operation in second.items():
         if name not in known:
-            details = (", ".join(value.name for value in operation.reads()),)
-            yield Change("operation", "added", name, operation.kind, details=details)
+            yield Change("operation", "added", name, operation.kind, details=_read(operation))
+
+
+def _read(operation: Operation) -> tuple[str]:
+    return (f"of {', '.join(value.name for value in operation.reads())}",)
 
 
 def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
@@ -229,22 +237,29 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
 
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     """Return what tells how far two arrays of one type are from each other; None if equal."""
-    if a.tobytes() == b.tobytes():
+    count, largest, squares, whole = 0, 0.0, 0.0, 0.0
+    for x, y in zip(_chunks(a), _chunks(b), strict=True):
+        with np.errstate(invalid="ignore", over="ignore"):
+            far = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, np.abs(y - x))
+            count += int(np.count_nonzero(far))
+            largest = float(np.fmax(largest, far.max()))
+            squares += float(np.square(far).sum())
+            whole += float(np.square(np.abs(x)).sum())
+    if not count:
         return None
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    x, y = a.astype(wide), b.astype(wide)
-    with np.errstate(invalid="ignore", over="ignore"):
-        far = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, np.abs(y - x))
-        count = int(np.count_nonzero(far))
-        norm, whole = float(np.linalg.norm(far)), float(np.linalg.norm(x))
-    if not count:  # zeros of other signs, say
-        return None
-    relative = norm / whole if whole else math.inf
+    relative = math.sqrt(squares / whole) if whole else math.inf
     details = (
-        f"{count:,} of {a.size:,} numbers, by {number(float(far.max()))} at most",
+        f"{count:,} of {a.size:,} numbers, by {number(largest)} at most",
         f"norm of the difference {number(relative)} of the whole",
     )
     return details, relative
+
+
+def _chunks(array: Array) -> Iterator[Array]:
+    flat = array.reshape(-1)
+    wide = np.complex128 if array.dtype.kind == "c" else np.float64
+    for start in range(0, flat.size, _CHUNK):
+        yield flat[start : start + _CHUNK].astype(wide)
 
 
 def _type(array: Array) -> str:

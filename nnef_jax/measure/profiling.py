@@ -136,7 +136,7 @@ class Profile(Result):
         """Draw the slowest rows as bars; return the axes of matplotlib."""
         shown = self.rows[:_BARS]
         rest = sum(row.seconds for row in self.rows[_BARS:])
-        bars = [(_named(row), row.seconds, "C0") for row in shown]
+        bars = [(_named(row), row.seconds, "#1f4e79") for row in shown]
         bars += [(f"{len(self.rows) - _BARS} more", rest, "0.6")] if self.rows[_BARS:] else []
         bars += [("other", self.other_seconds, "0.8")]
         ax = axes(ax, (7.2, 0.8 + 0.27 * len(bars)))

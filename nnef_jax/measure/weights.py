@@ -88,8 +88,8 @@ class WeightStatistics(Result):
         rows = list(self.weights.values())
         places = np.arange(len(rows))
         ax.hlines(places, [x.min for x in rows], [x.max for x in rows], color="0.75", lw=2)
-        left = [x.mean - x.std for x in rows]
-        ax.barh(places, [2 * x.std for x in rows], left=left, height=0.6, color="C0", alpha=0.85)
+        left, width = [x.mean - x.std for x in rows], [2 * x.std for x in rows]
+        ax.barh(places, width, left=left, height=0.6, color="#1f4e79", alpha=0.85)
         ax.plot([x.mean for x in rows], places, "|", color="white", markersize=9)
         ax.axvline(0, color="0.85", lw=1, zorder=0)
         ax.set_yticks(places, list(self.weights), fontsize=8)

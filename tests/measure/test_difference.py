@@ -95,7 +95,7 @@ def test_an_operation_more(net):
     found = nnef_jax.diff(net, model(text)).changes
     assert [(x.change, x.name, x.details) for x in found] == [
         ("changed", "r", ("x: c -> t",)),
-        ("added", "t", ("c",)),
+        ("added", "t", ("of c",)),
     ]
     assert changes(model(text), net) == [
         ("removed", "operation", "t"),
@@ -108,6 +108,26 @@ def test_operands_that_were_swapped():
         "b = external<scalar>(shape = [2]); y = sub(a, b); }"  # fmt: skip
     (change,) = nnef_jax.diff(model_of(text), model_of(text.replace("a, b);", "b, a);"))).changes
     assert change.details == ("x: a -> b", "y: b -> a")
+
+
+def test_the_order_of_outputs():
+    text = "version 1.0;\ngraph g(x) -> (y, z) { x = external<scalar>(shape = [2]); " \
+        "y = relu(x); z = exp(x); }"  # fmt: skip
+    (change,) = nnef_jax.diff(model_of(text), model_of(text.replace("(y, z)", "(z, y)"))).changes
+    assert (change.part, change.details) == ("output", ("order: y, z -> z, y",))
+
+
+def test_many_weights():
+    """More than are looked at at a time."""
+    text = "version 1.0;\ngraph g(x) -> (y) { x = external<scalar>(shape = [2000000]); " \
+        "w = variable<scalar>(shape = [2000000], label = 'w'); y = add(x, w); }"  # fmt: skip
+    w = np.ones(2000000, np.float32)
+    other = w.copy()
+    other[[0, 1999999]] = 3, np.nan
+    (change,) = nnef_jax.diff(
+        model_of(text, data={"w": w}), model_of(text, data={"w": other})
+    ).changes
+    assert change.details[0] == "2 of 2,000,000 numbers, by 2 at most"
 
 
 def test_names_that_were_made_anew(net):
