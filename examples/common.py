@@ -92,5 +92,12 @@ def read_scan(path: Path) -> np.ndarray:
     """Return the grey values of a picture of 8x8 pixels as [1,8,8]."""
     from PIL import Image
 
-    with Image.open(path) as picture:
-        return np.asarray(picture.convert("L"), np.float32)[None]
+    try:
+        with Image.open(path) as scan:
+            pixels = np.asarray(scan.convert("L"), np.float32)
+    except OSError as error:
+        raise SystemExit(f"{path}: {error.strerror or error}") from None
+    if pixels.shape != (8, 8):
+        high, wide = pixels.shape
+        raise SystemExit(f"{path} has {wide}x{high} pixels: the network reads 8x8")
+    return pixels[None]

@@ -32,11 +32,15 @@ Section = tuple[str, float, float]  # what it is, from, to, in seconds
 
 def read_wave(path: str | Path) -> np.ndarray:
     """Return the samples of a wave file of 16 bits as one channel at 16 kHz, from -1 to 1."""
-    with wave.open(str(path)) as file:
-        if file.getsampwidth() != 2:
-            raise SystemExit(f"{path} has samples of {8 * file.getsampwidth()} bits: 16 are needed")
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 2**15
-        samples, rate = samples.reshape(-1, file.getnchannels()).mean(axis=1), file.getframerate()
+    try:
+        with wave.open(str(path)) as file:
+            data, channels = file.readframes(file.getnframes()), file.getnchannels()
+            rate, bits = file.getframerate(), 8 * file.getsampwidth()
+    except (OSError, EOFError, wave.Error) as error:
+        raise SystemExit(f"{path} is no wave file: {error}") from None
+    if bits != 16 or not data:
+        raise SystemExit(f"{path} has {len(data)} bytes of {bits} bits: some of 16 are needed")
+    samples = (np.frombuffer(data, "<i2") / 2**15).reshape(-1, channels).mean(axis=1)
     common = gcd(rate, RATE)
     return resample_poly(samples, RATE // common, rate // common).astype(np.float32)
 

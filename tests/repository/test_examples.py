@@ -49,13 +49,8 @@ def model() -> nnef_jax.Model:
 
 @pytest.fixture(scope="module")
 def images() -> np.ndarray:
-    return np.stack([read_scan(path) for path in SCANS])
-
-
-def read_scan(path: Path) -> np.ndarray:
-    image = pytest.importorskip("PIL.Image")
-    with image.open(path) as scan:
-        return np.asarray(scan, np.float32)[None]
+    pytest.importorskip("PIL")
+    return np.stack([common.read_scan(path) for path in SCANS])
 
 
 # The shipped network
@@ -111,7 +106,7 @@ def test_scans_come_from_the_test_split(tmp_path: Path) -> None:
     train.write_scans(tmp_path, train.load_digits()[2])
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in SCANS]
     for path in SCANS:
-        assert np.array_equal(read_scan(tmp_path / path.name), read_scan(path))
+        assert np.array_equal(common.read_scan(tmp_path / path.name), common.read_scan(path))
 
 
 @pytest.fixture
@@ -279,11 +274,37 @@ def test_waves_are_read_at_any_rate_and_width(tmp_path: Path) -> None:
     found = speech.read_wave(tmp_path / "tone.wav")
     wanted = 0.5 * np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
     np.testing.assert_allclose(found[100:-100], wanted[100:-100], atol=2e-3)
-    with wave.open(str(tmp_path / "bytes.wav"), "wb") as file:
-        file.setparams((1, 1, 16_000, 0, "NONE", ""))
-        file.writeframes(bytes(100))
-    with pytest.raises(SystemExit, match="8 bits: 16 are needed"):
-        speech.read_wave(tmp_path / "bytes.wav")
+
+
+@pytest.mark.parametrize(
+    ("width", "samples", "message"),
+    [(1, 100, "100 bytes of 8 bits"), (2, 0, "0 bytes of 16 bits"), (None, 9, "is no wave file")],
+)
+def test_other_waves_are_refused(
+    width: int | None, samples: int, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.wav"
+    if width is None:
+        path.write_bytes(bytes(samples))
+    else:
+        with wave.open(str(path), "wb") as file:
+            file.setparams((1, width, 16_000, 0, "NONE", ""))
+            file.writeframes(bytes(samples * width))
+    with pytest.raises(SystemExit, match=message):
+        speech.read_wave(path)
+
+
+def test_other_pictures_are_refused(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "text.png").write_text("text")
+    image.new("L", (28, 20)).save(tmp_path / "large.png")
+    for name, message in (
+        ("nowhere", "No such file"),
+        ("text", "cannot identify"),
+        ("large", "28x20 pixels: the network reads 8x8"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            common.read_scan(tmp_path / f"{name}.png")
 
 
 def test_trained_network_hears_speech_only_where_it_is(
