@@ -146,6 +146,11 @@ def plotting(module: str) -> Any:
         raise UnsupportedError(message) from None
 
 
+def literally(name: str) -> str:
+    """Return a name for matplotlib, which takes what is between dollars for a formula."""
+    return _printable(name).replace("$", r"\$")
+
+
 def _printable(text: str) -> str:
     """Return text for a terminal; names of a document may hold anything."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -30,7 +31,7 @@ def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, An
         message = f"{name} is not installed: pip install {name}"
         raise UnsupportedError(message) from None
     if not os.path.exists(path):
-        raise FileNotFoundError(2, os.strerror(2), os.fspath(path))
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     try:
         return ENGINES[name](module, os.fspath(path))
     except Exception as error:  # whatever an engine raises for what it does not know

@@ -18,7 +18,7 @@ import numpy as np
 from lowering.extents import known, volume
 from lowering.graph import Graph
 from lowering.work import multiply_adds
-from nnef_jax.analysis.results import Result, axes, table_of
+from nnef_jax.analysis.results import Result, axes, literally, table_of
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.execution.options import is_watched
 from nnef_jax.measure import perfetto
@@ -35,7 +35,7 @@ _CALL = "nnef_jax.profile"
 _SECONDS = 1.0  # for which calls are recorded, where their number is not given
 _FEWEST, _MOST = 5, 100
 _UNSEEN = 3  # calls before those that count: threads have to open their records
-_LISTED = 4  # operations of a row that a table names
+_WIDEST = 60  # letters of the operations that a row names
 _BARS = 20  # rows of a picture
 
 
@@ -143,7 +143,7 @@ class Profile(Result):
         names, seconds, colors = zip(*bars, strict=True)
         drawn = ax.barh(range(len(bars)), np.multiply(seconds, 1e3), color=colors, height=0.72)
         ax.bar_label(drawn, [f"{s / self._whole:.1%}" for s in seconds], padding=3, fontsize=8)
-        ax.set_yticks(range(len(bars)), names, fontsize=8)
+        ax.set_yticks(range(len(bars)), map(literally, names), fontsize=8)
         ax.invert_yaxis()
         ax.margins(x=0.12)
         ax.spines[["top", "right"]].set_visible(False)
@@ -296,5 +296,9 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
 
 
 def _named(row: Row) -> str:
-    more = len(row.operations) - _LISTED
-    return " + ".join(row.operations[:_LISTED]) + (f" + {more} more" if more > 0 else "")
+    """Return the first names of a row, as many as a line takes."""
+    count = 1
+    while count < len(row.operations) and len(" + ".join(row.operations[: count + 1])) <= _WIDEST:
+        count += 1
+    more = len(row.operations) - count
+    return " + ".join(row.operations[:count]) + (f" + {more} more" if more else "")

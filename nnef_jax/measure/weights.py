@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import show
-from nnef_jax.analysis.results import Result, axes, plain, table_of
+from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require
@@ -92,7 +92,7 @@ class WeightStatistics(Result):
         ax.barh(places, width, left=left, height=0.6, color="#1f4e79", alpha=0.85)
         ax.plot([x.mean for x in rows], places, "|", color="white", markersize=9)
         ax.axvline(0, color="0.85", lw=1, zorder=0)
-        ax.set_yticks(places, list(self.weights), fontsize=8)
+        ax.set_yticks(places, map(literally, self.weights), fontsize=8)
         ax.invert_yaxis()
         ax.tick_params(axis="x", labelsize=8)
         ax.set_xlabel("range, and one standard deviation around the mean", fontsize=9)
