@@ -8,7 +8,7 @@ modules the boundary is where fewest tensors are alive.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
@@ -16,6 +16,7 @@ from lowering.graph import Call, Graph, Operation, Value
 
 Path = tuple[str, ...]
 
+_MANY = 60  # units, from which on a "_" in labels is taken for what separates modules
 _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)
 
 
@@ -81,10 +82,10 @@ def alive(units: Sequence[Unit], graph: Graph) -> list[int]:
 
 def find_modules(units: Sequence[Unit], graph: Graph, living: Sequence[int]) -> None:
     """Give each unit the path of its module; of those in one fragment call, a common one first."""
-    by_label = _paths_by_label(units, graph)
-    if len({path for path in by_label if path}) > 2:
-        known = by_label
-    else:
+    known = _paths_by_label(units, graph, _components)
+    if not _tell(known) and len(units) > _MANY:
+        known = _paths_by_label(units, graph, lambda label: tuple(label.split("_")))
+    if not _tell(known):
         known = [_components(unit.main.name)[:-1] or None for unit in units]
         if 2 * sum(path is not None for path in known) < len(units):
             return
@@ -102,8 +103,15 @@ def _components(name: str) -> Path:
     return tuple([part for part in re.split(separator, name) if part])
 
 
-def _paths_by_label(units: Sequence[Unit], graph: Graph) -> list[Path | None]:
-    labels = {parameter.value: _components(parameter.label)[:-1] for parameter in graph.parameters}
+def _tell(paths: Sequence[Path | None]) -> bool:
+    """Tell whether paths say something of a network."""
+    return len({path for path in paths if path}) > 2
+
+
+def _paths_by_label(
+    units: Sequence[Unit], graph: Graph, components: Callable[[str], Path]
+) -> list[Path | None]:
+    labels = {p.value: components(p.label)[:-1] for p in graph.parameters}
     return [_path_by_label(unit, labels) for unit in units]
 
 

@@ -252,3 +252,8 @@ def test_it_can_be_printed(opened, digits) -> None:
     tab.emulate_media(media="print")
     assert not tab.is_visible("#panel") and not tab.is_visible("#search")
     assert len(tab.pdf()) > 5000
+    tab.emulate_media(media="print", color_scheme="dark")
+    ground = "getComputedStyle(document.body).color"
+    on_paper = tab.evaluate(ground)
+    tab.emulate_media(media="screen", color_scheme="dark")
+    assert tab.evaluate(ground) != on_paper  # which is light in any case

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from lowering.graph import Graph, Operation
 from nnef_jax.viewing.tree import MOST, Group, tree_of
 from tests.helpers import COMPOSITIONAL
@@ -50,6 +52,14 @@ def test_modules_are_found_by_labels() -> None:
     kinds = [x.label if isinstance(x, Group) and x.by == "module" else "" for x in block.members]
     assert [kind for kind in kinds if kind] == ["attention", "mlp"]
     assert leaves(block)[-1].kind == "add" and len(leaves(block)) == 34
+
+
+def test_underscores_separate_modules_of_large_networks() -> None:
+    text = re.sub(r"label = '([^']+)'", lambda m: m[0].replace(".", "_"), gpt(3))
+    root = checked(flat(text))
+    assert outline(root)[0] == "blocks" and "blocks_0_mlp_up_weight" in text
+    blocks = root.members[0]
+    assert isinstance(blocks, Group) and outline(blocks) == ["0", "1", "2"]
 
 
 def test_many_blocks_are_cut_into_ranges() -> None:
