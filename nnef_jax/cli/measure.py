@@ -67,7 +67,7 @@ def bench(
         typer.Option(
             "--batch",
             metavar="SIZES",
-            help="Sizes of the first axis of all inputs, with commas between: 1,8,32.",
+            help="Sizes of the batch, the first axis of inputs, with commas between: 1,8,32.",
         ),
     ] = "",
     shapes: Shapes = None,

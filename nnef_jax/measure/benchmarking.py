@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _OURS = "nnef_jax"
-_WARM = 0.05  # seconds of untimed calls of a turn: threads of others have stopped spinning then
+_REST = 0.02  # seconds before a turn: threads of the engine before have stopped spinning then
+_WARM = 0.05  # seconds of untimed calls of a turn: caches and clocks have settled then
 _FEWEST = 3  # timed calls of a turn
 
 Array = NDArray[Any]
@@ -234,6 +235,7 @@ def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
     for _ in range(rounds):
         for case in cases:
             assert case.run is not None
+            time.sleep(min(_REST, seconds))
             warm = time.perf_counter() + min(_WARM, seconds)
             while time.perf_counter() < warm:
                 case.run()
