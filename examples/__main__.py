@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m examples", description="Run all examples.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(EXAMPLES))
     parser.add_argument("--out", type=Path, default="out", help="a folder (%(default)s)")
-    parser.add_argument("--overwrite", action="store_true", help="what they made before")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
     args = parser.parse_args(argv)
     if unknown := set(args.names) - set(EXAMPLES):
         parser.error(f"no example is named {', '.join(unknown)}; there are {', '.join(EXAMPLES)}")

@@ -43,8 +43,10 @@ class Options(argparse.ArgumentParser):
         self.needs, self.files = needs, files
         for name, default in files.items():
             path = Path("out") / default
-            self.add_argument(f"--{name}", type=Path, default=path, help=f"writes it ({path})")
-        self.add_argument("--overwrite", action="store_true", help="what is there already")
+            self.add_argument(
+                f"--{name}", type=Path, default=path, help="a file to write (%(default)s)"
+            )
+        self.add_argument("--overwrite", action="store_true", help="replace what is there")
 
     def read(self, argv: Sequence[str] | None) -> argparse.Namespace:
         """Return the options; ends with a message where the example could not run to its end."""

@@ -141,6 +141,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.add_argument("--scans", type=Path, help="a folder to write ten test scans to")
     options.add_argument("--epochs", type=int, default=60)
     args = options.read(argv)
+    if args.scans and args.scans.exists() and not args.overwrite:
+        options.error(f"{args.scans} exists: give --overwrite, or another --scans")
 
     train, validation, test = load_digits()
     model, best = untrained(), (float("inf"), None)

@@ -422,6 +422,16 @@ def test_nothing_is_overwritten(
     assert f"mine exists: give --overwrite, or another {option}" in capsys.readouterr().err
 
 
+def test_a_folder_of_scans_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    with pytest.raises(SystemExit):
+        train.main(["--save", str(tmp_path / "digits.tgz"), "--scans", str(tmp_path)])
+    assert "exists: give --overwrite, or another --scans" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_package_of_the_weights_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
