@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import Any
+
+import numpy as np
 
 from nnef_jax.errors import InputError
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean
+
+_MOST = 10**8  # pairs of tensors between which a sequence is looked for: 0.4 GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,30 @@ def _between(
 def _common(
     x: Sequence[str], y: Sequence[str], a: Mapping[str, Tensor], b: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, str]]:
-    keys = [[(side[n].kind, side[n].shape) for n in row] for side, row in ((a, x), (b, y))]
-    for block in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
-        for index in range(block.size):
-            found = x[block.a + index], y[block.b + index]
-            if a[found[0]].kind:  # recorded tensors have none: a shape alone says too little
-                yield found
+    """Yield the pairs of a longest common sequence of kinds and shapes.
+
+    Recorded tensors have no kind, and a shape alone says too little.
+    """
+    codes: dict[tuple[str, tuple[int, ...]], int] = {}
+    rows = [
+        [(n, codes.setdefault((side[n].kind, side[n].shape), len(codes))) for n in names]
+        for side, names in ((a, [n for n in x if a[n].kind]), (b, [n for n in y if b[n].kind]))
+    ]
+    if not all(rows) or len(rows[0]) * len(rows[1]) > _MOST:
+        return
+    left, right = (np.array([code for _, code in row]) for row in rows)
+    # lengths[i, j] is that of the first i and the first j, computed a row at a time.
+    lengths = np.zeros((len(left) + 1, len(right) + 1), np.int32)
+    for i, code in enumerate(left):
+        best = np.maximum(lengths[i, 1:], lengths[i, :-1] + (right == code))
+        lengths[i + 1, 1:] = np.maximum.accumulate(best)
+    i, j, found = len(left), len(right), []
+    while i and j:
+        if lengths[i, j] == lengths[i - 1, j]:
+            i -= 1
+        elif lengths[i, j] == lengths[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            found.append((rows[0][i][0], rows[1][j][0]))
+    yield from reversed(found)

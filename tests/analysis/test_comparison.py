@@ -155,6 +155,19 @@ def test_names_of_other_spellings_and_repetitions_match() -> None:
     }  # fmt: skip
 
 
+def test_as_many_as_can_be_are_matched_by_position() -> None:
+    """Of blocks that repeat, whatever is left out in one of both."""
+    kinds = ["matmul", "add", "relu", "matmul", "add", "softmax"] * 50
+    left = {f"a{i}": Tensor(kind, (2, 3)) for i, kind in enumerate(kinds)}
+    kept = np.flatnonzero(np.random.default_rng(0).random(300) > 0.1)
+    right = {f"b{i}": left[f"a{i}"] for i in kept}
+    pairs = match(left, right, {})
+    assert len(pairs) == len(kept)
+    assert all(left[p.a].kind == right[p.b].kind for p in pairs)
+    places = [(list(left).index(p.a), list(right).index(p.b)) for p in pairs]
+    assert places == sorted(places)
+
+
 def test_a_loop_of_states_is_one_cycle() -> None:
     net = nnef_jax.load("tests/tract_archives/stream_recurrence.nnef.tgz")
     inputs = [random(*(n or 2 for n in spec.shape), seed=3) for spec in net.inputs]
