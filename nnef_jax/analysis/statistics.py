@@ -27,7 +27,7 @@ from nnef_jax.analysis.layers import (
 )
 from nnef_jax.analysis.question import graph_for
 from nnef_jax.analysis.results import Result, axes, table_of
-from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure
+from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
 from nnef_jax.errors import InputError
 from nnef_jax.options import require_flags, require_samples
 
@@ -262,23 +262,18 @@ def _measured(
     pending: dict[str, Any] = {}
     for name in names:
         x = jnp.asarray(arrays[name])
-        if len(x.devices()) > 1:  # decompositions are not distributed
-            x = jnp.asarray(np.asarray(x))
         if not jnp.issubdtype(x.dtype, jnp.complexfloating):
             axis = layers[name].unit_axis if name in layers else None
-            real = jnp.issubdtype(x.dtype, jnp.floating)
-            is_ranked = rank and real and axis is not None and x.shape[axis] <= _WIDEST
-            pending[name] = x.shape, measure(x, axis=axis, rank=is_ranked)
-    for name, (shape, (numbers, alive, factor)) in pending.items():
-        told = {key: x.item() for key, x in jax.device_get(numbers).items()}
-        yield (
-            name,
-            TensorStatistics(
-                name=name,
-                kind=layers[name].kind if name in layers else "parameter",
-                shape=shape,
-                **told,
-                alive=None if alive is None else np.asarray(alive),
-                factor=factor,
-            ),
+            pending[name] = x, axis, measure(x, axis=axis)
+    for name, (x, axis, (numbers, alive)) in pending.items():
+        real = jnp.issubdtype(x.dtype, jnp.floating)
+        is_ranked = rank and real and (axis is None or x.shape[axis] <= _WIDEST)
+        one = TensorStatistics(
+            name=name,
+            kind=layers[name].kind if name in layers else "parameter",
+            shape=x.shape,
+            **{key: found.item() for key, found in jax.device_get(numbers).items()},
+            alive=None if alive is None else np.asarray(alive),
+            gram=products(x, axis) if is_ranked and axis is not None else None,
         )
+        yield name, one

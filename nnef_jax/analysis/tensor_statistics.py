@@ -26,7 +26,7 @@ class TensorStatistics:
         zeros, nan, inf: numbers of items.
         alive: [units], whether a unit, a channel or feature, is ever other than 0; None where the
             tensor has no axis of units, or their number changes.
-        factor: [units, units], R of a QR decomposition of all activations, [items, units].
+        gram: [units, units], products of units, summed over all items and positions in 64 bits.
     """
 
     name: str
@@ -41,7 +41,7 @@ class TensorStatistics:
     nan: int
     inf: int
     alive: Any = None
-    factor: Any = None
+    gram: Any = None
 
     @property
     def size(self) -> int:
@@ -71,23 +71,22 @@ class TensorStatistics:
         direction, and the number of units where these have as much of each. 0 where all is 0; None
         where it is not known.
         """
-        if self.factor is None or self.nan or self.inf:
+        if self.gram is None or self.nan or self.inf:
             return None
-        values = np.linalg.svd(np.asarray(self.factor, np.float64), compute_uv=False)
+        values = np.sqrt(np.maximum(np.linalg.eigvalsh(self.gram), 0))
         shares = values[values > 0] / values.sum() if values.any() else values[:0]
         return float(np.exp(-np.sum(shares * np.log(shares)))) if shares.size else 0.0
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Return the statistics of both series of batches together.
 
-        Moments are merged exactly (Chan, Golub and LeVeque 1983), as a QR decomposition is from
-        those of its blocks of rows.
+        Moments are merged exactly (Chan, Golub and LeVeque 1983).
         """
         a, b = self, other
         count = a.count + b.count
         share, step = (b.count / count if count else 0.0), b.mean - a.mean
         fits = np.shape(a.alive) == np.shape(b.alive) and a.alive is not None
-        is_ranked = fits and a.factor is not None and b.factor is not None
+        grams = [x.gram for x in (a, b) if x.gram is not None]
         return replace(
             a,
             count=count,
@@ -99,12 +98,12 @@ class TensorStatistics:
             nan=a.nan + b.nan,
             inf=a.inf + b.inf,
             alive=a.alive | b.alive if fits else None,
-            factor=_joined(a.factor, b.factor) if is_ranked else None,
+            gram=sum(grams) if fits and len(grams) == 2 else None,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values of JSON; `zeros` and `dead_share` are shares."""
-        left_out = {"squares", "alive", "factor", "effective_rank"}
+        left_out = {"squares", "alive", "gram", "effective_rank"}
         told = {name: x for name, x in vars(self).items() if name not in left_out}
         told |= {"std": self.std, "rms": self.rms, "zeros": self.zeros / max(self.size, 1)}
         units = None if self.alive is None else len(self.alive)
@@ -112,16 +111,9 @@ class TensorStatistics:
         return plain(told)
 
 
-@partial(jax.jit, static_argnames=("axis", "rank"))
-def measure(
-    x: Array, *, axis: int | None, rank: bool
-) -> tuple[dict[str, Array], Array | None, Array | None]:
-    """Return the numbers of a `TensorStatistics` by name, `alive` and `factor`.
-
-    Args:
-        axis: of the units; None for none.
-        rank: whether to compute the factor.
-    """
+@partial(jax.jit, static_argnames="axis")
+def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | None]:
+    """Return the numbers of a `TensorStatistics` by name, and `alive` for an axis of units."""
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32) if x.dtype.kind == "f" else jnp.float32)
     ok = jnp.isfinite(x)
     count = jnp.sum(ok)
@@ -139,24 +131,23 @@ def measure(
         "inf": jnp.sum(jnp.isinf(x)),
     }
     if axis is None:
-        return numbers, None, None
-    columns = jnp.moveaxis(values, axis, -1).reshape(-1, x.shape[axis])
-    alive = jnp.any(jnp.moveaxis(x, axis, -1) != 0, axis=tuple(range(x.ndim - 1)))
-    return numbers, alive, _triangle(columns) if rank else None
+        return numbers, None
+    return numbers, jnp.any(jnp.moveaxis(x, axis, -1) != 0, axis=tuple(range(x.ndim - 1)))
+
+
+def products(x: Array, axis: int) -> Any:
+    """Return the products of units, summed over all else.
+
+    In 64 bits, on the host, where this takes a tenth of the time of a QR decomposition in 32, and
+    singular values are as exact.
+    """
+    units = x.shape[axis]
+    columns = np.moveaxis(np.asarray(x).astype(np.float64), axis, -1).reshape(-1, units)
+    with np.errstate(all="ignore"):
+        return columns.T @ columns
 
 
 def _sum(x: Array) -> Array:
     for _ in range(x.ndim):
         x = jnp.sum(x, axis=-1)
     return x
-
-
-def _triangle(rows: Array) -> Array:
-    """Return R of a QR decomposition, square: rows of 0 change nothing."""
-    units = rows.shape[1]
-    return jnp.linalg.qr(jnp.pad(rows, ((0, max(0, units - len(rows))), (0, 0))), mode="r")
-
-
-@jax.jit
-def _joined(a: Array, b: Array) -> Array:
-    return _triangle(jnp.concatenate([a, b]))
