@@ -49,10 +49,9 @@ class Attack:
 
     def length(self, change: Array) -> Array:
         """Return the norm of each item, as sizes."""
-        axes = tuple(range(1, change.ndim))
         if self.norm == "linf":
-            return jnp.abs(change).max(axes, keepdims=True, initial=0)
-        return jnp.sqrt(jnp.square(change).sum(axes, keepdims=True))
+            return jnp.abs(change).max(tuple(range(1, change.ndim)), keepdims=True, initial=0)
+        return _euclidean(change)
 
     def reached(self, x: Array) -> tuple[Array, Array]:
         """Return the margin of each item, and whether the attack got through."""
@@ -196,10 +195,9 @@ class Attack:
         return margin, plane, through
 
     def _dual(self, change: Array) -> Array:
-        axes = tuple(range(1, change.ndim))
         if self.norm == "linf":
-            return jnp.abs(change).sum(axes, keepdims=True)
-        return jnp.sqrt(jnp.square(change).sum(axes, keepdims=True))
+            return jnp.abs(change).sum(tuple(range(1, change.ndim)), keepdims=True)
+        return _euclidean(change)
 
     def _onto(self, x: Array, margin: Array, plane: Array) -> Array:
         """Return the nearest point within bounds where a linear margin is 0, given its gradient.
@@ -249,3 +247,10 @@ class Attack:
             return jnp.ones(x.shape, bool)
         low, high = (jnp.asarray(bound, x.dtype) for bound in self.bounds)
         return jnp.where(direction > 0, x > low, x < high)
+
+
+def _euclidean(change: Array) -> Array:
+    """Return the root of each item's sum of squares, which 16 bits may not hold."""
+    wide = change if change.dtype == jnp.float64 else change.astype(jnp.float32)
+    squares = jnp.square(wide).sum(tuple(range(1, change.ndim)), keepdims=True)
+    return jnp.sqrt(squares).astype(change.dtype)

@@ -39,7 +39,7 @@ def in_rows(ax: Any, tiles: Sequence[Tile], titles: Sequence[str]) -> Any:
 
 def montage(ax: Any, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[str]]) -> Any:
     """Draw rows of tiles with a title above each; return the axes."""
-    height, width = rows[0][0].shape[:2] if rows else (1, 1)
+    height, width = rows[0][0].shape[:2] if rows and rows[0] else (1, 1)
     ratio = height / width
     wide, high = max(map(len, rows), default=1), len(rows)
     each = 1.6 + 1.4 / max(wide, high)  # inches

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from nnef_jax import InputError, analysis
-from tests.analysis.known_networks import B, W, classifier, linear, normal, pooled
+from tests.analysis.known_networks import B, W, classifier, document, linear, normal, pooled
+from tests.helpers import model_of
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -126,6 +127,14 @@ def test_what_is_not_found_is_told() -> None:
     assert not np.any(never.found)
     np.testing.assert_array_equal(never.x, x)
     assert never.to_dict()["distance"] == ["Infinity"] * 6
+
+
+def test_lengths_do_not_overflow_in_16_bits() -> None:
+    text = document("x = external<scalar>(shape = [0,3]);\ny = mul(x, 0.5);\n")
+    x = np.array([[1, 2, 3]], np.float16)
+    found = analysis.pgd(model_of(text, dtype="float16"), x, epsilon=600, norm="l2", target=2)
+    assert found.x.dtype == np.float16
+    np.testing.assert_allclose(found.distance, [600], rtol=1e-2)
 
 
 def test_attacks_are_functions_of_jax() -> None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from nnef_jax import InputError, analysis
 from tests.analysis.known_networks import (
@@ -234,6 +235,18 @@ def test_attributions_have_gradients(name: str) -> None:
     # Values are linear in the parameters, their squares of the second degree (Euler's theorem).
     value, gradient = jax.value_and_grad(total)(model.params)
     close((gradient["v"] * model.params["v"]).sum(), 2 * value, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_items_of_a_batch_are_on_several_devices(kind: AxisType) -> None:
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+    x = np.concatenate([X[:4], X[:2]])
+    wanted = analysis.saliency(classifier(), x, output="logits").values
+    placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+    for model, inputs in ((classifier().shard(mesh, batch="data"), x), (classifier(), placed)):
+        found = analysis.saliency(model, inputs, output="logits").values
+        assert found.sharding.shard_shape(found.shape) == (3, 4)
+        close(found, wanted)
 
 
 def test_nothing_is_compiled_again_for_another_class_or_other_parameters() -> None:
