@@ -25,6 +25,7 @@ from nnef_jax.analysis.layers import (
 )
 from nnef_jax.analysis.question import graph_for
 from nnef_jax.analysis.results import Result, axes, result, static, table_of
+from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require, require_flags
 
 if TYPE_CHECKING:
@@ -128,8 +129,8 @@ def sensitivity(
         names: names or patterns of the layers' tensors; by default all of real numbers.
         params: instead of `model.params`.
 
-    Raises InputError for names that there are not, and a network without real numbers; TypeError or
-    ValueError for wrong options and a loss that is no real number.
+    Raises InputError for names that there are not, a network without real numbers, and tensors
+    without items; TypeError or ValueError for wrong options and a loss that is no real number.
 
     >>> found = nnef_jax.analysis.sensitivity(logits, images, loss=cross_entropy, bits=4)
     >>> rich.print(found.table(sort="weights 4 bits"))
@@ -149,6 +150,9 @@ def sensitivity(
             raise ValueError(f"dtypes must be of real numbers, '{dtype}' is not") from None
     model, values, params = on_one_device(model, inputs, params)
     layers = real_layers(layers_of(graph_for(model, values), names))
+    for name, layer in layers.items():
+        if 0 in layer.value.type.shape:
+            raise InputError(f"'{name}' is empty: it is {layer.value.type}")
     found = _sensitivity(
         model,
         params,

@@ -31,7 +31,7 @@ class JacobianSpectrum(Result):
     """The largest singular values of the Jacobian of an output to an input, for each item.
 
     Args:
-        values: [batch, k], the largest first.
+        values: [batch, k], the largest first; NaN where the output is not finite.
         residuals: [batch, k]; some singular value is as near to each of `values` as that.
         directions: [batch, k, ...], changes of the input, of norm 1, that are stretched so much.
         input, output: names.
@@ -178,7 +178,9 @@ def _spectrum(
     rounding = max(1e-4, 8 * float(jnp.finfo(y.dtype).eps))
     mixed = _mixes(forward, jax.random.normal(key, (batch, columns, 1)), rounding)
     directions = jnp.moveaxis(vectors, 2, 1).reshape(batch, k, *shape)
-    return jnp.where(mixed, jnp.nan, values), directions, residuals, mixed
+    # Derivatives of a ReLU hide NaNs.
+    known = jnp.all(jnp.isfinite(y.reshape(batch, -1)), axis=1, keepdims=True) & ~mixed
+    return jnp.where(known, values, jnp.nan), directions, residuals, mixed
 
 
 def _mixes(product: Any, vectors: Array, rounding: float) -> Array:

@@ -60,8 +60,12 @@ class TensorStatistics:
 
     @property
     def dead(self) -> tuple[int, ...] | None:
-        """Return which units are 0 in all items, None where there are no units."""
-        return None if self.alive is None else tuple(np.flatnonzero(~self.alive).tolist())
+        """Return which units are 0 in all items, None where there are no units or no items."""
+        return (
+            None
+            if self.alive is None or not self.size
+            else tuple(np.flatnonzero(~self.alive).tolist())
+        )
 
     @cached_property
     def effective_rank(self) -> float | None:

@@ -50,6 +50,10 @@ def test_items_have_jacobians_of_their_own() -> None:
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     inside = jacobian_spectrum(net, {"x": x}, k=1, wrt="r1")
     close(inside.values, np.full((2, 1), 2 * np.linalg.norm(_W2, 2)))
+    bad = x.copy()
+    bad[1, 0] = np.nan
+    found = jacobian_spectrum(net, bad, k=1, wrt="r1")
+    assert np.isfinite(found.values[0]).all() and np.isnan(found.values[1]).all()
     jitted = jax.jit(
         jax.vmap(lambda p, x: jacobian_spectrum(net, x, k=3, params=p), in_axes=(None, 0))
     )

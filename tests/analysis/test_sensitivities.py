@@ -151,3 +151,6 @@ def test_wrong_arguments(net: nnef_jax.Model) -> None:
         sensitivity(net, _X, loss=loss, names=["q"])
     with pytest.raises(TypeError, match="single real number"):
         sensitivity(net, _X, loss=lambda y: y)
+    digits = nnef_jax.load("examples/digits/model")
+    with pytest.raises(InputError, match=r"'ink' is empty: it is float32\[0,1,8,8\]"):
+        sensitivity(digits, np.zeros((0, 1, 8, 8), np.float32), loss=loss)

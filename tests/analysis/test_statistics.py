@@ -102,6 +102,16 @@ def test_nan_and_infinities_are_counted_apart(net: nnef_jax.Model) -> None:
     assert nothing.count == 0 and np.isnan(nothing.std) and nothing.to_dict()["std"] == "NaN"
 
 
+def test_batches_without_items_change_nothing() -> None:
+    net, names = nnef_jax.load("examples/digits/model"), ["relu1"]
+    empty, full = np.zeros((0, 1, 8, 8), np.float32), np.ones((1, 1, 8, 8), np.float32)
+    alone = activation_statistics(net, [empty], names=names).tensors["relu1"]
+    assert alone.size == 0 and alone.dead is None and np.isnan(alone.std)
+    both, one = (activation_statistics(net, x, names=names) for x in ([empty, full], [full]))
+    told = [x.tensors["relu1"].to_dict() | {"shape": None} for x in (both, one)]
+    assert told[0] == told[1]
+
+
 def test_units_of_convolutions_are_channels_and_of_products_the_last_axis() -> None:
     text = """version 1.0; graph net(x) -> (y, p, s) {
         x = external<scalar>(shape = [1,2,3,3]);
