@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class Comparison(Result):
     unmatched: Mapping[str, tuple[str, ...]]
     rtol: float
     atol: float
-    isolated: bool = field(default=False)
+    isolated: bool = False
 
     @property
     def first(self) -> TensorDifference | None:

@@ -78,9 +78,8 @@ class Statistics(Result):
         ]
         columns = ["name", "operation", "shape", "mean", "std", "min", "max", "zeros", "NaN", "Inf"]
         columns += ["dead units", "effective rank"]
-        return table_of(
-            f"{self.of} of {self.batches} batch{'es' * (self.batches > 1)}", columns, rows
-        )
+        batches = f"{self.batches} batch{'es' * (self.batches > 1)}"
+        return table_of(f"{self.of} of {batches}", columns, rows)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the values of each tensor, from the network's start to its end; return the axes.
@@ -98,9 +97,8 @@ class Statistics(Result):
             ax.set_xscale("log")
             ax.set_xlabel("root mean square of the gradient")
         else:
-            known = [x if x.count else None for x in rows]
-            for place, x in enumerate(known):
-                if x is None:
+            for place, x in enumerate(rows):
+                if not x.count:
                     continue
                 ax.plot([x.min, x.max], [place] * 2, color="#b9c6d6", lw=1.5)
                 ends = [max(x.mean - x.std, x.min), min(x.mean + x.std, x.max)]
