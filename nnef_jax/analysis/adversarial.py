@@ -75,10 +75,10 @@ class Adversarial(Result):
     def table(self) -> Table:
         """Return a table with a row for each item: classes, whether it was found, distance."""
         classes = [] if self.before is None else [("before", self.before), ("after", self.after)]
-        columns = [*classes, ("found", self.found), (self.norm, self.distance)]
-        columns = [*columns, ("margin", self.margin)]
-        rows = zip(range(len(self.found)), *[np.asarray(x) for _, x in columns], strict=True)
-        return table_of(f"{self.method} of {self.of}", ["item", *[c for c, _ in columns]], rows)
+        numbers = [("found", self.found), (self.norm, self.distance), ("margin", self.margin)]
+        heads, columns = zip(*classes, *numbers, strict=True)
+        rows = zip(range(len(self.found)), *map(np.asarray, columns), strict=True)
+        return table_of(f"{self.method} of {self.of}", ["item", *heads], rows)
 
     def plot(self, ax: Any = None, *, items: int = 6) -> Any:
         """Draw the first items: the originals, below what was added, and below what results.

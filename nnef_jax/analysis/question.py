@@ -85,9 +85,9 @@ class Question:
             raise InputError(message, hint=hint)
         return found
 
-    def at(self, x: Array, edit: Edits | None = None) -> Array:
+    def at(self, x: Array) -> Array:
         """Return the score of each item for another value of the tensor that explains."""
-        return self.scores(self.run(x, edit)[0])
+        return self.scores(self.run(x)[0])
 
     def gradient(self, x: Array) -> tuple[Array, Array]:
         """Return the score of each item, and its gradient at a value of the tensor."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,18 +32,21 @@ _LINEAR = """
 """
 
 
+@cache
 def linear() -> nnef_jax.Model:
     """W x + b."""
     body = "x = external<scalar>(shape = [0,4]);\nh = copy(x);\n" + _LINEAR
     return model_of(document(body), data={"w": W, "b": B})
 
 
+@cache
 def quadratic() -> nnef_jax.Model:
     """W (x * x) + b."""
     body = "x = external<scalar>(shape = [0,4]);\nh = sqr(x);\n" + _LINEAR
     return model_of(document(body), data={"w": W, "b": B})
 
 
+@cache
 def classifier() -> nnef_jax.Model:
     """softmax(logits) of logits = W tanh(x) + b, beside sum(x * c)."""
     body = "x = external<scalar>(shape = [0,4]);\nh = tanh(x);\n"
@@ -55,6 +59,7 @@ def classifier() -> nnef_jax.Model:
 V = normal(3, 2)  # of 2 channels to 3 classes
 
 
+@cache
 def pooled() -> nnef_jax.Model:
     """The classes of pictures [batch,2,5,6]: V times the mean of each channel."""
     body = """
@@ -71,6 +76,7 @@ def pooled() -> nnef_jax.Model:
 TABLE = normal(5, 4)
 
 
+@cache
 def recurrent() -> nnef_jax.Model:
     """y = (x + s) * (x + s), which is the next s; s is 2 before the first cycle."""
     body = """
@@ -83,6 +89,7 @@ def recurrent() -> nnef_jax.Model:
     return model_of(document(body), data={"s": np.full((1, 4), 2, np.float32)})
 
 
+@cache
 def looked_up() -> nnef_jax.Model:
     """y[i,k] = the sum over j of table[ids[i,j], k] squared; in tract's dialect."""
     body = """t = variable<scalar>(shape = [5,4], label = 't');
