@@ -14,9 +14,10 @@ from nnef_jax.limits import uncollected
 from nnef_jax.network import Network
 from nnef_jax.viewing.measures import Fields
 from nnef_jax.viewing.statistics import statistics_of
-from nnef_jax.viewing.tree import Group, tree_of
+from nnef_jax.viewing.tree import MOST, Group, tree_of
 
 OPEN = 36  # boxes that are shown at first, about
+_FEW = 5  # more groups are opened then
 _NAME = 300  # characters of a name
 _TEXT = 400  # of an attribute, or a line of the document
 _ITEMS = 24  # of an attribute that is a list
@@ -269,7 +270,7 @@ def _opened(nodes: list[dict[str, Any]]) -> list[int]:
     level = [x for x in members.get(0, ()) if _opens(nodes[x])]
     while level:
         more = sum(len(members[x]) for x in level)
-        if shown + more > OPEN:
+        if shown + more > (OPEN if shown >= _FEW else MOST + _FEW):
             break
         opened += level
         shown += more

@@ -133,6 +133,15 @@ def test_parents_come_first_and_groups_are_sums() -> None:
     assert group["parameters"] == 4 * 32 * 32 + 2 * 64 * 32 + 2 * 32
 
 
+@pytest.mark.parametrize("layers", [1, 3, 12, 60])
+def test_the_first_view_has_some_boxes(layers) -> None:
+    data = nnef_jax.view(model_free(gpt(layers))).data
+    drawn = {0, *data["open"]}
+    shown = [i for i, n in enumerate(data["nodes"]) if n["parent"] in drawn and i not in drawn]
+    assert 5 <= len(shown) <= 65
+    assert all(data["nodes"][i]["parent"] in drawn for i in data["open"])
+
+
 def ancestors(nodes, node):
     found = []
     while node["parent"] is not None:
