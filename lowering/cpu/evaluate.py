@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,23 +43,45 @@ def evaluated(
     views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
     if role == "backward" and runs("layouts"):
         orders = _orders(closed.jaxpr)
-        views = [turned(view, orders.get(len(view.order), view.order)) for view in views]
+        pairs = zip(closed.jaxpr.invars, views, strict=True)
+        views = [turned(view, orders.get(variable, view.order)) for variable, view in pairs]
     way = _Way(role=role)
     return [tensor(view) for view in _evaluate(closed.jaxpr, closed.consts, views, way)]
 
 
-def _orders(jaxpr: Any) -> dict[int, tuple[int, ...]]:
-    """Return the order of axes that convolutions compute in, by rank.
+def _orders(jaxpr: Any) -> dict[Any, tuple[int, ...]]:
+    """Map variables that meet convolutions to the order of axes that these compute in.
 
     What a backward pass reads was computed in it: XLA then drops both transpositions.
     """
-    found: dict[int, tuple[int, ...]] = {}
+    orders: dict[Any, tuple[int, ...]] = {}
+    beside: dict[Any, list[Sequence[Any]]] = defaultdict(list)  # what has the same axes
+    pending: list[tuple[Any, tuple[int, ...]]] = []
     for equation in jaxpr.eqns:
         if primitive(equation) == jaxprs.CONVOLUTION:
-            batch, feature, *spatial = equation.params["dimension_numbers"].out_spec
-            if equation.params["batch_group_count"] == 1 and batch < feature:
-                found.setdefault(len(spatial) + 2, (batch, *spatial, feature))
-    return found
+            numbers = equation.params["dimension_numbers"]
+            first, second, *spatial = numbers.lhs_spec
+            order = (min(first, second), *spatial, max(first, second))
+            pending.append((equation.invars[0], order))
+            # In a filter's gradient it is the gradient of the result that moves as a filter.
+            other = equation.invars[1] if first > second else equation.outvars[0]
+            pending.append((other, order))
+        elif primitive(equation) in _KEEP_AXES:
+            several = jaxprs.variables([*equation.invars, *equation.outvars])
+            several = [v for v in several if len(v.aval.shape) > 2]
+            for variable in several:
+                beside[variable].append(several)
+    while pending:
+        variable, order = pending.pop()
+        if variable not in orders and not is_literal(variable):
+            orders[variable] = order
+            pending += [(v, order) for several in beside[variable] for v in several]
+    return orders
+
+
+_KEEP_AXES = frozenset(
+    (*jaxprs.ELEMENTWISE, "concatenate", "pad", "select_and_scatter_add", "slice", "split")
+)
 
 
 def folded(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[Any]:

@@ -100,6 +100,21 @@ def test_a_cpu_gets_its_kernels(model: nnef_jax.Model) -> None:
     assert "select_and_scatter" not in text
 
 
+def test_a_backward_pass_turns_what_convolutions_read_alone() -> None:
+    """What lies between transpositions to channels last and back, as in ConvNeXt, is so already."""
+
+    def block(w: Any, x: Any) -> Any:
+        y = lax.conv_general_dilated(x, w, (1, 1), "SAME").transpose(0, 2, 3, 1)
+        y = jnp.exp(jnp.sin(y) * jnp.tanh(y)).transpose(0, 3, 1, 2)
+        return lax.conv_general_dilated(y, w, (1, 1), "SAME")
+
+    arguments = jnp.ones((8, 8, 3, 3)), jnp.ones((2, 8, 5, 6))
+    gradient = jax.grad(lambda w, x: jnp.sum(jnp.sin(chosen_at_lowering(block)(w, x))))
+    text = jax.jit(gradient).lower(*arguments).as_text()
+    turned = set(re.findall(r"stablehlo.transpose .*-> tensor<(2x\w+)xf32>", text))
+    assert turned <= {"2x8x5x6", "2x5x6x8"}
+
+
 def test_several_platforms_get_theirs(model: nnef_jax.Model) -> None:
     exported = jax.export.export(jax.jit(model.apply), platforms=["cpu", "tpu"])(model.params, X)
     text = exported.mlir_module()
