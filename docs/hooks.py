@@ -22,8 +22,7 @@ def on_files(files: Files, config: Any) -> None:
     """Add the pages, with links that lead from docs/."""
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
-        for attribute in ("](", 'src="', 'srcset="'):
-            text = text.replace(f"{attribute}docs/", attribute)
+        text = text.replace("](docs/", "](")
         for other, target in PAGES.items():
             text = text.replace(f"]({other}", f"]({target}")
         files.append(File.generated(config, page, content=text))

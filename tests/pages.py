@@ -74,12 +74,12 @@ def session(
 
     Args:
         page: its path from the root of the repository.
-        needs: blocks that need these modules are run too, those that need others are not.
+        needs: modules that blocks may need; those that need others are left out.
         programs: run lines `python ...` of `sh` blocks, each in a process.
     """
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
-        if block.needs not in ((), needs):
+        if not set(block.needs) <= set(needs):
             continue
         if block.language == "python":
             # With empty lines before it, so that a traceback has the line of the page.
