@@ -134,7 +134,7 @@ def test_jaxpr_is_flat_and_carries_names(x: np.ndarray, optimize: bool) -> None:
     equations = call.params["jaxpr"].eqns
     if optimize:  # one operation, whose kernels are chosen where it is lowered
         (network,) = equations
-        equations = network.params["how"].closed.eqns
+        equations = network.params["jaxpr"].eqns
     assert "conv_general_dilated" in {equation.primitive.name for equation in equations}
     stacks = {str(equation.source_info.name_stack) for equation in equations}
     assert {"conv1", "norm1", "hidden", "y"} <= stacks
