@@ -321,10 +321,11 @@ def _attacked(
 
 def _sizes(question: Question, epsilon: Any) -> Any:
     """Return a length, or one for each item."""
-    if isinstance(epsilon, int | float):
-        require_real("epsilon", epsilon)
     sizes = array_of("epsilon", epsilon)
     if sizes.shape not in ((), (question.batch,)):
         message = f"epsilon is {show(sizes.shape)}, '{question.wrt}' has {question.batch} items"
         raise InputError(message, hint="give a number, or one for each item")
+    if not isinstance(sizes, Tracer):
+        for extreme in (np.min, np.max):
+            require_real("epsilon", float(extreme(np.asarray(sizes), initial=0)))
     return sizes

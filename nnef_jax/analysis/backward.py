@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nnef_jax import Model
-from nnef_jax.analysis.question import graph_for
+from nnef_jax.analysis.question import array_from, graph_for
 
 Arrays = Mapping[str, Any]
 Loss = Callable[..., Any]
@@ -34,7 +34,7 @@ def loss_of(
 
 def scalar(value: Any) -> Array:
     """Return what a loss returned, as a number of 32 bits; TypeError for no real number."""
-    found = jnp.asarray(value)
+    found = array_from("loss", value)
     if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
         said = f"it returns {found.dtype}{list(found.shape)}"
         raise TypeError(f"loss must return a single real number, {said}")

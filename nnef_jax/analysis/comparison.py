@@ -13,10 +13,10 @@ import numpy as np
 from lowering.extents import show
 from nnef_jax import Model
 from nnef_jax.analysis.differences import Array, difference, kind_of
-from nnef_jax.analysis.layers import arguments_of, bound, layers_of
+from nnef_jax.analysis.layers import layers_of
 from nnef_jax.analysis.matching import Pair, Tensor, match
-from nnef_jax.analysis.question import graph_for
-from nnef_jax.analysis.results import Result, axes, plain, table_of
+from nnef_jax.analysis.question import arguments_of, bound, graph_for
+from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
@@ -126,14 +126,15 @@ class Comparison(Result):
         ax.plot(places, heights, color="#1f4e79", marker="o", markersize=3, lw=1.2, label="error")
         if first := self.first:
             where = rows.index(first)
-            said = f"the first that differs: {first.a}, {first.reason}"
+            said = literally(f"the first that differs: {first.a}, {first.reason}")
             ax.plot(where, heights[where], "o", color="#c0392b", markersize=6, label=said)
         ax.set_yscale("log")
         ax.set_ylim(low)
         ax.set_ylabel("error / root mean square")
         ax.margins(x=0.01)
         if len(rows) <= 40:
-            ax.set_xticks(places, [x.a for x in rows], rotation=60, ha="right", fontsize=8)
+            names = [literally(x.a) for x in rows]
+            ax.set_xticks(places, names, rotation=60, ha="right", fontsize=8)
         else:
             ax.set_xlabel("tensors, in the order in which they are computed")
         ax.spines[["top", "right"]].set_visible(False)
@@ -274,6 +275,10 @@ def _tensors(
         returned = dict(zip(named, several, strict=True))
         places = {name: index for index, name in enumerate(returned)}
     found: dict[str, Array] = {}
+    try:
+        returned = dict(returned)
+    except Exception as reason:  # a .npz is read here
+        raise InputError(f"{side}: its arrays cannot be read: {reason}") from None
     for name, x in returned.items():
         found[str(name)] = array = numpy_of(x, InputError, f"{side}: '{name}' is not an array")
         if kind_of(array) not in "bifc":

@@ -45,7 +45,8 @@ def saliency(
 
     Args:
         model: any network; one with state runs a cycle from its initial state.
-        inputs: arrays in the order of the graph. The first axis of what is explained is the batch.
+        inputs: of a call, in order, or one dict by name. The first axis of what is explained is the
+            batch.
         target: whose score is explained: a class, an integer for each item, or by default the class
             with the highest score. It is the mean of `output[:, target]`. A function of the outputs
             returns scores [batch] instead; what is compiled is kept for each object.

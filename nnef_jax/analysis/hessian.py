@@ -15,14 +15,9 @@ from jax.flatten_util import ravel_pytree
 from nnef_jax import Model
 from nnef_jax.analysis.backward import Loss, loss_of
 from nnef_jax.analysis.krylov import eigenpairs
-from nnef_jax.analysis.layers import (
-    chosen_params,
-    on_one_device,
-    require_callable,
-    require_model,
-)
-from nnef_jax.analysis.question import require_count
-from nnef_jax.analysis.results import Result, axes, result, table_of
+from nnef_jax.analysis.layers import chosen_params, on_one_device, require_callable
+from nnef_jax.analysis.question import require_count, require_key, require_model
+from nnef_jax.analysis.results import Result, axes, literally, result, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,7 +73,8 @@ class HessianTrace(Result):
         ax = axes(ax, (6.4, 1 + 0.25 * len(self.samples)))
         traces = [float(x) for x in self.by_parameter.values()]
         errors = [float(_error(x)) for x in self.samples.values()]
-        ax.barh(list(self.samples), traces, xerr=errors, color="#1f4e79", height=0.7)
+        labels = [literally(label) for label in self.samples]
+        ax.barh(labels, traces, xerr=errors, color="#1f4e79", height=0.7)
         ax.invert_yaxis()
         ax.set_xlabel("trace of the Hessian's block")
         ax.spines[["top", "right"]].set_visible(False)
@@ -189,29 +185,30 @@ def hessian_eigenvalues(
 def _arguments(
     model: Any, inputs: Any, loss: Any, labels: Any, params: Any, key: Any
 ) -> tuple[Any, ...]:
-    """Return the model, all parameters, those that are chosen, inputs and key."""
+    """Return the model, the parameters that are chosen, inputs and key."""
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")
-    model, values, params = on_one_device(model, inputs, params)
-    params = model.params if params is None else params
-    chosen = chosen_params({label: jnp.asarray(params[label]) for label in params}, labels)
-    return model, params, chosen, values, jax.random.key(0) if key is None else key
+    if key is not None:
+        require_key(key)
+    model, values = on_one_device(model, inputs, params)
+    chosen = chosen_params(model.params, labels)
+    return model, chosen, values, jax.random.key(0) if key is None else key
 
 
-def _gradient(model: Model, params: Any, inputs: Any, loss: Loss) -> Any:
+def _gradient(model: Model, inputs: Any, loss: Loss) -> Any:
     """Return the gradient as a function of some of the parameters."""
 
     def value(chosen: Mapping[str, Any]) -> Array:
-        return loss_of(model, {**params, **chosen}, inputs, loss, {})[0]
+        return loss_of(model, {**model.params, **chosen}, inputs, loss, {})[0]
 
     return jax.grad(value)
 
 
 @partial(jax.jit, static_argnames=("loss", "samples"))
 def _trace(
-    model: Model, params: Any, chosen: Any, inputs: Any, key: Array, *, loss: Loss, samples: int
+    model: Model, chosen: Any, inputs: Any, key: Array, *, loss: Loss, samples: int
 ) -> dict[str, Array]:
-    _, product = jax.linearize(_gradient(model, params, inputs, loss), chosen)
+    _, product = jax.linearize(_gradient(model, inputs, loss), chosen)
 
     def sample(key: Array) -> dict[str, Array]:
         keys = jax.random.split(key, len(chosen))
@@ -228,7 +225,6 @@ def _trace(
 @partial(jax.jit, static_argnames=("loss", "k", "steps"))
 def _eigenvalues(
     model: Model,
-    params: Any,
     chosen: Any,
     inputs: Any,
     key: Array,
@@ -237,7 +233,7 @@ def _eigenvalues(
     k: int,
     steps: int,
 ) -> tuple[Array, Array, dict[str, Array]]:
-    _, product = jax.linearize(_gradient(model, params, inputs, loss), chosen)
+    _, product = jax.linearize(_gradient(model, inputs, loss), chosen)
     wide = {label: x.astype(jnp.float32) for label, x in chosen.items()}
     flat, unravel = ravel_pytree(wide)
 

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lowering.graph import Graph, Operation, Value, is_float
 from lowering.ops import rules
 from nnef_jax import Model
+from nnef_jax.analysis.question import bound
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.limits import Meter
-from nnef_jax.options import names_of, require
+from nnef_jax.model import Params
+from nnef_jax.options import names_of, shown
 from nnef_jax.similar import did_you_mean
 
 
@@ -43,30 +45,19 @@ class Layer:
     unit_axis: int | None
 
 
-def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
-    """Return the inputs of a call in graph order, given as such or as one dict by name."""
-    args, kwargs = arguments_of(inputs[0]) if len(inputs) == 1 else (tuple(inputs), {})
-    return model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
-
-
-def on_one_device(model: Model, inputs: Sequence[Any], params: Any) -> tuple[Model, list[Any], Any]:
-    """Return the model, the inputs of a call in graph order, and parameters or None.
+def on_one_device(
+    model: Model, inputs: Sequence[Any], params: Params | None
+) -> tuple[Model, list[Any]]:
+    """Return a model on these parameters, and the inputs of a call in graph order.
 
     A model on a mesh comes to the default device: decompositions of matrices are not distributed.
     """
+    model = model if params is None else model.with_params(params)
     values = bound(model, inputs)
     execution = model._execution  # pyright: ignore[reportPrivateUsage]
     if execution.definition.layout is None:
-        return model, values, params
-    params = params and {label: np.asarray(params[label]) for label in params}
-    return Model(execution.alone()), list(map(np.asarray, values)), params
-
-
-def arguments_of(sample: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the arguments of a call: of an array, a tuple of arrays, or a dict by input name."""
-    if isinstance(sample, Mapping):
-        return (), sample  # pyright: ignore[reportUnknownVariableType]
-    return (sample if isinstance(sample, tuple) else (sample,)), {}  # pyright: ignore[reportUnknownVariableType]
+        return model, values
+    return Model(execution.alone()), list(map(np.asarray, values))
 
 
 def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, Layer]:
@@ -157,8 +148,8 @@ def real_layers(layers: Mapping[str, Layer]) -> dict[str, Layer]:
     """Return the layers of real numbers. Raises InputError where there are none."""
     found = {name: x for name, x in layers.items() if is_float(x.value.type.dtype)}
     if not found:
-        message = "the network computes no tensor of real numbers"
-        raise InputError(message, hint="a network of integers has no derivatives")
+        message = "no tensor that is computed, or chosen, is of real numbers"
+        raise InputError(message, hint="integers have no derivatives")
     return found
 
 
@@ -168,7 +159,7 @@ def chosen_params(params: Mapping[str, Any], labels: Iterable[str] | None) -> di
     Raises TypeError for what is no list of labels, InputError for one that nothing has, and where
     no parameter is left.
     """
-    real = {k: x for k, x in params.items() if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)}
+    real = {k: x for k, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     if labels is not None:
         wanted = names_of("labels", labels, "labels of parameters")
         for label in wanted:
@@ -177,16 +168,11 @@ def chosen_params(params: Mapping[str, Any], labels: Iterable[str] | None) -> di
                 raise InputError(f"no real parameter has the label '{label}'", hint=hint)
         real = {k: x for k, x in real.items() if any(k == w or fnmatchcase(k, w) for w in wanted)}
     if not real:
-        raise InputError("the network has no parameters of real numbers")
+        raise InputError("no parameter of the network, or of those chosen, is of real numbers")
     return real
-
-
-def require_model(model: Any) -> None:
-    """Raise TypeError for what is no model."""
-    require("model", model, Model, "a nnef_jax.Model")
 
 
 def require_callable(name: str, value: Any, expected: str) -> None:
     """Raise TypeError for what cannot be called."""
     if not callable(value):
-        raise TypeError(f"{name} must be {expected}, it is {value!r:.60}")
+        raise TypeError(f"{name} must be {expected}, it is {shown(value)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,7 @@ def match(a: Mapping[str, Tensor], b: Mapping[str, Tensor], given: Mapping[str, 
     outputs, in order, if there are as many. Then, between any two of these, the longest common
     sequence of tensors of equal kind and shape.
 
-    Raises InputError for a given name that there is not.
+    Raises InputError for a given name that there is not, or that is given twice.
     """
     for side, names, known in (("a", given.keys(), a), ("b", given.values(), b)):
         for name in names:
@@ -51,6 +52,10 @@ def match(a: Mapping[str, Tensor], b: Mapping[str, Tensor], given: Mapping[str, 
                 raise InputError(f"names: {side} has no tensor '{name}'", hint=hint)
     pairs = {x: Pair(x, y, "given") for x, y in given.items()}
     taken = set(given.values())
+    for name, times in Counter(given.values()).items():
+        if times > 1:
+            same = [f"'{x}'" for x, y in given.items() if y == name]
+            raise InputError(f"names: '{name}' of b is given for {' and '.join(same)}")
 
     def free(side: Mapping[str, Tensor], used: Any) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in side.items() if name not in used}

@@ -19,12 +19,12 @@ from nnef_jax.analysis.question import (
     require_bounds,
     require_count,
     require_key,
+    require_model,
     require_real,
 )
 from nnef_jax.analysis.results import Result, result, static, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
-from nnef_jax.options import require
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -165,7 +165,7 @@ def _maximised(
 
 def _blank(model: Any, target: Target, bounds: Bounds | None) -> tuple[Any, ...]:
     """Return an input of the declared shape, in the middle of the bounds."""
-    require("model", model, Model, "a model of nnef_jax")
+    require_model(model)
     names = [spec.name for spec in model.inputs]
     if len(names) != 1:
         message = f"the network has inputs {', '.join(names)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,7 +78,7 @@ class Question:
         if self.score is None:
             assert self.classes is not None
             return jnp.take_along_axis(self.entries(outputs), self.classes[:, None], 1)[:, 0]
-        found, batch = jnp.asarray(self.score(outputs)), self.batch
+        found, batch = array_from("target", self.score(outputs)), self.batch
         if found.shape != (batch,) or not jnp.issubdtype(found.dtype, jnp.floating):
             message = f"target returns {found.dtype}{show(found.shape)}"
             hint = f"return a real score for each item of '{self.wrt}': [{batch}]"
@@ -156,10 +156,10 @@ def ask(
     Raises TypeError for arguments of wrong types, InputError for names that the graph does not
     have, classes that the output does not have, and what has no derivative.
     """
-    require("model", model, Model, "a model of nnef_jax")
+    require_model(model)
     if params is not None:
         model = model.with_params(params)
-    arrays = tuple(model._bind(tuple(inputs), {}))  # pyright: ignore[reportPrivateUsage]
+    arrays = tuple(bound(model, inputs))
     graph = graph_for(model, arrays)
     explains = tensor_named(graph, "wrt", wrt) if wrt is not None else _first_real(graph)
     _require_real(graph, "wrt", explains)
@@ -184,6 +184,19 @@ def ask(
     return Question(model, arrays, classes, explains.name, output, None)
 
 
+def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
+    """Return the inputs of a call in graph order, given as such or as one dict by name."""
+    args, kwargs = arguments_of(inputs[0]) if len(inputs) == 1 else (tuple(inputs), {})
+    return model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+
+
+def arguments_of(sample: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the arguments of a call: of an array, a tuple of arrays, or a dict by input name."""
+    if isinstance(sample, Mapping):
+        return (), sample  # pyright: ignore[reportUnknownVariableType]
+    return (sample if isinstance(sample, tuple) else (sample,)), {}  # pyright: ignore[reportUnknownVariableType]
+
+
 def graph_for(model: Model, inputs: Sequence[Any]) -> Graph:
     """Return the graph of a model for inputs of these shapes: all extents are known."""
     network = model._network  # pyright: ignore[reportPrivateUsage]
@@ -203,12 +216,17 @@ def tensor_named(graph: Graph, what: str, name: Any) -> Value:
     return found
 
 
-def require_real(name: str, value: Any, *, least: float = 0, above: bool = False) -> float:
+def require_model(model: Any) -> None:
+    """Raise TypeError for what is no model."""
+    require("model", model, Model, "a nnef_jax.Model")
+
+
+def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
     """Return a real number; raise TypeError or ValueError unless it is finite and large enough."""
     require(name, value, float | int | np.floating | np.integer, "a number")
-    if not np.isfinite(value) or value < least or (above and value == least):
-        bound = f"above {least:g}" if above else f"at least {least:g}"
-        raise ValueError(f"{name} must be {bound} and finite, it is {value}")
+    if not np.isfinite(value) or (least is not None and value < least):
+        enough = "" if least is None else f"at least {least:g} and "
+        raise ValueError(f"{name} must be {enough}finite, it is {value}")
     return float(value)
 
 
@@ -224,7 +242,7 @@ def require_bounds(bounds: Any) -> tuple[float, float]:
     """Return a least and a largest value; raise TypeError or ValueError for what is none."""
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:  # pyright: ignore[reportUnknownArgumentType]
         raise TypeError(f"bounds must be a pair of numbers, it is {shown(bounds)}")
-    low, high = (require_real("a bound", x, least=-np.inf) for x in bounds)
+    low, high = (require_real("a bound", x, least=None) for x in bounds)
     if low >= high:
         raise ValueError(f"bounds must rise, they are {low:g} and {high:g}")
     return low, high
@@ -236,6 +254,13 @@ def require_key(key: Any) -> None:
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not (is_key or (dtype == jnp.uint32 and key.shape == (2,))) or (is_key and key.shape):
         raise TypeError(f"key must be one of jax.random.key(seed), it is {shown(key)}")
+
+
+def array_from(name: str, returned: Any) -> Array:
+    """Return what a function of the caller returned as an array, else raise TypeError."""
+    if not isinstance(returned, Array | np.ndarray | np.generic | float | int):
+        raise TypeError(f"{name} must return an array, it returns {shown(returned)}")
+    return jnp.asarray(returned)
 
 
 def _first_real(graph: Graph) -> Value:

@@ -21,10 +21,9 @@ from nnef_jax.analysis.layers import (
     on_one_device,
     real_layers,
     require_callable,
-    require_model,
 )
-from nnef_jax.analysis.question import graph_for
-from nnef_jax.analysis.results import Result, axes, result, static, table_of
+from nnef_jax.analysis.question import graph_for, require_model
+from nnef_jax.analysis.results import Result, axes, literally, result, static, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require, require_flags
 
@@ -89,12 +88,13 @@ class Sensitivity(Result):
         ax.set_xscale("symlog", linthresh=largest / 1000 or 1.0)
         ax.axvline(0, color="#999999", lw=0.6, zorder=0)
         ax.hlines(places, *ax.get_xlim(), color="#e6e9ee", lw=1, zorder=-1)
-        ax.set_yticks(places, self.names, fontsize=8)
+        ax.set_yticks(places, map(literally, self.names), fontsize=8)
         ax.invert_yaxis()
         ax.set_xlabel(f"increase of the loss, which is {float(self.loss):.4g}")
         ax.spines[["top", "right", "left"]].set_visible(False)
         beside: Any = {"loc": "upper left", "bbox_to_anchor": (1, 1), "title": "rounded"}
-        ax.legend(frameon=False, fontsize=8, title_fontsize=8, alignment="left", **beside)
+        if arrays:
+            ax.legend(frameon=False, fontsize=8, title_fontsize=8, alignment="left", **beside)
         return ax
 
 
@@ -148,14 +148,13 @@ def sensitivity(
             jnp.finfo(dtype)
         except (TypeError, ValueError):
             raise ValueError(f"dtypes must be of real numbers, '{dtype}' is not") from None
-    model, values, params = on_one_device(model, inputs, params)
+    model, values = on_one_device(model, inputs, params)
     layers = real_layers(layers_of(graph_for(model, values), names))
     for name, layer in layers.items():
         if 0 in layer.value.type.shape:
             raise InputError(f"'{name}' is empty: it is {layer.value.type}")
     found = _sensitivity(
         model,
-        params,
         values,
         names=tuple(layers),
         loss=loss,
@@ -172,7 +171,6 @@ def sensitivity(
 @partial(jax.jit, static_argnames=("names", "loss", "bits", "dtypes", "per_channel"))
 def _sensitivity(
     model: Model,
-    params: Mapping[str, Any] | None,
     inputs: list[Any],
     *,
     names: tuple[str, ...],
@@ -181,10 +179,10 @@ def _sensitivity(
     dtypes: tuple[str, ...],
     per_channel: bool,
 ) -> tuple[Array, dict[str, Array], dict[str, Array]]:
-    params = model.params if params is None else params
+    params = model.params
     known = layers_of(graph_for(model, inputs))
     layers = {name: known[name] for name in names}
-    scores = _scores(model, params, inputs, layers, loss)
+    scores = _scores(model, inputs, layers, loss)
     roundings: dict[str, Callable[[Any], Any]] = {}
     if bits is not None:
         roundings[f"values {bits} bits"] = partial(_to_levels, bits=bits, per_channel=False)
@@ -233,12 +231,12 @@ def _weights(layer: Layer, params: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _scores(
     model: Model,
-    params: Mapping[str, Any],
     inputs: list[Any],
     layers: Mapping[str, Layer],
     loss: Loss,
 ) -> dict[str, Array]:
     """Return norms of gradients, and of their products with what they are of."""
+    params = model.params
     real = {x: p for x, p in params.items() if jnp.issubdtype(p.dtype, jnp.floating)}
 
     def value(added: Any, real: Any) -> Any:

@@ -16,9 +16,9 @@ from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax import Model
 from nnef_jax.analysis.krylov import singular_triplets
-from nnef_jax.analysis.layers import on_one_device, require_model
-from nnef_jax.analysis.question import Question, ask, require_count
-from nnef_jax.analysis.results import Result, axes, result, static, table_of
+from nnef_jax.analysis.layers import on_one_device
+from nnef_jax.analysis.question import Question, ask, require_count, require_key, require_model
+from nnef_jax.analysis.results import Result, axes, literally, result, static, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.options import require_flags
 
@@ -69,7 +69,7 @@ class JacobianSpectrum(Result):
         ax.set_xticks(places)
         ax.set_xlabel("index")
         ax.set_ylabel("singular value")
-        ax.set_title(f"Jacobian of {self.output} to {self.input}", fontsize=10)
+        ax.set_title(literally(f"Jacobian of {self.output} to {self.input}"), fontsize=10)
         ax.spines[["top", "right"]].set_visible(False)
         if len(self.values) <= 10:
             ax.legend(title="item", frameon=False, fontsize=8, ncols=2)
@@ -114,14 +114,16 @@ def jacobian_spectrum(
     require_model(model)
     k, steps = require_count("k", k), require_count("steps", steps)
     require_flags(batched=batched)
-    model, values, params = on_one_device(model, inputs, params)
+    if key is not None:
+        require_key(key)
+    model, values = on_one_device(model, inputs, params)
     if output is None:
         names = zip(model.graph.output_names, model.graph.outputs, strict=True)
         real = [name for name, value in names if is_float(value.type.dtype)]
         if not real:
             raise InputError("no output is of real numbers: none has a Jacobian")
         output = real[0]
-    question = ask(model, values, _all, output, wrt, params)
+    question = ask(model, values, _all, output, wrt, None)
     key = jax.random.key(0) if key is None else key
     singular, directions, residuals, mixed = _spectrum(
         question, key, k=k, steps=steps, batched=batched

@@ -18,18 +18,16 @@ from nnef_jax import Model
 from nnef_jax.analysis.backward import Loss, loss_of, zeros_at
 from nnef_jax.analysis.layers import (
     Layer,
-    bound,
     chosen_params,
     layers_of,
     real_layers,
     require_callable,
-    require_model,
 )
-from nnef_jax.analysis.question import graph_for
-from nnef_jax.analysis.results import Result, axes, table_of
+from nnef_jax.analysis.question import bound, graph_for, require_model
+from nnef_jax.analysis.results import Result, axes, literally, table_of
 from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
 from nnef_jax.errors import InputError
-from nnef_jax.options import require_flags, require_samples
+from nnef_jax.options import names_of, require_flags, require_samples
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -110,7 +108,7 @@ class Statistics(Result):
             ax.set_xscale("symlog", linthresh=1)
             ax.set_xlabel("value: range, mean and standard deviation")
             ax.axvline(0, color="#999999", lw=0.6, zorder=0)
-        ax.set_yticks(places, [x.name for x in rows], fontsize=8)
+        ax.set_yticks(places, [literally(x.name) for x in rows], fontsize=8)
         ax.invert_yaxis()
         ax.spines[["top", "right"]].set_visible(False)
         return ax
@@ -187,9 +185,11 @@ def gradient_statistics(
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")
     require_flags(rank=rank)
-    params = model.params if params is None else params
-    none = labels is not None and not list(labels)
-    chosen = {} if none else chosen_params(dict(params), labels)
+    model = model if params is None else model.with_params(params)
+    labels = None if labels is None else names_of("labels", labels, "labels of parameters")
+    chosen = {} if labels == () else chosen_params(model.params, labels)
+    if targets is not None:
+        require_samples("targets", targets)
     given = None if targets is None else iter(targets)
 
     def of_batch(values: list[Any], layers: Mapping[str, Layer]) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def gradient_statistics(
         if given is not None and not target:
             raise InputError("there are fewer targets than batches")
         added = zeros_at(model, values, list(layers))
-        inside, of_params = _gradients(model, params, chosen, values, target, added, loss=loss)
+        inside, of_params = _gradients(model, chosen, values, target, added, loss=loss)
         # A label may be the name of a tensor too.
         return inside | {f"{n} (parameter)" if n in inside else n: x for n, x in of_params.items()}
 
@@ -207,7 +207,6 @@ def gradient_statistics(
 @partial(jax.jit, static_argnames="loss")
 def _gradients(
     model: Model,
-    params: Mapping[str, Any],
     chosen: Mapping[str, Any],
     inputs: list[Any],
     target: tuple[Any, ...],
@@ -219,7 +218,7 @@ def _gradients(
         def of(outputs: Any) -> Any:
             return loss(outputs, *target)
 
-        return loss_of(model, {**params, **chosen}, inputs, of, added)[0]
+        return loss_of(model, {**model.params, **chosen}, inputs, of, added)[0]
 
     return jax.grad(value, (0, 1))(added, chosen)
 
@@ -238,14 +237,13 @@ def _over(
     for number, batch in enumerate(batches):
         try:
             values = bound(model, batch if isinstance(batch, tuple) else (batch,))
-            layers = {} if names == [] else layers_of(graph_for(model, values), names)
+            layers = layers_of(graph_for(model, values), names)
             layers = real_layers(layers) if of == "gradients" and layers else layers
             arrays = tensors_of(values, layers)
         except InputError as error:
             error.message = f"batch {number}: {error.message}"
             raise
-        tensors = {name: x for name, x in _measured(arrays, layers, rank)}
-        one = Statistics(tensors=tensors, of=of, batches=1)
+        one = Statistics(tensors=dict(_measured(arrays, layers, rank)), of=of, batches=1)
         found = one if found is None else found.merge(one)
     if found is None:
         raise InputError("statistics need at least one batch")
@@ -256,9 +254,8 @@ def _measured(
     arrays: Mapping[str, Any], layers: Mapping[str, Layer], rank: bool
 ) -> Iterator[tuple[str, TensorStatistics]]:
     """Yield statistics of tensors in order; all are computed before any is fetched."""
-    names = [name for name in (*layers, *(n for n in arrays if n not in layers))]
     pending: dict[str, Any] = {}
-    for name in names:
+    for name in (*layers, *(n for n in arrays if n not in layers)):
         x = jnp.asarray(arrays[name])
         if not jnp.issubdtype(x.dtype, jnp.complexfloating):
             axis = layers[name].unit_axis if name in layers else None

@@ -89,6 +89,6 @@ def _occlusion(
 
 
 def _extents(name: str, value: Any, rank: int) -> tuple[int, ...]:
-    found = [value] * rank if isinstance(value, int) else value
+    found = [value] * rank if isinstance(value, int | np.integer) else value
     require(name, found, list | tuple, "an integer or a tuple of integers")
     return tuple([require_count(name, n) for n in found])

@@ -188,6 +188,8 @@ def test_wrong_arguments_are_told() -> None:
         (lambda: fgsm(epsilon=-1), ValueError, "epsilon must be at least 0"),
         (lambda: fgsm(epsilon=float("nan")), ValueError, "finite"),
         (lambda: fgsm(epsilon="1"), InputError, "epsilon"),
+        (lambda: fgsm(epsilon=np.float32(-1)), ValueError, "epsilon must be at least 0"),
+        (lambda: fgsm(epsilon=[1, 1, 1, 1, 1, np.nan]), ValueError, "finite"),
         (lambda: fgsm(epsilon=np.ones(5)), InputError, r"epsilon is \[5\], 'x' has 6 items"),
         (lambda: fgsm(bounds=(0, 1)), InputError, r"has values from -\d.*, bounds are 0 to 1"),
         (lambda: fgsm(bounds=(1, 0)), ValueError, "bounds must rise"),

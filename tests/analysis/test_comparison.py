@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -181,6 +182,8 @@ def test_wrong_arguments(net: nnef_jax.Model) -> None:
     with pytest.raises(InputError, match=r"a has no tensor 'h11'") as raised:
         compare(net, net, _X, names={"h11": "h1"})
     assert "did you mean 'h1'" in str(raised.value)
+    with pytest.raises(InputError, match="'h1' of b is given for 'h1' and 'h2'"):
+        compare(net, net, _X, names={"h1": "h1", "h2": "h1"})
     with pytest.raises(InputError, match="no tensor of a is found in b"):
         compare(net, {"zzz": np.ones((1, 1))}, _X)
     with pytest.raises(InputError, match="'text' holds no numbers"):
@@ -193,6 +196,20 @@ def test_wrong_arguments(net: nnef_jax.Model) -> None:
         compare(net, net, _X, rtol=0, atol=0)
     nan = compare(net, net, np.full_like(_X, np.nan))
     assert nan.first is None and nan.tensors["y"].nan == (10, 10)
+
+
+def test_arrays_that_cannot_be_read(net: nnef_jax.Model, tmp_path: Path) -> None:
+    np.savez(tmp_path / "recorded.npz", h1=np.array([None, {}]))
+    unreadable = pytest.raises(InputError, match="b: its arrays cannot be read: Object arrays")
+    with np.load(tmp_path / "recorded.npz") as recorded, unreadable:
+        compare(net, recorded, _X)
+
+
+def test_names_in_pictures_are_no_formulas(monkeypatch: Any) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    recorded = {"$\\frac$": _X}
+    axes = compare(recorded, {name: x + 1 for name, x in recorded.items()}).plot()
+    axes.figure.canvas.draw()
 
 
 def test_a_picture_of_errors(net: nnef_jax.Model, monkeypatch: Any) -> None:

@@ -178,6 +178,16 @@ def test_wrong_arguments() -> None:
         hessian_trace(net, x, loss=lambda y: y)
     with pytest.raises(TypeError, match="loss must be a function"):
         hessian_eigenvalues(net, x, loss=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="loss must return an array, it returns None"):
+        hessian_trace(net, x, loss=lambda y: None)
+    with pytest.raises(InputError, match="params must be a dict of arrays by label"):
+        hessian_trace(net, x, loss=squares, params=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="no parameter of the network, or of those chosen"):
+        hessian_trace(net, x, loss=squares, labels=[])
+    key: Any = 3
+    for analysis in (jacobian_spectrum, partial(hessian_trace, loss=squares)):
+        with pytest.raises(TypeError, match="key must be one of"):
+            analysis(net, x, key=key)
     with pytest.raises(ValueError, match="samples must be at least 2"):
         hessian_trace(net, x, loss=squares, samples=1)
 
@@ -193,8 +203,9 @@ def test_pictures(monkeypatch: Any) -> None:
     )
     drawn = found.plot().lines[0].get_ydata()
     np.testing.assert_allclose(drawn, found.values[0])
-    (bar,) = HessianTrace(samples={"w": jnp.array([2.0, 4.0])}).plot().patches
-    assert bar.get_width() == 3
+    axes = HessianTrace(samples={"$\\frac$": jnp.array([2.0, 4.0])}).plot()
+    assert axes.patches[0].get_width() == 3
+    axes.figure.canvas.draw()  # a label is no formula
 
 
 def test_integers_have_no_jacobian() -> None:

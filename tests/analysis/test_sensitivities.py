@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -135,6 +136,7 @@ def test_tables_and_pictures(found: Sensitivity, monkeypatch: Any) -> None:
     column = found.table(sort="gradient").columns[0]
     order = np.argsort(-np.asarray(found.scores["gradient"]), kind="stable")
     assert [str(cell) for cell in column.cells] == [found.names[i] for i in order]
+    replace(found, increases={}).plot()  # nothing was rounded
     axes = found.plot()
     drawn = {line.get_label(): line.get_xdata() for line in axes.lines}
     np.testing.assert_allclose(drawn["bfloat16"], found.increases["bfloat16"])
@@ -147,6 +149,8 @@ def test_wrong_arguments(net: nnef_jax.Model) -> None:
         sensitivity(net, _X, loss=loss, dtypes=["int8"])
     with pytest.raises(TypeError, match="dtypes must be a list"):
         sensitivity(net, _X, loss=loss, dtypes="float16")
+    with pytest.raises(InputError, match="params must be a dict of arrays by label"):
+        sensitivity(net, _X, loss=loss, params=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="no tensor 'q'"):
         sensitivity(net, _X, loss=loss, names=["q"])
     with pytest.raises(TypeError, match="single real number"):

@@ -174,6 +174,14 @@ def test_wrong_arguments(net: nnef_jax.Model) -> None:
         activation_statistics(net, _BATCHES, names="r1")
     with pytest.raises(TypeError, match="batches must be a list"):
         activation_statistics(net, 3)  # pyright: ignore[reportArgumentType]
+    wrong: list[tuple[dict[str, Any], type[Exception]]] = [
+        ({"params": 3}, InputError),
+        ({"labels": 3}, TypeError),
+        ({"targets": 3}, TypeError),
+    ]
+    for given, error in wrong:
+        with pytest.raises(error, match=f"{next(iter(given))} must be a"):
+            gradient_statistics(net, _BATCHES, loss=jnp.sum, **given)
     with pytest.raises(TypeError, match="loss must be a function"):
         gradient_statistics(net, _BATCHES, loss=None)  # pyright: ignore[reportArgumentType]
     text = """version 1.0; graph net(x) -> (y) {
@@ -181,9 +189,9 @@ def test_wrong_arguments(net: nnef_jax.Model) -> None:
     integers = model_of(text)
     x = np.arange(6, dtype=np.int32).reshape(2, 3)
     assert activation_statistics(integers, [x]).tensors["y"].mean == 2.5
-    with pytest.raises(InputError, match="no parameters of real numbers"):
+    with pytest.raises(InputError, match="no parameter of the network"):
         gradient_statistics(integers, [x], loss=jnp.sum)
-    with pytest.raises(InputError, match="computes no tensor of real numbers"):
+    with pytest.raises(InputError, match="no tensor that is computed, or chosen"):
         gradient_statistics(integers, [x], loss=jnp.sum, labels=[])
 
 
