@@ -26,6 +26,11 @@ class Source:
         line = bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
 
+    def offset(self, line: int, column: int) -> int:
+        """Return the character offset of a 1-based line and column, the nearest that there is."""
+        start = self._line_starts[min(line, len(self._line_starts)) - 1]
+        return min(start + column - 1, len(self.text))
+
     def line(self, number: int) -> str:
         """Return the text of a 1-based line, without its end."""
         start = self._line_starts[number - 1]

@@ -14,8 +14,12 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "log_softmax", "elu", "selu", "prelu", "leaky_relu", "clamped_swiglu",
     ),
     "attention": ("attention", "masked_softmax", "rotary_embedding"),
+    "adaptive": ("adaptive_avg_pool", "adaptive_max_pool"),
+    "branch": ("branch",),
     "conv": ("conv", "deconv"),
-    "detection": ("non_max_suppression", "non_zero"),
+    "deformable": ("deformable_conv",),
+    "detection": ("non_max_suppression", "non_zero", "sorted_suppression"),
+    "proposals": ("detection_output", "proposal", "ctc_greedy_decoder"),
     "elementwise": (
         "neg", "rcp", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos",
         "atan", "asinh", "acosh", "atanh", "abs", "sign", "sqr", "sqrt", "rsqr", "rsqrt", "log2",
@@ -26,7 +30,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     ),
     "experts": ("mixture_of_experts",),
     "indexing": (
-        "gather_elements", "gather_nd", "scatter_elements", "scatter_nd", "topk", "one_hot",
+        "gather_elements", "gather_in_batches", "gather_nd", "reverse_sequence", "scatter_elements",
+        "scatter_nd", "topk", "one_hot",
     ),
     "linear": ("matmul", "linear", "einsum"),
     "lookup": ("direct_lookup", "reverse_lookup", "tract.tree_ensemble"),
@@ -34,7 +39,10 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "l1_normalization", "l2_normalization", "local_variance_normalization",
         "batch_normalization", "rms_norm", "local_response_normalization",
     ),
-    "quantize": ("min_max_linear_quantize", "zero_point_linear_quantize", "logarithmic_quantize"),
+    "quantize": (
+        "fake_quantize", "min_max_linear_quantize", "zero_point_linear_quantize",
+        "logarithmic_quantize",
+    ),
     "quantized": ("quantized_einsum", "quantized_conv"),
     "recurrent": (
         "lstm_pointwise", "gru_pointwise", "gru_sequence", "causal_conv1d_update",
@@ -49,6 +57,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     ),
     "resize": ("resize", "grid_sample"),
     "roi": ("avg_roi_pool", "max_roi_pool", "roi_resample"),
+    "regions": ("position_sensitive_roi_pool",),
     "scan": ("scan",),
     "selection": (
         "slice", "dynamic_slice", "triangle", "tile", "pad", "gather", "broadcast",

@@ -13,6 +13,7 @@ from lowering.errors import InvalidShape
 from lowering.extents import UNKNOWN, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
+from lowering.kernels.suppression import suppressed
 from lowering.ops import require, rules
 
 _INDICES = "its results are indices"
@@ -72,21 +73,7 @@ def non_max_suppression(
         eligible = scores > widened(jnp.asarray(score_threshold)).reshape(())
 
     def select(corners: Array, scores: Array, eligible: Array) -> Array:
-        order = jnp.argsort(-scores, stable=True).astype(jnp.int32)
-        sides, left = corners[order], eligible[order]
-
-        def more(state: tuple[Array, Array, Array]) -> Array:
-            return (state[0] < most) & jnp.any(state[1])
-
-        def take(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            count, left, chosen = state
-            best = jnp.argmax(left)
-            overlapped = _overlap(sides[best][None, :], sides) > iou_threshold
-            left = left & ~overlapped & (jnp.arange(len(order)) != best)
-            return count + 1, left, chosen.at[count].set(order[best])
-
-        start = (jnp.int32(0), left, jnp.full(most, -1, jnp.int32))
-        return lax.while_loop(more, take, start)[2]
+        return suppressed(corners, scores, eligible, most, iou_threshold)
 
     by_class = jax.vmap(select, (None, 0, 0))
     chosen = jax.vmap(by_class)(corners, scores, eligible)  # (batches, classes, most)
@@ -104,19 +91,6 @@ def _corners(boxes: Array, center_point_box: bool) -> Array:
     return jnp.concatenate([jnp.minimum(a, b), jnp.maximum(a, b)], axis=-1)
 
 
-def _overlap(box: Array, boxes: Array) -> Array:
-    """Return intersection over union of a box (1,4) and each box, -inf for none."""
-    low = jnp.maximum(box[:, :2], boxes[:, :2])
-    high = jnp.minimum(box[:, 2:], boxes[:, 2:])
-    shared = jnp.prod(jnp.maximum(high - low, 0), axis=1)
-    covered = _area(box) + _area(boxes) - shared
-    return jnp.where(shared > 0, shared / jnp.where(shared > 0, covered, 1.0), -jnp.inf)
-
-
-def _area(boxes: Array) -> Array:
-    return jnp.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-
-
 def _non_zero_type(input: TensorType) -> TensorType:
     return TensorType((len(input.shape), volume(input.shape)), "int32")
 
@@ -130,3 +104,46 @@ def non_zero(input: Any) -> Array:
     extents = np.array(x.shape, np.int32).reshape(-1, 1)
     strides = np.array([volume(x.shape[a + 1 :]) for a in range(x.ndim)], np.int32).reshape(-1, 1)
     return jnp.where(place < 0, -1, place // strides % extents)
+
+
+def _sorted_type(
+    boxes: TensorType, scores: TensorType, max_output_boxes_per_class: int
+) -> tuple[TensorType, TensorType, TensorType]:
+    none = TensorType((), "bool")
+    rows = _suppression_type(boxes, scores, max_output_boxes_per_class or 1, none).shape[0]
+    rows = rows if max_output_boxes_per_class else 0
+    return (
+        TensorType((rows, 3), "int32"),
+        TensorType((rows, 3), scores.dtype),
+        TensorType((1,), "int32"),
+    )
+
+
+@rules.rule("sorted_suppression", _sorted_type, not_differentiable=_INDICES)
+def sorted_suppression(
+    boxes: Any,
+    scores: Any,
+    max_output_boxes_per_class: int,
+    iou_threshold: float,
+    score_threshold: float,
+    center_point_box: bool,
+    sorts: bool,
+) -> tuple[Array, Array, Array]:
+    """Return rows as `non_max_suppression`, rows (batch, class, score), and how many there are.
+
+    With `sorts` rows of all batches and classes go by falling score. Behind the last all is -1.
+    """
+    x, most = jnp.asarray(scores), max_output_boxes_per_class
+    if most == 0 or x.size == 0:
+        return jnp.zeros((0, 3), jnp.int32), jnp.zeros((0, 3), x.dtype), jnp.zeros(1, jnp.int32)
+    threshold = jnp.asarray(score_threshold, x.dtype)
+    found = non_max_suppression(boxes, x, most, iou_threshold, threshold, center_point_box)
+    filled = found[:, 0] >= 0
+    batch, kind, place = (jnp.maximum(found[:, i], 0) for i in range(3))
+    values = jnp.where(filled, x[batch, kind, place], -jnp.inf)
+    if sorts:
+        order = jnp.argsort(-values, stable=True)
+        found, values, filled = found[order], values[order], filled[order]
+    rows = jnp.concatenate([found[:, :2].astype(x.dtype), values[:, None]], axis=1)
+    count = jnp.sum(filled, dtype=jnp.int32)[None]
+    return found, jnp.where(filled[:, None], rows, -1), count

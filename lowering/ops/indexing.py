@@ -261,3 +261,54 @@ def one_hot(indices: Any, axis: int, depth: int, off_value: float, on_value: flo
     index = jnp.expand_dims(jnp.where(index < 0, index + depth, index), axis)
     places = lax.broadcasted_iota(index.dtype, with_extent(index.shape, axis, depth), axis)
     return jnp.where(index == places, jnp.float32(on_value), jnp.float32(off_value))
+
+
+def _gather_in_batches_type(
+    input: TensorType, indices: TensorType, axis: int, batch_dims: int
+) -> TensorType:
+    require.integer(indices=indices)
+    require.axis(axis, len(input.shape))
+    if not 0 <= batch_dims <= min(axis, len(indices.shape)):
+        raise InvalidOperation(f"'batch_dims' must lie in [0,{axis}], it is {batch_dims}")
+    if shapes_differ(input.shape[:batch_dims], indices.shape[:batch_dims]):
+        raise InvalidShape(
+            f"the first {batch_dims} extents of 'input' {show(input.shape)} and 'indices' "
+            f"{show(indices.shape)} must be equal, they are the batch"
+        )
+    shape = (*input.shape[:axis], *indices.shape[batch_dims:], *input.shape[axis + 1 :])
+    return TensorType(shape, input.dtype)
+
+
+@rules.rule("gather_in_batches", _gather_in_batches_type)
+def gather_in_batches(input: Any, indices: Any, axis: int, batch_dims: int) -> Array:
+    """Return sub-tensors at indices along an axis, of each item of the batch at its own."""
+
+    def take(x: Array, places: Array) -> Array:
+        return jnp.take(x, places, axis=axis - batch_dims)
+
+    for _ in range(batch_dims):
+        take = jax.vmap(take)
+    return take(jnp.asarray(input), _index(indices))
+
+
+def _reverse_sequence_type(
+    input: TensorType, lengths: TensorType, batch_axis: int, time_axis: int
+) -> TensorType:
+    require.integer(lengths=lengths)
+    require.axes((batch_axis, time_axis), len(input.shape), "the axes")
+    require.shape("lengths", lengths, (input.shape[batch_axis],), "it has a length for each item")
+    return input
+
+
+@rules.rule("reverse_sequence", _reverse_sequence_type)
+def reverse_sequence(input: Any, lengths: Any, batch_axis: int, time_axis: int) -> Array:
+    """Reverse the first items of each sequence, as many as its length; the others stay."""
+    x = jnp.asarray(input)
+    time = jnp.arange(x.shape[time_axis], dtype=jnp.int32)[None, :]
+    ends = _index(lengths)[:, None]
+    places = jnp.where(time < ends, ends - 1 - time, time)
+    whole = [1] * x.ndim
+    whole[batch_axis], whole[time_axis] = places.shape
+    if time_axis < batch_axis:
+        places = places.T
+    return jnp.take_along_axis(x, places.reshape(whole), axis=time_axis)

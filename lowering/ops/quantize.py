@@ -128,3 +128,39 @@ def logarithmic_quantize(ctx: Context, x: Any, max: Any, bits: int) -> Array:
     exponent = jnp.maximum(jnp.minimum(exponent, top), top - steps)
     largest = jnp.ldexp(jnp.ones_like(x), top)
     return _as_cut(ctx, jnp.ldexp(jnp.sign(x), exponent), x, -largest, largest)
+
+
+def _fake_quantize_type(x: TensorType, levels: int, **ends: TensorType) -> TensorType:
+    require.same_dtype(require.real, x=x, **ends)
+    require.fits("'x'", x, **ends)
+    if levels < 2:
+        raise InvalidOperation(f"'levels' must be 2 or more, it is {levels}")
+    return x
+
+
+@rules.rule("fake_quantize", _fake_quantize_type)
+def fake_quantize(
+    ctx: Context,
+    x: Any,
+    input_low: Any,
+    input_high: Any,
+    output_low: Any,
+    output_high: Any,
+    levels: int,
+) -> Array:
+    """Return the nearest of levels between input ends, as one of those between output ends.
+
+    Up to the lower end it is the lowest level, above the higher end the highest; halves go to even
+    levels. Source: FakeQuantize-1 of OpenVINO's operation sets.
+    """
+    x, low, high, first, last = align(
+        jnp.asarray(x), input_low, input_high, output_low, output_high
+    )
+    dtype = x.dtype
+    x, low, high, first, last = (_wide(v) for v in (x, low, high, first, last))
+    below, beyond = jnp.minimum(low, high), jnp.maximum(low, high)
+    span, steps = high - low, float(levels - 1)
+    level = rounded((x - low) / jnp.where(span == 0, 1.0, span) * steps, "even")
+    inside = level / steps * (last - first) + first
+    result = jnp.where(x <= below, first, jnp.where(x > beyond, last, inside))
+    return _as_cut(ctx, result, x, below, beyond).astype(dtype)

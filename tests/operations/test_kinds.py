@@ -20,6 +20,7 @@ from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.operations import meanings
 from tests import op_cases, tract_cases
 from tests.helpers import model_of
+from tests.openvino.test_kinds import CASES as openvino_cases
 from tests.printed import print_graph
 from tests.tract_text import graph
 
@@ -208,6 +209,7 @@ def test_every_kind_is_used_by_a_row_of_the_tables() -> None:
     used = {case.operation for case in op_cases.ALL_CASES}
     names = meanings().keys() & {case.operation for case in tract_cases.ALL_CASES}
     used |= {meanings()[name].kind for name in names}
+    used |= {case.kind for case in openvino_cases}
     assert set(rules) - used == {
-        "constant", "range", "scan", "tract.pulse_mask", "complex_to_pairs",
+        "branch", "constant", "range", "scan", "tract.pulse_mask", "complex_to_pairs",
     }  # fmt: skip

@@ -1,0 +1,104 @@
+"""Convolution whose filter reads between items, at places that the network computes.
+
+Sources: Dai et al. 2017, arXiv:1703.06211; with a mask Zhu et al. 2018, arXiv:1811.11168.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from lowering.errors import InvalidShape
+from lowering.extents import Shape, differ, show
+from lowering.graph import ABSENT, TensorType
+from lowering.kernels.windows import Padding, basic
+from lowering.ops import require, rules
+from lowering.ops.conv import conv_shape, conv_work
+from lowering.trace import Context
+
+
+def _deformable_type(
+    input: TensorType, offsets: TensorType, filter: TensorType, mask: TensorType, groups: int,
+    offset_groups: int, padding: Padding, stride: Shape, dilation: Shape,
+) -> TensorType:  # fmt: skip
+    require.same_dtype(require.real, input=input, offsets=offsets, filter=filter)
+    require.layout("[B,C,H,W]", input=input, offsets=offsets)
+    shape = conv_shape(
+        input.shape, filter.shape, (), groups,
+        border="constant", padding=padding, stride=stride, dilation=dilation,
+    )  # fmt: skip
+    cells = filter.shape[2] * filter.shape[3]
+    for name, found, count in (("offsets", offsets, 2), ("mask", mask, 1)):
+        if found != ABSENT and differ(found.shape[1], count * offset_groups * cells):
+            raise InvalidShape(
+                f"'{name}' {show(found.shape)} must have {count} channels for each of {cells} "
+                f"cells of 'filter' and {offset_groups} groups"
+            )
+    if differ(input.shape[1] % offset_groups, 0):
+        raise InvalidShape(f"{offset_groups} groups do not divide {input.shape[1]} channels")
+    return TensorType(shape, input.dtype)
+
+
+@rules.rule("deformable_conv", _deformable_type, work=conv_work)
+def deformable_conv(
+    ctx: Context, input: Any, offsets: Any, filter: Any, mask: Any, groups: int,
+    offset_groups: int, padded_bilinear: bool, padding: Padding, stride: Shape, dilation: Shape,
+) -> Array:  # fmt: skip
+    """Correlate with a filter whose cells are moved by offsets (y, x), interpolating linearly.
+
+    `offsets` is [B,offset_groups*cells*2,h,w], `mask` [B,offset_groups*cells,h,w]. What lies
+    outside of the input is 0; without `padded_bilinear` a place is outside unless it is within the
+    extents, and the edge continues beyond the last item.
+    """
+    x, moved, weights = jnp.asarray(input), jnp.asarray(offsets), jnp.asarray(filter)
+    batch, channels, height, width = x.shape
+    windows = basic(
+        x.shape[2:], weights.shape[2:],
+        border="constant", padding=padding, stride=stride, dilation=dilation,
+    )  # fmt: skip
+    rows, columns = weights.shape[2:]
+    out_h, out_w = windows.downscaled
+    shape = (batch, offset_groups, rows * columns, 2, out_h, out_w)
+    moved = moved.reshape(shape)
+    places: list[Array] = []
+    for axis, (count, cell) in enumerate(((out_h, rows), (out_w, columns))):
+        start = jnp.arange(count) * windows.stride[axis] - windows.padding[axis][0]
+        cells = jnp.arange(cell) * windows.dilation[axis]
+        cells = jnp.repeat(cells, columns) if axis == 0 else jnp.tile(cells, rows)
+        grid = start.reshape((1, -1, 1) if axis == 0 else (1, 1, -1)) + cells[:, None, None]
+        places.append(grid[None, None].astype(x.dtype) + moved[:, :, :, axis])
+    y, z = places  # [B,groups,cells,h,w]
+    parts = x.reshape(batch, offset_groups, channels // offset_groups, height * width)
+    values = _interpolated(parts, y, z, height, width, padded_bilinear)
+    if mask is not False:
+        shares = (batch, offset_groups, 1, rows * columns, out_h, out_w)
+        values = values * jnp.asarray(mask).reshape(shares)
+    values = values.reshape(batch, groups, channels // groups, rows * columns, out_h, out_w)
+    kernel = weights.reshape(groups, weights.shape[0] // groups, weights.shape[1], rows * columns)
+    product = jnp.einsum("bgckhw,gock->bgohw", values, kernel, precision=ctx.precision)
+    return product.reshape(batch, weights.shape[0], out_h, out_w)
+
+
+def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, padded: bool) -> Array:
+    """Return the items [B,groups,channels,cells,h,w] at places [B,groups,cells,h,w]."""
+    inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+    low_y, low_x = jnp.floor(y), jnp.floor(x)
+    total = 0.0
+    for down in (0, 1):
+        for right in (0, 1):
+            row, column = low_y + down, low_x + right
+            share = (1 - jnp.abs(y - row)) * (1 - jnp.abs(x - column))
+            if padded:
+                within = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+                share = jnp.where(within, share, 0)
+            row, column = (
+                jnp.clip(v, 0, n - 1).astype(jnp.int32) for v, n in ((row, height), (column, width))
+            )
+            place = row * width + column
+            flat = place.reshape(*place.shape[:2], 1, -1)
+            items = jnp.take_along_axis(parts, flat, axis=3)
+            items = items.reshape(*parts.shape[:3], *place.shape[2:])
+            total = total + items * share[:, :, None]
+    return total if padded else jnp.where(inside[:, :, None], total, 0)

@@ -1,0 +1,285 @@
+"""Detections: boxes decoded from what a network says of prior boxes, the best kept; of fixed size.
+
+Sources: SSD, Liu et al. 2016, arXiv:1512.02325; Faster R-CNN, Ren et al. 2015, arXiv:1506.01497;
+DetectionOutput, Proposal and CTCGreedyDecoder of OpenVINO's operation sets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import differ, show, volume
+from lowering.graph import TensorType
+from lowering.kernels.precision import widened
+from lowering.kernels.suppression import first, suppressed
+from lowering.ops import require, rules
+
+_CHOICES = "it chooses boxes"
+
+
+def _detection_type(
+    locations: TensorType, confidences: TensorType, priors: TensorType, num_classes: int,
+    top_k: int, keep_top_k: int, share_location: bool, variance_encoded: bool, normalized: bool,
+) -> TensorType:  # fmt: skip
+    require.same_dtype(require.real, locations=locations, confidences=confidences, priors=priors)
+    batch = locations.shape[0]
+    boxes = _priors(priors.shape, normalized)
+    sets = 1 if share_location else num_classes
+    if num_classes < 1:
+        raise InvalidOperation(f"'num_classes' must be positive, it is {num_classes}")
+    for name, found, items in (
+        ("locations", locations, 4 * sets), ("confidences", confidences, num_classes),
+    ):  # fmt: skip
+        if differ(volume(found.shape[1:]), boxes * items):
+            raise InvalidShape(
+                f"'{name}' {show(found.shape)} must have {items} items for each of {boxes} boxes"
+            )
+    if not variance_encoded and differ(priors.shape[1], 2):
+        raise InvalidShape(f"'priors' {show(priors.shape)} must have boxes and variances")
+    rows = batch * _kept(boxes, num_classes, top_k, keep_top_k)
+    return TensorType((1, 1, rows, 7), locations.dtype)
+
+
+def _priors(shape: tuple[int, ...], normalized: bool) -> int:
+    return shape[-1] // (4 if normalized else 5)
+
+
+def _kept(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
+    return keep_top_k if keep_top_k > 0 else classes * (min(top_k, boxes) if top_k > 0 else boxes)
+
+
+@rules.rule("detection_output", _detection_type, not_differentiable=_CHOICES)
+def detection_output(
+    locations: Any, confidences: Any, priors: Any, anchor_confidences: Any, anchor_locations: Any,
+    num_classes: int, background_label: int, top_k: int, keep_top_k: int, share_location: bool,
+    variance_encoded: bool, center_size: bool, nms_threshold: float, confidence_threshold: float,
+    clip_before: bool, clip_after: bool, decrease_label: bool, normalized: bool,
+    input_size: tuple[int, int], objectness_threshold: float,
+) -> Array:  # fmt: skip
+    """Return rows (image, class, score, x1, y1, x2, y2) of detections, [1,1,rows,7].
+
+    Rows go by image, class and falling score; behind the last one a row has image -1, others are
+    zeros. Boxes of a class are suppressed among each other; of all classes the `keep_top_k` best
+    remain. With `decrease_label` a box has its best class alone, and classes count from 0.
+    """
+    locations, confidences, priors = (
+        widened(jnp.asarray(x)) for x in (locations, confidences, priors)
+    )
+    batch, count = locations.shape[0], _priors(priors.shape, normalized)
+    sets = 1 if share_location else num_classes
+    size = jnp.asarray([*input_size[::-1], *input_size[::-1]], priors.dtype)
+    boxes, variances = _boxes(priors, count, normalized, variance_encoded, size)
+    offsets = locations.reshape(batch, count, sets, 4)
+    scores = confidences.reshape(batch, count, num_classes)
+    if anchor_confidences is not False:
+        sure = widened(jnp.asarray(anchor_confidences)).reshape(batch, count, 2)[..., 1]
+        none = jnp.arange(num_classes) == background_label
+        without = none.astype(scores.dtype)[None, None, :]
+        scores = jnp.where((sure < objectness_threshold)[..., None], without, scores)
+    boxes, variances = (jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in (boxes, variances))
+    if anchor_locations is not False:
+        moves = widened(jnp.asarray(anchor_locations)).reshape(batch, count, 1, 4)
+        boxes = _decoded(boxes[:, :, None], variances[:, :, None], moves, center_size)[:, :, 0]
+    found = _decoded(boxes[:, :, None], variances[:, :, None], offsets, center_size)
+    if clip_before:
+        found = jnp.clip(found, 0, 1)
+    most = min(top_k, count) if top_k > 0 else count
+    keep = _kept(count, num_classes, top_k, keep_top_k)
+
+    def of_image(found: Array, scores: Array) -> tuple[Array, Array]:
+        eligible = scores > confidence_threshold
+        if decrease_label:
+            best = jnp.argmax(scores[:, 1:], axis=1) + 1
+            eligible = (scores >= confidence_threshold) & (
+                jnp.arange(num_classes)[None, :] == best[:, None]
+            )
+            joint = jnp.where(eligible, scores, -jnp.inf).max(axis=1)
+            eligible = eligible & _best(joint, jnp.isfinite(joint), most)[:, None]
+        if background_label >= 0:
+            eligible = eligible & (jnp.arange(num_classes) != background_label)[None, :]
+
+        def of_class(score: Array, may: Array, place: Array) -> Array:
+            sides = found[:, jnp.minimum(place, sets - 1)]
+            may = _best(score, may, most)
+            return suppressed(sides, score, may, most, nms_threshold)
+
+        places = jnp.arange(num_classes)
+        chosen = jax.vmap(of_class)(scores.T, eligible.T, places)  # [classes,most]
+        is_there = chosen >= 0
+        values = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
+        kept = _best(values.reshape(-1), is_there.reshape(-1), keep)
+        labels = jnp.broadcast_to(places[:, None], chosen.shape).reshape(-1)
+        box = found[jnp.maximum(chosen.reshape(-1), 0), jnp.minimum(labels, sets - 1)]
+        labels = labels - 1 if decrease_label else labels
+        rows = jnp.concatenate(
+            [labels[:, None].astype(box.dtype), values.reshape(-1, 1), box], axis=1
+        )
+        missing = max(keep - len(rows), 0)
+        rows, kept = first(rows, kept)
+        rows, kept = (jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for x in (rows, kept))
+        return rows[:keep], kept[:keep]
+
+    rows, kept = jax.vmap(of_image)(found, scores)  # [batch,keep,6]
+    images = jnp.broadcast_to(jnp.arange(batch)[:, None, None], (batch, keep, 1))
+    rows = jnp.concatenate([images.astype(rows.dtype), rows], axis=2).reshape(-1, 7)
+    if clip_after:
+        rows = rows.at[:, 3:].set(jnp.clip(rows[:, 3:], 0, 1))
+    rows, kept = first(rows, kept.reshape(-1))
+    rows = jnp.where(kept[:, None], rows, 0.0)
+    end = jnp.arange(len(rows)) == jnp.sum(kept)
+    rows = rows.at[:, 0].set(jnp.where(end, -1.0, rows[:, 0]))
+    return rows.astype(jnp.asarray(locations).dtype).reshape(1, 1, -1, 7)
+
+
+def _best(scores: Array, eligible: Array, most: int) -> Array:
+    """Tell which are the best of the eligible ones; of equal scores the first are."""
+    if most >= len(scores):
+        return eligible
+    order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)
+    rank = jnp.zeros(len(scores), jnp.int32).at[order].set(jnp.arange(len(scores), dtype=jnp.int32))
+    return eligible & (rank < most)
+
+
+def _boxes(
+    priors: Array, count: int, normalized: bool, variance_encoded: bool, size: Array
+) -> tuple[Array, Array]:
+    """Return prior boxes and their variances, each [1 or batch,count,4]."""
+    items = 4 if normalized else 5
+    rows = priors.reshape(priors.shape[0], -1, count, items)[..., items - 4 :]
+    boxes = rows[:, 0] if normalized else rows[:, 0] / size[None, None, :]
+    if variance_encoded:
+        return boxes, jnp.ones_like(boxes)
+    # Variances have four items a box also where boxes have five.
+    flat = priors.reshape(priors.shape[0], 2, -1)[:, 1, : 4 * count]
+    return boxes, flat.reshape(priors.shape[0], count, 4)
+
+
+def _decoded(boxes: Array, variances: Array, offsets: Array, center_size: bool) -> Array:
+    if not center_size:
+        return boxes + variances * offsets
+    low, high = boxes[..., :2], boxes[..., 2:]
+    extent, centre = high - low, (low + high) / 2
+    centre = variances[..., :2] * offsets[..., :2] * extent + centre
+    extent = jnp.exp(variances[..., 2:] * offsets[..., 2:]) * extent
+    return jnp.concatenate([centre - extent / 2, centre + extent / 2], axis=-1)
+
+
+def _proposal_type(
+    scores: TensorType, deltas: TensorType, anchors: tuple[float, ...], post_nms: int
+) -> tuple[TensorType, TensorType]:
+    require.same_dtype(require.real, scores=scores, deltas=deltas)
+    require.layout("[B,2A,H,W]", scores=scores)
+    require.layout("[B,4A,H,W]", deltas=deltas)
+    count = len(anchors) // 4
+    if differ(scores.shape[1], 2 * count) or differ(deltas.shape[1], 4 * count):
+        raise InvalidShape(
+            f"'scores' {show(scores.shape)} and 'deltas' {show(deltas.shape)} must have 2 and 4 "
+            f"channels for each of {count} anchors"
+        )
+    rows = scores.shape[0] * post_nms
+    return TensorType((rows, 5), scores.dtype), TensorType((rows,), scores.dtype)
+
+
+@rules.rule("proposal", _proposal_type, not_differentiable=_CHOICES)
+def proposal(
+    scores: Any, deltas: Any, image: Any, anchors: tuple[float, ...], feature_stride: int,
+    min_size: float, pre_nms: int, post_nms: int, nms_threshold: float, coordinate_scale: float,
+    size_scale: float, pixel_offset: float, clips_before: bool, clips_after: bool,
+    clips_anchors: bool, swaps: bool, truncates: bool, normalizes: bool, later_ties: bool,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return the regions (image, x1, y1, x2, y2) that are best, and their scores.
+
+    `anchors` are boxes around the place of an item; `image` [1,3 or 4] has height, width, scales.
+    Behind the last region of an image one row has image -1, and others are zeros.
+    """
+    scores, deltas = (widened(jnp.asarray(x)) for x in (scores, deltas))
+    info = widened(jnp.asarray(image)).reshape(-1)
+    batch, _, height, width = scores.shape
+    around = np.array(anchors, np.float32).reshape(-1, 4)
+    count = len(around)
+    shift_x, shift_y = np.meshgrid(np.arange(width), np.arange(height))
+    shifts = np.stack([shift_x, shift_y, shift_x, shift_y], axis=-1) * feature_stride
+    boxes = jnp.asarray(shifts[:, :, None] + around, scores.dtype)  # [h,w,anchors,4]
+    limit_y, limit_x = info[0], info[1]
+    least = jnp.stack([info[2], info[3 if info.shape[0] > 3 else 2]]) * min_size
+
+    def clipped(boxes: Array) -> Array:
+        ends = jnp.stack([limit_x, limit_y, limit_x, limit_y]) - pixel_offset
+        return jnp.minimum(jnp.maximum(boxes, 0), ends.reshape((1,) * (boxes.ndim - 1) + (4,)))
+
+    def of_image(score: Array, delta: Array) -> tuple[Array, Array, Array]:
+        moves = delta.reshape(count, 4, height, width).transpose(2, 3, 0, 1)
+        moves = moves[..., jnp.array([1, 0, 3, 2])] if swaps else moves
+        start = clipped(boxes) if clips_anchors else boxes
+        extent = start[..., 2:] - start[..., :2] + pixel_offset
+        centre = start[..., :2] + extent / 2
+        centre = moves[..., :2] / coordinate_scale * extent + centre
+        extent = jnp.exp(moves[..., 2:] / size_scale) * extent
+        found = jnp.concatenate([centre - extent / 2, centre + extent / 2], axis=-1)
+        found = clipped(found) if clips_before else found
+        sizes = found[..., 2:] - found[..., :2] + pixel_offset
+        wanted = least[::-1].reshape(1, 1, 1, 2)
+        large = jnp.all((jnp.trunc(sizes) if truncates else sizes) >= wanted, axis=-1)
+        value = score[count:].transpose(1, 2, 0)
+        flat, sides = value.reshape(-1), found.reshape(-1, 4)
+        may = large.reshape(-1)
+        if truncates:
+            may = may & (flat > 0)
+        if later_ties:
+            flat, sides, may = flat[::-1], sides[::-1], may[::-1]
+        ranked = flat if truncates else jnp.where(may, flat, 0.0)
+        allowed = may if truncates else jnp.ones_like(may)
+        allowed = _best(ranked, allowed, pre_nms) if pre_nms > 0 else allowed
+        chosen = suppressed(sides, ranked, allowed, post_nms, nms_threshold, pixel_offset)
+        filled = chosen >= 0
+        box = sides[jnp.maximum(chosen, 0)]
+        box = clipped(box) if clips_after else box
+        if normalizes:
+            box = box / jnp.stack([limit_x, limit_y, limit_x, limit_y])[None, :]
+        return jnp.where(filled[:, None], box, 0.0), jnp.where(filled, ranked[chosen], 0.0), filled
+
+    found, values, filled = jax.vmap(of_image)(scores, deltas)
+    images = jnp.broadcast_to(jnp.arange(batch, dtype=found.dtype)[:, None], filled.shape)
+    end = jnp.arange(post_nms)[None, :] == jnp.sum(filled, axis=1, keepdims=True)
+    images = jnp.where(filled, images, jnp.where(end, -1.0, 0.0))
+    rows = jnp.concatenate([images[..., None], found], axis=-1)
+    return rows.reshape(-1, 5), values.reshape(-1)
+
+
+def _decoder_type(probabilities: TensorType, mask: TensorType) -> TensorType:
+    require.real(probabilities=probabilities)
+    require.layout("[T,B,C]", probabilities=probabilities)
+    require.layout("[T,B]", mask=mask)
+    time, batch, _ = probabilities.shape
+    return TensorType((batch, time, 1, 1), probabilities.dtype)
+
+
+@rules.rule("ctc_greedy_decoder", _decoder_type, not_differentiable="its results are indices")
+def ctc_greedy_decoder(probabilities: Any, mask: Any, merges: bool) -> Array:
+    """Return the classes of the best path [B,T,1,1], blanks (the last class) left out, then -1.
+
+    Equal neighbours are one class with `merges`. A sequence ends before the first 0 of its mask
+    behind the first step (Graves et al. 2006).
+    """
+    x, mask = jnp.asarray(probabilities), jnp.asarray(mask)
+    time, _, classes = x.shape
+    best = jnp.argmax(x, axis=2).astype(jnp.int32)
+    runs = jnp.where(jnp.arange(time)[:, None] == 0, True, mask != 0)
+    runs = jnp.cumprod(runs.astype(jnp.int32), axis=0) > 0
+    before = jnp.concatenate([jnp.full_like(best[:1], -1), best[:-1]])
+    shown = runs & (best != classes - 1)
+    if merges:
+        shown = shown & (best != before)
+
+    def packed(best: Array, shown: Array) -> Array:
+        rows, filled = first(best, shown)
+        return jnp.where(filled, rows, -1)
+
+    found = jax.vmap(packed, (1, 1))(best, shown)
+    return found.astype(x.dtype)[:, :, None, None]

@@ -1,0 +1,106 @@
+"""Pools of regions whose channels stand for places (R-FCN, Dai et al. 2016, arXiv:1605.06409)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering.errors import InvalidShape
+from lowering.extents import differ, show
+from lowering.graph import TensorType
+from lowering.ops import require, rules
+
+_MODES = ("average", "bilinear")
+
+
+def _pool_type(
+    input: TensorType, rois: TensorType, output_channels: int, group_size: int, mode: str,
+    bins: tuple[int, int],
+) -> TensorType:  # fmt: skip
+    require.same_dtype(require.real, input=input, rois=rois)
+    require.layout("[B,C,H,W]", input=input)
+    require.layout("[N,5]", rois=rois)
+    require.one_of("mode", mode, _MODES)
+    parts = group_size**2 if mode == "average" else bins[0] * bins[1]
+    if differ(input.shape[1], output_channels * parts):
+        raise InvalidShape(
+            f"'input' {show(input.shape)} must have {parts} channels for each of {output_channels}"
+        )
+    return TensorType((rois.shape[0], output_channels, group_size, group_size), input.dtype)
+
+
+@rules.rule("position_sensitive_roi_pool", _pool_type)
+def position_sensitive_roi_pool(
+    input: Any, rois: Any, output_channels: int, group_size: int, spatial_scale: float, mode: str,
+    bins: tuple[int, int],
+) -> Array:  # fmt: skip
+    """Return the mean of each bin of regions (image, x1, y1, x2, y2), from channels of its own.
+
+    "average" rounds corners, and takes items whose cells a bin touches. "bilinear" interpolates in
+    regions of 0 to 1, and takes the mean over `bins` (rows, columns), which have channels of their
+    own. Behind a region of image -1 results are 0.
+    """
+    x, regions = jnp.asarray(input), jnp.asarray(rois)
+    batch, _, height, width = x.shape
+    alive = jnp.cumprod((regions[:, 0] >= 0).astype(jnp.int32)) > 0
+    images = jnp.clip(regions[:, 0].astype(jnp.int32), 0, batch - 1)
+    place = jnp.arange(group_size, dtype=x.dtype)
+
+    def mean(region: Array, image: Array) -> Array:
+        corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
+        start = corners[:2] * spatial_scale
+        end = (corners[2:] + 1) * spatial_scale
+        size = jnp.maximum(end - start, 0.1) / group_size
+
+        def within(axis: int, extent: int) -> Array:
+            low = jnp.clip(jnp.floor(place * size[axis] + start[axis]), 0, extent)
+            high = jnp.clip(jnp.ceil((place + 1) * size[axis] + start[axis]), 0, extent)
+            at = jnp.arange(extent, dtype=x.dtype)[None, :]
+            return (at >= low[:, None]) & (at < high[:, None])  # [group,extent]
+
+        rows, columns = within(1, height).astype(x.dtype), within(0, width).astype(x.dtype)
+        plane = x[image].reshape(output_channels, group_size, group_size, height, width)
+        total = jnp.einsum("cghyx,gy,hx->cgh", plane, rows, columns, precision="highest")
+        count = (rows.sum(1)[:, None] * columns.sum(1)[None, :])[None]
+        return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), 0)
+
+    def interpolated(region: Array, image: Array) -> Array:
+        rows, columns = bins
+        scale = region[1:] * spatial_scale
+        start = scale[:2]
+        extent = jnp.array([width - 1, height - 1], x.dtype)
+        size = (scale[2:] - scale[:2]) / jnp.array([columns, rows], x.dtype)
+        plane = x[image].reshape(rows, columns, output_channels, height, width)
+
+        def of_bin(r: int, c: int) -> Array:
+            low = start + size * jnp.array([c, r], x.dtype)
+            step = size * extent / max(group_size - 1, 1)
+            if group_size > 1:
+                at_y, at_x = (place * step[i] + low[i] * extent[i] for i in (1, 0))
+            else:
+                middle = (2 * low + size) / 2 * extent
+                at_y, at_x = (jnp.full(1, middle[i]) for i in (1, 0))
+            return _linear(plane[r, c], at_y, at_x)
+
+        found = [of_bin(r, c) for r in range(rows) for c in range(columns)]
+        return sum(found[1:], found[0]) / (rows * columns)
+
+    pooled = jax.vmap(mean if mode == "average" else interpolated)(regions, images)
+    return jnp.where(alive[:, None, None, None], pooled, 0)
+
+
+def _linear(plane: Array, y: Array, x: Array) -> Array:
+    """Return a plane (C,H,W) between its items, 0 outside: (C,h,w)."""
+    height, width = plane.shape[1:]
+
+    def weights(at: Array, extent: int) -> Array:
+        inside = (at >= 0) & (at <= extent - 1)
+        distance = jnp.abs(at[:, None] - jnp.arange(extent, dtype=at.dtype)[None, :])
+        return jnp.where(inside[:, None], jnp.maximum(1 - distance, 0), 0)
+
+    return jnp.einsum(
+        "cyx,hy,wx->chw", plane, weights(y, height), weights(x, width), precision="highest"
+    )

@@ -1,0 +1,324 @@
+"""The kinds that NNEF lacks: values, under jit, vmap and grad, against slow numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from lowering.graph import TensorType
+from lowering.ops import rules
+from lowering.registry import python_name
+from lowering.trace import Context
+from tests.openvino import reference
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+RNG = np.random.default_rng(0)
+
+
+def real(*shape: int, low: float = -1, high: float = 1) -> np.ndarray:
+    return RNG.uniform(low, high, shape).astype(np.float32)
+
+
+def whole(*shape: int, low: int = 0, high: int = 4) -> np.ndarray:
+    return RNG.integers(low, high, shape).astype(np.int32)
+
+
+def corners(*shape: int) -> np.ndarray:
+    low = RNG.uniform(0, 0.7, (*shape, 2))
+    return np.concatenate([low, low + RNG.uniform(0.1, 0.3, (*shape, 2))], -1).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    kind: str
+    operands: Mapping[str, Any]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    wrt: str = ""  # the operand to differentiate in, "" where there is no derivative to check
+    batched: tuple[str, ...] = ()  # the operands to map over under vmap
+
+
+_PRIORS = np.stack([corners(6).reshape(-1), np.tile(np.float32([0.1, 0.1, 0.2, 0.2]), 6)])[None]
+_DETECTION: dict[str, Any] = {
+    "num_classes": 3,
+    "background_label": 0,
+    "top_k": 4,
+    "keep_top_k": 5,
+    "share_location": True,
+    "variance_encoded": False,
+    "center_size": True,
+    "nms_threshold": 0.3,
+    "confidence_threshold": 0.3,
+    "clip_before": False,
+    "clip_after": False,
+    "decrease_label": False,
+    "normalized": True,
+    "input_size": (1, 1),
+    "objectness_threshold": 0.0,
+}
+_WINDOW = {"padding": ((1, 0), (0, 1)), "stride": (2, 1), "dilation": (1, 2)}
+CASES = [
+    Case(
+        "fake_quantize",
+        {
+            "x": real(3, 4),
+            "input_low": real(1, 4, high=-0.5),
+            "input_high": real(1, 4, low=0.5),
+            "output_low": -1.0,
+            "output_high": 2.0,
+        },
+        {"levels": 5},
+        batched=("x",),
+    ),
+    Case(
+        "fake_quantize",
+        {
+            "x": real(3, 4),
+            "input_low": 0.25,
+            "input_high": 0.25,
+            "output_low": -1.0,
+            "output_high": 1.0,
+        },
+        {"levels": 2},
+        batched=("x",),
+    ),
+    Case(
+        "gather_in_batches",
+        {"input": real(2, 3, 4), "indices": whole(2, 5, high=3)},
+        {"axis": 1, "batch_dims": 1},
+        wrt="input",
+        batched=("input", "indices"),
+    ),
+    Case(
+        "reverse_sequence",
+        {"input": real(3, 2, 4), "lengths": np.array([3, 1, 4], np.int32)},
+        {"batch_axis": 0, "time_axis": 2},
+        wrt="input",
+        batched=("input",),
+    ),
+    Case(
+        "reverse_sequence",
+        {"input": real(4, 3, 2), "lengths": np.array([2, 0, 4], np.int32)},
+        {"batch_axis": 1, "time_axis": 0},
+        wrt="input",
+        batched=("input",),
+    ),
+    Case(
+        "adaptive_avg_pool",
+        {"input": real(1, 2, 5, 7)},
+        {"output_size": (3, 2)},
+        "input",
+        ("input",),
+    ),
+    Case(
+        "adaptive_max_pool",
+        {"input": real(1, 2, 5, 7)},
+        {"output_size": (3, 4)},
+        "input",
+        ("input",),
+    ),
+    *(
+        Case(
+            "deformable_conv",
+            {
+                "input": real(1, 4, 5, 6),
+                "offsets": 0.7 * real(1, 2 * 2 * 4, 3, 5),
+                "filter": real(2, 2, 2, 2),
+                "mask": mask,
+            },
+            {"groups": 2, "offset_groups": 2, "padded_bilinear": padded, **_WINDOW},
+            wrt="filter",
+            batched=("input",),
+        )
+        for mask, padded in ((False, False), (real(1, 8, 3, 5, low=0), True))
+    ),
+    *(
+        Case(
+            "sorted_suppression",
+            {"boxes": corners(2, 6), "scores": real(2, 3, 6, low=0)},
+            {
+                "max_output_boxes_per_class": 3,
+                "iou_threshold": 0.2,
+                "score_threshold": 0.3,
+                "center_point_box": centre,
+                "sorts": sorts,
+            },
+            batched=("boxes", "scores"),
+        )
+        for centre, sorts in ((False, True), (True, False))
+    ),
+    *(
+        Case(
+            "ctc_greedy_decoder",
+            {
+                "probabilities": real(6, 2, 3, low=0),
+                "mask": np.float32([[1, 1]] * 4 + [[0, 1], [1, 1]]),
+            },
+            {"merges": merges},
+            batched=("probabilities",),
+        )
+        for merges in (True, False)
+    ),
+    Case(
+        "position_sensitive_roi_pool",
+        {
+            "input": real(2, 8, 6, 6),
+            "rois": np.float32(
+                [[1, 0, 0, 40, 44], [0, 13, 9, 70, 60], [-1, 0, 0, 1, 1], [0, 5, 5, 9, 9]]
+            ),
+        },
+        {
+            "output_channels": 2,
+            "group_size": 2,
+            "spatial_scale": 0.1,
+            "mode": "average",
+            "bins": (1, 1),
+        },
+        wrt="input",
+        batched=("input",),
+    ),
+    *(
+        Case(
+            "detection_output",
+            {
+                "locations": real(2, 24),
+                "confidences": real(2, 18, low=0),
+                "priors": _PRIORS,
+                "anchor_confidences": False,
+                "anchor_locations": False,
+            },
+            _DETECTION | changed,
+            batched=("locations",),
+        )
+        for changed in (
+            {},
+            {"keep_top_k": -1, "clip_before": True},
+            {"center_size": False, "background_label": -1},
+        )
+    ),
+    Case(
+        "proposal",
+        {
+            "scores": real(2, 4, 3, 4, low=0),
+            "deltas": 0.3 * real(2, 8, 3, 4),
+            "image": np.float32([[48, 64, 1]]),
+        },
+        {
+            "anchors": (-8.0, -8.0, 8.0, 8.0, -16.0, -8.0, 16.0, 8.0),
+            "feature_stride": 16,
+            "min_size": 6.0,
+            "pre_nms": 20,
+            "post_nms": 8,
+            "nms_threshold": 0.4,
+            "coordinate_scale": 1.0,
+            "size_scale": 1.0,
+            "pixel_offset": 1.0,
+            "clips_before": True,
+            "clips_after": False,
+            "clips_anchors": False,
+            "swaps": False,
+            "truncates": False,
+            "normalizes": False,
+            "later_ties": False,
+        },
+        batched=("scores",),
+    ),
+]
+IDS = [f"{i}-{case.kind}" for i, case in enumerate(CASES)]
+
+
+def computed(case: Case, operands: Mapping[str, Any]) -> tuple[Any, ...]:
+    rule = rules[case.kind]
+    given = {python_name(k): v for k, v in {**operands, **case.attributes}.items()}
+    if rule.wants_context:
+        given["ctx"] = Context(precision="highest")
+    found = rule.lower(**given)
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+def arrays(case: Case) -> dict[str, Any]:
+    return {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in case.operands.items()}
+
+
+def types(case: Case) -> dict[str, TensorType]:
+    def type(x: Any) -> TensorType:
+        if isinstance(x, np.ndarray):
+            return TensorType(x.shape, x.dtype.name)
+        return TensorType((), "bool" if isinstance(x, bool) else "float32")
+
+    return {k: type(v) for k, v in case.operands.items()}
+
+
+def expected(case: Case) -> tuple[np.ndarray, ...]:
+    wide = {
+        k: v.astype(f"{v.dtype.kind}8") if isinstance(v, np.ndarray) else v
+        for k, v in case.operands.items()
+    }
+    found = getattr(reference, case.kind)(**wide, **case.attributes)
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_values_and_types(case: Case) -> None:
+    names = [n for n in case.operands if isinstance(case.operands[n], np.ndarray)]
+    given = arrays(case)
+
+    def run(*values: Any) -> Any:
+        return computed(case, {**given, **dict(zip(names, values, strict=True))})
+
+    found = jax.jit(run)(*(given[n] for n in names))
+    for ours, theirs in zip(found, expected(case), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+    rule = rules[case.kind]
+    reads = rule.infer_reads
+    inferred = rule.infer(
+        **{
+            k: v
+            for k, v in {**types(case), **case.attributes}.items()
+            if k in reads or "**" in reads
+        }
+    )
+    wanted = inferred if isinstance(inferred, tuple) else (inferred,)
+    assert [(x.shape, x.dtype.name) for x in found] == [(t.shape, t.dtype) for t in wanted]
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_mapped_is_one_by_one(case: Case) -> None:
+    given = arrays(case)
+    several = [jnp.stack([given[n], given[n][::-1]]) for n in case.batched]
+
+    def run(*values: Any) -> Any:
+        return computed(case, {**given, **dict(zip(case.batched, values, strict=True))})
+
+    mapped = jax.jit(jax.vmap(run))(*several)
+    single = jax.jit(run)
+    for i in range(2):
+        one = single(*(x[i] for x in several))
+        for whole_, part in zip(mapped, one, strict=True):
+            np.testing.assert_allclose(whole_[i], part, rtol=1e-5, atol=1e-6)
+
+
+DIFFERENTIABLE = [case for case in CASES if case.wrt]
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=[case.kind for case in DIFFERENTIABLE])
+def test_derivatives(case: Case) -> None:
+    given = arrays(case)
+
+    def run(x: Any) -> Any:
+        return computed(case, {**given, case.wrt: x})[0]
+
+    check_grads(jax.jit(run), (given[case.wrt],), 1, modes=("rev",), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "kind", ["sorted_suppression", "detection_output", "proposal", "ctc_greedy_decoder"]
+)
+def test_what_has_no_derivative_says_why(kind: str) -> None:
+    assert rules[kind].not_differentiable
