@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from lowering.ops import rules  # noqa: E402
+from nnef_jax.formats.openvino.layers import meanings as layer_meanings  # noqa: E402
+from nnef_jax.formats.openvino.layers import spelled  # noqa: E402
 from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402
 from nnef_jax.formats.tract.intrinsics import INTRINSICS  # noqa: E402
@@ -96,6 +98,16 @@ mend it. Errors that do not depend on each other are reported at once, by `nnef-
 The documents are in `tests/wrong_documents.py`; a test holds each message to its place and to the
 words that it takes to mend the document. Tensor files are left out where nothing depends on them.
 This page is written by `python docs/generate.py`, which loads the documents.
+"""
+
+
+_OPENVINO = """\
+# OpenVINO's layers
+
+The layers that are read, by their types: in versions 2 to 9, and in the operation sets of versions
+10 and 11. `python docs/generate.py` takes the table from the registry. A layer that is not in it is
+an error that names all such layers of a network, with their lines.
+
 """
 
 
@@ -255,10 +267,23 @@ def _wrong(document: WrongDocument) -> str:
     return "\n".join([*lines, f"```\n{message(document)}\n```\n"])
 
 
+def openvino_layers() -> str:
+    """The layers of OpenVINO that are read, from the registry."""
+    old, new = layer_meanings(is_legacy=True), layer_meanings(is_legacy=False)
+    known = {"Const": "yes yes", "Input": "yes -", "Parameter": "- yes", "Result": "- yes"}
+    rows = {
+        spelled(type): ["yes" if type in t else "-" for t in (old, new)] for type in {*old, *new}
+    }
+    rows |= {type: marks.split() for type, marks in known.items()}
+    table = [(f"`{type}`", *rows[type]) for type in sorted(rows, key=str.lower)]
+    return _OPENVINO + _table([("layer", "versions 2 to 9", "operation sets"), *table])
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "operations.md": operations,
     "tract_operations.md": tract_operations,
     "errors.md": errors,
+    "openvino_layers.md": openvino_layers,
 }
 # Not compared: tests/execution/test_torch_networks.py holds the package to what the table says.
 MEASURED: dict[str, Callable[[], str]] = {"pytorch.md": pytorch}

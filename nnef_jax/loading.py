@@ -42,7 +42,7 @@ def load(
 
     Args: What to read
         source: a folder, a `graph.nnef`, a tar archive (plain, gz, bz2, xz), the bytes of one, or
-            an open binary file.
+            an open binary file; of OpenVINO's networks an `.xml` with its `.bin` beside it.
         input_shapes: shapes by input name instead of the document's. None is an extent that each
             call may choose: the network is compiled once for each choice. 0 is an empty axis.
         dtype: what scalar tensors are computed in, a name or a numpy or jax dtype: float32,

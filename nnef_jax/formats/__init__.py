@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FORMATS = {
     "nnef": "nnef_jax.formats.nnef",
     "tract": "nnef_jax.formats.tract",
+    "openvino": "nnef_jax.formats.openvino",
 }
 
 

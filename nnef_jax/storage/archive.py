@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Self
 
 from lowering.location import Source, Span
@@ -13,6 +13,7 @@ from nnef_jax.errors import ArchiveError, NnefSyntaxError
 from nnef_jax.limits import MEMBER, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
+from nnef_jax.storage.labels import is_graph
 from nnef_jax.storage.tarball import Tarball, is_tarball
 
 GRAPH = "graph.nnef"
@@ -42,8 +43,11 @@ class Archive:
     with '..' matches nothing.
     """
 
-    def __init__(self, container: _Container, name: str, meter: Meter, folder: str = "") -> None:
+    def __init__(
+        self, container: _Container, name: str, meter: Meter, folder: str = "", graph: str = GRAPH
+    ) -> None:
         self.name = name
+        self.graph = graph  # the member that holds the network's graph
         self._texts: dict[str, Source] = {}
         self._container: _Container | None = container
         self._meter = meter
@@ -136,8 +140,9 @@ def open_archive(
     at the path.
     """
     meter = meter or Meter()
-    name, container = _open_source(source, meter, name, graphs)
-    if not any(map(container.exists, graphs)):
+    name, container, graph = _open_source(source, meter, name, graphs)
+    graph = graph or _graph_in(container, graphs, name)
+    if not graph:
         found = list(islice(container.names(), _SHOWN_NAMES + 1))
         shown = ", ".join(found[:_SHOWN_NAMES]) + ", ..." * (len(found) > _SHOWN_NAMES)
         wanted = " or ".join(graphs)
@@ -145,7 +150,19 @@ def open_archive(
             f"{name} has no {wanted}; it holds {shown or 'nothing'}",
             hint=f"a container has {wanted} at its top, or in the one folder that it consists of",
         )
-    return Archive(container, name, meter)
+    return Archive(container, name, meter, graph=graph)
+
+
+def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
+    """Return the member at the top that one of the patterns is meant for, '' without any."""
+    known = next(filter(container.exists, graphs), "")
+    if known:
+        return known
+    top = takewhile(lambda member: "/" not in member, container.names())
+    found = [member for member in top if is_graph(member, graphs)]
+    if len(found) > 1:
+        raise ArchiveError(f"{name} holds several networks: {', '.join(sorted(found)[:5])}")
+    return found[0] if found else ""
 
 
 def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
@@ -155,23 +172,24 @@ def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
 
 def _open_source(
     source: files.Readable, meter: Meter, name: str, graphs: Sequence[str]
-) -> tuple[str, _Container]:
+) -> tuple[str, _Container, str]:
+    """Return what errors call a source, its container, and the graph that it names, if any."""
     if not isinstance(source, str | os.PathLike):
         own = getattr(source, "name", None)
         name = name or (own if isinstance(own, str) else "the archive")
-        return name, Tarball(files.bytes_of(source, meter, name), name, meter, graphs)
+        return name, Tarball(files.bytes_of(source, meter, name), name, meter, graphs), ""
     path = os.fsdecode(source)
     if "\0" in path:
         raise ArchiveError(f"path {path!r} holds a NUL character")
     with files.reported(path, ArchiveError):
         if stat.S_ISDIR(os.stat(path).st_mode):
-            return path, Folder(path, meter)
+            return path, Folder(path, meter), ""
         with files.open_regular(path, ArchiveError) as file:
             data = files.contents(file, meter, path)
         folder, file_name = os.path.split(path)
-        if file_name in graphs and not is_tarball(bytes(data[:512])):
-            return folder or ".", Folder(folder, meter)
-    return path, Tarball(data, path, meter, graphs)
+        if is_graph(file_name, graphs) and not is_tarball(bytes(data[:512])):
+            return folder or ".", Folder(folder, meter), file_name
+    return path, Tarball(data, path, meter, graphs), ""
 
 
 def _decode(data: bytes, location: str) -> Source:

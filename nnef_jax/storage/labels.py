@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from nnef_jax.errors import ArchiveError
 
@@ -72,3 +74,8 @@ def refusal(label: str) -> str:
     if not parts or path.endswith(("/", "/.")):
         return "names a folder, not a file"
     return ""
+
+
+def is_graph(name: str, graphs: Sequence[str]) -> bool:
+    """Tell whether a member's name, or a pattern that it fits, is among those of graphs."""
+    return any(fnmatchcase(name, graph) for graph in graphs)

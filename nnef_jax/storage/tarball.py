@@ -17,7 +17,7 @@ import numpy as np
 from nnef_jax.errors import ArchiveError
 from nnef_jax.limits import MEMBER, PIECE, Meter
 from nnef_jax.storage import files
-from nnef_jax.storage.labels import split_name
+from nnef_jax.storage.labels import is_graph, split_name
 
 _BLOCK = 512
 _CHUNK = 1 << 20
@@ -107,10 +107,12 @@ class Tarball:
 
 
 def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> dict[str, _Member]:
-    if any(graph in members for graph in graphs):
+    if any("/" not in member and is_graph(member, graphs) for member in members):
         return members
     paths = [path.split("/") for path in members]
-    found = {path[0]: "/".join(path) for path in paths if len(path) == 2 and path[1] in graphs}
+    found = {
+        path[0]: "/".join(path) for path in paths if len(path) == 2 and is_graph(path[1], graphs)
+    }
     if len(found) > 1:
         raise ArchiveError(f"{name} holds several networks: {', '.join([*found.values()][:5])}")
     prefix = "".join(f"{folder}/" for folder in found)

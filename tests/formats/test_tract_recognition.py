@@ -58,9 +58,13 @@ def test_nnef_alone() -> None:
 
 @pytest.mark.parametrize("wrong", ["onnx", "", "Tract", None, 1, True, ["tract"]])
 def test_there_is_no_other(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="dialect must be one of auto, nnef, tract, it is"):
+    with pytest.raises(
+        ValueError, match="dialect must be one of auto, nnef, tract, openvino, it is"
+    ):
         nnef_jax.load(tmp_path / "nothing", dialect=wrong)
-    with pytest.raises(ValueError, match="dialect must be one of auto, nnef, tract, it is"):
+    with pytest.raises(
+        ValueError, match="dialect must be one of auto, nnef, tract, openvino, it is"
+    ):
         nnef_jax.convert(tmp_path / "nothing", dialect=wrong)
 
 

@@ -1,0 +1,304 @@
+"""The layers of a network or of a body in one, and what feeds what; versions 2 to 11 alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lowering.errors import InvalidOperation
+from lowering.location import Source, Span
+from nnef_jax.errors import NnefError, SemanticError, UnsupportedError, raise_all
+from nnef_jax.formats.openvino.element_types import element_type
+from nnef_jax.formats.openvino.xml import Element
+from nnef_jax.limits import OPERATION, Meter
+
+OLDEST, NEWEST = 2, 11
+FIRST_OF_OPSETS = 10  # the version from which weights are layers
+_BODIES = ("body", "then_body", "else_body")
+_LARGEST = 1 << 40  # of an extent
+
+
+@dataclass(slots=True, eq=False)
+class Port:
+    """A port with its declared type: an extent is -1 and `shape` None where it is open."""
+
+    id: int
+    shape: tuple[int, ...] | None
+    type: str  # "" where it is not declared
+    names: tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Blob:
+    """Where weights of a layer lie in the .bin; `type` is "" for that of the layer."""
+
+    offset: int
+    size: int
+    type: str
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """One layer. `attributes` are those of its data node; `kind` is its type in lower case."""
+
+    id: int
+    name: str
+    type: str
+    opset: str
+    attributes: Mapping[str, str]
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
+    blobs: Mapping[str, Blob]
+    bodies: Mapping[str, Body]
+    precision: str
+    span: Span
+    element: Element
+
+    @property
+    def kind(self) -> str:
+        """Return the type as layers are looked up."""
+        return self.type.lower()
+
+
+End = tuple[int, int]  # a layer's and a port's id
+
+
+@dataclass(slots=True, eq=False)
+class Net:
+    """A checked network: `layers` in an order in which each follows what feeds it."""
+
+    name: str
+    version: int
+    layers: Sequence[Layer]
+    feeds: Mapping[End, End]  # an input port to the output port that feeds it
+    element: Element
+    source: Source
+
+    @property
+    def is_legacy(self) -> bool:
+        """Tell whether weights are blobs of layers, as before version 10."""
+        return self.version < FIRST_OF_OPSETS
+
+    def read(self) -> frozenset[End]:
+        """Return the output ports that something reads."""
+        return frozenset(self.feeds.values())
+
+
+@dataclass(slots=True, eq=False)
+class Body:
+    """A network inside a layer, and how its ends are connected: `ports`, `back` edges."""
+
+    net: Net
+    ports: Sequence[tuple[bool, Mapping[str, str]]]  # whether it is an input, its attributes
+    back: Sequence[tuple[End, End]]
+
+
+def read_net(root: Element, source: Source, meter: Meter) -> Net:
+    """Return the network of a document; raise NnefError for all that is wrong with it."""
+    if root.tag != "net":
+        raise SemanticError(
+            f"the root element is <{root.tag}>, that of a network is <net>",
+            span=root.span(source),
+            hint="OpenVINO's networks are an .xml with <net> and a .bin beside it",
+        )
+    try:
+        version = _integer(root.attributes, "version", 0)
+    except InvalidOperation as error:
+        raise SemanticError(error.message, span=root.span(source)) from None
+    if not OLDEST <= version <= NEWEST:
+        raise UnsupportedError(
+            f"the network is of version {version}, versions {OLDEST} to {NEWEST} are read",
+            span=root.span(source),
+        )
+    return _Reader(source, meter, version).net(root)
+
+
+@dataclass(slots=True)
+class _Reader:
+    source: Source
+    meter: Meter
+    version: int
+    errors: list[NnefError] = field(default_factory=list[NnefError])
+
+    def net(self, element: Element) -> Net:
+        layers = [self._layer(e) for e in element.below("layers") if e.tag == "layer"]
+        raise_all(self.errors)
+        if not layers:
+            raise SemanticError("the network has no layers", span=element.span(self.source))
+        by_id: dict[int, Layer] = {}
+        for layer in layers:
+            known = by_id.setdefault(layer.id, layer)
+            if known is not layer:
+                self._error(f"layers '{known.name}' and '{layer.name}' have one id", layer.element)
+        feeds: dict[End, End] = {}
+        for edge in element.below("edges"):
+            self.meter.spend(4, self.source.name)
+            self._edge(edge, by_id, feeds)
+        raise_all(self.errors)
+        ordered = list(self._ordered(layers, by_id, feeds))
+        name = element.attributes.get("name", "network")
+        return Net(name, self.version, ordered, feeds, element, self.source)
+
+    def _error(self, message: str, element: Element, hint: str = "") -> None:
+        self.errors.append(SemanticError(message, span=element.span(self.source), hint=hint))
+
+    def _layer(self, e: Element) -> Layer:
+        self.meter.spend(OPERATION, self.source.name)
+        name, type = e.attributes.get("name", ""), e.attributes.get("type", "")
+        id, blobs, inputs, outputs = -1, dict[str, Blob](), list[Port](), list[Port]()
+        try:
+            if not type:
+                raise InvalidOperation("a layer has no type")
+            id = _integer(e.attributes, "id")
+            precision = e.attributes.get("precision", "")
+            precision = element_type(precision) if precision not in ("", "UNSPECIFIED") else ""
+            inputs = [self._port(p) for p in e.below("input") if p.tag == "port"]
+            outputs = [self._port(p) for p in e.below("output") if p.tag == "port"]
+            ids = [port.id for port in (*inputs, *outputs)]
+            if len(ids) != len(set(ids)):
+                raise InvalidOperation("two ports of the layer have one id")
+            for holder in (e, e.child("blobs")):
+                for blob in holder.children if holder else ():
+                    if "offset" in blob.attributes and "size" in blob.attributes:
+                        blobs[blob.tag] = _blob(blob.attributes)
+        except InvalidOperation as error:
+            message = f"layer '{name}' ({type or 'of no type'}): {error.message}"
+            self._error(message, e, error.hint)
+            precision = ""
+        bodies = {tag: self._body(e, tag) for tag in _BODIES if e.child(tag)}
+        return Layer(
+            id,
+            name or f"{type.lower()}_{id}",
+            type,
+            e.attributes.get("version", ""),
+            _data(e, type).attributes,
+            sorted(inputs, key=lambda port: port.id),
+            sorted(outputs, key=lambda port: port.id),
+            blobs,
+            bodies,
+            precision,
+            e.span(self.source),
+            e,
+        )
+
+    def _port(self, e: Element) -> Port:
+        dims = [*e.dims, *(c.text for c in e.children if c.tag == "dim")]
+        shape = tuple(_extent(text) for text in dims)
+        type = e.attributes.get("precision", "")
+        names = _names(e.attributes.get("names", ""))
+        return Port(_integer(e.attributes, "id"), shape, element_type(type) if type else "", names)
+
+    def _body(self, e: Element, tag: str) -> Body:
+        body = e.child(tag)
+        assert body is not None
+        prefix = tag.removesuffix("body")
+        net = _Reader(self.source, self.meter, self.version).net(body)
+        ports = [(p.tag == "input", p.attributes) for p in e.below(f"{prefix}port_map", "port_map")]
+        back: list[tuple[End, End]] = []
+        for edge in e.below("back_edges"):
+            try:
+                back.append((_end(edge, "from"), _end(edge, "to")))
+            except InvalidOperation as error:
+                self._error(error.message, edge)
+        return Body(net, ports, back)
+
+    def _edge(self, e: Element, layers: Mapping[int, Layer], feeds: dict[End, End]) -> None:
+        try:
+            start, end = _end(e, "from"), _end(e, "to")
+            for which, (layer, port) in (("outputs", start), ("inputs", end)):
+                if layer not in layers:
+                    raise InvalidOperation(f"there is no layer of id {layer}")
+                ports: Sequence[Port] = getattr(layers[layer], which)
+                if port not in [known.id for known in ports]:
+                    name = layers[layer].name
+                    raise InvalidOperation(f"there is no port {port} among {which} of '{name}'")
+            if feeds.setdefault(end, start) != start:
+                raise InvalidOperation(
+                    f"two edges lead to port {end[1]} of '{layers[end[0]].name}'"
+                )
+        except InvalidOperation as error:
+            self._error(error.message, e)
+
+    def _ordered(
+        self, layers: Sequence[Layer], by_id: Mapping[int, Layer], feeds: Mapping[End, End]
+    ) -> Iterator[Layer]:
+        """Yield each layer behind those that feed it, else in the order of the document."""
+        state = dict[int, int]()  # 1 while what feeds a layer is looked at, 2 afterwards
+        for start in layers:
+            stack = [start]
+            while stack:
+                layer = stack[-1]
+                if state.get(layer.id) == 2:
+                    stack.pop()
+                    continue
+                ends = [feeds.get((layer.id, port.id)) for port in layer.inputs]
+                before = [by_id[end[0]] for end in ends if end and state.get(end[0]) != 2]
+                if state.get(layer.id) == 1 or not before:
+                    if before:
+                        raise SemanticError(
+                            f"layer '{layer.name}' depends on itself, by '{before[0].name}'",
+                            span=layer.span,
+                        )
+                    state[layer.id] = 2
+                    yield stack.pop()
+                    continue
+                state[layer.id] = 1
+                stack += reversed(before)
+
+
+def _data(e: Element, type: str) -> Element:
+    """Return the element that has a layer's attributes, which version 2 calls after its type."""
+    kind = type.lower()
+    aliases = {
+        "fullyconnected": "fc",
+        "innerproduct": "fc",
+        "norm": "lrn",
+        "batchnormalization": "batch_norm",
+    }
+    names = [
+        x for n in (kind, aliases.get(kind, kind), "norm") for x in (f"{n}_data", f"{n}-data", n)
+    ]
+    return (
+        e.child("data", *names)
+        or e.child("elementwise_data")
+        or Element("data", {}, e.line, e.column)
+    )
+
+
+def _blob(attributes: Mapping[str, str]) -> Blob:
+    type = attributes.get("precision", "")
+    return Blob(
+        _integer(attributes, "offset"),
+        _integer(attributes, "size"),
+        element_type(type) if type else "",
+    )
+
+
+def _end(e: Element, which: str) -> End:
+    return _integer(e.attributes, f"{which}-layer"), _integer(e.attributes, f"{which}-port", 0)
+
+
+def _integer(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = attributes.get(name)
+    if text is None:
+        if default is None:
+            raise InvalidOperation(f"'{name}' is missing")
+        return default
+    if not text.strip().isdecimal() or len(text) > 20:
+        raise InvalidOperation(f"'{name}' is {text[:40]!r}, no whole number")
+    return int(text)
+
+
+def _extent(text: str) -> int:
+    known = text.strip()
+    if known == "-1":
+        return -1
+    if not known.isdecimal() or len(known) > 20 or int(known) > _LARGEST:
+        raise InvalidOperation(f"a port has the extent {known[:40]!r}")
+    return int(known)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Split names at commas, of which those in names have a backslash before them."""
+    parts = text.replace("\\,", "\0").split(",") if text else []
+    return tuple(part.replace("\0", ",") for part in parts)

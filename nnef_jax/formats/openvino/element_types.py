@@ -1,0 +1,97 @@
+"""Element types: what files call them, how a .bin holds them, what they are computed in.
+
+Sub-byte items follow each other from the low bits of a byte on, also those of u1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.errors import InvalidOperation
+
+# By the names of versions 10 and 11, then those of the ports and of older versions.
+_DTYPES: dict[str, Any] = {
+    "f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16,
+    "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
+    "f8e8m0": ml_dtypes.float8_e8m0fnu,
+    "i64": np.int64, "i32": np.int32, "i16": np.int16, "i8": np.int8, "i4": ml_dtypes.int4,
+    "u64": np.uint64, "u32": np.uint32, "u16": np.uint16, "u8": np.uint8, "u4": ml_dtypes.uint4,
+    "u2": ml_dtypes.uint2, "boolean": np.bool_, "u1": np.uint8, "nf4": np.float32,
+    "f4e2m1": ml_dtypes.float4_e2m1fn,
+}  # fmt: skip
+_ALIASES = {
+    "fp64": "f64", "fp32": "f32", "fp16": "f16", "mixed": "f32", "bool": "boolean", "bin": "u1",
+    "float": "f32", "double": "f64", "half": "f16",
+}  # fmt: skip
+_BITS = {"u1": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
+# Normal floats of 4 bits: quantiles of the normal distribution (Dettmers et al. 2023,
+# arXiv:2305.14314, appendix E).
+_NF4 = np.array(
+    [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+        0.7229568362236023, 1.0,
+    ],
+    np.float32,
+)  # fmt: skip
+
+
+def element_type(name: str) -> str:
+    """Return the type of any spelling, as version 11 has it; raise InvalidOperation."""
+    known = name.strip().lower()
+    known = _ALIASES.get(known, known)
+    if known not in _DTYPES:
+        raise InvalidOperation(
+            f"there is no element type '{name[:40]}'", f"known are {', '.join(_DTYPES)}"
+        )
+    return known
+
+
+def size_of(type: str, items: int) -> int:
+    """Return how many bytes so many items take in a .bin."""
+    return (
+        -(-items * _BITS[type] // 8) if type in _BITS else items * np.dtype(_DTYPES[type]).itemsize
+    )
+
+
+def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the items of a tensor, viewed in the file where it holds whole bytes."""
+    dtype = np.dtype(_DTYPES[type])
+    if type not in _BITS:
+        return np.frombuffer(data, dtype).reshape(shape)
+    bits, items = _BITS[type], int(np.prod(shape, dtype=np.int64))
+    stored = np.frombuffer(data, np.uint8)
+    codes = (stored[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & (2**bits - 1)
+    codes = codes.reshape(-1)[:items].reshape(shape)
+    if type == "nf4":
+        return _NF4[codes]
+    if type == "i4":
+        return ((codes ^ 8).astype(np.int8) - 8).astype(dtype)
+    return codes.view(dtype) if type == "f4e2m1" else codes.astype(dtype)
+
+
+def stored(type: str, real: str) -> str:
+    """Return the dtype of weights of a type in the graph: that of the file where numpy has it."""
+    if type in ("u1", "nf4", "i64", "u64", "f64"):
+        return computed(type, real)
+    return real if type == "f32" else np.dtype(_DTYPES[type]).name
+
+
+def computed(type: str, real: str) -> str:
+    """Return the dtype that tensors of a type are computed in; `real` is that of f32.
+
+    It is that of f16 too, which the runtime computes in f32 on CPUs. Integers of 64 bits have 32
+    unless jax computes in 64.
+    """
+    wide: bool = jax.config.read("jax_enable_x64")
+    if type in ("f64", "f32", "f16", "nf4"):
+        return "float64" if type == "f64" and wide else real
+    narrow = {"i64": "int32", "u64": "uint32"}
+    fixed = {"u1": "uint8"}
+    return fixed.get(type) or (not wide and narrow.get(type)) or np.dtype(_DTYPES[type]).name

@@ -1,0 +1,269 @@
+"""From the layers of a network to the flat graph: each layer once what feeds it is flattened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jax.errors import InconclusiveDimensionOperation
+from numpy.typing import NDArray
+
+from lowering.errors import InvalidOperation
+from lowering.graph import Graph, TensorType, Value
+from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.formats.base import ExtentNeeded, Options
+from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.document import Body, End, Layer, Net, Port
+from nnef_jax.formats.openvino.element_types import computed, element_type
+from nnef_jax.formats.openvino.flat_graph import FlatGraph, located
+from nnef_jax.formats.openvino.folding import folded
+from nnef_jax.formats.openvino.layers import Meaning, meanings
+from nnef_jax.formats.openvino.pre_process import pre_processed
+from nnef_jax.formats.openvino.site import Site, Tensor
+from nnef_jax.formats.openvino.weights import Weights
+from nnef_jax.limits import within_memory
+
+_SINKS = ("assign", "memory", "result")
+_CONSTANTS = ("const", "constant")
+_INPUTS = ("input", "parameter")
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The inputs and outputs of a network by name, each with its port."""
+
+    inputs: Mapping[str, tuple[Layer, Port]]
+    outputs: Mapping[str, End]
+
+
+def ends_of(net: Net) -> Ends:
+    """Return how the inputs and outputs of a network are called, in the order of the document."""
+    inputs: dict[str, tuple[Layer, Port]] = {}
+    outputs: dict[str, End] = {}
+    by_id = {layer.id: layer for layer in net.layers}
+    read = net.read()
+    in_document = sorted(net.layers, key=lambda layer: layer.span.offset)
+    for layer in in_document:
+        if layer.kind in _INPUTS and layer.outputs:
+            port = layer.outputs[0]
+            _put(inputs, _called(layer, port, 0, net.is_legacy), (layer, port))
+        elif net.is_legacy:
+            for i, port in enumerate(layer.inputs):
+                if (layer.id, port.id) not in net.feeds:
+                    name = layer.name if len(layer.inputs) == 1 else f"{layer.name}.{i}"
+                    _put(inputs, name, (layer, port))
+        if net.is_legacy:
+            for i, port in enumerate(layer.outputs):
+                if (layer.id, port.id) not in read:
+                    name = layer.name if len(layer.outputs) == 1 else f"{layer.name}.{i}"
+                    _put(outputs, name, (layer.id, port.id))
+        elif layer.kind == "result":
+            end = net.feeds.get((layer.id, layer.inputs[0].id)) if layer.inputs else None
+            if end is not None:
+                producer = by_id[end[0]]
+                i = [port.id for port in producer.outputs].index(end[1])
+                named = producer.outputs[i].names or layer.inputs[0].names
+                name = (
+                    named[0] if named else _called(producer, producer.outputs[i], i, legacy=False)
+                )
+                _put(outputs, name, end)
+    return Ends(inputs, outputs)
+
+
+def _called(layer: Layer, port: Port, i: int, legacy: bool) -> str:
+    if port.names and not legacy:
+        return port.names[0]
+    return layer.name if len(layer.outputs) == 1 else f"{layer.name}.{i}"
+
+
+def _put(table: dict[str, Any], name: str, item: Any) -> None:
+    unique, count = name, 0
+    while unique in table:
+        count += 1
+        unique = f"{name}_{count}"
+    table[unique] = item
+
+
+def declared_shape(layer: Layer, port: Port) -> list[int | None]:
+    """Return the declared shape of an input; None for an extent that is open."""
+    text = layer.attributes.get("shape")
+    if layer.kind != "parameter" or text is None:
+        return [None if n < 0 else n for n in port.shape or ()]
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if "..." in parts:
+        raise InvalidOperation("its rank is open", "give its shape by load(..., input_shapes=...)")
+    return [int(part) if part.isdecimal() else None for part in parts]
+
+
+def flatten(
+    net: Net, ends: Ends, options: Options, weights: Weights, data: dict[str, NDArray[Any]]
+) -> Graph:
+    """Return the flat graph; `data` collects weights by label. Raises NnefError."""
+    with within_memory("the flat graph"):
+        graph = FlatGraph.of(options, data)
+        graph.builder.reserve([*ends.inputs, *(layer.name for layer in net.layers)])
+        flattener = Flattener(graph, weights)
+        feeds: dict[End, Tensor] = {}
+        for name, (layer, port) in ends.inputs.items():
+            value = flattener.input(name, layer, port, net)
+            feeds[layer.id, port.id] = value
+        feeds = pre_processed(net, feeds, flattener.site)
+        found = flattener.run(net, feeds, [end for end in ends.outputs.values()])
+        outputs = [flattener.value(net, end, found) for end in ends.outputs.values()]
+        return graph.builder.graph(net.name, outputs, [*ends.outputs], [*ends.inputs])
+
+
+@dataclass(slots=True, eq=False)
+class Flattener:
+    """Flattens networks into a graph; bodies get one of their own."""
+
+    graph: FlatGraph
+    weights: Weights
+    prefix: str = ""
+    errors: list[NnefError] = field(default_factory=list[NnefError])
+
+    def input(self, name: str, layer: Layer, port: Port, net: Net) -> Value:
+        """Add an input of the network."""
+        options = self.graph.options
+        try:
+            shapes = options.input_shapes
+            shape = options.shape(name, shapes.get(name) or declared_shape(layer, port))
+            declared = layer.attributes.get("element_type", "") or port.type or layer.precision
+            type = element_type(declared or "f32")
+            if net.is_legacy and type not in ("i32", "i64"):
+                type = "f32"  # inputs are converted, whatever they are stored in
+            return self.graph.builder.input(name, TensorType(shape, computed(type, options.real)))
+        except InvalidOperation as error:
+            raise located(error, f"input '{name}'", layer.span) from None
+
+    def site(self, layer: Layer, net: Net, operands: Sequence[Tensor | None]) -> Site:
+        """Return the place of a layer."""
+        return Site(layer, net, self.graph, self.weights, operands, self.body, self.prefix)
+
+    def run(
+        self, net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]
+    ) -> dict[End, Tensor]:
+        """Flatten what outputs and sinks need, given tensors at ports; return all tensors."""
+        table = meanings(is_legacy=net.is_legacy)
+        found: dict[End, Tensor] = dict(feeds)
+        layers = list(_needed(net, feeds, wanted))
+        raise_all(
+            [
+                UnsupportedError(
+                    f"layer '{layer.name}': '{layer.type}' of "
+                    f"{layer.opset or f'version {net.version}'} is not supported",
+                    span=layer.span,
+                )
+                for layer in layers
+                if layer.kind not in table and layer.kind not in (*_CONSTANTS, *_INPUTS, *_SINKS)
+            ]
+        )
+        for layer in layers:
+            if layer.kind in _INPUTS or layer.kind == "result":
+                continue
+            ports = ((layer.id, port.id) for port in layer.inputs)
+            operands = [
+                feeds[end] if end in feeds else found.get(net.feeds.get(end, (-1, -1)))
+                for end in ports
+            ]
+            found.update(self._flattened(layer, net, operands, table.get(layer.kind)))
+        return found
+
+    def _flattened(
+        self, layer: Layer, net: Net, operands: Sequence[Tensor | None], meaning: Meaning | None
+    ) -> Iterator[tuple[End, Tensor]]:
+        site, what = self.site(layer, net, operands), f"layer '{layer.name}' ({layer.type})"
+        try:
+            results: Any = stored(site) if layer.kind in _CONSTANTS else folded(site)
+            if results is None:
+                assert meaning is not None
+                results = meaning(site)
+            values: list[Any] = results if isinstance(results, list) else [results]
+            if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
+                raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
+        except InvalidOperation as error:
+            raise located(error, what, layer.span) from None
+        except InconclusiveDimensionOperation:
+            raise UnsupportedError(
+                f"{what} depends on more of an extent than is known while it is symbolic",
+                span=layer.span,
+                hint="export it for known shapes",
+            ) from None
+        except (ExtentNeeded, NnefError):
+            raise
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # It has fewer ports, axes or items than any writer gives it; there are 200 types.
+            message = f"its ports and attributes do not go together: {error}"
+            raise located(InvalidOperation(message), what, layer.span) from error
+        for i, (port, value) in enumerate(zip(layer.outputs, values, strict=False)):
+            name = self.prefix + (layer.name if len(layer.outputs) == 1 else f"{layer.name}.{i}")
+            if isinstance(value, Value) and value.name != name:
+                self.graph.builder.aliases.setdefault(name, value)
+            yield (layer.id, port.id), value
+
+    def value(self, net: Net, end: End, found: Mapping[End, Tensor]) -> Value:
+        """Return what is at an output port as a tensor of the graph."""
+        layer = next(layer for layer in net.layers if layer.id == end[0])
+        if end not in found:
+            error = InvalidOperation("nothing gives the output that is read of it")
+            raise located(error, f"layer '{layer.name}' ({layer.type})", layer.span)
+        return self.site(layer, net, ()).tensor(found[end])
+
+    def body(
+        self,
+        body: Body,
+        graph: FlatGraph,
+        feeds: Mapping[End, Tensor],
+        wanted: Sequence[End],
+        name: str,
+    ) -> dict[End, Tensor]:
+        """Flatten a body into a graph of its own, given the tensors at its ends."""
+        inner = Flattener(graph, self.weights, f"{self.prefix}{name}.", self.errors)
+        return inner.run(body.net, feeds, wanted)
+
+
+def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> Iterator[Layer]:
+    """Yield the layers that outputs and sinks depend on, in order."""
+    by_id = {layer.id: layer for layer in net.layers}
+    waiting = [end[0] for end in wanted]
+    waiting += [layer.id for layer in net.layers if layer.kind in ("assign", "memory")]
+    known = set[int]()
+    while waiting:
+        id = waiting.pop()
+        if id in known:
+            continue
+        known.add(id)
+        for port in by_id[id].inputs:
+            end = (id, port.id)
+            if end not in feeds and end in net.feeds:
+                waiting.append(net.feeds[end][0])
+    return (layer for layer in net.layers if layer.id in known)
+
+
+def stored(site: Site) -> Constant:
+    """Return what a Const layer stores."""
+    layer = site.layer
+    if not layer.outputs:
+        raise InvalidOperation("it has no output")
+    if "element_type" not in layer.attributes and layer.blobs:
+        shape = layer.outputs[0].shape or ()
+        found = site.blob("custom", shape) or site.blob(next(iter(layer.blobs)), shape)
+        if found is not None:
+            return found
+        return Constant(np.zeros(shape, np.float32), "f32", site.name)
+    from nnef_jax.formats.openvino.element_types import size_of, unpacked
+
+    type = element_type(layer.attributes.get("element_type", layer.outputs[0].type or "f32"))
+    text = layer.attributes.get("shape")
+    shape = tuple(site.ints("shape", [])) if text is not None else layer.outputs[0].shape or ()
+    if any(n < 0 for n in shape):
+        raise InvalidOperation(f"a constant cannot have the shape {list(shape)}")
+    items = int(np.prod(shape, dtype=object))
+    size = site.int("size", size_of(type, items))
+    if size != size_of(type, items) and items:
+        message = f"it has {size} bytes, {list(shape)} items of {type} take {size_of(type, items)}"
+        raise InvalidOperation(message)
+    data = site.weights.slice(site.int("offset", 0), size) if items else memoryview(b"")
+    return Constant(unpacked(data, type, shape), type, site.name)

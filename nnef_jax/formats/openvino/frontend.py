@@ -1,0 +1,99 @@
+"""A network of OpenVINO with its weights, as `nnef_jax.network` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.errors import InvalidOperation
+from lowering.graph import Graph
+from lowering.location import Span
+from nnef_jax.formats.base import Cut, Frontend, Options, Shapes, Stored
+from nnef_jax.formats.openvino.document import read_net
+from nnef_jax.formats.openvino.element_types import computed
+from nnef_jax.formats.openvino.flatten import declared_shape, ends_of, flatten
+from nnef_jax.formats.openvino.weights import Weights
+from nnef_jax.formats.openvino.xml import parse
+from nnef_jax.formats.syntax.flat_document import FlatWriter
+from nnef_jax.formats.syntax.frontend import GRAPH
+from nnef_jax.formats.syntax.printing import print_document
+from nnef_jax.storage.archive import Archive
+from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.writer import Member
+
+
+class OpenvinoFrontend(Frontend):
+    """A checked network; its weights stay in the file until they are computed with."""
+
+    def __init__(self, archive: Archive, options: Options) -> None:
+        data = archive.open_tensor(archive.graph)
+        self._text = bytes(data)
+        root, source = parse(data, archive.location(archive.graph), options.meter)
+        self._net = read_net(root, source, options.meter)
+        self._ends = ends_of(self._net)
+        self._options = options
+        self._weights = _weights(archive)
+        self._data: dict[str, NDArray[Any]] = {}
+        self.inputs, self.outputs = list(self._ends.inputs), list(self._ends.outputs)
+        self.dialect = f"OpenVINO IR {self._net.version}"
+        self.integer = computed("i64", options.real)
+
+    def flatten(self, options: Options) -> Graph:
+        """Return the graph for the shapes in `options.input_shapes`, else the document's."""
+        return flatten(self._net, self._ends, options, self._weights, self._data)
+
+    def declared_shapes(self, options: Options) -> Shapes:
+        """Return the shapes of its inputs; those whose rank is open are left out."""
+        found: dict[str, Any] = {}
+        for name, (layer, port) in self._ends.inputs.items():
+            with suppress(InvalidOperation):
+                found[name] = declared_shape(layer, port)
+        return found
+
+    def stored(self, graph: Graph) -> Stored:
+        """Return the weights, viewed in the file where the graph has them as they are stored."""
+        found: dict[str, NDArray[Any]] = {}
+        for variable in (*graph.parameters, *graph.states):
+            array = self._data[variable.label]
+            dtype = np.dtype(variable.value.type.dtype)
+            found[variable.label] = array if array.dtype == dtype else array.astype(dtype)
+        return Stored(found, self)
+
+    def content(self) -> Iterable[object]:
+        """Tell the text, and the weights that may decide the structure."""
+        known = [x.tobytes() for x in self._data.values() if x.size <= 64]
+        return self.dialect, self._text, *known
+
+    def spans(self) -> Mapping[str, Span]:
+        """Return where layers stand."""
+        return {layer.name: layer.span for layer in self._net.layers}
+
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+        """Return the network as an archive of NNEF 1.0, flat, with other weights by label."""
+        return self._archive(self.flatten(self._options), arrays)
+
+    def flat_members(
+        self, options: Options, cut: Cut, arrays: Mapping[str, Any], quantization: str | None
+    ) -> dict[str, Member]:
+        """Return a part of the network as an archive of NNEF 1.0, flat."""
+        return self._archive(cut(self.flatten(options))[0], arrays)
+
+    def converted(
+        self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
+    ) -> dict[str, Member]:
+        """Return the network as one of NNEF 1.0, always flat."""
+        return self._archive(graph, data or {})
+
+    def _archive(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Member]:
+        text = print_document(FlatWriter(graph, self._options.meter).write())
+        return {GRAPH: text.encode()} | {member_of(label): x for label, x in arrays.items()}
+
+
+def _weights(archive: Archive) -> Weights:
+    name = f"{archive.graph.removesuffix('.xml')}.bin"
+    data = archive.open_tensor(name) if archive.exists(name) else None
+    return Weights(data, archive.location(name))

@@ -1,0 +1,362 @@
+"""Detections: prior boxes, what networks say of them, suppression, decoding of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.graph import Value
+from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.layers import everywhere, legacy
+from nnef_jax.formats.openvino.site import Site
+
+
+def _sizes(site: Site) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the extents of the features and of the image."""
+    if site.net.is_legacy:
+        feature, image = (site.known_shape(i)[2:] for i in (0, 1))
+        return (feature[0], feature[1]), (image[0], image[1])
+    feature, image = (site.integers(i) for i in (0, 1))
+    return (feature[0], feature[1]), (image[0], image[1])
+
+
+def _priors(site: Site, boxes: Sequence[Sequence[float]], count: int) -> Constant:
+    """Return boxes and, below, their variances."""
+    variance = site.numbers("variance", []) or [0.1]
+    if len(variance) not in (1, 4):
+        raise InvalidOperation(f"'variance' must have 1 or 4 items, it has {len(variance)}")
+    flat = np.asarray(boxes, np.float32).reshape(-1)
+    if site.flag("clip"):
+        flat = np.clip(flat, 0, 1)
+    spread = np.tile(np.asarray(variance * (4 // len(variance)), np.float32), flat.size // 4)
+    rows = np.stack([flat, spread])
+    assert flat.size == 4 * count
+    return Constant(rows[None] if site.net.is_legacy else rows, "f32", derived=True)
+
+
+def _ratios(site: Site) -> list[float]:
+    found = [1.0]
+    for ratio in site.numbers("aspect_ratio", []):
+        if all(abs(ratio - known) > 1e-6 for known in found):
+            found.append(ratio)
+            if site.flag("flip"):
+                found.append(1 / ratio)
+    return found
+
+
+@everywhere("PriorBox")
+def _prior_box(site: Site) -> Constant:
+    """Return boxes of given sizes and ratios around each item (SSD, arXiv:1512.02325)."""
+    (height, width), (image_h, image_w) = _sizes(site)
+    smallest, largest = site.numbers("min_size", []), site.numbers("max_size", [])
+    fixed, fixed_ratios = site.numbers("fixed_size", []), site.numbers("fixed_ratio", [])
+    density = site.numbers("density", [])
+    ratios, scale_all = _ratios(site), site.flag("scale_all_sizes", True)
+    step, offset = site.number("step", 0), site.number("offset", 0.5)
+    in_order = site.flag("min_max_aspect_ratios_order", True)
+    # Half extents, shifts of the centre, and whether the image cuts the box: of fixed sizes alone.
+    shapes: list[tuple[float, float, float, float, bool]] = []
+
+    def dense(size: float, count: int, shift: float, half_w: float, half_h: float) -> None:
+        for row in range(count):
+            for column in range(count):
+                right, down = (-size / 2 + shift / 2 + at * shift for at in (column, row))
+                shapes.append((half_w, half_h, right, down, True))
+
+    for i, size in enumerate(fixed):
+        count = int(density[i]) if i < len(density) else 1
+        if fixed_ratios:
+            for ratio in fixed_ratios:
+                root = math.sqrt(ratio)
+                dense(size, count, float(int(size) // count), size / 2 * root, size / 2 / root)
+        elif density:
+            dense(size, count, float(int(size / count)), size / 2, size / 2)
+        else:
+            shapes.append((size / 2, size / 2, 0, 0, True))
+        if not fixed_ratios:
+            for ratio in ratios[1:]:
+                root = math.sqrt(ratio)
+                dense(size, count, float(int(size) // count), size / 2 * root, size / 2 / root)
+    for i, size in enumerate(smallest):
+        half = size / 2
+        halves = [(half, half)]
+        if i < len(largest):
+            root = math.sqrt(size * largest[i]) / 2
+            halves.append((root, root))
+        others: list[tuple[float, float]] = []
+        if scale_all or i == len(smallest) - 1:
+            others = [(half * math.sqrt(r), half / math.sqrt(r)) for r in ratios[1:]]
+        halves = [*halves, *others] if in_order else [halves[0], *others, *halves[1:]]
+        shapes += [(w, h, 0.0, 0.0, False) for w, h in halves]
+    is_plain = not scale_all and site.net.is_legacy  # not divided by the extents of the image
+    scale_x, scale_y = (1.0, 1.0) if is_plain else (image_w, image_h)
+    boxes: list[tuple[float, ...]] = []
+    for row in range(height):
+        for column in range(width):
+            if step == 0:
+                x, y = (column + 0.5) * (image_w / width), (row + 0.5) * (image_h / height)
+            else:
+                x, y = (column + offset) * step, (row + offset) * step
+            for half_w, half_h, right, down, cuts in shapes:
+                cx, cy = x + right, y + down
+                low = (cx - half_w) / scale_x, (cy - half_h) / scale_y
+                high = (cx + half_w) / scale_x, (cy + half_h) / scale_y
+                if cuts:
+                    low, high = (max(low[0], 0), max(low[1], 0)), (min(high[0], 1), min(high[1], 1))
+                boxes.append((*low, *high))
+    return _priors(site, boxes, height * width * len(shapes))
+
+
+@everywhere("PriorBoxClustered")
+def _prior_box_clustered(site: Site) -> Constant:
+    """Return boxes of given extents around each item."""
+    (height, width), (image_h, image_w) = _sizes(site)
+    if site.net.is_legacy:
+        image_h, image_w = site.int("img_h", 0) or image_h, site.int("img_w", 0) or image_w
+    widths, heights = site.numbers("width"), site.numbers("height")
+    both = site.number("step", 0)
+    step_x = site.number("step_w", 0) or both or image_w / width
+    step_y = site.number("step_h", 0) or both or image_h / height
+    offset = site.number("offset", 0)
+    boxes = [
+        (
+            ((column + offset) * step_x - w / 2) / image_w,
+            ((row + offset) * step_y - h / 2) / image_h,
+            ((column + offset) * step_x + w / 2) / image_w,
+            ((row + offset) * step_y + h / 2) / image_h,
+        )
+        for row in range(height)
+        for column in range(width)
+        for w, h in zip(widths, heights, strict=True)
+    ]
+    return _priors(site, boxes, len(boxes))
+
+
+@everywhere("DetectionOutput")
+def _detection_output(site: Site) -> Value:
+    locations, confidences, priors = (site.tensor(i) for i in range(3))
+    declared = site.int("num_classes", 0)
+    normalized = site.flag("normalized", site.net.is_legacy)
+    count = priors.type.shape[-1] // (4 if normalized else 5)
+    classes = declared or math.prod(confidences.type.shape[1:]) // max(count, 1)
+    code = site.text("code_type", "caffe.priorboxparameter.corner")
+    extra = [site.tensor(i) if site.has(i) else False for i in (3, 4)]
+    operands: dict[str, Any] = {
+        "locations": locations, "confidences": confidences, "priors": priors,
+        "anchor_confidences": extra[0], "anchor_locations": extra[1],
+    }  # fmt: skip
+    keep = site.ints("keep_top_k", [-1])[0]
+    return site.emit(
+        "detection_output", operands, num_classes=classes,
+        background_label=site.int("background_label_id", 0), top_k=site.int("top_k", -1),
+        keep_top_k=keep, share_location=site.flag("share_location", True),
+        variance_encoded=site.flag("variance_encoded_in_target"),
+        center_size=code.endswith("center_size"), nms_threshold=site.number("nms_threshold"),
+        confidence_threshold=site.number("confidence_threshold", -3.4028234663852886e38),
+        clip_before=site.flag("clip_before_nms", site.flag("clip")),
+        clip_after=site.flag("clip_after_nms"), decrease_label=site.flag("decrease_label_id"),
+        normalized=normalized, input_size=(site.int("input_height", 1), site.int("input_width", 1)),
+        objectness_threshold=site.number("objectness_score", 0),
+    )  # fmt: skip
+
+
+def _anchors(
+    base: float,
+    ratios: Sequence[float],
+    scales: Sequence[float],
+    *,
+    offset: float,
+    rounds: bool,
+    centred: bool,
+) -> tuple[float, ...]:
+    """Return boxes around a place, for each ratio and scale."""
+    found: list[float] = []
+    middle = 0.0 if centred else (base - offset) / 2
+    for ratio in ratios:
+        width = math.sqrt(base * base / ratio)
+        width = float(math.floor(width + 0.5)) if rounds else width
+        height = width * ratio
+        height = float(math.floor(height + 0.5)) if rounds else height
+        for scale in scales:
+            half_w, half_h = (width * scale - offset) / 2, (height * scale - offset) / 2
+            found += [middle - half_w, middle - half_h, middle + half_w, middle + half_h]
+    return tuple(found)
+
+
+@everywhere("Proposal")
+def _proposal(site: Site) -> Any:
+    is_tensorflow = site.text("framework", "") == "tensorflow"
+    offset = 0.0 if is_tensorflow else 1.0
+    anchors = _anchors(
+        site.int("base_size", 16), site.numbers("ratio"), site.numbers("scale"),
+        offset=offset, rounds=not is_tensorflow, centred=is_tensorflow,
+    )  # fmt: skip
+    found = site.emit(
+        "proposal", {"scores": site.tensor(0), "deltas": site.tensor(1), "image": site.tensor(2)},
+        anchors=anchors, feature_stride=site.int("feat_stride", 16),
+        min_size=site.number("min_size", 16), pre_nms=site.int("pre_nms_topn"),
+        post_nms=site.int("post_nms_topn"), nms_threshold=site.number("nms_thresh"),
+        coordinate_scale=site.number("box_coordinate_scale", 1),
+        size_scale=site.number("box_size_scale", 1),
+        pixel_offset=offset, clips_before=site.flag("clip_before_nms", True),
+        clips_after=site.flag("clip_after_nms"), clips_anchors=is_tensorflow, swaps=is_tensorflow,
+        truncates=False, normalizes=site.flag("normalize"), later_ties=False,
+    )  # fmt: skip
+    return list(found)
+
+
+@legacy("SimplerNMS")
+def _simpler_nms(site: Site) -> Any:
+    """Return regions around 9 anchors: of scales, in three ratios of a base of 16 pixels."""
+    anchors = _anchors(
+        16, (0.5, 1, 2), site.numbers("scale"), offset=1.0, rounds=True, centred=False
+    )
+    found = site.emit(
+        "proposal", {"scores": site.tensor(0), "deltas": site.tensor(1), "image": site.tensor(2)},
+        anchors=anchors, feature_stride=site.int("feat_stride"),
+        min_size=site.number("min_bbox_size"),
+        pre_nms=site.int("pre_nms_topn"), post_nms=site.int("post_nms_topn"),
+        nms_threshold=site.number("iou_threshold"), coordinate_scale=1.0, size_scale=1.0,
+        pixel_offset=1.0, clips_before=True, clips_after=False, clips_anchors=False, swaps=False,
+        truncates=True, normalizes=False, later_ties=True,
+    )  # fmt: skip
+    return [found[0]]
+
+
+@everywhere("NonMaxSuppression")
+def _non_max_suppression(site: Site) -> Any:
+    """Return indices (image, class, box), from set 5 on with scores and how many there are."""
+    boxes, scores = site.tensor(0), site.tensor(1)
+
+    def number(i: int, default: float) -> float:
+        return float(site.known(i).reshape(-1)[0]) if site.has(i) else default
+
+    if number(5, 0):
+        raise InvalidOperation("soft suppression (a sigma above 0) is not supported")
+    most = int(min(number(2, 0), boxes.type.shape[1]))
+    is_centre = site.text("box_encoding", "corner") == "center" or site.flag("center_point_box")
+    found = site.emit(
+        "sorted_suppression", {"boxes": boxes, "scores": scores},
+        max_output_boxes_per_class=most, iou_threshold=number(3, 0.0),
+        score_threshold=number(4, 0.0), center_point_box=is_centre,
+        sorts=site.flag("sort_result_descending", True),
+    )  # fmt: skip
+    rows = site.layer.outputs[0].shape or ()
+    indices, values, count = found
+    if site.net.is_legacy and rows and rows[0] != indices.type.shape[0] and rows[0] > 0:
+        indices = _fitted(site, indices, rows[0])
+    return [indices, values, count][: max(len(site.layer.outputs), 1)]
+
+
+def _fitted(site: Site, rows: Value, count: int) -> Value:
+    """Return so many rows, -1 behind those that there are."""
+    have = rows.type.shape[0]
+    if have >= count:
+        return site.insert(
+            "slice", {"input": rows}, axes=(0,), begin=(0,), end=(count,), stride=(1,)
+        )
+    return site.insert(
+        "pad", {"input": rows}, padding=((0, count - have), (0, 0)), border="constant", value=-1.0
+    )
+
+
+@everywhere("CTCGreedyDecoder")
+def _ctc_greedy_decoder(site: Site) -> Value:
+    merges = True if site.net.is_legacy else site.flag("ctc_merge_repeated", True)
+    operands = {"probabilities": site.tensor(0), "mask": site.tensor(1)}
+    return site.emit("ctc_greedy_decoder", operands, merges=merges)
+
+
+@everywhere("ROIPooling")
+def _roi_pooling(site: Site) -> Value:
+    """Pool regions (image, x1, y1, x2, y2): maxima of bins, or items between corners."""
+    x, rois = site.tensor(0), site.tensor(1)
+    size = site.ints("output_size", site.ints("output_roi", [0, 0]))
+    size = [site.int("pooled_h", size[0]), site.int("pooled_w", size[-1])]
+
+    def columns(begin: int, end: int) -> Value:
+        return site.insert(
+            "slice", {"input": rois}, axes=(1,), begin=(begin,), end=(end,), stride=(1,)
+        )
+
+    first = columns(0, 1)
+    image = site.insert(
+        "squeeze", {"input": site.insert("cast", {"input": first}, dtype="int32")}, axes=(1,)
+    )
+    box = columns(1, 5)
+    if site.text("method", "max") == "max":
+        scaled = site.insert("mul", {"x": box, "y": site.number("spatial_scale")})
+        operands = {"input": x, "rois": scaled, "batch_index": image}
+        found = site.insert("max_roi_pool", operands, output_size=size)
+    else:
+        height, width = site.known_shape()[2:]
+        ends = Constant(
+            np.array([[width - 1, height - 1, width - 1, height - 1]], np.float32),
+            "f32",
+            derived=True,
+        )
+        more = Constant(np.array([[0, 0, 1, 1]], np.float32), "f32", derived=True)
+        scaled = site.insert("add", {"x": site.insert("mul", {"x": box, "y": ends}), "y": more})
+        operands = {"input": x, "rois": scaled, "batch_index": image}
+        method = "aligned" if min(size) > 1 else "symmetric"
+        found = site.insert("roi_resample", operands, output_size=size, method=method)
+    alive = site.insert(
+        "cast", {"input": site.insert("ge", {"x": first, "y": 0.0})}, dtype=x.type.dtype
+    )
+    alive = site.insert("unsqueeze", {"input": alive}, axes=(2, 3))
+    return site.emit("mul", {"x": found, "y": alive})
+
+
+@everywhere("PSROIPooling")
+def _psroi_pooling(site: Site) -> Value:
+    mode = site.text("mode", "average")
+    if mode not in ("average", "bilinear"):
+        raise InvalidOperation(f"the mode '{mode}' is not supported")
+    operands = {"input": site.tensor(0), "rois": site.tensor(1)}
+    return site.emit(
+        "position_sensitive_roi_pool", operands, output_channels=site.int("output_dim"),
+        group_size=site.int("group_size", site.int("pooled_height", 1)),
+        spatial_scale=site.number("spatial_scale"), mode=mode,
+        bins=(site.int("spatial_bins_y", 1), site.int("spatial_bins_x", 1)),
+    )  # fmt: skip
+
+
+@everywhere("RegionYolo")
+def _region_yolo(site: Site) -> Value:
+    """Apply the logistic function to places, objectness and classes, or softmax to classes."""
+    x = site.tensor(0)
+    batch, channels, height, width = x.type.shape
+    coords, classes = site.int("coords", 4), site.int("classes")
+    is_softmax = site.flag("do_softmax", True)
+    regions = site.int("num") if is_softmax else len(site.ints("mask", []))
+    items = coords + classes + 1
+    if regions * items != channels:
+        raise InvalidOperation(
+            f"{regions} regions of {items} items do not make {channels} channels"
+        )
+    split = site.reshaped(x, [batch, regions, items, height, width])
+
+    def part(begin: int, end: int) -> Value:
+        return site.insert(
+            "slice", {"input": split}, axes=(2,), begin=(begin,), end=(end,), stride=(1,)
+        )
+
+    places, extents = site.insert("sigmoid", {"x": part(0, 2)}), part(2, coords)
+    if is_softmax:
+        sure = site.insert("sigmoid", {"x": part(coords, coords + 1)})
+        kinds = site.insert("softmax", {"x": part(coords + 1, items)}, axes=(2,))
+        joined = site.insert("concat", {"values": [places, extents, sure, kinds]}, axis=2)
+    else:
+        rest = site.insert("sigmoid", {"x": part(coords, items)})
+        joined = site.insert("concat", {"values": [places, extents, rest]}, axis=2)
+    found = site.reshaped(joined, [batch, channels, height, width])
+    if not is_softmax:
+        return found
+    first, last = site.axis(site.int("axis", 1)), site.axis(site.int("end_axis", 3))
+    return site.emit(
+        "reshape", {"input": found}, shape=(-1,), axis_start=first, axis_count=last - first + 1
+    )

@@ -1,0 +1,87 @@
+"""The mean and scale of inputs that old files keep beside the layers, as operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.graph import Value
+from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.document import End, Net
+from nnef_jax.formats.openvino.element_types import element_type, size_of, unpacked
+from nnef_jax.formats.openvino.flat_graph import located
+from nnef_jax.formats.openvino.site import Site, Tensor
+from nnef_jax.formats.openvino.xml import Element
+
+
+def pre_processed(
+    net: Net, feeds: Mapping[End, Tensor], site: Callable[..., Site]
+) -> dict[End, Tensor]:
+    """Return what inputs are once (x - mean) / scale is taken of those that ask for it."""
+    found = dict(feeds)
+    for element in net.element.children:
+        if element.tag != "pre-process":
+            continue
+        name = element.attributes.get("reference-layer-name")
+        for layer in net.layers:
+            end = next(((layer.id, p.id) for p in layer.outputs if (layer.id, p.id) in feeds), None)
+            value = found.get(end) if end else None
+            if end is None or not isinstance(value, Value):
+                continue
+            if layer.name == name or (name is None and len(value.type.shape) == 4):
+                try:
+                    found[end] = _processed(element, value, site(layer, net, ()))
+                except InvalidOperation as error:
+                    raise located(error, "pre-process", element.span(net.source)) from None
+                break
+        else:
+            error = InvalidOperation(f"there is no input '{name}'")
+            raise located(error, "pre-process", element.span(net.source))
+    return found
+
+
+def _processed(element: Element, x: Value, site: Site) -> Value:
+    channels = [c for c in element.children if c.tag == "channel"]
+    channels.sort(key=lambda c: int(c.attributes.get("id", 0)))
+    if len(channels) != x.type.shape[1]:
+        raise InvalidOperation(f"it has {len(channels)} channels, the input {x.type.shape[1]}")
+    means, scales = ([c.child(tag) for c in channels] for tag in ("mean", "scale"))
+    if any(m is not None and "offset" in m.attributes for m in means):
+        type = element_type(element.attributes.get("mean-precision", "FP32"))
+        shape = x.type.shape[2:]
+        images = [_image(site, m, type, shape) for m in means]
+        mean = Constant(np.stack(images)[None].astype(np.float32), "f32", f"{x.name}.mean")
+        x = site.insert("sub", {"x": x, "y": mean})
+    elif any(m is not None for m in means):
+        x = site.insert("sub", {"x": x, "y": _per_channel(means, 0.0, x, "mean")})
+    if any(s is not None for s in scales):
+        scale = _per_channel(scales, 1.0, x, "scale")
+        x = site.insert("div", {"x": x, "y": scale})
+    return x
+
+
+def _per_channel(found: list[Element | None], default: float, x: Value, name: str) -> Constant:
+    try:
+        items = [default if e is None else float(e.attributes["value"]) for e in found]
+    except (KeyError, ValueError):
+        raise InvalidOperation(f"the {name} of a channel is no number") from None
+    return Constant(
+        np.array(items, np.float32).reshape(1, -1, *[1] * (len(x.type.shape) - 2)),
+        "f32",
+        f"{x.name}.{name}",
+    )
+
+
+def _image(site: Site, mean: Element | None, type: str, shape: Any) -> Any:
+    if mean is None:
+        return np.zeros(shape, np.float32)
+    try:
+        offset, size = int(mean.attributes["offset"]), int(mean.attributes["size"])
+    except (KeyError, ValueError):
+        raise InvalidOperation("the mean of a channel has no offset and size") from None
+    if size != size_of(type, int(np.prod(shape))):
+        raise InvalidOperation(f"a mean image has {size} bytes, the input's are {list(shape)}")
+    return unpacked(site.weights.slice(offset, size), type, tuple(shape))

@@ -1,0 +1,129 @@
+"""Reads XML from strangers: no document types, no entities, bounded depth, sizes and time."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass, field
+from typing import Any
+from xml.parsers import expat
+
+from lowering.location import Source, Span
+from nnef_jax.errors import LimitError, NnefSyntaxError
+from nnef_jax.limits import Meter, raising
+
+_ELEMENT = 6  # steps
+_BYTES_PER_STEP = 32
+_CHUNK = 1 << 16
+_NUMBERS = "dim"  # elements of numbers alone, of which a network has most: kept as their texts
+
+
+@dataclass(slots=True, eq=False)
+class Element:
+    """An element with its attributes, child elements, and the texts of its `<dim>` children."""
+
+    tag: str
+    attributes: dict[str, str]
+    line: int
+    column: int
+    children: list[Element] = field(default_factory=list["Element"])
+    dims: list[str] = field(default_factory=list[str])
+    text: str = ""
+
+    def child(self, *tags: str) -> Element | None:
+        """Return the first child of one of these tags, or None."""
+        return next((child for child in self.children if child.tag in tags), None)
+
+    def below(self, *tags: str) -> list[Element]:
+        """Return the children of the first child of one of these tags, none without one."""
+        child = self.child(*tags)
+        return [] if child is None else child.children
+
+    def span(self, source: Source) -> Span:
+        """Return the place of its start."""
+        return Span(source, source.offset(self.line, self.column), len(self.tag) + 1)
+
+
+def parse(data: memoryview, name: str, meter: Meter) -> tuple[Element, Source]:
+    """Return the root element, and the text that errors show; raise NnefSyntaxError, LimitError."""
+    source = Source(name, _text(data))
+    return _Reader(source, meter).read(data), source
+
+
+def _text(data: memoryview) -> str:
+    is_wide = bytes(data[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return str(data, "utf-16" if is_wide else "utf-8-sig", "replace")
+
+
+class _Reader:
+    def __init__(self, source: Source, meter: Meter) -> None:
+        self._source, self._meter = source, meter
+        self._parser: Any = expat.ParserCreate()
+        self._parser.buffer_text = True
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._characters
+        self._parser.StartDoctypeDeclHandler = self._refuse_doctype
+        self._open: list[Element] = []
+        self._root: Element | None = None
+        self._texts: list[str] | None = None  # of a <dim> that is open
+
+    def read(self, data: memoryview) -> Element:
+        try:
+            for start in range(0, len(data), _CHUNK):
+                piece = data[start : start + _CHUNK]
+                self._meter.spend(len(piece) // _BYTES_PER_STEP, self._source.name)
+                self._parser.Parse(piece, False)
+            self._parser.Parse(b"", True)
+        except expat.ExpatError as error:
+            raise self._error(f"this is no XML: {expat.ErrorString(error.code)}", error) from None
+        except (LookupError, ValueError) as error:  # an encoding that Python does not have
+            if isinstance(error, NnefSyntaxError | LimitError):
+                raise
+            raise self._error(f"this is no XML: {error}") from None
+        assert self._root is not None  # or there is no element, which is an ExpatError
+        return self._root
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        meter, parser = self._meter, self._parser
+        meter.spend(_ELEMENT, self._source.name)
+        if tag == _NUMBERS and not attributes and self._open:
+            self._texts = []
+            return
+        element = Element(tag, attributes, parser.CurrentLineNumber, parser.CurrentColumnNumber + 1)
+        most = meter.limits.array_items
+        if any(len(value) > most for value in attributes.values()):
+            raise self._beyond(f"an attribute has more than {most} characters", "array_items")
+        if len(self._open) >= meter.limits.nesting:
+            raise self._beyond(f"elements are nested more than {len(self._open)} deep", "nesting")
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            self._root = element
+        self._open.append(element)
+
+    def _end(self, tag: str) -> None:
+        if self._texts is not None:
+            if self._open:
+                self._open[-1].dims.append("".join(self._texts))
+            self._texts = None
+        else:
+            self._open.pop()
+
+    def _characters(self, text: str) -> None:
+        if self._texts is not None:
+            self._texts.append(text)
+        elif not text.isspace() and self._open:
+            self._open[-1].text += text
+
+    def _refuse_doctype(self, *_: object) -> None:
+        raise self._error("a document type is not read: it may define entities without end")
+
+    def _error(self, message: str, error: expat.ExpatError | None = None) -> NnefSyntaxError:
+        parser: Any = error or self._parser
+        line = error.lineno if error else parser.CurrentLineNumber
+        column = (error.offset if error else parser.CurrentColumnNumber) + 1
+        span = Span(self._source, self._source.offset(line, column))
+        return NnefSyntaxError(message, span=span)
+
+    def _beyond(self, message: str, limit: str) -> LimitError:
+        return LimitError(message, span=self._error("").span, hint=raising(limit))

@@ -1,0 +1,127 @@
+"""What is wrong with a network of OpenVINO is one located error, in bounded time and memory."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnef_jax
+from tests.openvino.documents import Writer
+from tests.openvino.test_documents import modern, old
+
+GOOD = modern().text()
+DATA = bytes(modern().data)
+
+
+def load(folder: Path, text: str | bytes, data: bytes | None = DATA) -> nnef_jax.Model:
+    (folder / "net.xml").write_bytes(text.encode() if isinstance(text, str) else text)
+    if data is not None:
+        (folder / "net.bin").write_bytes(data)
+    return nnef_jax.load(folder / "net.xml")
+
+
+LAUGHS = """<!DOCTYPE net [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><net>&b;</net>"""
+WRONG: dict[str, tuple[str | bytes, str]] = {
+    "empty": ("", "no XML: no element found"),
+    "html": ("<html><body>404</body></html>", r"root element is <html>"),
+    "onnx": (b"\x08\x07\x12\x07pytorch", "no XML"),
+    "cut off": (GOOD[:300], "no XML"),
+    "entities": (LAUGHS, "document type"),
+    "encoding": (b'<?xml version="1.0" encoding="klingon"?><net/>', "no XML"),
+    "no layers": ('<net name="n" version="11"><layers/></net>', "no layers"),
+    "version 1": (GOOD.replace('version="11"', 'version="1"'), "version 1, versions 2 to 11"),
+    "version x": (GOOD.replace('version="11"', 'version="x"'), "'version' is 'x'"),
+    "huge extent": (GOOD.replace("<dim>4</dim>", f"<dim>{10**30}</dim>"), "extent '1000"),
+    "negative extent": (GOOD.replace("<dim>4</dim>", "<dim>-7</dim>"), "extent '-7'"),
+    "no type": (GOOD.replace('type="ReLU"', ""), "has no type"),
+    "unknown type": (
+        GOOD.replace('type="ReLU"', 'type="Quux"').replace('type="Add"', 'type="Quuux"'),
+        r"(?s)'relu': 'Quux' of opset1 is not supported.*'sum': 'Quuux'",
+    ),
+    "unknown element type": (GOOD.replace('"f32"', '"f33"'), "no element type 'f33'"),
+    "two of one id": (GOOD.replace('id="1" name="w"', 'id="0" name="w"'), "one id"),
+    "edge to nowhere": (GOOD.replace('to-layer="3"', 'to-layer="77"'), "no layer of id 77"),
+    "edge from no port": (GOOD.replace('from-port="2"', 'from-port="9"'), "no port 9"),
+    "cycle": (
+        GOOD.replace(
+            '<edge from-layer="1" from-port="0" to-layer="3" to-port="1"/>',
+            '<edge from-layer="5" from-port="2" to-layer="3" to-port="1"/>',
+        ),
+        "depends on itself",
+    ),
+    "beyond the .bin": (
+        GOOD.replace('offset="48"', 'offset="4800"'),
+        r"bytes 4800 to 4812 of .*which has 60",
+    ),
+    "another size": (
+        GOOD.replace('size="12"', 'size="16"'),
+        r"it has 16 bytes, \[1, 3\] items of f32 take 12",
+    ),
+    "negative offset": (GOOD.replace('offset="48"', 'offset="-48"'), "-48"),
+    "attribute": (
+        GOOD.replace('transpose_b="true"', 'transpose_b="maybe"'),
+        "neither true nor false",
+    ),
+    "shapes": (
+        GOOD.replace('transpose_b="true"', 'transpose_b="false"'),
+        "'mm' .MatMul.: the columns",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_it_is_located(name: str, tmp_path: Path) -> None:
+    text, message = WRONG[name]
+    with pytest.raises(nnef_jax.NnefError, match=message) as caught:
+        load(tmp_path, text)
+    assert re.search(r"net\.xml:\d+:\d+: ", str(caught.value))
+
+
+def test_weights_that_there_are_not(tmp_path: Path) -> None:
+    with pytest.raises(nnef_jax.NnefError, match=r"net\.bin', which there is not"):
+        load(tmp_path, GOOD, None)
+    with pytest.raises(nnef_jax.NnefError, match="which has 10"):
+        load(tmp_path, GOOD, DATA[:10])
+
+
+def test_nesting_without_end(tmp_path: Path) -> None:
+    deep = "<layers><layer id='0' name='x' type='TensorIterator'><body>" * 1000
+    with pytest.raises(nnef_jax.LimitError, match="nested more than 200 deep"):
+        load(tmp_path, f"<net version='7'>{deep}")
+
+
+def test_layers_without_end(tmp_path: Path) -> None:
+    many = "".join(f'<layer id="{i}" name="x" type="ReLU"/>' for i in range(5_000))
+    (tmp_path / "net.xml").write_text(f'<net version="7"><layers>{many}</layers></net>')
+    with pytest.raises(nnef_jax.LimitError, match="more than 100000 steps"):
+        nnef_jax.load(tmp_path, limits=nnef_jax.Limits(steps=100_000))
+
+
+@pytest.mark.parametrize("make", [modern, lambda: old(7)])
+def test_no_change_of_a_file_breaks_the_reader(make: object, tmp_path: Path) -> None:
+    """Letters and bytes are changed at random: a network results, or NnefError."""
+    random = np.random.default_rng(0)
+    net: Writer = make()  # type: ignore[operator]
+    text, data = net.text().encode(), bytes(net.data)
+    for _ in range(150):
+        changed = bytearray(text)
+        for _ in range(random.integers(1, 4)):
+            at = int(random.integers(len(changed)))
+            match int(random.integers(3)):
+                case 0:
+                    changed[at] = int(random.integers(256))
+                case 1:
+                    del changed[at : at + int(random.integers(1, 30))]
+                case _:
+                    start = int(random.integers(len(text)))
+                    changed[at:at] = text[start : start + int(random.integers(1, 30))]
+        with suppress(nnef_jax.NnefError):
+            load(
+                tmp_path,
+                bytes(changed),
+                data[: int(random.integers(len(data) // 2, 2 * len(data)))],
+            )
