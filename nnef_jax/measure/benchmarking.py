@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from nnef_jax.analysis.results import Result, axes, plain, table_of
 from nnef_jax.errors import InputError, NnefError
+from nnef_jax.measure.difference import apart
 from nnef_jax.measure.engines import engine, first_line
 from nnef_jax.measure.examples import devices_of, random_inputs, subject_of
 from nnef_jax.model import Model
@@ -45,7 +47,8 @@ class Timing:
             two engines tells nothing.
         throughput: items a second, over all timed calls.
         calls: how many were timed.
-        difference: the largest of its outputs from nnef_jax's, relative to the largest number.
+        difference: the largest of its outputs from nnef_jax's, relative to the largest number;
+            infinite where one of both is NaN, or shapes differ.
         failure: why there is nothing to time, or "".
     """
 
@@ -164,9 +167,12 @@ def benchmark(
     for name, value in (("rounds", rounds), ("seed", seed)):
         require(name, value, int, "a number")
     require("seconds", seconds, int | float, "a number of seconds")
-    sizes = list(batches)
-    if rounds < 1 or not seconds >= 0 or any(type(n) is not int or n < 1 for n in sizes):
-        raise ValueError("rounds and batches are 1 at least, seconds 0")
+    require("against", against, Mapping | None, "a dict of files by engine")
+    sizes = [operator.index(size) for size in batches]
+    if min([rounds, *sizes]) < 1:
+        raise ValueError("rounds and batches must be 1 at least")
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"seconds must be 0 or more, and finite, it is {seconds}")
     if entry != "apply" and (sizes or against):
         raise ValueError("batches and other engines go with entry 'apply' alone")
     if (inputs or named) and sizes:
@@ -282,8 +288,8 @@ def _relative(a: Sequence[Array], b: Sequence[Array]) -> float:
     found = [0.0]
     for x, y in zip(a, b, strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
-        largest = float(np.abs(x).max(initial=0)) or 1.0
-        found.append(float(np.abs(x - y).max(initial=0)) / largest)
+        largest = float(np.abs(x[np.isfinite(x)]).max(initial=0)) or 1.0
+        found.append(float(apart(x, y).max(initial=0)) / largest)
     return max(found)
 
 

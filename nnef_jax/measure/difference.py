@@ -39,7 +39,8 @@ class Change:
         renamed: the name in `b` where it is another.
         kind: of an operation, or the type of an array.
         details: what has changed: "stride: [1,1] -> [2,2]".
-        distance: of weights, the norm of the difference, relative to that of `a`.
+        distance: of weights, the norm of the difference, relative to that of the finite numbers
+            of `a`; infinite where one of both has a NaN.
     """
 
     part: str
@@ -239,12 +240,12 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     """Return what tells how far two arrays of one type are from each other; None if equal."""
     count, largest, squares, whole = 0, 0.0, 0.0, 0.0
     for x, y in zip(_chunks(a), _chunks(b), strict=True):
-        with np.errstate(invalid="ignore", over="ignore"):
-            far = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, np.abs(y - x))
-            count += int(np.count_nonzero(far))
-            largest = float(np.fmax(largest, far.max()))
+        far = apart(x, y)
+        count += int(np.count_nonzero(far))
+        largest = max(largest, float(far.max()))
+        with np.errstate(over="ignore"):
             squares += float(np.square(far).sum())
-            whole += float(np.square(np.abs(x)).sum())
+            whole += float(np.square(np.abs(x[np.isfinite(x)])).sum())
     if not count:
         return None
     relative = math.sqrt(squares / whole) if whole else math.inf
@@ -253,6 +254,14 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
         f"norm of the difference {number(relative)} of the whole",
     )
     return details, relative
+
+
+def apart(a: Array, b: Array) -> Array:
+    """Return how far numbers are from each other: 0 for two NaNs, infinity for one."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        far = np.abs(b - a)
+    far = np.where(np.isnan(far), np.inf, far)
+    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, far)
 
 
 def _chunks(array: Array) -> Iterator[Array]:

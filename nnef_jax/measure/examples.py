@@ -91,11 +91,14 @@ def random_inputs(
 ) -> dict[str, Any]:
     """Return inputs by name: real numbers of a normal distribution, integers that are 0 or 1.
 
-    `leading` extents come before those that are declared. Raises InputError as `declared_types`.
+    `leading` extents come before those that are declared. Raises InputError as `declared_types`,
+    LimitError for too many numbers.
     """
     random = np.random.default_rng(seed)
     found: dict[str, Any] = {}
-    for value, type in zip(model.graph.inputs, declared_types(model, batch), strict=True):
+    types = declared_types(model, batch)
+    network_of(model).specialise([type.shape for type in types])  # within limits
+    for value, type in zip(model.graph.inputs, types, strict=True):
         shape = (*leading, *type.shape)
         is_real = jnp.issubdtype(type.dtype, jnp.inexact)
         numbers = random.normal(size=shape) if is_real else random.integers(2, size=shape)

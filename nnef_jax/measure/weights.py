@@ -15,6 +15,7 @@ from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require
+from nnef_jax.viewing.statistics import histogram_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -143,7 +144,8 @@ def _statistics(label: str, given: Any) -> Weight:
         low, high = min(low, float(finite.min())), max(high, float(finite.max()))
         # Chan, Golub, LeVeque 1979: moments of parts are merged.
         own, share = float(finite.mean()), finite.size / (count + finite.size)
-        squares += float(np.square(finite - own).sum())
+        with np.errstate(over="ignore"):
+            squares += float(np.square(finite - own).sum())
         if count:
             squares += (own - mean) ** 2 * count * share
         mean = own if not count else mean + (own - mean) * share
@@ -151,9 +153,6 @@ def _statistics(label: str, given: Any) -> Weight:
     sample = flat[:: -(-flat.size // _SAMPLE)] if flat.size > _SAMPLE else flat
     some = sample.astype(np.float64)
     some = some[np.isfinite(some)]
-    histogram = (
-        np.histogram(some, _BINS, (low, high))[0] if some.size and low < high else [some.size]
-    )
     return Weight(
         shape=array.shape,
         dtype=str(array.dtype),
@@ -165,7 +164,7 @@ def _statistics(label: str, given: Any) -> Weight:
         nan=nan,
         inf=inf,
         bits=math.log2(len(np.unique(some))) if some.size else 0.0,
-        histogram=tuple(map(int, histogram)),
+        histogram=tuple(histogram_of(some, low, high, _BINS)),
         sampled=sample.size < flat.size,
     )
 

@@ -28,7 +28,7 @@ def fields_by_name(profile: Any, comparison: Any) -> dict[str, dict[str, Any]]:
         try:
             for tensor, fields in {} if given is None else fields_in(given):
                 found.setdefault(tensor, {}).update(fields)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise InputError(
                 f"the {name} is not as the command of that name writes it",
                 hint=f"give {_SHAPES[name]}",

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 SAMPLE = 1 << 17  # items that are looked at
 _BLOCKS = 64  # stretches that these are in: a mapped file is read there alone
@@ -28,17 +29,28 @@ def statistics_of(array: Any) -> dict[str, Any]:
     found |= dict.fromkeys(("min", "max", "mean", "std"), None)
     if len(finite):
         low, high = float(finite.min()), float(finite.max())
-        scale = max(abs(low), abs(high)) or 1.0  # so that squares and widths do not overflow
+        scale = max(abs(low), abs(high)) or 1.0  # so that squares do not overflow
         scaled = finite / scale
         found |= {"min": low, "max": high}
         found |= {"mean": float(scaled.mean()) * scale, "std": float(scaled.std()) * scale}
-        counts, _ = np.histogram(scaled, _BINS if low < high else 1)
-        found["histogram"] = counts.tolist()
+        found["histogram"] = histogram_of(finite, low, high, _BINS)
     found["zeros"] = int(np.count_nonzero(values == 0))
     found["nonfinite"] = int(values.size - finite.size)
     return {
         k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in found.items()
     }
+
+
+def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int) -> list[int]:
+    """Return how many numbers are in each of equal parts of a range, all if it is a single number.
+
+    The range may be the widest, or that of two neighbours, which numpy does not divide.
+    """
+    if not low < high:
+        return [values.size]
+    scale = max(-low, high)
+    low, high = low / scale, high / scale
+    return np.histogram((values / scale - low) / (high - low), bins, (0, 1))[0].tolist()
 
 
 def _sampled(flat: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax import InputError, UnsupportedError
+from nnef_jax import InputError, LimitError, UnsupportedError
 from nnef_jax.measure import engines
 from nnef_jax.measure.benchmarking import Timing, timed
 from tests.helpers import model_of
@@ -102,6 +102,19 @@ def test_other_engines(net, fake, tmp_path):
     sys.modules["matplotlib.pyplot"].close("all")
 
 
+@pytest.mark.parametrize("theirs", [[np.nan, 2.0], [np.inf, 2.0], [-np.inf, 2.0]])
+def test_what_is_no_number_is_infinitely_far(fake, monkeypatch, tmp_path, theirs):
+    (tmp_path / "net").touch()
+    call = np.float32([[*theirs, 0, 0]])
+    monkeypatch.setitem(engines.ENGINES, "fake", lambda *_: lambda _: lambda: [call])
+    net, x = model_of(NET), np.float32([[0, 1, 0, 0]])
+    against = {"fake": tmp_path / "net"}
+    found = nnef_jax.benchmark(net, x, against=against, rounds=1, seconds=0)
+    assert found.timings[1].difference == math.inf
+    same = nnef_jax.benchmark(net, call / 2, against=against, rounds=1, seconds=0)
+    assert same.timings[1].difference == 0
+
+
 def test_onnxruntime(tmp_path):
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
@@ -117,8 +130,14 @@ def test_onnxruntime(tmp_path):
 
 
 def test_wrong_arguments(net, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="batches are 1 at least"):
+    with pytest.raises(ValueError, match="batches must be 1 at least"):
         nnef_jax.benchmark(net, batches=(0,))
+    with pytest.raises(ValueError, match="it is inf"):
+        nnef_jax.benchmark(net, seconds=math.inf)  # for ever
+    with pytest.raises(LimitError, match="'x' has 400000000000000 items"):
+        nnef_jax.benchmark(net, batches=(10**14,))
+    with pytest.raises(TypeError, match="against must be a dict"):
+        nnef_jax.benchmark(net, against=["tract"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="go with entry 'apply' alone"):
         nnef_jax.benchmark(net, entry="step", batches=(1,))
     with pytest.raises(InputError, match="not both"):

@@ -70,6 +70,19 @@ def test_nan_is_nan(net):
     assert changes(net, model(bias=-0.0 * other + np.nan)) == [("changed", "weights", "bias")]
 
 
+def test_nan_hides_no_other_difference(net):
+    other = DATA["filter"].copy()
+    other[0, 0, 0] = np.nan, 2, 2  # they were 0, 1, 2
+    (change,) = nnef_jax.diff(net, model(filter=other)).changes
+    assert change.details[0] == "2 of 108 numbers, by inf at most"
+    assert change.distance == np.inf
+    changed = other.copy()
+    changed[0, 0, 0, 1] = 5  # where both have a NaN
+    (change,) = nnef_jax.diff(model(filter=other), model(filter=changed)).changes
+    assert change.details[0] == "1 of 108 numbers, by 3 at most"
+    assert change.distance == pytest.approx(3 / np.sqrt(np.nansum(np.square(other))))
+
+
 def test_an_attribute_and_what_follows(net):
     other = model(NET.replace("stride = [1,1,2,2]", "stride = [1,1,4,4]"))
     found = nnef_jax.diff(net, other).changes
@@ -123,11 +136,11 @@ def test_many_weights():
         "w = variable<scalar>(shape = [2000000], label = 'w'); y = add(x, w); }"  # fmt: skip
     w = np.ones(2000000, np.float32)
     other = w.copy()
-    other[[0, 1999999]] = 3, np.nan
+    other[[0, 1999999]] = 3, np.nan  # the NaN differs by no number
     (change,) = nnef_jax.diff(
         model_of(text, data={"w": w}), model_of(text, data={"w": other})
     ).changes
-    assert change.details[0] == "2 of 2,000,000 numbers, by 2 at most"
+    assert change.details[0] == "2 of 2,000,000 numbers, by inf at most"
 
 
 def test_names_that_were_made_anew(net):

@@ -49,6 +49,13 @@ def test_histogram():
 
 
 @pytest.mark.parametrize(
+    ("low", "high"), [(1.0, math.nextafter(1.0, 2.0)), (-1.7e308, 1.7e308), (0.0, 5e-324)]
+)
+def test_any_range_has_a_histogram(low, high):
+    assert statistics(np.float64([low, high])).histogram == (1, *[0] * 14, 1)
+
+
+@pytest.mark.parametrize(
     "array",
     [jnp.array([1, -2], jnp.bfloat16), np.array([True, False]), np.int8([1, -2]), np.float16([1])],
 )

@@ -83,6 +83,7 @@ def test_a_model_and_its_file_have_the_same_page(digits) -> None:
         (np.complex64([3 + 4j]), {"min": 5, "max": 5, "std": 0}),
         (np.full(9, 1e308), {"mean": 1e308, "std": 0, "histogram": [9]}),
         (np.float64([-1.7e308, 1.7e308]), {"mean": 0, "max": 1.7e308}),
+        (np.nextafter(np.float64([1, 1, 1]), [1, 1, 2]), {"histogram": [2, *[0] * 30, 1]}),
         (jax.numpy.ones(4, "bfloat16"), {"mean": 1, "count": 4}),
     ],
 )
@@ -204,6 +205,7 @@ def test_what_differs_but_cannot_be_measured_is_all_wrong(digits) -> None:
     [
         ("profile", {"rows": []}, "the profile is not as the command"),
         ("profile", {"operations": [{"name": "conv1", "seconds": None}]}, "the profile is not"),
+        ("profile", {"operations": [{"name": "conv1", "seconds": 10**400}]}, "the profile is not"),
         ("comparison", {"tensors": []}, "the comparison is not as the command"),
         ("profile", {"operations": [{"name": "other", "seconds": 1}]}, "names no operation of"),
     ],
