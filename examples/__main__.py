@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 HERE = Path(__file__).parent
-# Each with its options; {out} is the folder that all write to.
+# Each with its options; {out} is the folder that all write to, {here} that of the examples.
 EXAMPLES = {
     "saliency": "--out {out}/saliency.png",
     "finetune": "--out {out}/finetune.png --save {out}/rotated.nnef.tgz",
@@ -25,14 +25,14 @@ EXAMPLES = {
     "speech": "--out {out}/speech.png",
     "two_hosts": "--out {out}/two_hosts.png",
     "train": "--save {out}/digits.nnef.tgz",
-    "ray/predict": f"{HERE}/digits/model {HERE}/digits/scans --out {{out}}/ray",
+    "ray/predict": "{here}/digits/model {here}/digits/scans --out {out}/ray",
 }
 
 
 def run(name: str, out: Path, overwrite: bool) -> tuple[str, str]:
     """Return how an example ended, and the last line that it printed."""
     command = [sys.executable, str(HERE / f"{name}.py")]
-    command += [option.format(out=out) for option in EXAMPLES[name].split()]
+    command += [option.format(out=out, here=HERE) for option in EXAMPLES[name].split()]
     if overwrite and name != "ray/predict":  # which goes on where it ended
         command.append("--overwrite")
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")

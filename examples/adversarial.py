@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import nnef_jax
-from common import BLUE, DIGITS, GREY, RED, Options, picture, show_scan
+from common import BLUE, DIGITS, GREY, RED, Options, picture, positive, show_scan
 from nnef_jax import analysis
 from train import fit, load_digits
 
@@ -68,7 +68,7 @@ def draw(path: Path, curves: dict[str, Any], smallest: dict[str, Any], labels: A
 def main(argv: Sequence[str] | None = None) -> None:
     files = {"out": "adversarial.png", "save": "robust.nnef.tgz"}
     options = Options(__doc__, ["matplotlib", "optax", "scikit-learn"], **files)
-    options.add_argument("--epochs", type=int, default=40)
+    options.add_argument("--epochs", type=positive, default=40)
     args = options.read(argv)
 
     train, _, test = load_digits()

@@ -54,12 +54,26 @@ class Options(argparse.ArgumentParser):
         missing = [name for name in self.needs if find_spec(IMPORTED.get(name, name)) is None]
         if missing:
             raise SystemExit(f'needs {" and ".join(missing)}: pip install -e ".[examples]"')
-        for name in self.files:
+        for name, default in self.files.items():
             path: Path = getattr(args, name)
             if path.exists() and not args.overwrite:
                 self.error(f"{path} exists: give --overwrite, or another --{name}")
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if default.endswith(".png") and path.suffix.lower() != ".png":
+                self.error(f"{path}: --{name} is a picture, a .png")
+            if path.is_dir():
+                self.error(f"{path} is a folder: give another --{name}")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                self.error(f"--{name}: {error.filename}: {error.strerror}")
         return args
+
+
+def positive(text: str) -> int:
+    """Return a number that is 1 at least, of an option."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
 
 
 @contextmanager

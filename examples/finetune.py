@@ -18,7 +18,7 @@ import numpy as np
 from jax.scipy.ndimage import map_coordinates
 
 import nnef_jax
-from common import BLUE, DIGITS, GREEN, GREY, RED, Options, picture, show_scan
+from common import BLUE, DIGITS, GREEN, GREY, RED, Options, picture, positive, show_scan
 from train import accuracy, fit, load_digits
 
 MOST = 60  # degrees
@@ -64,7 +64,7 @@ def draw(
 def main(argv: Sequence[str] | None = None) -> None:
     files = {"out": "finetune.png", "save": "rotated.nnef.tgz"}
     options = Options(__doc__, ["matplotlib", "optax", "scikit-learn"], **files)
-    options.add_argument("--epochs", type=int, default=40)
+    options.add_argument("--epochs", type=positive, default=40)
     args = options.read(argv)
 
     train, _, test = load_digits()

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import nnef_jax
-from common import DIGITS, Options
+from common import DIGITS, Options, positive
 
 BATCH = 64
 
@@ -139,7 +139,7 @@ def write_scans(folder: Path, test: Digits) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     options = Options(__doc__, ["optax", "pillow", "scikit-learn"], save="digits.nnef.tgz")
     options.add_argument("--scans", type=Path, help="a folder to write ten test scans to")
-    options.add_argument("--epochs", type=int, default=60)
+    options.add_argument("--epochs", type=positive, default=60)
     args = options.read(argv)
     if args.scans and args.scans.exists() and not args.overwrite:
         options.error(f"{args.scans} exists: give --overwrite, or another --scans")

@@ -422,6 +422,31 @@ def test_nothing_is_overwritten(
     assert f"mine exists: give --overwrite, or another {option}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "new.pdf"], "new.pdf: --out is a picture, a .png"),
+        (["--save", "folder", "--overwrite"], "folder is a folder: give another --save"),
+        (["--save", "file/net.tgz"], "--save: file: File exists"),
+        (["--epochs", "0"], "'0' is no number of 1 or more"),
+    ],
+)
+def test_what_cannot_be_written_is_told_before_the_work(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(finetune, "load_digits", None)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        finetune.main(arguments)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
 def test_a_folder_of_scans_is_not_overwritten(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -465,6 +490,21 @@ def test_an_unknown_example_is_refused() -> None:
     done = python_m_examples("salience")
     assert done.returncode == 2
     assert "no example is named salience; there are saliency, " in done.stderr
+
+
+def test_a_clone_may_lie_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = importlib.import_module("examples.__main__")
+    here, commands = tmp_path / "my {own} clone", []
+
+    def ran(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(everything, "HERE", here)
+    monkeypatch.setattr(subprocess, "run", ran)
+    assert everything.run("ray/predict", tmp_path, False) == ("[green]done", "")
+    model, scans = str(here / "digits/model"), str(here / "digits/scans")
+    assert commands[0][2:] == [model, scans, "--out", str(tmp_path / "ray")]
 
 
 @pytest.mark.slow
