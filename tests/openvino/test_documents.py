@@ -255,3 +255,41 @@ def test_the_collection(shared_cases: Path) -> None:
                 np.testing.assert_allclose(
                     np.asarray(array, wanted.dtype), wanted, rtol=case["rtol"], atol=case["atol"]
                 )
+
+
+def test_it_is_written_as_nnef(tmp_path: Path) -> None:
+    model = modern().load(tmp_path)
+    model.save(tmp_path / "saved.nnef.tgz")
+    nnef_jax.convert(tmp_path / "net.xml", tmp_path / "converted.nnef.tgz")
+    part = model.cut(outputs=["relu"])
+    part.save(tmp_path / "part.nnef.tgz")
+    for name, ours in (("saved", model), ("converted", model), ("part", part)):
+        read = nnef_jax.load(tmp_path / f"{name}.nnef.tgz")
+        assert read.inputs[0].name == "x"
+        np.testing.assert_allclose(read(X), ours(X), rtol=1e-6)
+
+
+def test_what_nnef_has_not_is_refused_by_name(tmp_path: Path) -> None:
+    net = Writer()
+    x, i = net.input("x", (3,)), net.input("i", (3,), "i32")
+    half = net.layer("Convert", [x], [(3,)], attributes={"destination_type": "bf16"}, name="half")
+    best = net.layer(
+        "TopK",
+        [x, net.constant(np.array(2))],
+        [(2,), (2,)],
+        opset="opset3",
+        name="best",
+        attributes={"axis": 0, "mode": "max", "sort": "value"},
+    )
+    divided = net.layer("Divide", [i, i], [(3,)], name="divided")
+    path = net.result(half, (best, 2), divided).write(tmp_path)
+    with pytest.raises(nnef_jax.UnsupportedError, match="'half' has items of bfloat16"):
+        nnef_jax.convert(path)
+    text = path.read_text().replace('destination_type="bf16"', 'destination_type="f32"')
+    path.write_text(text)
+    with pytest.raises(nnef_jax.UnsupportedError) as caught:
+        nnef_jax.convert(path)
+    assert [error.message for error in caught.value.errors] == [
+        "'topk' is not an operation of the standard",
+        "'div' of items of int32 is not NNEF",
+    ]

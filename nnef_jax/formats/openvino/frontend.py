@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph
 from lowering.location import Span
+from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import Cut, Frontend, Options, Shapes, Stored
 from nnef_jax.formats.openvino.document import read_net
 from nnef_jax.formats.openvino.element_types import computed
@@ -89,8 +90,19 @@ class OpenvinoFrontend(Frontend):
         return self._archive(graph, data or {})
 
     def _archive(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Member]:
+        raise_all(list(_unwritable(graph, self._options.real)))
         text = print_document(FlatWriter(graph, self._options.meter).write())
         return {GRAPH: text.encode()} | {member_of(label): x for label, x in arrays.items()}
+
+
+def _unwritable(graph: Graph, real: str) -> Iterator[NnefError]:
+    """Yield an error for each tensor whose items NNEF has not: it has one type of real numbers."""
+    for operation in graph.operations:
+        for value in operation.writes():
+            dtype = value.type.dtype
+            if dtype not in (real, "bool") and not dtype.startswith(("int", "uint")):
+                message = f"'{value.name}' has items of {dtype}, which NNEF cannot say"
+                yield UnsupportedError(message, span=operation.span)
 
 
 def _weights(archive: Archive) -> Weights:

@@ -20,8 +20,14 @@ from nnef_jax.formats.syntax.tokens import KEYWORDS
 from nnef_jax.limits import Meter
 
 _RESERVED = KEYWORDS | {"integer"}  # which provisional texts may use as a name
+_ITEMS = ("scalar", "integer", "logical")
 _EXPRESSION = 5  # steps to make one and to print it
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
+
+
+def _item(value: Value) -> str:
+    """Return the language's name for the items of a tensor."""
+    return generic_of(value.type.dtype) or "scalar"
 
 
 class Names:
@@ -172,6 +178,12 @@ class FlatWriter:
         for name, value in given.items():
             if defaults.get(name, value) != value:  # the standard has the default alone
                 self.refuse(f"'{name}' {value!r} of '{kind}' is not NNEF", operation)
+        for parameter in declaration.parameters:
+            value, type = given.get(parameter.name), parameter.type
+            item = type.item if isinstance(type, t.Tensor) else None
+            if isinstance(value, Value) and item in _ITEMS and _item(value) != item:
+                self.refuse(f"'{kind}' of items of {value.type.dtype} is not NNEF", operation)
+                break
         generic = generic_of(given["dtype"]) or "scalar" if kind in GENERIC_RESULT else None
         return Invoked(declaration, given, generic)
 
