@@ -226,6 +226,24 @@ def test_shapes_that_are_computed(tmp_path: Path) -> None:
         np.testing.assert_array_equal(model(x), x.reshape(batch, -1))
 
 
+def test_networks_that_differ_in_a_constant_alone_share_nothing(tmp_path: Path) -> None:
+    """Where extents are open the graph that is known before a call may be the same."""
+
+    def net(end: int, folder: str) -> nnef_jax.Model:
+        net = Writer()
+        x = net.input("x", (-1, 3))
+        shape = net.layer("ShapeOf", [x], [(2,)], attributes={"output_type": "i64"})
+        same = net.layer("Reshape", [x, shape], [(-1, 3)], attributes={"special_zero": "false"})
+        bounds = [net.constant(np.array([n])) for n in (0, end, 1, 0)]
+        net.result(net.layer("Slice", [same, *bounds], [(-1, 3)], opset="opset8"))
+        (tmp_path / folder).mkdir()
+        return net.load(tmp_path / folder)
+
+    run, x = jax.jit(lambda model, x: model(x)), real(5, 3)
+    for end, folder in ((2, "two"), (3, "three")):
+        np.testing.assert_array_equal(run(net(end, folder), x), x[:end])
+
+
 def test_ways_to_give_a_network(tmp_path: Path) -> None:
     path, wanted = modern().write(tmp_path), np.maximum(X @ W.T, 0) + B
     archive = tmp_path / "net.tar"

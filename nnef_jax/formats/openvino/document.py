@@ -14,6 +14,7 @@ from nnef_jax.limits import OPERATION, Meter
 
 OLDEST, NEWEST = 2, 11
 FIRST_OF_OPSETS = 10  # the version from which weights are layers
+CONSTANTS = ("const", "constant")  # layers, in lower case
 _BODIES = ("body", "then_body", "else_body")
 _LARGEST = 1 << 40  # of an extent
 

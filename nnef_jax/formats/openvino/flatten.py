@@ -15,7 +15,7 @@ from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.document import Body, End, Layer, Net, Port
+from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Layer, Net, Port
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.flat_graph import FlatGraph, located
 from nnef_jax.formats.openvino.folding import folded
@@ -26,7 +26,6 @@ from nnef_jax.formats.openvino.weights import Weights
 from nnef_jax.limits import within_memory
 
 _SINKS = ("assign", "memory", "result")
-_CONSTANTS = ("const", "constant")
 _INPUTS = ("input", "parameter")
 
 
@@ -157,7 +156,7 @@ class Flattener:
                     span=layer.span,
                 )
                 for layer in layers
-                if layer.kind not in table and layer.kind not in (*_CONSTANTS, *_INPUTS, *_SINKS)
+                if layer.kind not in table and layer.kind not in (*CONSTANTS, *_INPUTS, *_SINKS)
             ]
         )
         for layer in layers:
@@ -176,7 +175,7 @@ class Flattener:
     ) -> Iterator[tuple[End, Tensor]]:
         site, what = self.site(layer, net, operands), f"layer '{layer.name}' ({layer.type})"
         try:
-            results: Any = stored(site) if layer.kind in _CONSTANTS else folded(site)
+            results: Any = stored(site) if layer.kind in CONSTANTS else folded(site)
             if results is None:
                 assert meaning is not None
                 results = meaning(site)

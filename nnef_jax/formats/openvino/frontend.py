@@ -65,9 +65,8 @@ class OpenvinoFrontend(Frontend):
         return Stored(found, self)
 
     def content(self) -> Iterable[object]:
-        """Tell the text, and the weights that may decide the structure."""
-        known = [x.tobytes() for x in self._data.values() if x.size <= 64]
-        return self.dialect, self._text, *known
+        """Tell the text, and the constants that may decide the structure: all but large ones."""
+        return self.dialect, self._text, b"".join(self._weights.small_constants(self._net))
 
     def spans(self) -> Mapping[str, Span]:
         """Return where layers stand."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lowering.errors import InvalidOperation
+from nnef_jax.formats.openvino.document import CONSTANTS, Net
+
+_SMALL = 1 << 15  # bytes of a constant: shapes, indices, ends of ranges have no more
 
 
 @dataclass(slots=True, eq=False)
@@ -28,3 +32,17 @@ class Weights:
                 "the file is cut off, or of another network",
             )
         return self.data[offset : offset + size]
+
+    def small_constants(self, net: Net) -> Iterator[bytes]:
+        """Yield the bytes of the constants of a network and its bodies, but for large ones."""
+        for layer in net.layers:
+            if layer.kind in CONSTANTS:
+                places = [(blob.offset, blob.size) for blob in layer.blobs.values()]
+                given = [layer.attributes.get(name, "") for name in ("offset", "size")]
+                if all(text.isdecimal() for text in given):
+                    places.append((int(given[0]), int(given[1])))
+                for offset, size in places:
+                    if self.data is not None and size <= _SMALL:
+                        yield bytes(self.data[offset : offset + size])
+            for body in layer.bodies.values():
+                yield from self.small_constants(body.net)
