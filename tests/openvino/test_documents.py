@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -258,9 +259,7 @@ def test_ways_to_give_a_network(tmp_path: Path) -> None:
 
 
 def test_the_collection(shared_cases: Path) -> None:
-    """Results of the runtimes themselves; the slow set runs all of it."""
-    import json
-
+    """Every twelfth of the results of the runtimes themselves."""
     cases = json.loads((shared_cases / "openvino" / "manifest.json").read_text())
     for case in cases[::12]:
         model = nnef_jax.load(shared_cases / "openvino" / case["xml"])

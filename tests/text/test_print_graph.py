@@ -208,6 +208,7 @@ def test_graphs_of_the_shared_cases_are_valid_for_khronos(shared_cases: Path, ex
         assert kinds == [o.kind for o in graph.operations if o.kind != "copy"], name
 
 
+@pytest.mark.slow
 def test_graphs_of_the_shared_cases_give_the_same_results(shared_cases: Path) -> None:
     cases = core_cases(shared_cases)
     for name, path in cases[:: -(-len(cases) // MOST_RUN)]:
