@@ -47,7 +47,7 @@ def _digits() -> tuple[Any, Any, Any, Callable[[Any], Any]]:
 
 @picture
 def comparison() -> Any:
-    """The network in bfloat16, with a wrong bias: docs/diagnosis.md."""
+    """Draw how a network in bfloat16, with a wrong bias, differs: docs/diagnosis.md."""
     import nnef_jax
 
     model, _, images, _ = _digits()

@@ -1,1 +1,1 @@
-"""Examples, each a script: `python examples/saliency.py`. `python -m examples` runs all."""
+"""Show what to do with networks: each file is a script, `python -m examples` runs them all."""

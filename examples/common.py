@@ -80,7 +80,7 @@ def positive(text: str) -> int:
 def picture(
     path: Path, width: float, height: float, mosaic: Any, title: str = "", **layout: Any
 ) -> Iterator[Any]:
-    """Give the axes of a figure by the names in a mosaic, and write it to a file in the end."""
+    """Yield the axes of a figure by name, laid out as in the mosaic; then write it to a file."""
     import matplotlib
     from matplotlib.figure import Figure
     from PIL import Image  # which matplotlib needs

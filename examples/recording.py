@@ -1,4 +1,4 @@
-"""Make a long recording with speech, noise and music in it, and what is where.
+"""Make a long recording of speech, noise and music, and tell what is where.
 
 Speech is by espeak-ng where that is installed, otherwise a buzz through the formants of vowels.
 """

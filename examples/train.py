@@ -1,4 +1,4 @@
-"""Train the network of handwritten digits from random numbers, and write it as NNEF.
+"""Train the network of handwritten digits from scratch, and write it as NNEF.
 
     python examples/train.py [--save out/digits.nnef.tgz] [--scans FOLDER]
 

@@ -100,7 +100,7 @@ def lifted(closed: Any, chosen: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
 def changed(
     closed: Any, arguments: Sequence[Any], results: Sequence[Any], without: Iterable[Any]
 ) -> Any:
-    """Return a traced function with these variables as arguments and results, and fewer steps."""
+    """Return a traced function with other arguments and results, and without some equations."""
     left_out = {id(equation) for equation in without}
     jaxpr = closed.jaxpr.replace(
         invars=list(arguments),

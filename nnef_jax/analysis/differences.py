@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-# What is measured of a pair, in the order in which tables have it.
-MEASURES = ("absolute", "relative", "excess", "snr", "ulps", "saturated")
 
 
 def difference(

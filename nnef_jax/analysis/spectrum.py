@@ -52,7 +52,7 @@ class JacobianSpectrum(Result):
         return self.values[..., 0]
 
     def table(self) -> Table:
-        """Return a table with a line for each value of each item."""
+        """Return a table of singular values: a line for each value of an item."""
         values, residuals = np.asarray(self.values), np.asarray(self.residuals)
         rows = [(*place, values[place], residuals[place]) for place in np.ndindex(values.shape)]
         columns = ["item", "index", "singular value", "residual"]

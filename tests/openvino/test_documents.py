@@ -98,6 +98,17 @@ def test_windows_of_version_2(tmp_path: Path) -> None:
     np.testing.assert_allclose(net.load(tmp_path)(x), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_weights_of_16_bits_for_two_channels(tmp_path: Path) -> None:
+    """They have as many bytes as one weight of 32 bits for all channels."""
+    net, scale = Writer(6), np.array([2, -3], np.float16)
+    given = {"across_spatial": 0, "channel_shared": 0, "eps": 0}
+    x, blobs = net.input("x", (1, 2, 1, 3)), {"weights": scale}
+    net.layer("Normalize", [x], [(1, 2, 1, 3)], attributes=given, blobs=blobs, precision="FP16")
+    x = real(1, 2, 1, 3)
+    wanted = x / np.sqrt((x**2).sum(1, keepdims=True)) * scale.reshape(1, 2, 1, 1)
+    np.testing.assert_allclose(net.load(tmp_path)(x), wanted, rtol=1e-5)
+
+
 @pytest.mark.parametrize("ends", [None, "from the end"])
 def test_a_tensor_iterator(ends: Any, tmp_path: Path) -> None:
     """h = h + tanh(x_t), all values and the last."""

@@ -37,6 +37,7 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     "version x": (GOOD.replace('version="11"', 'version="x"'), "'version' is 'x'"),
     "huge extent": (GOOD.replace("<dim>4</dim>", f"<dim>{10**30}</dim>"), "extent '1000"),
     "negative extent": (GOOD.replace("<dim>4</dim>", "<dim>-7</dim>"), "extent '-7'"),
+    "many axes": (GOOD.replace('shape="?,4"', f'shape="{"1," * 99}4"'), "it has 100 axes"),
     "no type": (GOOD.replace('type="ReLU"', ""), "has no type"),
     "unknown type": (
         GOOD.replace('type="ReLU"', 'type="Quux"').replace('type="Add"', 'type="Quuux"'),

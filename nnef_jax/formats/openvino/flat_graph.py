@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, volume
-from lowering.graph import Attribute, Operand, TensorType, Value
+from lowering.graph import Attribute, TensorType, Value
 from lowering.location import Span
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError
 from nnef_jax.formats.base import Options
@@ -127,6 +127,3 @@ def located(error: InvalidOperation, what: str, span: Span) -> NnefError:
     """Return the error of a layer that does not take what it is given."""
     family = ShapeError if isinstance(error, InvalidShape) else SemanticError
     return family(f"{what}: {error.message}", span=span, hint=error.hint)
-
-
-Operands = Mapping[str, Operand | Sequence[Operand]]

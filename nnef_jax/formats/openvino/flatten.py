@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
+from lowering.extents import MAX_RANK, volume
 from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Layer, Net, Port
-from nnef_jax.formats.openvino.element_types import computed, element_type
+from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
 from nnef_jax.formats.openvino.flat_graph import FlatGraph, located
 from nnef_jax.formats.openvino.folding import folded
 from nnef_jax.formats.openvino.layers import Meaning, meanings
@@ -121,7 +122,6 @@ class Flattener:
     graph: FlatGraph
     weights: Weights
     prefix: str = ""
-    errors: list[NnefError] = field(default_factory=list[NnefError])
 
     def input(self, name: str, layer: Layer, port: Port, net: Net) -> Value:
         """Add an input of the network."""
@@ -129,6 +129,8 @@ class Flattener:
         try:
             shapes = options.input_shapes
             shape = options.shape(name, shapes.get(name) or declared_shape(layer, port))
+            if len(shape) > MAX_RANK:
+                raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
             declared = layer.attributes.get("element_type", "") or port.type or layer.precision
             type = element_type(declared or "f32")
             if net.is_legacy and type not in ("i32", "i64"):
@@ -219,7 +221,7 @@ class Flattener:
         name: str,
     ) -> dict[End, Tensor]:
         """Flatten a body into a graph of its own, given the tensors at its ends."""
-        inner = Flattener(graph, self.weights, f"{self.prefix}{name}.", self.errors)
+        inner = Flattener(graph, self.weights, f"{self.prefix}{name}.")
         return inner.run(body.net, feeds, wanted)
 
 
@@ -252,17 +254,16 @@ def stored(site: Site) -> Constant:
         if found is not None:
             return found
         return Constant(np.zeros(shape, np.float32), "f32", site.name)
-    from nnef_jax.formats.openvino.element_types import size_of, unpacked
-
     type = element_type(layer.attributes.get("element_type", layer.outputs[0].type or "f32"))
     text = layer.attributes.get("shape")
     shape = tuple(site.ints("shape", [])) if text is not None else layer.outputs[0].shape or ()
     if any(n < 0 for n in shape):
         raise InvalidOperation(f"a constant cannot have the shape {list(shape)}")
-    items = int(np.prod(shape, dtype=object))
-    size = site.int("size", size_of(type, items))
-    if size != size_of(type, items) and items:
-        message = f"it has {size} bytes, {list(shape)} items of {type} take {size_of(type, items)}"
+    items = volume(shape)
+    needed = size_of(type, items)
+    size = site.int("size", needed)
+    if size != needed and items:
+        message = f"it has {size} bytes, {list(shape)} items of {type} take {needed}"
         raise InvalidOperation(message)
     data = site.weights.slice(site.int("offset", 0), size) if items else memoryview(b"")
     return Constant(unpacked(data, type, shape), type, site.name)

@@ -18,6 +18,7 @@ from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.site import Site
 
 _MOST = 1 << 16  # items of a result
+_CONVERSIONS = ("convert", "convertlike")  # of stored numbers they are left to the network
 _FEW = 64  # items of whole numbers that are folded even if they are stored
 Array = NDArray[Any]
 
@@ -28,33 +29,32 @@ def folded(site: Site) -> Constant | list[Constant] | None:
     if not operands or not all(isinstance(x, Constant) for x in operands):
         return None
     known = [x for x in operands if isinstance(x, Constant)]
-    fold = _FOLDS.get(site.layer.kind)
-    if fold is None or (site.net.is_legacy and site.layer.kind not in _LEGACY):
+    kind = site.layer.kind
+    if kind not in (_LEGACY if site.net.is_legacy else (*_FOLDS, *_CONVERSIONS)):
         return None
     decides = any(x.derived for x in known)
     few = all(x.array.size <= _FEW and (x.type[0] in "iub" or x.array.size == 1) for x in known)
     if not (decides or few) or max(x.array.size for x in known) > _MOST:
         return None
-    if site.layer.kind in ("convert", "convertlike"):
-        if not decides:
-            return None  # stored numbers are decompressed by the network
-        type = (
-            element_type(site.text("destination_type"))
-            if site.layer.kind == "convert"
-            else known[1].type
-        )
-        return Constant(known[0].array.astype(_wide(type)), type, derived=True)
+    if kind in _CONVERSIONS:
+        return Constant(*_converted(site, known), derived=True) if decides else None
     try:
         with np.errstate(all="ignore"):
-            results = fold(site, *(x.array for x in known))
+            results = _FOLDS[kind](site, *(x.array for x in known))
     except (ValueError, IndexError, TypeError, OverflowError):
         return None  # its rule says what is wrong
     several = results if isinstance(results, list) else [results]
     if sum(x.size for x in several) > _MOST:
         return None
-    type = known[1].type if site.layer.kind == "select" else known[0].type
+    type = known[1].type if kind == "select" else known[0].type
     made = [Constant(np.asarray(x), _type_of(np.asarray(x), type), derived=True) for x in several]
     return made if isinstance(results, list) else made[0]
+
+
+def _converted(site: Site, known: list[Constant]) -> tuple[Array, str]:
+    like = site.layer.kind == "convertlike"
+    type = known[1].type if like else element_type(site.text("destination_type"))
+    return known[0].array.astype(_wide(type)), type
 
 
 def _wide(type: str) -> Any:
@@ -227,7 +227,6 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "scatterupdate": _scatter, "transpose": _transpose,
     "reduceprod": _reduced(np.prod), "reducesum": _reduced(np.sum), "reducemax": _reduced(np.max),
     "reducemin": _reduced(np.min), "reducemean": _reduced(np.mean),
-    "convert": lambda site, x: x, "convertlike": lambda site, x, y: x,
 }  # fmt: skip
 # Old files have arithmetic on shapes in these alone.
 _LEGACY = frozenset({"gather", "concat", "squeeze", "unsqueeze"})

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
+from lowering.extents import volume
 from lowering.graph import Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import End, Net
@@ -82,6 +83,6 @@ def _image(site: Site, mean: Element | None, type: str, shape: Any) -> Any:
         offset, size = int(mean.attributes["offset"]), int(mean.attributes["size"])
     except (KeyError, ValueError):
         raise InvalidOperation("the mean of a channel has no offset and size") from None
-    if size != size_of(type, int(np.prod(shape))):
+    if size != size_of(type, volume(shape)):
         raise InvalidOperation(f"a mean image has {size} bytes, the input's are {list(shape)}")
     return unpacked(site.weights.slice(offset, size), type, tuple(shape))

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape
+from lowering.extents import UNKNOWN, Shape, volume
 from lowering.graph import Value
 from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.document import Layer, Net
+from nnef_jax.formats.openvino.document import Blob, Layer, Net
 from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
 from nnef_jax.formats.openvino.flat_graph import FlatGraph
 from nnef_jax.formats.openvino.weights import Weights
@@ -189,25 +189,32 @@ class Site:
         results = tuple(list(r) if isinstance(r, tuple) else r for r in results)
         return results[0] if len(results) == 1 else results
 
-    def blob(self, tag: str, shape: Sequence[int], default_type: str = "") -> Constant | None:
-        """Return weights of the layer in a shape, None without them or of size 0."""
+    def has_one_weight(self) -> bool:
+        """Tell whether weights, or biases without these, are a single item, for all channels."""
+        blob = self.layer.blobs.get("weights") or self.layer.blobs.get("biases")
+        return blob is not None and blob.size == size_of(self._stored_type(blob), 1)
+
+    def blob(self, tag: str, shape: Sequence[int], type: str = "") -> Constant | None:
+        """Return weights of the layer in a shape, None without them or of size 0.
+
+        `type` is what they hold whatever the layer says.
+        """
         blob = self.layer.blobs.get(tag)
         if blob is None or blob.size == 0:
             return None
-        type = blob.type or default_type or self.layer.precision or self._port_type() or "f32"
-        items = int(np.prod(list(shape), dtype=object))
-        needed = size_of(type, items)
+        type = type or self._stored_type(blob)
+        needed = size_of(type, volume(shape))
         if needed != blob.size:
             raise InvalidShape(
                 f"'{tag}' has {blob.size} bytes, {list(shape)} items of {type} take {needed}"
             )
         data = self.weights.slice(blob.offset, blob.size)
-        suffix = {"weights": "weights", "biases": "biases"}.get(tag, tag)
-        label = f"{self.name}.{suffix}" if tag != "custom" else self.name
+        label = f"{self.name}.{tag}" if tag != "custom" else self.name
         return Constant(unpacked(data, type, tuple(shape)), type, label)
 
-    def _port_type(self) -> str:
-        return next((port.type for port in self.layer.outputs if port.type), "")
+    def _stored_type(self, blob: Blob) -> str:
+        known = blob.type or self.layer.precision
+        return known or next((port.type for port in self.layer.outputs if port.type), "f32")
 
     # Shorthands
 

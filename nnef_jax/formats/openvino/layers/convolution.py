@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, volume
+from lowering.extents import UNKNOWN
 from lowering.graph import Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.layers import legacy, opsets
@@ -240,12 +240,7 @@ def _legacy_binary_convolution(site: Site) -> Value:
     x = site.tensor(0)
     kernel = _kernel(site, len(x.type.shape) - 2)
     shape = (site.int("output"), x.type.shape[1] // site.int("group", 1), *kernel)
-    blob = site.layer.blobs.get("weights")
-    if blob is not None:
-        blob.type = blob.type or "u1"
-        if blob.type != "u1" and blob.size * 8 == volume(shape):
-            blob.type = "u1"
-    filter = site.blob("weights", shape)
+    filter = site.blob("weights", shape, "u1")
     if filter is None:
         raise InvalidShape("it has no weights")
     return _binary(site, x, filter, kernel)

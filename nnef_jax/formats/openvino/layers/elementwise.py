@@ -140,10 +140,7 @@ def _prelu(site: Site) -> Value:
 @legacy("PReLU")
 def _prelu_of_channels(site: Site) -> Value:
     x = site.tensor(0)
-    blob = site.layer.blobs.get("weights")
-    is_shared = site.flag("channel_shared") or (
-        blob is not None and blob.size <= 4 and x.type.shape[1] != 1
-    )
+    is_shared = site.flag("channel_shared") or site.has_one_weight()
     slope = site.blob("weights", (1, 1 if is_shared else x.type.shape[1]))
     if slope is None:
         raise InvalidOperation("it has no weights")
@@ -259,7 +256,7 @@ for _type, _kind in _BINARY.items():
 
 
 def _modulo(site: Site, x: Any, y: Any, *, floored: bool) -> Value:
-    """Return x - y * (x / y), the quotient rounded down or towards 0."""
+    """Return what is left of x over y; the quotient is rounded down if `floored`, else cut off."""
     quotient = site.insert("div", {"x": x, "y": y})
     if is_float(quotient.type.dtype):
         if floored:

@@ -56,9 +56,7 @@ def _scale_shift(site: Site) -> Value:
     x = site.tensor(0)
     shape = x.type.shape
     axis = 1 if len(shape) > 1 else 0
-    blob = site.layer.blobs.get("weights") or site.layer.blobs.get("biases")
-    size = {"f16": 2}.get((blob.type if blob else "") or site.layer.precision, 4)
-    count = 1 if blob is not None and blob.size == size else shape[axis]
+    count = 1 if site.has_one_weight() else shape[axis]
     wanted = (1, count) if axis else (count,)
     scale, shift = site.blob("weights", wanted), site.blob("biases", wanted)
     if scale is not None:
@@ -170,11 +168,7 @@ def _unit(
 @legacy("Normalize")
 def _normalize(site: Site) -> Value:
     shape = site.shape()
-    blob = site.layer.blobs.get("weights")
-    half = (blob.type if blob else "" or site.layer.precision) == "f16"
-    is_shared = site.flag("channel_shared") or (
-        blob is not None and blob.size <= (2 if half else 4)
-    )
+    is_shared = site.flag("channel_shared") or site.has_one_weight()
     scale = site.blob("weights", (1, 1 if is_shared else shape[1]))
     axes = range(1, len(shape)) if site.flag("across_spatial") else [1]
     return _unit(site, list(axes), site.number("eps", 1e-10), scale)

@@ -16,7 +16,6 @@ from nnef_jax.formats.openvino.site import Site
 
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 _DEFAULTS = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"], "rnn": ["tanh"]}
-_ACTIVATIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu", "softsign": ""}
 
 
 class Cell:
@@ -108,20 +107,28 @@ class Cell:
         return site.insert("add", {"x": new, "y": change})
 
 
-def _projected(site: Site, cell: Cell, x: Value, w: Any, bias: Any) -> tuple[Value, Any]:
-    """Return the products of the input with the biases of gates, and that of a GRU's state."""
-    own, rest = bias, None
-    if cell.kind == "gru" and cell.resets_after and bias is not None:
-        hidden = site.shape(w)[0] // 3
-        bias = site.tensor(bias)
-        own = site.insert(
-            "slice", {"input": bias}, axes=(1,), begin=(0,), end=(3 * hidden,), stride=(1,)
-        )
-        rest = site.insert(
-            "slice", {"input": bias}, axes=(1,), begin=(3 * hidden,), end=(4 * hidden,), stride=(1,)
-        )
-    product = site.insert("linear", {"input": x, "filter": w, "bias": 0.0 if own is None else own})
-    return product, rest if rest is not None else 0.0
+def _biases(site: Site, cell: Cell, bias: Any, hidden: int) -> tuple[Any, Any]:
+    """Return the bias [1,items] of the input's products, and that of a GRU's reset state."""
+    if bias is None:
+        return 0.0, 0.0
+    if cell.kind != "gru" or not cell.resets_after:
+        return bias, 0.0
+    whole = site.tensor(bias)
+
+    def part(first: int, last: int) -> Value:
+        window = {"begin": (first * hidden,), "end": (last * hidden,)}
+        return site.insert("slice", {"input": whole}, axes=(1,), stride=(1,), **window)
+
+    return part(0, 3), part(3, 4)
+
+
+def _stepped(
+    site: Site, cell: Cell, x: Value, states: Sequence[Value], w: Any, r: Any, bias: Any
+) -> list[Value]:
+    """Return the states after one step on the input."""
+    own, rest = _biases(site, cell, bias, states[0].type.shape[-1])
+    product = site.insert("linear", {"input": x, "filter": w, "bias": own})
+    return cell.next(site, product, states, r, rest)
 
 
 def _row(site: Site, bias: Any) -> Any:
@@ -141,8 +148,7 @@ def _cell(kind: str) -> Callable[[Site], list[Value]]:
         x, *states = (site.tensor(i) for i in range(1 + count))
         w, r = site.tensor(1 + count), site.tensor(2 + count)
         bias = _row(site, site.operand(3 + count)) if site.has(3 + count) else None
-        product, rest = _projected(site, cell, x, w, bias)
-        return cell.next(site, product, states, r, rest)
+        return _stepped(site, cell, x, states, w, r, bias)
 
     return meaning
 
@@ -173,8 +179,7 @@ def _legacy_cell(kind: str) -> Callable[[Site], list[Value]]:
         cell = Cell(site, kind)
         x, *states = (site.tensor(i) for i in range(1 + count))
         w, r, bias = _joined_weights(site, cell, x.type.shape[-1], states[0].type.shape[-1])
-        product, rest = _projected(site, cell, x, w, bias)
-        return cell.next(site, product, states, r, rest)
+        return _stepped(site, cell, x, states, w, r, bias)
 
     return meaning
 
@@ -193,23 +198,12 @@ def _run(
     """
     if len(site.shape(w)) == 2:
         w = site.insert("unsqueeze", {"input": site.tensor(w)}, axes=(0,))
-    flat, hidden = site.tensor(w), states[0].type.shape[-1]
-    wide = bias
-    own, rest = wide, 0.0
-    if cell.kind == "gru" and cell.resets_after and wide is not None:
-        wide = site.tensor(wide)
-        own = site.insert(
-            "slice", {"input": wide}, axes=(1,), begin=(0,), end=(3 * hidden,), stride=(1,)
-        )
-        rest = site.insert(
-            "slice", {"input": wide}, axes=(1,), begin=(3 * hidden,), end=(4 * hidden,), stride=(1,)
-        )
-    products = site.insert("matmul", {"A": x, "B": flat}, transposeA=False, transposeB=True)
-    if own is not None:
-        products = site.insert(
-            "add",
-            {"x": products, "y": site.insert("unsqueeze", {"input": site.tensor(own)}, axes=(0,))},
-        )
+    own, rest = _biases(site, cell, bias, states[0].type.shape[-1])
+    flags = {"transposeA": False, "transposeB": True}
+    products = site.insert("matmul", {"A": x, "B": site.tensor(w)}, **flags)
+    if bias is not None:
+        own = site.insert("unsqueeze", {"input": site.tensor(own)}, axes=(0,))
+        products = site.insert("add", {"x": products, "y": own})
     scanned = [products] if mask is None else [products, mask]
     body = site.graph.body()
     inner = replace(site, graph=body)

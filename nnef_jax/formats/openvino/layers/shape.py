@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from lowering.graph import Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.convolution import padding_of
 from nnef_jax.formats.openvino.site import Site
 
 
@@ -387,8 +387,6 @@ def _extract_patches(site: Site) -> Value:
     sizes, strides, rates = (site.ints(n) for n in ("sizes", "strides", "rates"))
     channels = x.type.shape[1]
     spans = [(k - 1) * r + 1 for k, r in zip(sizes, rates, strict=True)]
-    from nnef_jax.formats.openvino.layers.convolution import padding_of
-
     padding = padding_of(site, x.type.shape[2:], spans, strides)
     # A convolution with filters of one 1 each: for every cell of the window, then every channel.
     height, width = sizes
@@ -400,8 +398,3 @@ def _extract_patches(site: Site) -> Value:
     operands = {"input": x, "filter": Constant(filter, "f32", derived=True), "bias": 0.0}
     window = {"padding": padding, "stride": strides, "dilation": rates}
     return site.emit("conv", operands, groups=1, border="constant", **window)
-
-
-def known_number(x: Any) -> float:
-    """Return the only item of an array."""
-    return float(np.asarray(x).reshape(-1)[0])
