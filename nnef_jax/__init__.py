@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lowering.graph import TensorType as TensorType
     from lowering.registry import Registry as Registry
     from nnef_jax import analysis as analysis
+    from nnef_jax import openvx as openvx
     from nnef_jax.calibration import calibrate as calibrate
     from nnef_jax.conversion import convert as convert
     from nnef_jax.errors import ArchiveError as ArchiveError
@@ -65,6 +66,7 @@ _HOMES = {
     "cost": "nnef_jax.measure.costs",
     "diff": "nnef_jax.measure.difference",
     "load": "nnef_jax.loading",
+    "openvx": "nnef_jax",
     "profile": "nnef_jax.measure.profiling",
     "read_tensor": "nnef_jax.storage.tensorfile",
     "save": "nnef_jax.saving",

@@ -1,0 +1,187 @@
+"""Exact sums of products of 8- and 16-bit integers by convolutions of float32.
+
+Factors are written in balanced digits. Sums of products of digits that stay within 2**24 are exact
+in float32, in whichever order they are added, and run on what computes networks fast. Joined with
+the digits' weights they are the sums of the factors' products.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.core import Tracer
+
+from lowering.kernels.conv import integer_conv
+from lowering.kernels.windows import Padding, Windows
+
+_EXACT = 1 << 24
+_JOIN = 32  # what joining one sum of digits costs, in multiply-adds
+_HIGHEST = lax.Precision.HIGHEST
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """How a filter slides over an input (B,C,X...), whose items are spread first.
+
+    Each tuple has an entry for each X. Negative padding cuts.
+    """
+
+    stride: tuple[int, ...] = ()
+    padding: Padding = ()
+    spread: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["digits"],
+    meta_fields=["width", "pieces", "depth", "largest"],
+)
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """A filter (O,I,k...) of integers as float32 digits of `width` bits, the lowest first.
+
+    The other factor is written in `pieces` digits of 8 bits (or as it is), `depth` channels are
+    summed at once, and no sum of products exceeds `largest`.
+    """
+
+    digits: tuple[Array, ...]
+    width: int
+    pieces: int
+    depth: int
+    largest: int
+
+    @property
+    def work(self) -> int:
+        """Return what the sums of one output cost, in multiply-adds."""
+        _, channels, *size = self.digits[0].shape
+        chunks = -(-channels // self.depth)
+        return self.pieces * len(self.digits) * (channels * math.prod(size) + chunks * _JOIN)
+
+
+def factors(filter: Any) -> Factors | None:
+    """Write a filter (O,I,k...) in as few digits as sums over it and any input of its dtype allow.
+
+    Known values need fewer than the worst case, which is taken where jax traces: filters of
+    networks in Q7.8 are one digit of 16 bits, their inputs two of 8. None says that a window has
+    too many cells of a channel: more than 16384 of 16 bits in the worst case.
+    """
+    limits = jnp.iinfo(filter.dtype)
+    reach = max(-limits.min, limits.max)
+    channels, cells = filter.shape[1], math.prod(filter.shape[2:])
+    if isinstance(filter, Tracer):
+        values = filter.astype(np.int32)
+        ends = np.array([limits.min, limits.max], np.int32)
+    else:
+        values = ends = np.asarray(filter, np.int32)
+    plans: list[Factors] = []
+    for width in {limits.bits, 8, 4}:
+        if values is ends:
+            sums = [_magnitudes(digit) for digit in _digits(ends, width, limits.bits)]
+        else:  # the lower digits reach -2**(width-1), whatever the ends are
+            least = 1 << (width - 1)
+            most = [max(least, int(np.abs(x).max())) for x in _digits(ends, width, limits.bits)]
+            sums = [np.full((1, channels), cells * top, np.int64) for top in most]
+        largest = reach * sum(int(x.sum(1).max()) << (k * width) for k, x in enumerate(sums))
+        for pieces, digit in ((1, reach), (2, 128))[: limits.bits // 8]:
+            depth = _depth(sums, _EXACT // digit)
+            if depth:
+                digits = tuple(
+                    jnp.asarray(x, np.float32) for x in _digits(values, width, limits.bits)
+                )
+                plans.append(Factors(digits, width, pieces, depth, largest))
+    return min(plans, key=lambda plan: plan.work, default=None)
+
+
+def _magnitudes(filter: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the sum of magnitudes (O,I) of each plane."""
+    count, channels = filter.shape[:2]
+    return np.abs(filter).reshape(count, channels, -1).sum(2, dtype=np.int64)
+
+
+def _depth(sums: list[np.ndarray[Any, Any]], most: int) -> int:
+    """Return how many channels may be summed at once so that no sum is above `most`, or 0."""
+    channels = depth = sums[0].shape[1]
+    while depth:
+        starts = np.arange(0, channels, depth)
+        if all(np.add.reduceat(x, starts, axis=1).max(initial=0) <= most for x in sums):
+            return depth
+        depth = 0 if depth == 1 else -(-depth // 2)
+    return 0
+
+
+def _digits(x: Any, width: int, bits: int) -> list[Any]:
+    """Write int32 in balanced digits: the lowest ones are -2**(width-1) to 2**(width-1) - 1."""
+    half, digits = 1 << (width - 1), list[Any]()
+    for _ in range(bits // width - 1):
+        low = ((x + half) & (2 * half - 1)) - half
+        digits.append(low)
+        x = (x - low) >> width
+    return [*digits, x]
+
+
+def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Array, int]]:
+    """Return terms (int32, shift) whose sum is the correlation of (B,C,X...) with the filter."""
+    batch, _, *extents = x.shape
+    depth = filter.digits[0].shape[1]
+    whole = x.astype(np.int32)
+    pieces = _digits(whole, 8, 16) if filter.pieces == 2 else [whole]
+    inputs = jnp.concatenate(pieces).astype(np.float32)
+    grouped = inputs.reshape(-1, slide.groups, depth, *extents)
+    terms: list[tuple[Array, int]] = []
+    for start in range(0, depth, filter.depth):
+        chosen = slice(start, start + filter.depth)
+        part = inputs
+        if filter.depth < depth:
+            part = grouped[:, :, chosen].reshape(len(inputs), -1, *extents)
+        for place, digit in enumerate(filter.digits):
+            sums = _correlate(part, digit[:, chosen], slide).astype(np.int32)
+            for piece in range(filter.pieces):
+                rows = sums[piece * batch : (piece + 1) * batch]
+                terms.append((rows, place * filter.width + piece * 8))
+    return terms
+
+
+def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
+    if filter.ndim == 2:
+        return jnp.einsum("bi,oi->bo", x, filter, precision=_HIGHEST)
+    # Elsewhere than on CPUs convolutions may be computed by other algorithms than sums of products.
+    return lax.platform_dependent(
+        x, filter, cpu=partial(_conv, slide=slide), default=partial(_by_cells, slide=slide)
+    )
+
+
+def _conv(x: Array, filter: Array, slide: Slide) -> Array:
+    return lax.conv_general_dilated(
+        x,
+        filter,
+        slide.stride,
+        slide.padding,
+        lhs_dilation=slide.spread,
+        rhs_dilation=slide.dilation,
+        feature_group_count=slide.groups,
+        precision=_HIGHEST,
+    )
+
+
+def _by_cells(x: Array, filter: Array, slide: Slide) -> Array:
+    steps = [(p, q, s - 1) for (p, q), s in zip(slide.padding, slide.spread, strict=True)]
+    x = lax.pad(x, np.float32(0), [(0, 0, 0), (0, 0, 0), *steps])
+    size = filter.shape[2:]
+    spans = [(k - 1) * d + 1 for k, d in zip(size, slide.dilation, strict=True)]
+    downscaled = tuple(
+        (extent - span) // s + 1
+        for extent, span, s in zip(x.shape[2:], spans, slide.stride, strict=True)
+    )
+    none = ((0, 0),) * len(size)
+    windows = Windows(size, none, slide.stride, slide.dilation, x.shape[2:], downscaled)
+    with jax.default_matmul_precision("highest"):
+        return integer_conv(x, filter, windows, slide.groups, np.float32)

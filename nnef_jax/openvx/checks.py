@@ -1,0 +1,127 @@
+"""What layers check of their tensors and parameters before they compute."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from nnef_jax.openvx.errors import (
+    VxError,
+    unsupported,
+    wrong_dimension,
+    wrong_format,
+    wrong_parameter,
+)
+from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MOST = 1 << 31  # items of a tensor
+SHIFTS = range(-16, 47)  # of a sum of products to its result, or of a bias to them
+
+
+def layer(function: Callable[P, R]) -> Callable[P, R]:
+    """Name a layer in what it raises."""
+
+    @wraps(function)
+    def located(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except VxError as error:
+            raise error.within(function.__name__) from None
+
+    return located
+
+
+def tensor(name: str, x: Any, *ranks: int) -> Tensor:
+    """Return a tensor; raise TypeError or VxError unless it is one of some ranks (any if none)."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a Tensor, not {type(x).__name__}: Tensor(array) makes one")
+    if ranks and len(x.dims) not in ranks:
+        wanted = " or ".join(map(str, ranks))
+        wrong_dimension(f"{name} has {wanted} dimensions, not {len(x.dims)}: {x.dims}")
+    return x
+
+
+def same_format(strict: bool, **tensors: Tensor | None) -> None:
+    """Raise VxError unless all tensors are of one type, and if `strict` of its one position."""
+    (first, one), *others = [(name, x) for name, x in tensors.items() if x is not None]
+    for name, x in others:
+        if x.dtype != one.dtype:
+            wrong_format(f"{name} is of {x.dtype}, {first} of {one.dtype}: all must be the same")
+    position = POSITIONS[str(one.dtype)]
+    for name, x in [(first, one), *others]:
+        if strict and x.fixed_point_position != position:
+            wrong_format(
+                f"{name} has the fixed_point_position {x.fixed_point_position}, "
+                f"that of {x.dtype} is {position}",
+                "strict=False takes any",
+            )
+
+
+def position_of_output(strict: bool, given: int | None, inputs: Tensor) -> int:
+    """Return the fixed-point position of the output: that of the inputs unless given."""
+    position = inputs.fixed_point_position if given is None else checked_position(given)
+    if strict and position != POSITIONS[str(inputs.dtype)]:
+        wrong_format(
+            f"output_position is {position}, that of {inputs.dtype} is "
+            f"{POSITIONS[str(inputs.dtype)]}",
+            "strict=False takes any",
+        )
+    return position
+
+
+def shift_of(what: str, shift: int) -> int:
+    """Return a shift between two positions; raise VxError where it is too far."""
+    if shift not in SHIFTS:
+        wrong_format(
+            f"{what} is {shift} bits off, {SHIFTS[0]} to {SHIFTS[-1]} are possible",
+            "choose fixed_point_positions that are nearer to each other",
+        )
+    return shift
+
+
+def pair(name: str, values: Any, least: int = 0) -> tuple[int, int]:
+    """Return two integers (x, y); raise TypeError or VxError where they are none."""
+    try:
+        x, y = map(operator.index, values)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be two integers (x, y), not {values!r}") from None
+    if min(x, y) < least:
+        wrong_parameter(f"{name} is at least {least} along x and y, not {(x, y)}")
+    return x, y
+
+
+def shape(name: str, values: Any) -> tuple[int, ...]:
+    """Return a shape; raise TypeError or VxError where it is none or has too many items."""
+    try:
+        extents = tuple(map(operator.index, values))
+    except TypeError:
+        raise TypeError(f"{name} must be integers in C order, not {values!r}") from None
+    if min(extents, default=1) < 1:
+        wrong_dimension(f"{name} has an extent below 1: {extents}")
+    bounded(name, extents)
+    return extents
+
+
+def bounded(name: str, extents: Sequence[int]) -> None:
+    """Raise VxError where a tensor would have 2**31 items or more."""
+    if math.prod(extents) >= _MOST:
+        unsupported(f"{name} would have the dims {tuple(extents)[::-1]}: 2**31 items or more")
+
+
+def real(name: str, value: Any, above: float | None = None) -> float:
+    """Return a finite number; raise TypeError or VxError where it is none, or not above another."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    number = float(value)
+    if not math.isfinite(number) or (above is not None and not number > above):
+        kind = "finite" if above is None else f"above {above:g}"
+        wrong_parameter(f"{name} must be {kind}, not {number}")
+    return number

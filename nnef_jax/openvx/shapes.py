@@ -1,0 +1,133 @@
+"""The relations between the sizes of a layer's input and output, one axis or a shape at a time.
+
+Shapes are in C order, pairs in OpenVX's: x, then y. All raise `VxError` where no layer is such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nnef_jax.openvx.errors import wrong_dimension, wrong_parameter
+
+Pair = tuple[int, int]
+
+
+def infer_skip(
+    extent: int,
+    size: int,
+    output: int,
+    padding: int = 0,
+    dilation: int = 0,
+    rounding: str = "floor",
+) -> int:
+    """Return the smallest skip with which windows of a size have so many positions.
+
+    `output = round((extent + 2 padding - size - (size - 1) dilation) / skip) + 1`, rounded to the
+    floor or ceiling (vxConvolutionLayer).
+    """
+    way = _way(extent, size, padding, dilation)
+    if output < 1:
+        wrong_dimension(f"an output has at least 1 item along an axis, not {output}")
+    floor, ceiling = way // output + 1, max(-(-way // max(output - 1, 1)), 1)
+    skip = floor if rounding == "floor" else ceiling
+    if _positions(way, skip, rounding) != output:
+        wrong_dimension(
+            f"no integer skip gives {output} positions of windows over {way + 1} "
+            f"(an input of {extent}, {padding} of padding at each end, windows of {size})",
+            f"a skip of 1 gives {way + 1}, one of 2 {_positions(way, 2, rounding)}",
+        )
+    return skip
+
+
+def infer_upscale(extent: int, size: int, output: int, padding: int = 0, a: int = 0) -> int:
+    """Return the upscale of a deconvolution between two sizes.
+
+    `output = (extent - 1) upscale - 2 padding + size + a` (vxDeconvolutionLayer).
+    """
+    if extent < 2:
+        wrong_dimension(
+            "an upscale cannot be told from an input of 1 item along an axis", "give upscale="
+        )
+    upscale, left = divmod(output + 2 * padding - size - a, extent - 1)
+    if left or upscale < 1:
+        wrong_dimension(
+            f"no integer upscale brings {extent} items to {output} "
+            f"(with padding {padding}, windows of {size} and a = {a})",
+            f"an upscale of 1 gives {extent - 1 - 2 * padding + size + a}",
+        )
+    return upscale
+
+
+def convolution_output_shape(
+    inputs: Sequence[int],
+    weights: Sequence[int],
+    padding: Pair = (0, 0),
+    dilation: Pair = (0, 0),
+    skip: Pair = (1, 1),
+    rounding: str = "floor",
+) -> tuple[int, ...]:
+    """Return the shape of a convolution's output for the skips of x and y."""
+    shape = _windowed(inputs, weights[-2:], padding, dilation, skip, rounding)
+    return (*shape[:-3], weights[0], *shape[-2:])
+
+
+def pooling_output_shape(
+    inputs: Sequence[int],
+    pooling_size: Pair,
+    pooling_padding: Pair = (0, 0),
+    skip: Pair = (1, 1),
+    rounding: str = "floor",
+) -> tuple[int, ...]:
+    """Return the shape of a pooling layer's output for the skips of x and y."""
+    return _windowed(inputs, pooling_size[::-1], pooling_padding, (0, 0), skip, rounding)
+
+
+def deconvolution_output_shape(
+    inputs: Sequence[int],
+    weights: Sequence[int],
+    padding: Pair = (0, 0),
+    a: Pair = (0, 0),
+    upscale: Pair = (1, 1),
+) -> tuple[int, ...]:
+    """Return the shape of a deconvolution's output for the upscales of x and y."""
+    planes = tuple(
+        (extent - 1) * up - 2 * p + size + more
+        for extent, size, up, p, more in zip(
+            inputs[-2:], weights[-2:], upscale[::-1], padding[::-1], a[::-1], strict=True
+        )
+    )
+    if min(planes) < 1:
+        wrong_dimension(f"the output would have the dims {planes[::-1]}")
+    return (*inputs[:-3], weights[0], *planes)
+
+
+def _windowed(
+    inputs: Sequence[int],
+    size: Sequence[int],
+    padding: Pair,
+    dilation: Pair,
+    skip: Pair,
+    rounding: str,
+) -> tuple[int, ...]:
+    planes = (
+        _positions(_way(extent, k, p, d), s, rounding)
+        for extent, k, p, d, s in zip(
+            inputs[-2:], size, padding[::-1], dilation[::-1], skip[::-1], strict=True
+        )
+    )
+    return (*inputs[:-2], *planes)
+
+
+def _way(extent: int, size: int, padding: int, dilation: int) -> int:
+    way = extent + 2 * padding - size - (size - 1) * dilation
+    if way < 0:
+        wrong_parameter(
+            f"windows span {size + (size - 1) * dilation} items, "
+            f"the padded input has {extent + 2 * padding}",
+            "give more padding",
+        )
+    return way
+
+
+def _positions(way: int, skip: int, rounding: str) -> int:
+    return (way // skip if rounding == "floor" else -(-way // skip)) + 1
