@@ -21,6 +21,7 @@ def convert(
     dialect: str = "auto",
     overwrite: bool = False,
     limits: Limits | None = None,
+    weights: Source | None = None,
 ) -> str:
     """Return the text of a network as its format is written today; with a path, write all of it.
 
@@ -40,6 +41,7 @@ def convert(
         dialect: how to read the document, as `load` takes it.
         overwrite: replace what is at the path; otherwise FileExistsError.
         limits: bounds on what is read.
+        weights: a file of weights that is elsewhere, as in `load`.
 
     Raises:
         NnefError: something is wrong with the network, or (UnsupportedError, which names all that
@@ -53,7 +55,13 @@ def convert(
     require_flags(flat=flat, overwrite=overwrite)
     stores = path is not None
     with opened(
-        source, quantization="ignore", expand=expand, dialect=dialect, limits=limits, data=stores
+        source,
+        quantization="ignore",
+        expand=expand,
+        dialect=dialect,
+        limits=limits,
+        data=stores,
+        weights=weights,
     ) as network:
         if network.is_guessed:
             raise UnsupportedError(

@@ -32,6 +32,7 @@ def load(
     unused: bool = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    weights: Source | None = None,
     precision: jax.lax.PrecisionLike = None,
     optimize: bool = True,
     autotune: bool = False,
@@ -41,8 +42,8 @@ def load(
     """Read an NNEF network and return it as a jitted callable.
 
     Args: What to read
-        source: a folder, a `graph.nnef`, a tar archive (plain, gz, bz2, xz), the bytes of one, or
-            an open binary file; of OpenVINO's networks an `.xml` with its `.bin` beside it.
+        source: a folder, a `graph.nnef`, an archive (zip, or tar: plain, gz, bz2, xz), the bytes of
+            one, or an open binary file; of OpenVINO's networks an `.xml`, its `.bin` beside it.
         input_shapes: shapes by input name instead of the document's. None is an extent that each
             call may choose: the network is compiled once for each choice. 0 is an empty axis.
         dtype: what scalar tensors are computed in, a name or a numpy or jax dtype: float32,
@@ -65,6 +66,8 @@ def load(
             on. Otherwise they stay on the host; `apply`, `step`, `scan` and `save` take them too.
         limits: bounds on what is read.
         progress: called with the numbers of variables read and of all, before each of them.
+        weights: the `.bin` of OpenVINO's networks where it is not beside the `.xml`: a path, its
+            bytes, or an open binary file. Networks of NNEF have their data in their archive.
 
     Args: How to run it
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
@@ -106,7 +109,17 @@ def load(
 
         cache = DiskCache(cache_dir)
     with opened(
-        source, input_shapes, dtype, quantization, expand, dialect, state, rules, limits, progress
+        source,
+        input_shapes,
+        dtype,
+        quantization,
+        expand,
+        dialect,
+        state,
+        rules,
+        limits,
+        progress,
+        weights,
     ) as network:
         run = RunOptions(precision, optimize, autotune, donate_state, unused, quantization == "ste")
         return Model(Execution.loaded(network, run, cache))

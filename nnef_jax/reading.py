@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from lowering.registry import Registry
+from nnef_jax.errors import InputError
 from nnef_jax.formats import FORMATS, format_of, graphs
 from nnef_jax.formats.base import Expand, Options, Progress
 from nnef_jax.limits import Limits, Meter, uncollected, within_memory
@@ -35,6 +36,7 @@ def opened(
     rules: Registry | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    weights: Source | None = None,
     *,
     data: bool = True,
 ) -> Generator[Network]:
@@ -43,6 +45,8 @@ def opened(
     The arguments are those of `load`. Without `data` the network has none.
     """
     require_readable("source", source)
+    if weights is not None:
+        require_readable("weights", weights)
     dtype = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
     require_choice("dtype", dtype, _REAL_DTYPES)
     require_choice("quantization", quantization, get_args(Quantization))
@@ -58,12 +62,19 @@ def opened(
             "dtype='float64' needs jax's x64 mode: jax.config.update('jax_enable_x64', True)"
         )
     meter = Meter(limits)
-    if isinstance(source, bytearray | memoryview):  # it may change, the network must not
-        source = bytes(source)
+    source, weights = _unchanging(source), _unchanging(weights)
     rounds = quantization != "ignore"
     options = Options(rules or Registry(), expand, dtype, shapes, meter, rounds, progress)
-    with within_memory("the network"), open_archive(source, meter, graphs=graphs()) as archive:
+    with (
+        within_memory("the network"),
+        open_archive(source, meter, graphs=graphs(), weights=weights) as archive,
+    ):
         yield network_of(archive, options, dialect, state, data=data)
+
+
+def _unchanging(source: Any) -> Any:
+    """Return a source as it is now: what changes afterwards must not change the network."""
+    return bytes(source) if isinstance(source, bytearray | memoryview) else source
 
 
 def read(source: Source, **options: Any) -> Network:
@@ -88,6 +99,12 @@ def network_of(
     data: bool = True,
 ) -> Network:
     """Read and check the network in an archive; `state` has outputs by input, as in `load`."""
+    format = format_of(archive, dialect)
+    if archive.weights is not None and not format.HAS_WEIGHTS_BESIDE:
+        raise InputError(
+            "weights= does not go with this network: its data are members of its archive",
+            hint="it is for formats whose weights are one file, as the .bin beside an .xml",
+        )
     with uncollected():
-        frontend = format_of(archive, dialect).read(archive, options)
+        frontend = format.read(archive, options)
     return Network.build(frontend, options, state or {}, data=data)

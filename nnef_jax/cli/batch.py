@@ -21,6 +21,7 @@ from nnef_jax.cli.options import (
     Resize,
     Scale,
     Source,
+    Weights,
     caching,
     picture_options,
     read_network,
@@ -98,6 +99,7 @@ def batch(
     layout: Layout = "nchw",
     resize: Resize = False,
     dialect: Dialect = "auto",
+    weights: Weights = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
 ) -> None:
@@ -109,7 +111,7 @@ def batch(
 
         items = find_items(inputs or (), listed, out)
         pictures = picture_options([item.file for item in items], mean, scale, layout, resize)
-    network = read_network(source, dialect)
+    network = read_network(source, dialect, weights)
     specs = _item_specs(network, given)
     read = reading_ahead(ItemReader(specs, pictures))
     with cached as folder:
@@ -123,8 +125,8 @@ def batch(
             usual = declared if declared > 1 else _PER_DEVICE * len(devices)
             size = batch_size or usual
             devices = devices[: math.gcd(size, len(devices))]
-            options = {"dialect": dialect, "cache_dir": folder, "progress": progress}
-            model = _load(source, specs, size, declared, **options)
+            options = {"dialect": dialect, "weights": weights, "cache_dir": folder}
+            model = _load(source, specs, size, declared, progress=progress, **options)
             settings = {
                 "network": _digest(network),
                 "--dialect": dialect,

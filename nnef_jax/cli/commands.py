@@ -30,6 +30,7 @@ from nnef_jax.cli.options import (
     Resize,
     Scale,
     Source,
+    Weights,
     caching,
     picture_options,
     read_network,
@@ -69,18 +70,20 @@ def options(
 
 
 @app.command()
-def info(source: Source, dialect: Dialect = "auto", as_json: Json = False) -> None:
+def info(
+    source: Source, dialect: Dialect = "auto", weights: Weights = None, as_json: Json = False
+) -> None:
     """Show what a network consists of: inputs, outputs, sizes, a table of its operations."""
-    network = read_network(source, dialect)
+    network = read_network(source, dialect, weights)
     from nnef_jax.cli.info import describe, description
 
     print_result(json.dumps(description(network)) if as_json else describe(network))
 
 
 @app.command()
-def check(source: Source, dialect: Dialect = "auto") -> None:
+def check(source: Source, dialect: Dialect = "auto", weights: Weights = None) -> None:
     """Validate a network and its data, and show all that is wrong with it."""
-    network = read_network(source, dialect)
+    network = read_network(source, dialect, weights)
     graph = network.graph
     variables = len(graph.parameters) + len(graph.states)
     print_result(
@@ -101,6 +104,7 @@ def flatten(
         typer.Option(help="all: primitives; auto: as the network runs."),
     ] = "auto",
     dialect: Dialect = "auto",
+    weights: Weights = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Print a network as one flat graph, or save it so."""
@@ -108,7 +112,13 @@ def flatten(
         from nnef_jax import convert
 
         text = convert(
-            source, output, flat=True, expand=expand, dialect=dialect, overwrite=overwrite
+            source,
+            output,
+            flat=True,
+            expand=expand,
+            dialect=dialect,
+            weights=weights,
+            overwrite=overwrite,
         )
     print_result(text.removesuffix("\n") if output is None else f"saved {output}")
 
@@ -148,6 +158,7 @@ def run(
         Path | None, typer.Option(help="With --top: a text file of the entries' names, one a line.")
     ] = None,
     dialect: Dialect = "auto",
+    weights: Weights = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
     as_json: Json = False,
@@ -164,7 +175,9 @@ def run(
             from nnef_jax.cli import outputs as write
 
             largest = write.Top(top, write.read_labels(labels) if labels else ()) if top else None
-            model = load(source, dialect=dialect, progress=progress, cache_dir=folder)
+            model = load(
+                source, dialect=dialect, weights=weights, progress=progress, cache_dir=folder
+            )
             if output:
                 write.check_output(output, [spec.name for spec in model.outputs])
             calls = read.read_inputs(inputs or (), model.inputs, pictures)
@@ -213,6 +226,7 @@ def export_function(
         typer.Option(help="inside: a .npz with the weights; beside: without, a jax.export file."),
     ] = "inside",
     dialect: Dialect = "auto",
+    weights: Weights = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a network as one file that jax runs without nnef_jax."""
@@ -220,7 +234,9 @@ def export_function(
     with status(f"exporting {source}") as progress:
         from nnef_jax import load
 
-        model = load(source, input_shapes=wanted, dialect=dialect, progress=progress)
+        model = load(
+            source, input_shapes=wanted, dialect=dialect, weights=weights, progress=progress
+        )
         model.export(
             output,
             entry=entry,
@@ -241,6 +257,7 @@ def compile_ahead(
     cache_dir: CacheDir = None,
     shapes: Annotated[list[str] | None, SHAPES] = None,
     dialect: Dialect = "auto",
+    weights: Weights = None,
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
     wanted = dict(map(shape_option, shapes or ()))
@@ -248,7 +265,12 @@ def compile_ahead(
         from nnef_jax import load
 
         model = load(
-            source, input_shapes=wanted, dialect=dialect, cache_dir=folder, progress=progress
+            source,
+            input_shapes=wanted,
+            dialect=dialect,
+            weights=weights,
+            cache_dir=folder,
+            progress=progress,
         )
         _run_on_zeros(model)
     inputs = ", ".join(map(str, model.inputs)) or "no inputs"

@@ -29,6 +29,7 @@ from nnef_jax.cli.options import (
     Resize,
     Scale,
     Source,
+    Weights,
     picture_options,
     read_network,
 )
@@ -145,6 +146,7 @@ def stats(
     resize: Resize = False,
     plot: Plot = None,
     dialect: Dialect = "auto",
+    weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Show statistics of the weights, or of the tensors inside where inputs are given."""
@@ -153,12 +155,12 @@ def stats(
         raise typer.BadParameter("needs inputs", param_hint="--name")
     check_plot(plot)
     if not inputs:
-        network = read_network(source, dialect)
+        network = read_network(source, dialect, weights)
         from nnef_jax import weight_statistics
 
         show(weight_statistics(network.data), as_json, plot)
         return
-    model = loaded(source, (), dialect)
+    model = loaded(source, (), dialect, weights)
     batches = calls_of(model, inputs, pictures)
     with status("running"):
         from nnef_jax.analysis import activation_statistics

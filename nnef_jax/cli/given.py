@@ -57,13 +57,17 @@ Plot = Annotated[
 _PICTURES = (".png", ".svg", ".pdf")
 
 
-def loaded(source: str, shapes: Sequence[str] | None, dialect: str, **options: Any) -> Model:
+def loaded(
+    source: str, shapes: Sequence[str] | None, dialect: str, weights: str | None = None
+) -> Model:
     """Load a network, showing how far it is; shapes are as the option has them."""
     wanted = dict(map(shape_option, shapes or ()))
     with status(f"reading {source}") as progress:
         from nnef_jax import load
 
-        return load(source, input_shapes=wanted, dialect=dialect, progress=progress, **options)
+        return load(
+            source, input_shapes=wanted, dialect=dialect, weights=weights, progress=progress
+        )
 
 
 def calls_of(

@@ -19,7 +19,7 @@ from nnef_jax.cli.given import (
     loaded,
     show,
 )
-from nnef_jax.cli.options import Dialect, Json, Source
+from nnef_jax.cli.options import Dialect, Json, Source, Weights
 from nnef_jax.cli.terminal import status
 
 _ONNX = ("onnxruntime", "openvino")
@@ -45,11 +45,12 @@ def profile(
         ),
     ] = None,
     dialect: Dialect = "auto",
+    weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Measure where the time of a call goes, by operation of the document."""
     check_plot(plot)
-    model = loaded(source, shapes, dialect)
+    model = loaded(source, shapes, dialect, weights)
     arrays = arrays_of(model, inputs)
     with status("measuring"):
         from nnef_jax import profile as measured
@@ -88,6 +89,7 @@ def bench(
     seed: Seed = 0,
     plot: Plot = None,
     dialect: Dialect = "auto",
+    weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Measure how long calls take, by batch size, and against other engines."""
@@ -96,9 +98,9 @@ def bench(
         message = "step and scan go without --batch and other engines"
         raise typer.BadParameter(message, param_hint="--entry")
     sizes = [_size(text) for text in batches.split(",")] if batches else []
-    model = loaded(source, shapes, dialect)
+    model = loaded(source, shapes, dialect, weights)
     if sizes:
-        model = _with_open_batch(model, source, shapes, dialect)
+        model = _with_open_batch(model, source, shapes, dialect, weights)
     arrays = arrays_of(model, inputs)
     others: dict[str, Any] = {}
     if onnx is not None:
@@ -133,10 +135,11 @@ def cost(
         typer.Option(help="What to lower for; by default where jax runs.", show_default=False),
     ] = None,
     dialect: Dialect = "auto",
+    weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Show what XLA expects a call to cost, beside the document's multiply-adds."""
-    model = loaded(source, shapes, dialect)
+    model = loaded(source, shapes, dialect, weights)
     with status("compiling"):
         from nnef_jax import cost as expected
 
@@ -144,7 +147,7 @@ def cost(
     show(found, as_json)
 
 
-def _with_open_batch(model: Any, source: str, shapes: Any, dialect: str) -> Any:
+def _with_open_batch(model: Any, source: str, shapes: Any, dialect: str, weights: Any) -> Any:
     """Load a network again with open first extents, those of the first input that has one."""
     from nnef_jax.cli.options import shape_option
 
@@ -157,7 +160,7 @@ def _with_open_batch(model: Any, source: str, shapes: Any, dialect: str) -> Any:
     with status(f"reading {source}"):
         from nnef_jax import load
 
-        return load(source, input_shapes=found, dialect=dialect)
+        return load(source, input_shapes=found, dialect=dialect, weights=weights)
 
 
 def _size(text: str) -> int:

@@ -21,7 +21,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="The network: a folder, a graph.nnef or a tar archive.",
+        help="The network: a folder, a graph.nnef, an .xml, a tar or zip archive.",
         show_default=False,
     ),
 ]
@@ -57,6 +57,14 @@ Dialect = Annotated[
         help="The format to read the network by; auto goes by the network.",
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="The file of weights, where it is not beside the network: a .bin of OpenVINO's.",
+        show_default=False,
+    ),
+]
 SHAPES = typer.Option(
     "--shape",
     metavar="NAME=EXTENTS",
@@ -88,12 +96,12 @@ Resize = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def read_network(source: str, dialect: str) -> Network:
+def read_network(source: str, dialect: str, weights: str | None = None) -> Network:
     """Read a network, showing how far it is."""
     with status(f"reading {source}") as progress:
         from nnef_jax.reading import read
 
-        return read(source, dialect=dialect, progress=progress)
+        return read(source, dialect=dialect, progress=progress, weights=weights)
 
 
 def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str | None]:

@@ -10,7 +10,7 @@ import typer
 
 from nnef_jax import DataError
 from nnef_jax.cli.commands import app
-from nnef_jax.cli.options import OPEN_SHAPES, Dialect, Overwrite, Source, shape_option
+from nnef_jax.cli.options import OPEN_SHAPES, Dialect, Overwrite, Source, Weights, shape_option
 from nnef_jax.cli.terminal import print_result, status
 
 
@@ -31,6 +31,7 @@ def view(
     ] = None,
     shapes: Annotated[list[str] | None, OPEN_SHAPES] = None,
     dialect: Dialect = "auto",
+    weights: Weights = None,
     overwrite: Overwrite = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what the page shows as one JSON object.")
@@ -44,7 +45,9 @@ def view(
         from nnef_jax.reading import read
         from nnef_jax.viewing.page import page_of
 
-        network = read(source, input_shapes=wanted, dialect=dialect, progress=progress)
+        network = read(
+            source, input_shapes=wanted, dialect=dialect, weights=weights, progress=progress
+        )
         page = page_of(network, profile=_json_in(profile), comparison=_json_in(compare))
         if output is not None:
             page.save(output, overwrite=overwrite)

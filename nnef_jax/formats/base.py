@@ -65,6 +65,8 @@ class Format(Protocol):
 
     # The members that hold a network's graph: one of them is at the top of its container.
     GRAPHS: Sequence[str]
+    # Whether all weights are one file beside that, which `load(weights=)` may name elsewhere.
+    HAS_WEIGHTS_BESIDE: bool
 
     def recognises(self, archive: Archive) -> bool:
         """Tell whether a network that has one of `GRAPHS` is of this format."""

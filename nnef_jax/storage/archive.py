@@ -15,6 +15,7 @@ from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
 from nnef_jax.storage.labels import is_graph
 from nnef_jax.storage.tarball import Tarball, is_tarball
+from nnef_jax.storage.ziparchive import ZipArchive, is_zip
 
 GRAPH = "graph.nnef"
 _SHOWN_NAMES = 5
@@ -33,7 +34,7 @@ class _Texts:
         return memoryview(self._texts[name].encode("utf-8", "surrogatepass"))
 
 
-_Container = Folder | Tarball | _Texts
+_Container = Folder | Tarball | ZipArchive | _Texts
 
 
 class Archive:
@@ -48,6 +49,7 @@ class Archive:
     ) -> None:
         self.name = name
         self.graph = graph  # the member that holds the network's graph
+        self.weights: tuple[str, memoryview] | None = None  # a file of them elsewhere, and its name
         self._texts: dict[str, Source] = {}
         self._container: _Container | None = container
         self._meter = meter
@@ -128,12 +130,14 @@ def open_archive(
     *,
     name: str = "",
     graphs: Sequence[str] = (GRAPH,),
+    weights: files.Readable | None = None,
 ) -> Archive:
     """Open a network's container: one that has a member of `graphs` at its top (spec 5.1).
 
-    `source` is a folder, the file of such a member in one, a tar archive (plain, gzip, bzip2 or xz,
-    told apart by content), its bytes, or a binary file object, read to its end. An archive may hold
-    the network in one folder. `name` is what errors call a source that is no path.
+    `source` is a folder, the file of such a member in one, an archive (zip, or tar: plain, gzip,
+    bzip2 or xz, told apart by content), its bytes, or a binary file object, read to its end. An
+    archive may hold the network in one folder. `name` is what errors call a source that is no path.
+    `weights` is a file of weights that lies elsewhere.
 
     Raises `ArchiveError` for what is no container, has none of `graphs` or cannot be read,
     `LimitError` for one that is too large or expands too much, `FileNotFoundError` where nothing is
@@ -150,7 +154,10 @@ def open_archive(
             f"{name} has no {wanted}; it holds {shown or 'nothing'}",
             hint=f"a container has {wanted} at its top, or in the one folder that it consists of",
         )
-    return Archive(container, name, meter, graph=graph)
+    archive = Archive(container, name, meter, graph=graph)
+    if weights is not None:
+        archive.weights = files.contents_of(weights, meter, "weights", ArchiveError)
+    return archive
 
 
 def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
@@ -175,21 +182,30 @@ def _open_source(
 ) -> tuple[str, _Container, str]:
     """Return what errors call a source, its container, and the graph that it names, if any."""
     if not isinstance(source, str | os.PathLike):
-        own = getattr(source, "name", None)
-        name = name or (own if isinstance(own, str) else "the archive")
-        return name, Tarball(files.bytes_of(source, meter, name), name, meter, graphs), ""
+        name, data = files.contents_of(source, meter, name or "the archive", ArchiveError)
+        return name, _packed(data, name, meter, graphs), ""
     path = os.fsdecode(source)
     if "\0" in path:
         raise ArchiveError(f"path {path!r} holds a NUL character")
     with files.reported(path, ArchiveError):
         if stat.S_ISDIR(os.stat(path).st_mode):
             return path, Folder(path, meter), ""
-        with files.open_regular(path, ArchiveError) as file:
-            data = files.contents(file, meter, path)
+        _, data = files.contents_of(path, meter, path, ArchiveError)
         folder, file_name = os.path.split(path)
-        if is_graph(file_name, graphs) and not is_tarball(bytes(data[:512])):
+        if is_graph(file_name, graphs) and not _is_packed(bytes(data[:512])):
             return folder or ".", Folder(folder, meter), file_name
-    return path, Tarball(data, path, meter, graphs), ""
+    return path, _packed(data, path, meter, graphs), ""
+
+
+def _is_packed(start: bytes) -> bool:
+    return is_tarball(start) or is_zip(start)
+
+
+def _packed(
+    data: memoryview, name: str, meter: Meter, graphs: Sequence[str]
+) -> Tarball | ZipArchive:
+    kind = ZipArchive if is_zip(bytes(data[:4])) else Tarball
+    return kind(data, name, meter, graphs)
 
 
 def _decode(data: bytes, location: str) -> Source:

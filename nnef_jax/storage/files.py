@@ -110,6 +110,22 @@ def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memo
         raise
 
 
+def contents_of(
+    source: Readable, meter: Meter, name: str, error: type[NnefError]
+) -> tuple[str, memoryview]:
+    """Return what errors call a source, and its bytes; `name` is for one that has no name.
+
+    Raises `error` for what is no regular file, or cannot be read.
+    """
+    if not isinstance(source, str | os.PathLike):
+        own = getattr(source, "name", None)
+        name = own if isinstance(own, str) else name
+        return name, bytes_of(source, meter, name)
+    path = os.fsdecode(source)
+    with reported(path, error), open_regular(path, error) as file:
+        return path, contents(file, meter, path)
+
+
 def _may_map(descriptor: int) -> bool:
     """Tell whether a quarter of the descriptors is free: a new one has the lowest number."""
     if _UNTRACKED or resource is None:

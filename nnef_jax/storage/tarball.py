@@ -17,7 +17,8 @@ import numpy as np
 from nnef_jax.errors import ArchiveError
 from nnef_jax.limits import MEMBER, PIECE, Meter
 from nnef_jax.storage import files
-from nnef_jax.storage.labels import is_graph, split_name
+from nnef_jax.storage.labels import split_name
+from nnef_jax.storage.members import at_top
 
 _BLOCK = 512
 _CHUNK = 1 << 20
@@ -28,7 +29,7 @@ _XZ_MEMORY = 256 << 20  # `xz -9` takes 65 MiB
 # behind headers of 512 and 128 bytes, is aligned: a load of 102 MB peaks at 102 instead of 204.
 _PADDING = 48
 
-_OTHERS = ((b"PK\x03\x04", "a zip file"), (b"\x28\xb5\x2f\xfd", "compressed by zstandard"))
+_OTHERS = ((b"\x28\xb5\x2f\xfd", "compressed by zstandard"),)
 
 _REGULAR = "\0" + "07"
 _FOLDERS = "5D"
@@ -74,7 +75,7 @@ class Tarball:
             parts = split_name(member.name)
             if parts and member.kind not in _FOLDERS and not member.name.endswith("/"):
                 members["/".join(parts)] = member
-        self._members = _at_top(members, name, graphs)
+        self._members = at_top(members, name, graphs)
 
     def location(self, name: str) -> str:
         """Return what to show for a member: its name behind that of the archive."""
@@ -104,19 +105,6 @@ class Tarball:
     def _find(self, name: str) -> _Member | None:
         parts = split_name(name)
         return self._members.get("/".join(parts)) if parts else None
-
-
-def _at_top(members: dict[str, _Member], name: str, graphs: Sequence[str]) -> dict[str, _Member]:
-    if any("/" not in member and is_graph(member, graphs) for member in members):
-        return members
-    paths = [path.split("/") for path in members]
-    found = {
-        path[0]: "/".join(path) for path in paths if len(path) == 2 and is_graph(path[1], graphs)
-    }
-    if len(found) > 1:
-        raise ArchiveError(f"{name} holds several networks: {', '.join([*found.values()][:5])}")
-    prefix = "".join(f"{folder}/" for folder in found)
-    return {p.removeprefix(prefix): m for p, m in members.items() if p.startswith(prefix)}
 
 
 # How a compressed file starts, what expands it, and the least bytes that this expands in a step:
@@ -216,7 +204,7 @@ def _broken(header: bytes, name: str, position: int) -> ArchiveError:
     other = next((f": it is {what}" for magic, what in _OTHERS if header.startswith(magic)), "")
     return ArchiveError(
         f"{name} is not a tar archive, compressed or not{other}",
-        hint="a network is a folder with graph.nnef, or a tar archive (gzip, bzip2, xz) of one",
+        hint="a network is a folder, or a zip or tar archive (gzip, bzip2, xz) of one",
     )
 
 

@@ -12,7 +12,6 @@ import socket
 import struct
 import tarfile
 import tracemalloc
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -286,11 +285,6 @@ def test_empty_archive(tmp_path):
 
 
 def test_other_formats_are_named():
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("graph.nnef", GRAPH)
-    with pytest.raises(ArchiveError, match="it is a zip file"):
-        open_archive(file.getvalue())
     with pytest.raises(ArchiveError, match="it is compressed by zstandard"):
         open_archive(b"\x28\xb5\x2f\xfd" + bytes(600))
 

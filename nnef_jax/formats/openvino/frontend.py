@@ -105,6 +105,9 @@ def _unwritable(graph: Graph, real: str) -> Iterator[NnefError]:
 
 
 def _weights(archive: Archive) -> Weights:
+    if archive.weights is not None:
+        name, data = archive.weights
+        return Weights(data, name)
     name = f"{archive.graph.removesuffix('.xml')}.bin"
     data = archive.open_tensor(name) if archive.exists(name) else None
     return Weights(data, archive.location(name))

@@ -1,0 +1,155 @@
+"""A zip archive as a container: stored members are viewed where they lie, others are inflated.
+
+Names, sizes and places are those of the central directory, read by the standard library. Data are
+read here: the library would copy what is stored, and knows no limits.
+"""
+
+from __future__ import annotations
+
+import io
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+
+from nnef_jax.errors import ArchiveError, LimitError
+from nnef_jax.limits import MEMBER, PIECE, Meter
+from nnef_jax.storage.labels import split_name
+from nnef_jax.storage.members import at_top
+
+_LOCAL = struct.Struct("<4s22xHH")  # of a member: signature, lengths of its name and its extra
+_PIECE = 1 << 13
+_MOST = 1100 * _PIECE  # deflate makes at most 1032 times of a piece
+_BYTES_PER_STEP = 512  # as of gzip
+_PADDING = 48  # a large bytearray usually starts 16 bytes behind a multiple of 64
+_ENTRY = 46  # bytes of the central directory that a member takes at least
+_ENCRYPTED = 1
+
+
+def is_zip(start: bytes) -> bool:
+    """Tell whether a file that starts like this is a zip archive."""
+    return start.startswith((b"PK\x03\x04", b"PK\x05\x06"))
+
+
+class ZipArchive:
+    """The members of a zip archive, of which the last of a name counts.
+
+    Without any of `graphs` at the top, the folder that holds one is the container. Folders, and
+    names that are absolute or have a '..' part, are left out.
+    """
+
+    def __init__(self, data: memoryview, name: str, meter: Meter, graphs: Sequence[str]) -> None:
+        self._name, self._data, self._meter = name, data, meter
+        members: dict[str, zipfile.ZipInfo] = {}
+        for member in self._entries():
+            parts = split_name(member.filename)
+            if parts and not member.is_dir():
+                members["/".join(parts)] = member
+        self._members = at_top(members, name, graphs)
+        self._inflated: dict[str, memoryview] = {}
+
+    def _entries(self) -> list[zipfile.ZipInfo]:
+        try:
+            with zipfile.ZipFile(_File(self._data, self._name, self._meter)) as file:
+                return file.infolist()
+        except LimitError:
+            raise
+        except (
+            zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError
+        ) as error:  # fmt: skip
+            raise ArchiveError(f"{self._name}: broken or truncated zip archive: {error}") from None
+
+    def location(self, name: str) -> str:
+        """Return what to show for a member: its name behind that of the archive."""
+        return f"{self._name}/{name}"
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of the members, of links too."""
+        return iter(self._members)
+
+    def exists(self, name: str) -> bool:
+        """Tell whether there is a member of this name, readable or not."""
+        return self._key(name) in self._members
+
+    def read(self, name: str) -> memoryview:
+        """Return the bytes of a member; raise ArchiveError where they cannot be read."""
+        key = self._key(name)
+        member = self._members.get(key)
+        if member is None:
+            raise ArchiveError(f"there is no member '{name}' in {self._name}")
+        if key not in self._inflated:
+            self._inflated[key] = self._read(member, self.location(name))
+        return self._inflated[key]
+
+    def _key(self, name: str) -> str:
+        return "/".join(split_name(name) or ())
+
+    def _read(self, member: zipfile.ZipInfo, location: str) -> memoryview:
+        if stat.S_ISLNK(member.external_attr >> 16):
+            raise ArchiveError(
+                f"'{location}' is a symbolic link; only regular members are read",
+                hint="pack the archive with the files themselves",
+            )
+        if member.flag_bits & _ENCRYPTED:
+            raise ArchiveError(f"'{location}' is encrypted")
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ArchiveError(
+                f"'{location}' is compressed by method {member.compress_type}",
+                hint="pack the archive by deflate, which every zip program has",
+            )
+        at = member.header_offset
+        header = bytes(self._data[at : at + _LOCAL.size]) if at >= 0 else b""
+        if len(header) < _LOCAL.size or header[:4] != b"PK\x03\x04":
+            raise ArchiveError(f"'{location}': there is no header at byte {at} of {self._name}")
+        _, name, extra = _LOCAL.unpack(header)
+        start = at + _LOCAL.size + name + extra
+        stored = self._data[start : start + member.compress_size]
+        if len(stored) < member.compress_size:
+            raise ArchiveError(f"'{location}' is truncated: {len(stored)} bytes of it are left")
+        if member.compress_type == zipfile.ZIP_STORED:
+            return stored
+        return self._inflate(stored, member, location)
+
+    def _inflate(self, data: memoryview, member: zipfile.ZipInfo, location: str) -> memoryview:
+        expanded, stream = bytearray(_PADDING), zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            for start in range(0, len(data), _PIECE):
+                piece = stream.decompress(data[start : start + _PIECE], _MOST)
+                self._meter.expand(len(piece), location)
+                self._meter.spend(PIECE + len(piece) // _BYTES_PER_STEP, location)
+                expanded += piece
+        except zlib.error as error:
+            raise ArchiveError(f"'{location}': broken compression: {error}") from None
+        found = memoryview(expanded)[_PADDING:].toreadonly()
+        if len(found) != member.file_size or zlib.crc32(found) != member.CRC:
+            raise ArchiveError(f"'{location}' is not what was packed: its checksum differs")
+        return found
+
+
+class _File(io.RawIOBase):
+    """Bytes as a file, of which the library reads the directory alone: that is charged."""
+
+    def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
+        super().__init__()
+        self._data, self._name, self._meter, self._at = data, name, meter, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + (0, self._at, len(self._data))[whence]
+        if at < 0:
+            raise OSError("there is nothing before the start")
+        self._at = at
+        return at
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._data) if size < 0 else self._at + size
+        part = self._data[self._at : end]
+        self._meter.spend(len(part) // _ENTRY * MEMBER, self._name)
+        self._at += len(part)
+        return bytes(part)
