@@ -48,6 +48,8 @@ def bind_inputs(
         )
     given = dict(zip(names, args, strict=False))
     for name, array in kwargs.items():
+        other = network.graph.aliases.get(name)
+        name = other.name if other in inputs and name not in names else name
         if name not in names:
             raise InputError(f"the graph has no input '{name}', its inputs are {', '.join(names)}")
         if name in given:

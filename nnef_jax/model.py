@@ -39,7 +39,8 @@ class Model:
     argument or a result of transformed functions. It pickles with its arrays.
 
     A call runs it, jitted, on its own parameters. Inputs are numpy or jax arrays, by name or in the
-    order of the graph. One output is an array, several are a NamedTuple with the graph's names.
+    order of the graph. One output is an array, several are a NamedTuple with the graph's names,
+    by which `y["name"]` has them too.
     """
 
     def __init__(self, execution: Execution) -> None:

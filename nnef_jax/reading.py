@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, BinaryIO, Literal, get_args
 
 import jax
@@ -107,4 +108,7 @@ def network_of(
         )
     with uncollected():
         frontend = format.read(archive, options)
-    return Network.build(frontend, options, state or {}, data=data)
+    known = frontend.synonyms
+    shapes = {known.get(name, name): shape for name, shape in options.input_shapes.items()}
+    pairs = {known.get(x, x): known.get(y, y) for x, y in (state or {}).items()}
+    return Network.build(frontend, replace(options, input_shapes=shapes), pairs, data=data)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from nnef_jax.errors import InputError, SemanticError
 from nnef_jax.execution.options import RunOptions, is_watched
 from nnef_jax.execution.prepared import Prepared
 from nnef_jax.execution.probe import NOTHING, Probe
+from nnef_jax.execution.results import results_of
 from nnef_jax.limits import FOLDED_PER_STEP, Meter
 from nnef_jax.network import Network
 
@@ -154,19 +154,7 @@ class Functions:
     def _own(self, state: Arrays) -> dict[str, Any]:
         return {s.label: state[s.label] for s in self.network.graph.states}
 
-    def packed(self, outputs: Sequence[Any]) -> Any:
-        """Return what a user gets: the only output, or a namedtuple of several."""
-        names = self.network.graph.output_names
-        return outputs[0] if len(outputs) == 1 else _output_type(names)(*outputs)
-
-
-@cache
-def _output_type(names: tuple[str, ...]) -> Callable[..., Any]:
-    """Return the namedtuple of some names, the same each time, whose instances pickle."""
-    type: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
-    type.__reduce__ = lambda self: (_outputs, (names, tuple(self)))
-    return type
-
-
-def _outputs(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-    return _output_type(names)(*values)
+    @cached_property
+    def packed(self) -> Callable[..., Any]:
+        """Return what makes of outputs what a user gets: the only one, or a namedtuple."""
+        return results_of(self.network.graph)

@@ -84,6 +84,7 @@ class Frontend(ABC):
     inputs: Sequence[str]  # their names, in order
     outputs: Sequence[str]
     extensions: Sequence[str] = ()  # what it says that it needs beyond its format
+    synonyms: Mapping[str, str] = {}  # other names of inputs and outputs, each with the one above
     quantizes: bool = False  # whether tensors are rounded once they are computed
     integer: str = "int32"  # the dtype of literals that are whole numbers
 

@@ -103,7 +103,7 @@ def flatten(
     """Return the flat graph; `data` collects weights by label. Raises NnefError."""
     with within_memory("the flat graph"):
         graph = FlatGraph.of(options, data)
-        graph.builder.reserve([*ends.inputs, *(layer.name for layer in net.layers)])
+        graph.builder.reserve([*ends.inputs, *_names_in(net)])
         flattener = Flattener(graph, weights)
         feeds: dict[End, Tensor] = {}
         for name, (layer, port) in ends.inputs.items():
@@ -113,6 +113,14 @@ def flatten(
         found = flattener.run(net, feeds, [end for end in ends.outputs.values()])
         outputs = [flattener.value(net, end, found) for end in ends.outputs.values()]
         return graph.builder.graph(net.name, outputs, [*ends.outputs], [*ends.inputs])
+
+
+def _names_in(net: Net) -> Iterator[str]:
+    """Yield the names of layers and of their tensors, which nothing else may take."""
+    for layer in net.layers:
+        yield layer.name
+        for port in layer.outputs:
+            yield from port.names
 
 
 @dataclass(slots=True, eq=False)
@@ -135,7 +143,10 @@ class Flattener:
             type = element_type(declared or "f32")
             if net.is_legacy and type not in ("i32", "i64"):
                 type = "f32"  # inputs are converted, whatever they are stored in
-            return self.graph.builder.input(name, TensorType(shape, computed(type, options.real)))
+            value = self.graph.builder.input(name, TensorType(shape, computed(type, options.real)))
+            if layer.kind in _INPUTS:
+                self._called_also(value, *port.names, layer.name)
+            return value
         except InvalidOperation as error:
             raise located(error, f"input '{name}'", layer.span) from None
 
@@ -202,7 +213,16 @@ class Flattener:
             name = self.prefix + (layer.name if len(layer.outputs) == 1 else f"{layer.name}.{i}")
             if isinstance(value, Value) and value.name != name:
                 self.graph.builder.aliases.setdefault(name, value)
+            if isinstance(value, Value) and not self.prefix:
+                self._called_also(value, *port.names)
             yield (layer.id, port.id), value
+
+    def _called_also(self, value: Value, *names: str) -> None:
+        """Note the other names of a tensor: those that no layer has."""
+        builder = self.graph.builder
+        for name in names:
+            if name != value.name and not builder.is_taken(name):
+                builder.aliases.setdefault(name, value)
 
     def value(self, net: Net, end: End, found: Mapping[End, Tensor]) -> Value:
         """Return what is at an output port as a tensor of the graph."""

@@ -17,6 +17,7 @@ from nnef_jax.formats.base import Cut, Frontend, Options, Shapes, Stored
 from nnef_jax.formats.openvino.document import read_net
 from nnef_jax.formats.openvino.element_types import computed
 from nnef_jax.formats.openvino.flatten import declared_shape, ends_of, flatten
+from nnef_jax.formats.openvino.names import synonyms
 from nnef_jax.formats.openvino.weights import Weights
 from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.flat_document import FlatWriter
@@ -40,6 +41,7 @@ class OpenvinoFrontend(Frontend):
         self._weights = _weights(archive)
         self._data: dict[str, NDArray[Any]] = {}
         self.inputs, self.outputs = list(self._ends.inputs), list(self._ends.outputs)
+        self.synonyms = synonyms(self._net, self._ends)
         self.dialect = f"OpenVINO IR {self._net.version}"
         self.integer = computed("i64", options.real)
 
