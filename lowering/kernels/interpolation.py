@@ -65,8 +65,8 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     Grid n has rows `row[n]` (h) and columns `column[n]` (w) in image `batch[n]`. Places outside of
     the image take its nearest value.
     """
-    top, bottom, down = _neighbours(row, x.shape[2], x.dtype)
-    left, right, across = _neighbours(column, x.shape[3], x.dtype)
+    top, bottom, down = neighbours(row, x.shape[2], x.dtype)
+    left, right, across = neighbours(column, x.shape[3], x.dtype)
     down, across = down[:, :, None, None], across[:, None, :, None]
 
     def corner(row: Array, column: Array) -> Array:
@@ -78,7 +78,8 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     return jnp.moveaxis(upper * (1 - down) + lower * down, -1, 1)
 
 
-def _neighbours(place: Array, extent: int, dtype: np.dtype) -> tuple[Array, Array, Array]:
+def neighbours(place: Array, extent: int, dtype: np.dtype) -> tuple[Array, Array, Array]:
+    """Return the items on both sides of places, and the weight of the second."""
     place = jnp.clip(place, 0, extent - 1)
     first = jnp.floor(place)
     index = first.astype(jnp.int32)

@@ -2,27 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
+_State = tuple[Array, ...]
+Overlap = Callable[[Array, Array], Array]  # of a box [1,k] and each box [n,k]: [n], -inf for none
 
-def overlap(box: Array, boxes: Array, offset: float = 0.0) -> Array:
-    """Return intersection over union of a box (1,4) and each box, -inf for none.
+
+def overlap(box: Array, boxes: Array, offset: float = 0.0, touches: bool = True) -> Array:
+    """Return intersection over union of a box [1,4] and each box, -inf for none.
 
     Rows are two corners, the lower first; `offset` is what an extent has more than the difference
-    of its ends: 1 where these are pixels that belong to the box.
+    of its ends: 1 where these are pixels that belong to the box. Boxes whose ends are apart by
+    less than that overlap if `touches`.
     """
     low = jnp.maximum(box[:, :2], boxes[:, :2])
     high = jnp.minimum(box[:, 2:], boxes[:, 2:])
     shared = jnp.prod(jnp.maximum(high - low + offset, 0), axis=1)
-    covered = _area(box, offset) + _area(boxes, offset) - shared
+    if not touches:
+        shared = jnp.where(jnp.all(high >= low, axis=1), shared, 0)
+    return _share(shared, _area(box, offset) + _area(boxes, offset) - shared)
+
+
+def _share(shared: Array, covered: Array) -> Array:
     return jnp.where(shared > 0, shared / jnp.where(shared > 0, covered, 1.0), -jnp.inf)
 
 
 def _area(boxes: Array, offset: float) -> Array:
     return jnp.prod(boxes[:, 2:] - boxes[:, :2] + offset, axis=1)
+
+
+def rotated_overlap(box: Array, boxes: Array) -> Array:
+    """Return intersection over union of a box [1,5] and each box, -inf for none.
+
+    Rows are centre x, y, width, height, and the angle from x to y in radians.
+
+    Each box is the frame, in which the other is a polygon. What the frame covers of it is the area
+    that it has once its points are moved to the next ones of the frame. Its sides are bent where
+    they cross the lines that bound the frame.
+    """
+    cos, sin = jnp.cos(boxes[:, 4]), jnp.sin(boxes[:, 4])
+
+    def turned(x: Array, y: Array) -> Array:
+        return jnp.stack([x * cos + y * sin, y * cos - x * sin], axis=-1)
+
+    angle = box[:, 4]
+    along = jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=-1) * (box[:, 2:3] / 2)
+    across = jnp.stack([-jnp.sin(angle), jnp.cos(angle)], axis=-1) * (box[:, 3:4] / 2)
+    corners = [along + across, across - along, -along - across, along - across]
+    points = [box[:, :2] - boxes[:, :2] + corner for corner in corners]
+    polygon = jnp.stack([turned(p[:, 0], p[:, 1]) for p in points], axis=1)  # [n,4,2]
+    half = boxes[:, None, 2:4] / 2
+    step = jnp.roll(polygon, -1, axis=1) - polygon
+    still = step == 0
+    crossings = [(end - polygon) / jnp.where(still, 1, step) for end in (-half, half)]
+    bends = jnp.concatenate([jnp.where(still, 0, at) for at in crossings], axis=2)
+    bends = jnp.sort(jnp.clip(bends, 0, 1), axis=2)
+    bends = jnp.pad(bends, ((0, 0), (0, 0), (1, 0)))  # the corner, then four places of its side
+    path = polygon[:, :, None] + step[:, :, None] * bends[..., None]
+    path = jnp.clip(path, -half[:, None], half[:, None]).reshape(len(boxes), -1, 2)
+    following = jnp.roll(path, -1, axis=1)
+    turns = path[..., 0] * following[..., 1] - path[..., 1] * following[..., 0]
+    shared = jnp.maximum(jnp.sum(turns, axis=1) / 2, 0)
+    return _share(shared, box[:, 2] * box[:, 3] + boxes[:, 2] * boxes[:, 3] - shared)
 
 
 def suppressed(
@@ -31,33 +76,68 @@ def suppressed(
     eligible: Array,
     most: int,
     threshold: Any,
-    offset: float = 0.0,
-    classes: Array | None = None,
+    overlap: Overlap = overlap,
+    decay: float = 1.0,
 ) -> Array:
-    """Return the indices of at most `most` boxes [n,4] by falling score, then -1.
+    """Return the indices of at most `most` boxes [n,k] by falling score, then -1.
 
     The best eligible box is taken, and those whose overlap with it is above the threshold are left
-    out, again and again; of equal scores the first index wins. With `classes` [n] a box is left out
-    for one of its class alone.
+    out, again and again; of equal scores the first index wins. With `decay` below 1 the threshold
+    is multiplied by it for each box that is taken, as long as it is above 0.5.
     """
     order = jnp.argsort(-scores, stable=True).astype(jnp.int32)
     sides, left = boxes[order], eligible[order]
-    kinds = None if classes is None else classes[order]
 
-    def more(state: tuple[Array, Array, Array]) -> Array:
+    def more(state: _State) -> Array:
         return (state[0] < most) & jnp.any(state[1])
 
-    def take(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        count, left, chosen = state
+    def take(state: _State) -> _State:
+        count, left, worst, limit, chosen = state
         best = jnp.argmax(left)
-        out = overlap(sides[best][None, :], sides, offset) > threshold
-        if kinds is not None:
-            out = out & (kinds == kinds[best])
-        left = left & ~out & (jnp.arange(len(order)) != best)
-        return count + 1, left, chosen.at[count].set(order[best])
+        worst = jnp.maximum(worst, overlap(sides[best][None, :], sides))
+        limit = jnp.where(limit > 0.5, limit * decay, limit) if decay < 1 else limit
+        left = left & ~(worst > limit) & (jnp.arange(len(order)) != best)
+        return count + 1, left, worst, limit, chosen.at[count].set(order[best])
 
-    start = (jnp.int32(0), left, jnp.full(most, -1, jnp.int32))
-    return lax.while_loop(more, take, start)[2]
+    worst = jnp.full(scores.shape, -jnp.inf, boxes.dtype)
+    limit = jnp.asarray(threshold, boxes.dtype)
+    start = (jnp.int32(0), left, worst, limit, jnp.full(most, -1, jnp.int32))
+    return lax.while_loop(more, take, start)[-1]
+
+
+def softened(
+    boxes: Array,
+    scores: Array,
+    eligible: Array,
+    most: int,
+    least: Any,
+    sigma: float,
+    overlap: Overlap = overlap,
+) -> tuple[Array, Array]:
+    """Return the indices of at most `most` boxes [n,k], then -1, and their scores.
+
+    The best box is taken, and the scores of others are multiplied by exp(-o^2 / (2 sigma)) for
+    their overlap o with it, again and again; what is not above `least` then is left out (Bodla et
+    al. 2017, arXiv:1704.04503).
+    """
+
+    def more(state: _State) -> Array:
+        return (state[0] < most) & jnp.any(state[1] > -jnp.inf)
+
+    def take(state: _State) -> _State:
+        count, left, chosen, values = state
+        best = jnp.argmax(left)
+        shared = jnp.maximum(overlap(boxes[best][None, :], boxes), 0)
+        after = left * jnp.exp(-0.5 / sigma * shared**2)
+        stays = (after > least) & (jnp.arange(len(scores)) != best)
+        chosen = chosen.at[count].set(best.astype(jnp.int32))
+        values = values.at[count].set(left[best])
+        return count + 1, jnp.where(stays, after, -jnp.inf), chosen, values
+
+    left = jnp.where(eligible, scores, -jnp.inf)
+    chosen, values = jnp.full(most, -1, jnp.int32), jnp.full(most, -jnp.inf, scores.dtype)
+    *_, chosen, values = lax.while_loop(more, take, (jnp.int32(0), left, chosen, values))
+    return chosen, values
 
 
 def first(rows: Array, filled: Array) -> tuple[Array, Array]:

@@ -20,6 +20,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "deformable": ("deformable_conv",),
     "detection": ("non_max_suppression", "non_zero", "sorted_suppression"),
     "proposals": ("detection_output", "proposal", "ctc_greedy_decoder"),
+    "detectron": ("anchored_proposals", "refined_detections"),
+    "multiclass": ("matrix_suppression", "multiclass_suppression"),
     "elementwise": (
         "neg", "rcp", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos",
         "atan", "asinh", "acosh", "atanh", "abs", "sign", "sqr", "sqrt", "rsqr", "rsqrt", "log2",
@@ -58,6 +60,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "resize": ("resize", "grid_sample"),
     "roi": ("avg_roi_pool", "max_roi_pool", "roi_resample"),
     "regions": ("position_sensitive_roi_pool",),
+    "roi_align": ("roi_align",),
     "scan": ("scan",),
     "selection": (
         "slice", "dynamic_slice", "triangle", "tile", "pad", "gather", "broadcast",

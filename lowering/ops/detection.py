@@ -13,10 +13,11 @@ from lowering.errors import InvalidShape
 from lowering.extents import UNKNOWN, differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
-from lowering.kernels.suppression import suppressed
+from lowering.kernels.suppression import overlap, rotated_overlap, softened, suppressed
 from lowering.ops import require, rules
 
 _INDICES = "its results are indices"
+_ROTATIONS = ("none", "clockwise", "counterclockwise")
 
 
 def _suppression_type(
@@ -107,8 +108,12 @@ def non_zero(input: Any) -> Array:
 
 
 def _sorted_type(
-    boxes: TensorType, scores: TensorType, max_output_boxes_per_class: int
+    boxes: TensorType, scores: TensorType, max_output_boxes_per_class: int, rotation: str = "none"
 ) -> tuple[TensorType, TensorType, TensorType]:
+    require.one_of("rotation", rotation, _ROTATIONS)
+    if rotation != "none":
+        require.layout("[batches,boxes,5]", boxes=boxes)
+        boxes = TensorType((*boxes.shape[:2], 4), boxes.dtype)
     none = TensorType((), "bool")
     rows = _suppression_type(boxes, scores, max_output_boxes_per_class or 1, none).shape[0]
     rows = rows if max_output_boxes_per_class else 0
@@ -128,22 +133,41 @@ def sorted_suppression(
     score_threshold: float,
     center_point_box: bool,
     sorts: bool,
+    sigma: float = 0.0,
+    rotation: str = "none",
 ) -> tuple[Array, Array, Array]:
     """Return rows as `non_max_suppression`, rows (batch, class, score), and how many there are.
 
     With `sorts` rows of all batches and classes go by falling score. Behind the last all is -1.
+    With `sigma` above 0 boxes are not out, but their scores fall (`softened`). With `rotation`
+    boxes are centre x, y, width, height, and an angle in radians: from x to y where it is
+    "clockwise".
     """
     x, most = jnp.asarray(scores), max_output_boxes_per_class
     if most == 0 or x.size == 0:
         return jnp.zeros((0, 3), jnp.int32), jnp.zeros((0, 3), x.dtype), jnp.zeros(1, jnp.int32)
-    threshold = jnp.asarray(score_threshold, x.dtype)
-    found = non_max_suppression(boxes, x, most, iou_threshold, threshold, center_point_box)
-    filled = found[:, 0] >= 0
-    batch, kind, place = (jnp.maximum(found[:, i], 0) for i in range(3))
-    values = jnp.where(filled, x[batch, kind, place], -jnp.inf)
-    if sorts:
-        order = jnp.argsort(-values, stable=True)
-        found, values, filled = found[order], values[order], filled[order]
-    rows = jnp.concatenate([found[:, :2].astype(x.dtype), values[:, None]], axis=1)
+    wide, most = widened(x), _most(x.shape[2], most)
+    sides = widened(jnp.asarray(boxes))
+    if rotation == "none":
+        sides = _corners(sides, center_point_box)
+    elif rotation == "counterclockwise":
+        sides = sides.at[..., 4].multiply(-1)
+    shared = overlap if rotation == "none" else rotated_overlap
+    least = jnp.asarray(score_threshold, wide.dtype)
+
+    def select(sides: Array, scores: Array) -> tuple[Array, Array]:
+        eligible = scores > least
+        if sigma > 0:
+            return softened(sides, scores, eligible, most, least, sigma, shared)
+        chosen = suppressed(sides, scores, eligible, most, iou_threshold, shared)
+        return chosen, jnp.where(chosen >= 0, scores[chosen], -jnp.inf)
+
+    place, values = jax.vmap(jax.vmap(select, (None, 0)))(sides, wide)  # [batches,classes,most]
+    batch, kind = (lax.broadcasted_iota(jnp.int32, place.shape, axis) for axis in (0, 1))
+    found = jnp.stack([batch, kind, place], axis=-1).reshape(-1, 3)
+    values, filled = values.reshape(-1), place.reshape(-1) >= 0
+    order = jnp.argsort(-values if sorts else ~filled, stable=True)
+    found, values, filled = found[order], values[order], filled[order]
+    rows = jnp.concatenate([found[:, :2].astype(x.dtype), values[:, None].astype(x.dtype)], axis=1)
     count = jnp.sum(filled, dtype=jnp.int32)[None]
-    return found, jnp.where(filled[:, None], rows, -1), count
+    return jnp.where(filled[:, None], found, -1), jnp.where(filled[:, None], rows, -1), count

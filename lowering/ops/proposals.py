@@ -6,6 +6,7 @@ DetectionOutput, Proposal and CTCGreedyDecoder of OpenVINO's operation sets.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.precision import widened
-from lowering.kernels.suppression import first, suppressed
+from lowering.kernels.suppression import first, overlap, suppressed
 from lowering.ops import require, rules
 
 _CHOICES = "it chooses boxes"
@@ -236,7 +237,8 @@ def proposal(
         ranked = flat if truncates else jnp.where(may, flat, 0.0)
         allowed = may if truncates else jnp.ones_like(may)
         allowed = _best(ranked, allowed, pre_nms) if pre_nms > 0 else allowed
-        chosen = suppressed(sides, ranked, allowed, post_nms, nms_threshold, pixel_offset)
+        shared = partial(overlap, offset=pixel_offset)
+        chosen = suppressed(sides, ranked, allowed, post_nms, nms_threshold, shared)
         filled = chosen >= 0
         box = sides[jnp.maximum(chosen, 0)]
         box = clipped(box) if clips_after else box

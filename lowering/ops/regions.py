@@ -13,35 +13,46 @@ from lowering.extents import differ, show
 from lowering.graph import TensorType
 from lowering.ops import require, rules
 
-_MODES = ("average", "bilinear")
+_MODES = ("average", "bilinear", "deformable")
 
 
 def _pool_type(
     input: TensorType, rois: TensorType, output_channels: int, group_size: int, mode: str,
-    bins: tuple[int, int],
+    bins: tuple[int, int], offsets: Any = False,
 ) -> TensorType:  # fmt: skip
     require.same_dtype(require.real, input=input, rois=rois)
     require.layout("[B,C,H,W]", input=input)
     require.layout("[N,5]", rois=rois)
     require.one_of("mode", mode, _MODES)
-    parts = group_size**2 if mode == "average" else bins[0] * bins[1]
+    parts = bins[0] * bins[1] if mode == "bilinear" else group_size**2
     if differ(input.shape[1], output_channels * parts):
         raise InvalidShape(
             f"'input' {show(input.shape)} must have {parts} channels for each of {output_channels}"
         )
+    if isinstance(offsets, TensorType) and offsets.dtype != "bool":
+        require.layout("[N,2K,H,W]", offsets=offsets)
+        kinds = offsets.shape[1] // 2
+        if offsets.shape[1] % 2 or not kinds or output_channels % kinds:
+            raise InvalidShape(
+                f"'offsets' {show(offsets.shape)} must have 2 channels for each of some classes of "
+                f"the {output_channels} channels"
+            )
     return TensorType((rois.shape[0], output_channels, group_size, group_size), input.dtype)
 
 
 @rules.rule("position_sensitive_roi_pool", _pool_type)
 def position_sensitive_roi_pool(
     input: Any, rois: Any, output_channels: int, group_size: int, spatial_scale: float, mode: str,
-    bins: tuple[int, int],
+    bins: tuple[int, int], offsets: Any = False, offset_scale: float = 0.0,
 ) -> Array:  # fmt: skip
     """Return the mean of each bin of regions (image, x1, y1, x2, y2), from channels of its own.
 
     "average" rounds corners, and takes items whose cells a bin touches. "bilinear" interpolates in
     regions of 0 to 1, and takes the mean over `bins` (rows, columns), which have channels of their
-    own. Behind a region of image -1 results are 0.
+    own. "deformable" rounds corners, and takes the mean of samples inside, `bins` in a bin, which
+    `offsets` [N,2K,h,w] (x, y for each of K classes of channels) move by that share of the region,
+    times `offset_scale` (Dai et al. 2017, arXiv:1703.06211). Behind a region of image -1 results
+    are 0.
     """
     x, regions = jnp.asarray(input), jnp.asarray(rois)
     batch, _, height, width = x.shape
@@ -88,7 +99,43 @@ def position_sensitive_roi_pool(
         found = [of_bin(r, c) for r in range(rows) for c in range(columns)]
         return sum(found[1:], found[0]) / (rows * columns)
 
-    pooled = jax.vmap(mean if mode == "average" else interpolated)(regions, images)
+    def deformed(region: Array, image: Array, moves: Array | None) -> Array:
+        corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
+        start = corners[:2] * spatial_scale - 0.5
+        size = jnp.maximum((corners[2:] + 1) * spatial_scale - 0.5 - start, 0.1)
+        shift: Any = 0.0
+        if moves is not None:
+            kinds, *parts = moves.shape[0] // 2, *moves.shape[1:]
+            rows, columns = (jnp.arange(group_size) * n // group_size for n in parts)
+            shift = moves[:, rows][:, :, columns].reshape(kinds, 2, group_size, group_size)
+            shift = shift.repeat(output_channels // kinds, axis=0) * offset_scale
+
+        def shares(axis: int, count: int, extent: int) -> tuple[Array, Array]:
+            """Return the weights of items in the sums of samples, and how many are inside."""
+            bin = size[axis] / group_size
+            low = start[axis] + place * bin
+            low = low[None, None, :] if axis == 0 else low[None, :, None]
+            if moves is not None:
+                low = low + shift[:, axis] * size[axis]
+            step = jnp.arange(count, dtype=x.dtype) * bin / count
+            at = low[..., None] + step[None, None, None]  # [channels,rows,columns,samples]
+            inside = ((at >= -0.5) & (at <= extent - 0.5)).astype(x.dtype)
+            items = jnp.arange(extent, dtype=x.dtype)
+            near = jnp.abs(jnp.clip(at, 0, extent - 1)[..., None] - items[None, None, None, None])
+            weight = jnp.sum(jnp.maximum(1 - near, 0) * inside[..., None], axis=-2)
+            whole = (output_channels, group_size, group_size)
+            return jnp.broadcast_to(weight, (*whole, extent)), jnp.sum(inside, axis=-1)
+
+        plane = x[image].reshape(output_channels, group_size, group_size, height, width)
+        (across, columns), (down, rows) = shares(0, bins[1], width), shares(1, bins[0], height)
+        total = jnp.einsum("cghyx,cghy,cghx->cgh", plane, down, across, precision="highest")
+        return total / jnp.maximum(rows * columns, 1)
+
+    if mode == "deformable":
+        moves = None if offsets is False else jnp.asarray(offsets)
+        pooled = jax.vmap(deformed, (0, 0, None if moves is None else 0))(regions, images, moves)
+    else:
+        pooled = jax.vmap(mean if mode == "average" else interpolated)(regions, images)
     return jnp.where(alive[:, None, None, None], pooled, 0)
 
 

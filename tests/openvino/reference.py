@@ -107,20 +107,23 @@ def deformable_conv(
     return out
 
 
-def _overlap(a: Array, b: Array, offset: float) -> float:
+def _overlap(a: Array, b: Array, offset: float, touches: bool = True) -> float:
     low, high = np.maximum(a[:2], b[:2]), np.minimum(a[2:], b[2:])
+    if not touches and np.any(low > high):
+        return 0.0
     shared = float(np.prod(np.maximum(high - low + offset, 0)))
     area = sum(float(np.prod(box[2:] - box[:2] + offset)) for box in (a, b))
     return shared / (area - shared) if shared > 0 else 0.0
 
 
 def greedy(
-    boxes: Array, order: list[int], most: int, threshold: float, offset: float = 0
-) -> list[int]:
+    boxes: Array, order: list[int], most: int, threshold: float, offset: float = 0,
+    touches: bool = True,
+) -> list[int]:  # fmt: skip
     kept: list[int] = []
     for i in order:
         if len(kept) < most and all(
-            _overlap(boxes[i], boxes[k], offset) <= threshold for k in kept
+            _overlap(boxes[i], boxes[k], offset, touches) <= threshold for k in kept
         ):
             kept.append(i)
     return kept
@@ -128,9 +131,12 @@ def greedy(
 
 def sorted_suppression(
     boxes: Array, scores: Array, max_output_boxes_per_class: int, iou_threshold: float,
-    score_threshold: float, center_point_box: bool, sorts: bool,
+    score_threshold: float, center_point_box: bool, sorts: bool, sigma: float = 0.0,
+    rotation: str = "none",
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    if center_point_box:
+    if rotation != "none":
+        corners = boxes * np.array([1, 1, 1, 1, 1 if rotation == "clockwise" else -1])
+    elif center_point_box:
         corners = np.concatenate(
             [boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1
         )
@@ -139,11 +145,19 @@ def sorted_suppression(
         corners = np.concatenate([np.minimum(a, b), np.maximum(a, b)], -1)
     rows = []
     for n, c in np.ndindex(*scores.shape[:2]):
-        order = [
-            i for i in np.argsort(-scores[n, c], kind="stable") if scores[n, c, i] > score_threshold
-        ]
-        kept = greedy(corners[n], order, max_output_boxes_per_class, iou_threshold)
-        rows += [(n, c, i, scores[n, c, i]) for i in kept]
+        left = {i: s for i, s in enumerate(scores[n, c]) if s > score_threshold}
+        kept: list[int] = []
+        while left and len(kept) < max_output_boxes_per_class:
+            best = max(left, key=lambda i: (left[i], -i))
+            rows.append((n, c, best, left.pop(best)))
+            kept.append(best)
+            for i in list(left):
+                pair = corners[n, best], corners[n, i]
+                shared = _overlap(*pair, 0) if rotation == "none" else rotated_overlap(*pair)
+                if sigma:
+                    left[i] *= np.exp(-(shared**2) / (2 * sigma))
+                if left[i] <= score_threshold if sigma else shared > iou_threshold:
+                    del left[i]
     if sorts:
         rows.sort(key=lambda row: -row[3])
     count = scores.shape[0] * scores.shape[1] * min(max_output_boxes_per_class, boxes.shape[1])
@@ -171,8 +185,12 @@ def ctc_greedy_decoder(probabilities: Array, mask: Array, merges: bool) -> Array
 
 def position_sensitive_roi_pool(
     input: Array, rois: Array, output_channels: int, group_size: int, spatial_scale: float,
-    mode: str, bins: tuple[int, int],
+    mode: str, bins: tuple[int, int], offsets: Any = False, offset_scale: float = 0.0,
 ) -> Array:  # fmt: skip
+    if mode == "deformable":
+        return _deformed(
+            input, rois, output_channels, group_size, spatial_scale, bins, offsets, offset_scale
+        )
     assert mode == "average"
     height, width = input.shape[2:]
     out = np.zeros((len(rois), output_channels, group_size, group_size))
@@ -190,6 +208,35 @@ def position_sensitive_roi_pool(
             right = min(int(np.ceil((j + 1) * size_x + x1)), width)
             cell = input[int(image), (c * group_size + i) * group_size + j, top:bottom, left:right]
             out[n, c, i, j] = cell.mean() if cell.size else 0
+    return out
+
+
+def _deformed(
+    input: Array, rois: Array, output_channels: int, group: int, scale: float,
+    bins: tuple[int, int], offsets: Any, offset_scale: float,
+) -> Array:  # fmt: skip
+    height, width = input.shape[2:]
+    out = np.zeros((len(rois), output_channels, group, group))
+    for n, c, i, j in np.ndindex(*out.shape):
+        image, *box = rois[n]
+        if np.any(rois[: n + 1, 0] < 0):
+            continue
+        x1, y1 = (np.floor(v + 0.5) * scale - 0.5 for v in box[:2])
+        x2, y2 = ((np.floor(v + 0.5) + 1) * scale - 0.5 for v in box[2:])
+        size_x, size_y = max(x2 - x1, 0.1), max(y2 - y1, 0.1)
+        move_x = move_y = 0.0
+        if offsets is not False:
+            kind = c // (output_channels // (offsets.shape[1] // 2))
+            row, column = i * offsets.shape[2] // group, j * offsets.shape[3] // group
+            move_x, move_y = offsets[n, 2 * kind : 2 * kind + 2, row, column] * offset_scale
+        samples = []
+        for r, s in np.ndindex(*bins):
+            y = y1 + (i + r / bins[0]) * size_y / group + move_y * size_y
+            x = x1 + (j + s / bins[1]) * size_x / group + move_x * size_x
+            if -0.5 <= y <= height - 0.5 and -0.5 <= x <= width - 0.5:
+                plane = input[int(image), (c * group + i) * group + j]
+                samples.append(_between(plane[None], y, x)[0])
+        out[n, c, i, j] = np.mean(samples) if samples else 0
     return out
 
 
@@ -279,3 +326,216 @@ def proposal(
         rows += mine[:post_nms]
         values += ([ranked[i] for i in kept] + [0.0] * post_nms)[:post_nms]
     return np.array(rows, float), np.array(values)
+
+
+def _quadrilateral(box: Array) -> list[tuple[float, float]]:
+    x, y, width, height, angle = box
+    cos, sin = np.cos(angle), np.sin(angle)
+    corners = [(width, height), (-width, height), (-width, -height), (width, -height)]
+    return [(x + (w * cos - h * sin) / 2, y + (w * sin + h * cos) / 2) for w, h in corners]
+
+
+def rotated_overlap(a: Array, b: Array) -> float:
+    """One polygon is cut along each side of the other (Sutherland and Hodgman 1974)."""
+    polygon, frame = _quadrilateral(a), _quadrilateral(b)
+    for (x0, y0), (x1, y1) in zip(frame, frame[1:] + frame[:1], strict=True):
+
+        def left(point: tuple[float, float], x0=x0, y0=y0, x1=x1, y1=y1) -> float:
+            return (x1 - x0) * (point[1] - y0) - (y1 - y0) * (point[0] - x0)
+
+        cut = []
+        for p, q in zip(polygon, polygon[1:] + polygon[:1], strict=True):
+            if left(p) >= 0:
+                cut.append(p)
+            if left(p) * left(q) < 0:
+                t = left(p) / (left(p) - left(q))
+                cut.append((p[0] + t * (q[0] - p[0]), p[1] + t * (q[1] - p[1])))
+        polygon = cut
+    pairs = zip(polygon, polygon[1:] + polygon[:1], strict=True)
+    shared = sum(p[0] * q[1] - p[1] * q[0] for p, q in pairs) / 2
+    return shared / (a[2] * a[3] + b[2] * b[3] - shared)
+
+
+def _ranked(
+    images: list[list[tuple[float, int, int, int, Array]]], keep: int, order: str, across: bool,
+    room: int,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Rows of (score, class, place in its class, index, box) of images, the best of each first."""
+    kept: list[Any] = []
+    for n, found in enumerate(images):
+        best = sorted(found, key=lambda f: (-f[0], f[1], f[2]))
+        kept += [(n, *f) for f in (best[:keep] if keep >= 0 else best)]
+    counts = [sum(1 for f in kept if f[0] == n) for n in range(len(images))]
+    if order == "class":
+        kept.sort(key=lambda f: (f[2], f[0], -f[1]) if across else (f[0], f[2], -f[1]))
+    elif order == "score" and across:
+        kept.sort(key=lambda f: (-f[1], f[0]))
+    rows, indices = np.full((room, 6), -1.0), np.full((room, 1), -1)
+    for i, (_, score, label, _, index, box) in enumerate(kept):
+        rows[i], indices[i] = (label, score, *box), index
+    return rows, indices, np.array(counts)
+
+
+def matrix_suppression(
+    boxes: Array, scores: Array, score_threshold: float, top_k: int, keep_top_k: int,
+    background: int, decay: str, sigma: float, post_threshold: float, pixel_offset: float,
+    order: str, across: bool,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    batch, classes, count = scores.shape
+    images: list[list[Any]] = [[] for _ in range(batch)]
+    for n, c in np.ndindex(batch, classes):
+        if c == background:
+            continue
+        best = [i for i in np.argsort(-scores[n, c], kind="stable")]
+        best = [i for i in best if scores[n, c, i] > score_threshold]
+        best = best[:top_k] if top_k >= 0 else best
+
+        def shared(i: int, j: int, n: int = n) -> float:
+            return _overlap(boxes[n, i], boxes[n, j], pixel_offset, False)
+
+        for at, i in enumerate(best):
+            score = scores[n, c, i]
+            lowest = 1.0
+            for before, j in enumerate(best[:at]):
+                most = max([shared(j, k) for k in best[:before]], default=0.0)
+                if decay == "linear":
+                    fall = (1 - shared(i, j)) / (1 - most)
+                else:
+                    fall = np.exp(sigma * (most**2 - shared(i, j) ** 2))
+                lowest = min(lowest, fall)
+            if lowest * score > post_threshold:
+                images[n].append((lowest * score, c, at, n * count + i, boxes[n, i]))
+    most = classes * (min(top_k, count) if top_k >= 0 else count)
+    room = batch * (min(keep_top_k, most) if keep_top_k >= 0 else most)
+    return _ranked(images, keep_top_k, order, across, room)
+
+
+def multiclass_suppression(
+    boxes: Array, scores: Array, counts: Any, score_threshold: float, iou_threshold: float,
+    top_k: int, keep_top_k: int, background: int, eta: float, pixel_offset: float, order: str,
+    across: bool,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    classes, count = scores.shape[-2:]
+    batch = len(boxes) if counts is False else len(counts)
+    images: list[list[Any]] = [[] for _ in range(batch)]
+    for n, c in np.ndindex(batch, classes):
+        if c == background:
+            continue
+        first = 0 if counts is False else counts[:n].sum()
+        last = count if counts is False else first + counts[n]
+        score = scores[n, c] if counts is False else scores[c]
+        sides = boxes[n] if counts is False else boxes[c]
+        best = [i for i in np.argsort(-score, kind="stable") if first <= i < last]
+        best = [i for i in best if score[i] >= score_threshold]
+        best = best[:top_k] if top_k >= 0 else best
+        kept, limit = [], iou_threshold
+        for i in best:
+            if all(_overlap(sides[i], sides[k], pixel_offset) <= limit for k in kept):
+                kept.append(i)
+                limit = limit * eta if limit > 0.5 else limit
+        for at, i in enumerate(kept):
+            index = n * count + i if counts is False else i * classes + c
+            images[n].append((score[i], c, at, index, sides[i]))
+    most = classes * (min(top_k, count) if top_k >= 0 else count)
+    room = batch * (min(keep_top_k, most) if keep_top_k >= 0 else most)
+    return _ranked(images, keep_top_k, order, across, room)
+
+
+def _moved(box: Array, move: Array, offset: float, largest: float) -> Array:
+    extent = box[2:] - box[:2] + offset
+    centre = box[:2] + extent / 2 + move[:2] * extent
+    extent = extent * np.exp(np.minimum(move[2:], largest))
+    return np.concatenate([centre - extent / 2, centre + extent / 2 - offset])
+
+
+def anchored_proposals(
+    image: Array, anchors: Array, deltas: Array, scores: Array, min_size: float, pre_nms: int,
+    post_nms: int, nms_threshold: float, pixel_offset: float, overlap_offset: float, scales: bool,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    batch, count = scores.shape[:2]
+    rows, values, counts = [], [], []
+    for n in range(batch):
+        boxes, ranked = [], []
+        for y, x, a in np.ndindex(*scores.shape[2:], count):
+            box = _moved(
+                anchors[y, x, a], deltas[n, 4 * a : 4 * a + 4, y, x], pixel_offset, np.log(62.5)
+            )
+            boxes.append(np.clip(box, 0, np.array([image[n, 1], image[n, 0]] * 2) - pixel_offset))
+            ranked.append(scores[n, a, y, x])
+        best = list(np.argsort(-np.array(ranked), kind="stable"))[:pre_nms]
+        scale = image[n, [-1, 2]] if scales else np.ones(2)
+        best = [
+            i for i in best if all(boxes[i][2:] - boxes[i][:2] + pixel_offset >= min_size * scale)
+        ]
+        kept = greedy(np.array(boxes), best, post_nms, nms_threshold, overlap_offset, False)
+        rows += [boxes[i] for i in kept]
+        values += [ranked[i] for i in kept]
+        counts.append(len(kept))
+    out = np.zeros((batch * post_nms, 5))
+    out[: len(rows), :4], out[: len(rows), 4] = rows, values
+    return out[:, :4], out[:, 4], np.array(counts)
+
+
+def refined_detections(
+    rois: Array, deltas: Array, scores: Array, score_threshold: float, nms_threshold: float,
+    keep_per_class: int, keep: int, largest: float, weights: tuple[float, ...],
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    found: list[Any] = []
+    for c in range(1, scores.shape[1]):
+        moves = deltas[:, 4 * c : 4 * c + 4] / np.array(weights)
+        moved = [_moved(*x, 1.0, largest) for x in zip(rois, moves, strict=True)]
+        boxes = np.maximum(np.array(moved), 0)
+        order = [
+            i
+            for i in np.argsort(-scores[:, c], kind="stable")
+            if scores[i, c] > score_threshold and all(rois[i, 2:] > rois[i, :2])
+        ]
+        most = keep_per_class if keep_per_class >= 0 else len(rois)
+        kept = greedy(boxes, order, most, nms_threshold, 1.0, False)
+        found += [(scores[i, c], c, boxes[i]) for i in kept]
+    if len(found) > keep:
+        found = sorted(found, key=lambda f: -f[0])[:keep]
+    boxes, labels, values = np.zeros((keep, 4)), np.zeros(keep), np.zeros(keep)
+    for i, (score, label, box) in enumerate(found):
+        boxes[i], labels[i], values[i] = box, label, score
+    return boxes, labels, values
+
+
+def _between(plane: Array, y: float, x: float) -> Array:
+    """The items of a plane (C,H,W) around a place, 0 further outside than 1."""
+    height, width = plane.shape[1:]
+    if not (-1 <= y <= height and -1 <= x <= width):
+        return np.zeros(len(plane))
+    y, x = float(np.clip(y, 0, height - 1)), float(np.clip(x, 0, width - 1))
+    total = np.zeros(len(plane))
+    for row, column in np.ndindex(height, width):
+        total += max(1 - abs(y - row), 0) * max(1 - abs(x - column), 0) * plane[:, row, column]
+    return total
+
+
+def roi_align(
+    input: Array, rois: Array, batch_index: Array, output_size: tuple[int, int],
+    sampling_ratio: int, mode: str, least: float = 0.0,
+) -> Array:  # fmt: skip
+    rows, columns = output_size
+    out = np.zeros((len(rois), input.shape[1], rows, columns))
+    for n, roi in enumerate(rois):
+        turned = len(roi) == 5
+        width, height = roi[2:4] if turned else np.maximum(roi[2:] - roi[:2], least or -np.inf)
+        left, top = (-width / 2, -height / 2) if turned else roi[:2]
+        angle, centre = (roi[4], roi[:2]) if turned else (0.0, (0.0, 0.0))
+        bin_y, bin_x = height / rows, width / columns
+        many_y, many_x = (sampling_ratio or int(np.ceil(b)) for b in (bin_y, bin_x))
+        for i, j in np.ndindex(rows, columns):
+            samples = []
+            for r, c in np.ndindex(many_y, many_x):
+                y = top + (i + (r + 0.5) / many_y) * bin_y
+                x = left + (j + (c + 0.5) / many_x) * bin_x
+                at_x = x * np.cos(angle) - y * np.sin(angle) + centre[0]
+                at_y = x * np.sin(angle) + y * np.cos(angle) + centre[1]
+                samples.append(_between(input[batch_index[n]], at_y, at_x))
+            if samples:
+                out[n, :, i, j] = (
+                    np.mean(samples, 0) if mode == "avg" else np.maximum(np.max(samples, 0), 0)
+                )
+    return out

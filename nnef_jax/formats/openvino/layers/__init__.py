@@ -16,6 +16,7 @@ Meaning = Callable[[Site], Any]  # of one tensor, or of a list for several outpu
 FAMILIES = (
     "elementwise", "products", "convolution", "pooling", "normalization", "reduction", "shape",
     "selection", "resizing", "quantization", "recurrent", "loops", "memory", "detection",
+    "suppression", "regions", "detectron",
 )  # fmt: skip
 _LEGACY: dict[str, Meaning] = {}
 _OPSETS: dict[str, Meaning] = {}

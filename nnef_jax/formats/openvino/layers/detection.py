@@ -1,4 +1,4 @@
-"""Detections: prior boxes, what networks say of them, suppression, decoding of text."""
+"""Detections: prior boxes, what networks say of them, decoding of text."""
 
 from __future__ import annotations
 
@@ -227,102 +227,11 @@ def _simpler_nms(site: Site) -> Any:
     return [found[0]]
 
 
-@everywhere("NonMaxSuppression")
-def _non_max_suppression(site: Site) -> Any:
-    """Return indices (image, class, box), from set 5 on with scores and how many there are."""
-    boxes, scores = site.tensor(0), site.tensor(1)
-
-    def number(i: int, default: float) -> float:
-        return float(site.known(i).reshape(-1)[0]) if site.has(i) else default
-
-    if number(5, 0):
-        raise InvalidOperation("soft suppression (a sigma above 0) is not supported")
-    most = int(min(number(2, 0), boxes.type.shape[1]))
-    is_centre = site.text("box_encoding", "corner") == "center" or site.flag("center_point_box")
-    found = site.emit(
-        "sorted_suppression", {"boxes": boxes, "scores": scores},
-        max_output_boxes_per_class=most, iou_threshold=number(3, 0.0),
-        score_threshold=number(4, 0.0), center_point_box=is_centre,
-        sorts=site.flag("sort_result_descending", True),
-    )  # fmt: skip
-    rows = site.layer.outputs[0].shape or ()
-    indices, values, count = found
-    if site.net.is_legacy and rows and rows[0] != indices.type.shape[0] and rows[0] > 0:
-        indices = _fitted(site, indices, rows[0])
-    return [indices, values, count][: max(len(site.layer.outputs), 1)]
-
-
-def _fitted(site: Site, rows: Value, count: int) -> Value:
-    """Return so many rows, -1 behind those that there are."""
-    have = rows.type.shape[0]
-    if have >= count:
-        return site.insert(
-            "slice", {"input": rows}, axes=(0,), begin=(0,), end=(count,), stride=(1,)
-        )
-    return site.insert(
-        "pad", {"input": rows}, padding=((0, count - have), (0, 0)), border="constant", value=-1.0
-    )
-
-
 @everywhere("CTCGreedyDecoder")
 def _ctc_greedy_decoder(site: Site) -> Value:
     merges = True if site.net.is_legacy else site.flag("ctc_merge_repeated", True)
     operands = {"probabilities": site.tensor(0), "mask": site.tensor(1)}
     return site.emit("ctc_greedy_decoder", operands, merges=merges)
-
-
-@everywhere("ROIPooling")
-def _roi_pooling(site: Site) -> Value:
-    """Pool regions (image, x1, y1, x2, y2): maxima of bins, or items between corners."""
-    x, rois = site.tensor(0), site.tensor(1)
-    size = site.ints("output_size", site.ints("output_roi", [0, 0]))
-    size = [site.int("pooled_h", size[0]), site.int("pooled_w", size[-1])]
-
-    def columns(begin: int, end: int) -> Value:
-        return site.insert(
-            "slice", {"input": rois}, axes=(1,), begin=(begin,), end=(end,), stride=(1,)
-        )
-
-    first = columns(0, 1)
-    image = site.insert(
-        "squeeze", {"input": site.insert("cast", {"input": first}, dtype="int32")}, axes=(1,)
-    )
-    box = columns(1, 5)
-    if site.text("method", "max") == "max":
-        scaled = site.insert("mul", {"x": box, "y": site.number("spatial_scale")})
-        operands = {"input": x, "rois": scaled, "batch_index": image}
-        found = site.insert("max_roi_pool", operands, output_size=size)
-    else:
-        height, width = site.known_shape()[2:]
-        ends = Constant(
-            np.array([[width - 1, height - 1, width - 1, height - 1]], np.float32),
-            "f32",
-            derived=True,
-        )
-        more = Constant(np.array([[0, 0, 1, 1]], np.float32), "f32", derived=True)
-        scaled = site.insert("add", {"x": site.insert("mul", {"x": box, "y": ends}), "y": more})
-        operands = {"input": x, "rois": scaled, "batch_index": image}
-        method = "aligned" if min(size) > 1 else "symmetric"
-        found = site.insert("roi_resample", operands, output_size=size, method=method)
-    alive = site.insert(
-        "cast", {"input": site.insert("ge", {"x": first, "y": 0.0})}, dtype=x.type.dtype
-    )
-    alive = site.insert("unsqueeze", {"input": alive}, axes=(2, 3))
-    return site.emit("mul", {"x": found, "y": alive})
-
-
-@everywhere("PSROIPooling")
-def _psroi_pooling(site: Site) -> Value:
-    mode = site.text("mode", "average")
-    if mode not in ("average", "bilinear"):
-        raise InvalidOperation(f"the mode '{mode}' is not supported")
-    operands = {"input": site.tensor(0), "rois": site.tensor(1)}
-    return site.emit(
-        "position_sensitive_roi_pool", operands, output_channels=site.int("output_dim"),
-        group_size=site.int("group_size", site.int("pooled_height", 1)),
-        spatial_scale=site.number("spatial_scale"), mode=mode,
-        bins=(site.int("spatial_bins_y", 1), site.int("spatial_bins_x", 1)),
-    )  # fmt: skip
 
 
 @everywhere("RegionYolo")

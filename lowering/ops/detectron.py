@@ -1,0 +1,151 @@
+"""Detections of networks of two stages, from boxes that a tensor holds; of fixed size.
+
+Sources: Faster R-CNN, Ren et al. 2015, arXiv:1506.01497; GenerateProposals and the operations
+ExperimentalDetectron* of OpenVINO's operation sets.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lowering.errors import InvalidShape
+from lowering.extents import differ, show, volume
+from lowering.graph import TensorType
+from lowering.kernels.precision import widened
+from lowering.kernels.suppression import first, overlap, suppressed
+from lowering.ops import require, rules
+
+_CHOICES = "it chooses boxes"
+_LARGEST = math.log(1000 / 16)  # of the logarithm of a change of extent
+
+
+def refined(boxes: Array, deltas: Array, offset: float, largest: float) -> Array:
+    """Return boxes [...,4] moved by (dx, dy, log dw, log dh) in units of their extents."""
+    extent = boxes[..., 2:] - boxes[..., :2] + offset
+    centre = boxes[..., :2] + extent / 2 + deltas[..., :2] * extent
+    extent = jnp.exp(jnp.minimum(deltas[..., 2:], largest)) * extent
+    return jnp.concatenate([centre - extent / 2, centre + extent / 2 - offset], axis=-1)
+
+
+def _proposals_type(
+    image: TensorType, anchors: TensorType, deltas: TensorType, scores: TensorType, post_nms: int
+) -> tuple[TensorType, TensorType, TensorType]:
+    require.same_dtype(require.real, anchors=anchors, deltas=deltas, scores=scores)
+    require.layout("[B,A,H,W]", scores=scores)
+    require.layout("[H,W,A,4]", anchors=anchors)
+    require.not_negative(post_nms=post_nms)
+    batch, count, height, width = scores.shape
+    require.shape("deltas", deltas, (batch, 4 * count, height, width), "4 for each of 'scores'")
+    require.shape("anchors", anchors, (height, width, count, 4), "a box for each of 'scores'")
+    if len(image.shape) != 2 or differ(image.shape[0], batch):
+        raise InvalidShape(f"'image' {show(image.shape)} must have a row for each image")
+    rows = batch * post_nms
+    return (
+        TensorType((rows, 4), scores.dtype),
+        TensorType((rows,), scores.dtype),
+        TensorType((batch,), "int32"),
+    )
+
+
+@rules.rule("anchored_proposals", _proposals_type, not_differentiable=_CHOICES)
+def anchored_proposals(
+    image: Any, anchors: Any, deltas: Any, scores: Any, min_size: float, pre_nms: int,
+    post_nms: int, nms_threshold: float, pixel_offset: float, overlap_offset: float, scales: bool,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Return the regions (x1, y1, x2, y2) that are best, their scores, how many an image has.
+
+    A row of `image` has height, width, and scales of these (one or two) where `min_size` is before
+    them. An extent has `pixel_offset` more than the difference of its ends, for overlaps
+    `overlap_offset`. Regions of images follow each other, behind the last all is 0.
+    """
+    dtype = jnp.asarray(scores).dtype
+    info, anchors, deltas, scores = (
+        widened(jnp.asarray(x)) for x in (image, anchors, deltas, scores)
+    )
+    batch, count, height, width = scores.shape
+    moves = deltas.reshape(batch, count, 4, height, width).transpose(0, 3, 4, 1, 2)
+    flat = scores.transpose(0, 2, 3, 1).reshape(batch, -1)
+    most = min(pre_nms, volume(scores.shape[1:]))
+    shared = partial(overlap, offset=overlap_offset, touches=False)
+
+    def of_image(info: Array, moves: Array, scores: Array) -> tuple[Array, Array, Array]:
+        boxes = refined(anchors, moves, pixel_offset, _LARGEST).reshape(-1, 4)
+        ends = jnp.stack([info[1], info[0]] * 2) - pixel_offset
+        boxes = jnp.maximum(jnp.minimum(boxes, ends[None]), 0)
+        scale = jnp.stack([info[-1], info[2]]) if scales else jnp.ones(2, info.dtype)
+        sizes = boxes[:, 2:] - boxes[:, :2] + pixel_offset
+        best = jnp.argsort(-scores, stable=True)[:most]
+        large = jnp.all(sizes[best] >= (min_size * scale)[None], axis=1)
+        chosen = suppressed(boxes[best], scores[best], large, post_nms, nms_threshold, shared)
+        return boxes[best][chosen], scores[best][chosen], chosen >= 0
+
+    boxes, values, filled = jax.vmap(of_image)(info, moves, flat)
+    rows = jnp.concatenate([boxes, values[..., None]], axis=-1).reshape(-1, 5)
+    rows, there = first(rows, filled.reshape(-1))
+    rows = jnp.where(there[:, None], rows, 0).astype(dtype)
+    return rows[:, :4], rows[:, 4], jnp.sum(filled, axis=1, dtype=jnp.int32)
+
+
+def _refined_type(
+    rois: TensorType, deltas: TensorType, scores: TensorType, keep: int
+) -> tuple[TensorType, TensorType, TensorType]:
+    require.same_dtype(require.real, rois=rois, deltas=deltas, scores=scores)
+    require.layout("[N,4]", rois=rois)
+    require.layout("[N,C]", scores=scores)
+    count, classes = scores.shape
+    require.shape("rois", rois, (count, 4), "one for each row of 'scores'")
+    require.shape("deltas", deltas, (count, 4 * classes), "4 for each of 'scores'")
+    return (
+        TensorType((keep, 4), rois.dtype),
+        TensorType((keep,), "int32"),
+        TensorType((keep,), rois.dtype),
+    )
+
+
+@rules.rule("refined_detections", _refined_type, not_differentiable=_CHOICES)
+def refined_detections(
+    rois: Any, deltas: Any, scores: Any, score_threshold: float, nms_threshold: float,
+    keep_per_class: int, keep: int, largest: float, weights: tuple[float, ...],
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Return the boxes (x1, y1, x2, y2) that regions are moved to, their classes, their scores.
+
+    The first class is background. Boxes of a class are suppressed among each other. They go by
+    class and falling score; where there are more than `keep`, the best go by score alone. Behind
+    the last all is 0.
+    """
+    dtype = jnp.asarray(rois).dtype
+    rois, deltas, scores = (widened(jnp.asarray(x)) for x in (rois, deltas, scores))
+    count, classes = scores.shape
+    moves = deltas.reshape(count, classes, 4) / jnp.asarray(weights, deltas.dtype)[None, None]
+    boxes = jnp.maximum(refined(rois[:, None], moves, 1.0, largest), 0)
+    exists = jnp.all(rois[:, 2:] > rois[:, :2], axis=1)
+    boxes = jnp.where(exists[:, None, None], boxes, 0)
+    scores = jnp.where(exists[:, None], scores, 0)
+    if not count:
+        none = jnp.zeros(keep, dtype)
+        return jnp.zeros((keep, 4), dtype), jnp.zeros(keep, jnp.int32), none
+    most = min(keep_per_class, count) if keep_per_class >= 0 else count
+    shared = partial(overlap, offset=1.0, touches=False)
+
+    def of_class(boxes: Array, scores: Array) -> Array:
+        return suppressed(boxes, scores, scores > score_threshold, most, nms_threshold, shared)
+
+    chosen = jax.vmap(of_class, (1, 1))(boxes, scores)  # [classes,most]
+    label = jnp.broadcast_to(jnp.arange(classes, dtype=jnp.int32)[:, None], chosen.shape)
+    filled = ((chosen >= 0) & (label > 0)).reshape(-1)
+    label, place = label.reshape(-1), jnp.maximum(chosen.reshape(-1), 0)
+    values = jnp.where(filled, scores[place, label], -jnp.inf)
+    too_many = jnp.sum(filled) > keep
+    by_score = jnp.lexsort((place, -values))
+    order = jnp.where(too_many, by_score, jnp.argsort(~filled, stable=True))
+    order = jnp.pad(order, (0, max(keep - len(order), 0)), constant_values=-1)[:keep]
+    there = filled[order] & (order >= 0)
+    box = jnp.where(there[:, None], boxes[place[order], label[order]], 0)
+    score = jnp.where(there, values[order], 0)
+    return box.astype(dtype), jnp.where(there, label[order], 0), score.astype(dtype)

@@ -1,0 +1,198 @@
+"""Boxes of several classes, suppressed class by class, the best of an image kept; of fixed size.
+
+Sources: Matrix NMS, Wang et al. 2020, arXiv:2003.10152; MatrixNms and MulticlassNms of OpenVINO's
+operation sets.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering.errors import InvalidShape
+from lowering.extents import UNKNOWN, differ, show
+from lowering.graph import TensorType
+from lowering.kernels.precision import widened
+from lowering.kernels.suppression import overlap, suppressed
+from lowering.ops import require, rules
+
+_CHOICES = "it chooses boxes"
+_ORDERS = ("score", "class", "none")
+_DECAYS = ("linear", "gaussian")
+
+
+def _type(
+    boxes: TensorType, scores: TensorType, counts: TensorType, top_k: int, keep_top_k: int,
+    order: str,
+) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
+    require.same_dtype(require.real, boxes=boxes, scores=scores)
+    require.layout("[B,N,4]", boxes=boxes)
+    require.one_of("order", order, _ORDERS)
+    if counts.dtype == "bool":
+        require.layout("[B,C,N]", scores=scores)
+        batch, classes, count = scores.shape
+        whole = (batch, count)
+    else:
+        require.integer(counts=counts)
+        require.layout("[C,N]", "boxes of all images have 'counts'", scores=scores)
+        (batch,), (classes, count) = counts.shape, scores.shape
+        whole = (classes, count)
+    if any(map(differ, boxes.shape[:2], whole)):
+        raise InvalidShape(
+            f"'boxes' {show(boxes.shape)} must have the boxes of 'scores' {show(scores.shape)}"
+        )
+    rows = batch * _kept(classes, count, top_k, keep_top_k)
+    return (
+        TensorType((rows, 6), scores.dtype),
+        TensorType((rows, 1), "int32"),
+        TensorType((batch,), "int32"),
+    )
+
+
+def _kept(classes: int, boxes: int, top_k: int, keep_top_k: int) -> int:
+    return _most(classes * _most(boxes, top_k), keep_top_k)
+
+
+def _most(count: int, limit: int) -> int:
+    return count if limit < 0 or count is UNKNOWN else min(count, limit)
+
+
+def _none(batch: int, dtype: Any) -> tuple[Array, Array, Array]:
+    empty = jnp.zeros((0, 1), jnp.int32)
+    return jnp.zeros((0, 6), dtype), empty, jnp.zeros(batch, jnp.int32)
+
+
+def _ranked(
+    boxes: Array, place: Array, label: Array, values: Array, indices: Array, keep: int, order: str,
+    across: bool, dtype: Any,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Return rows (class, score, box), indices, and how many rows each image has.
+
+    `boxes` [batch,classes or 1,n,4] are at `place` [batch,classes,most] of each class; what is not
+    there has the value -inf. The `keep` best of each image remain. Images follow each other,
+    unless rows of all go `across` them by the order; behind the last row all is -1.
+    """
+    batch = len(place)
+    label, values, indices = (x.reshape(batch, -1) for x in (label, values, indices))
+    sides = jnp.take_along_axis(boxes, place[..., None], axis=2).reshape(batch, -1, 4)
+    best = jnp.argsort(-values, axis=1, stable=True)[:, :keep]
+    label, values, indices = (
+        jnp.take_along_axis(x, best, axis=1) for x in (label, values, indices)
+    )
+    sides = jnp.take_along_axis(sides, best[..., None], axis=1)
+    filled = values > -jnp.inf
+    image = jnp.broadcast_to(jnp.arange(batch)[:, None], filled.shape)
+    keys: list[Array] = [label, image] if across else [image, label]
+    if order != "class":
+        keys = [-values, image] if across and order == "score" else [image]
+    flat = [key.reshape(-1) for key in [~filled, *keys, -values, label]]
+    chosen = jnp.lexsort(tuple(reversed(flat)))
+    rows = jnp.concatenate([label[..., None].astype(values.dtype), values[..., None], sides], -1)
+    rows, indices = rows.reshape(-1, 6)[chosen], indices.reshape(-1, 1)[chosen]
+    there = filled.reshape(-1, 1)[chosen]
+    count = jnp.sum(filled, axis=1, dtype=jnp.int32)
+    return jnp.where(there, rows, -1).astype(dtype), jnp.where(there, indices, -1), count
+
+
+def _matrix_type(
+    boxes: TensorType, scores: TensorType, top_k: int, keep_top_k: int, order: str, decay: str
+) -> tuple[TensorType, TensorType, TensorType]:
+    require.one_of("decay", decay, _DECAYS)
+    return _type(boxes, scores, TensorType((), "bool"), top_k, keep_top_k, order)
+
+
+@rules.rule("matrix_suppression", _matrix_type, not_differentiable=_CHOICES)
+def matrix_suppression(
+    boxes: Any, scores: Any, score_threshold: float, top_k: int, keep_top_k: int, background: int,
+    decay: str, sigma: float, post_threshold: float, pixel_offset: float, order: str, across: bool,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Return rows (class, score, x1, y1, x2, y2), their boxes' indices, and how many an image has.
+
+    Scores fall with the overlap o with each better box of the class, compensated by the largest
+    overlap m that this one has with better ones: times (1 - o) / (1 - m), or exp(sigma (m^2 - o^2))
+    if "gaussian". What is not above `post_threshold` then is out. Behind the last row all is -1.
+    """
+    dtype = jnp.asarray(boxes).dtype
+    boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
+    batch, classes, count = scores.shape
+    most = _most(count, top_k)
+    if not classes * most:
+        return _none(batch, dtype)
+    before = jnp.arange(most)[:, None] < jnp.arange(most)[None, :]
+
+    def of_class(sides: Array, scores: Array) -> tuple[Array, Array]:
+        place = jnp.argsort(-scores, stable=True)[:most].astype(jnp.int32)
+        box, score = sides[place], scores[place]
+        eligible = score > score_threshold
+        shared = jax.vmap(lambda one: overlap(one[None], box, pixel_offset, touches=False))(box)
+        shared = jnp.where(before, jnp.maximum(shared, 0), 0)  # [better,worse]
+        largest = jnp.max(shared, axis=0, initial=0)[:, None]
+        if decay == "gaussian":
+            falls = jnp.exp(sigma * (largest**2 - shared**2))
+        else:
+            falls = (1 - shared) / (1 - largest + 1e-10)
+        value = score * jnp.min(jnp.where(before, falls, 1), axis=0, initial=1)
+        return place, jnp.where(eligible & (value > post_threshold), value, -jnp.inf)
+
+    place, values = lax.map(
+        lambda both: of_class(boxes[both[0]], both[1]),
+        (jnp.repeat(jnp.arange(batch), classes), scores.reshape(-1, count)),
+    )
+    place, values = (x.reshape(batch, classes, most) for x in (place, values))
+    label = lax.broadcasted_iota(jnp.int32, place.shape, 1)
+    values = jnp.where(label == background, -jnp.inf, values)
+    indices = place + count * lax.broadcasted_iota(jnp.int32, place.shape, 0)
+    keep = _kept(classes, count, top_k, keep_top_k)
+    return _ranked(boxes[:, None], place, label, values, indices, keep, order, across, dtype)
+
+
+@rules.rule("multiclass_suppression", _type, not_differentiable=_CHOICES)
+def multiclass_suppression(
+    boxes: Any, scores: Any, counts: Any, score_threshold: float, iou_threshold: float, top_k: int,
+    keep_top_k: int, background: int, eta: float, pixel_offset: float, order: str, across: bool,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Return rows (class, score, x1, y1, x2, y2), their boxes' indices, and how many an image has.
+
+    Of boxes [B,N,4] and scores [B,C,N] indices are image * N + box. With `counts` [B], boxes
+    [C,N,4] are those of a class, first `counts[0]` ones of the first image; then indices are
+    box * C + class. `eta` is the `decay` of the threshold. Behind the last row all is -1.
+    """
+    dtype = jnp.asarray(boxes).dtype
+    boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
+    classes, count = scores.shape[-2:]
+    most = _most(count, top_k)
+    if not classes * most:
+        return _none(len(boxes if counts is False else counts), dtype)
+    eligible = scores >= score_threshold
+    if counts is not False:
+        ends = jnp.cumsum(jnp.asarray(counts))[:, None]
+        number = jnp.arange(count)[None, :]
+        mine = (number < ends) & (number >= ends - jnp.asarray(counts)[:, None])
+        eligible = eligible[None] & mine[:, None]
+        boxes, scores = (jnp.broadcast_to(x, (len(ends), *x.shape)) for x in (boxes, scores))
+    else:
+        boxes = boxes[:, None]
+    shared = partial(overlap, offset=pixel_offset)
+
+    def of_class(sides: Array, scores: Array, eligible: Array) -> Array:
+        best = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)[:most]
+        picked = suppressed(
+            sides[best], scores[best], eligible[best], most, iou_threshold, shared, eta
+        )
+        return jnp.where(picked >= 0, best.astype(jnp.int32)[picked], -1)
+
+    by_class = jax.vmap(of_class, (None if counts is False else 0, 0, 0))
+    sides = boxes[:, 0] if counts is False else boxes
+    place = jax.vmap(by_class)(sides, scores, eligible)  # [batch,classes,most]
+    label = lax.broadcasted_iota(jnp.int32, place.shape, 1)
+    there = (place >= 0) & (label != background)
+    place = jnp.maximum(place, 0)
+    values = jnp.where(there, jnp.take_along_axis(scores, place, axis=2), -jnp.inf)
+    image = lax.broadcasted_iota(jnp.int32, place.shape, 0)
+    indices = place + count * image if counts is False else place * classes + label
+    keep = _kept(classes, count, top_k, keep_top_k)
+    return _ranked(boxes, place, label, values, indices, keep, order, across, dtype)

@@ -1,0 +1,125 @@
+"""Pools of samples between items (Mask R-CNN, He et al. 2017, arXiv:1703.06870)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, differ, show, volume
+from lowering.graph import TensorType
+from lowering.kernels.interpolation import neighbours
+from lowering.kernels.windows import require_positive
+from lowering.ops import require, rules
+
+_MODES = ("avg", "max")
+
+
+def _type(
+    input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape,
+    sampling_ratio: int, mode: str,
+) -> TensorType:  # fmt: skip
+    require.same_dtype(require.real, input=input, rois=rois)
+    require.integer(batch_index=batch_index)
+    require.layout("[B,C,H,W]", input=input)
+    require.one_of("mode", mode, _MODES)
+    require.not_negative(sampling_ratio=sampling_ratio)
+    if len(rois.shape) != 2 or rois.shape[1] not in (4, 5):
+        raise InvalidShape(
+            f"'rois' must have the shape [N,4] or [N,5], it has {show(rois.shape)}",
+            hint="a row holds x1, y1, x2, y2, or centre x, y, width, height, angle",
+        )
+    if len(batch_index.shape) != 1 or differ(batch_index.shape[0], rois.shape[0]):
+        raise InvalidShape(
+            f"'batch_index' {show(batch_index.shape)} must have an item for each row of "
+            f"'rois' {show(rois.shape)}"
+        )
+    if len(output_size) != 2:
+        raise InvalidOperation(f"'output_size' must have two items, it is {list(output_size)}")
+    require_positive("output_size", output_size)
+    return TensorType((rois.shape[0], input.shape[1], *output_size), input.dtype)
+
+
+@rules.rule("roi_align", _type, work=lambda result: 16 * volume(result.shape))
+def roi_align(
+    input: Any, rois: Any, batch_index: Any, output_size: Shape, sampling_ratio: int, mode: str,
+    least: float = 0.0,
+) -> Array:  # fmt: skip
+    """Return the mean or maximum of samples in each bin of regions, (N,C,h,w).
+
+    A region is x1, y1, x2, y2 in items, or centre x, y, width, height and an angle from x to y in
+    radians. Extents are at least `least`, unless this is 0. A bin has `sampling_ratio` samples in
+    each direction, with 0 as many as its extent, rounded up. Samples further outside than 1 are 0,
+    and a maximum is not below 0. With 0 there are no derivatives in regions, and none in reverse
+    mode of maxima and of regions that are turned.
+    """
+    x, regions = jnp.asarray(input), jnp.asarray(rois)
+    # Places between items need more digits than half precision.
+    regions = regions.astype(jnp.promote_types(regions.dtype, jnp.float32))
+    regions = regions if sampling_ratio else lax.stop_gradient(regions)
+    turned, bins = regions.shape[1] == 5, output_size[::-1]  # along x, along y
+
+    def one(region: tuple[Array, Array]) -> Array:
+        roi, item = region
+        plane = jnp.take(x, item, 0, mode="clip")
+        size = roi[2:4] if turned else jnp.maximum(roi[2:] - roi[:2], least or -jnp.inf)
+        start = -size / 2 if turned else roi[:2]
+        bin = size / jnp.array(bins, size.dtype)
+        counts: Any = (sampling_ratio,) * 2 if sampling_ratio else jnp.ceil(bin).astype(jnp.int32)
+
+        def places(axis: int, k: Any) -> Array:
+            """Return where sample k of each bin lies along an axis."""
+            within = (jnp.asarray(k, bin.dtype) + 0.5) / jnp.asarray(counts[axis], bin.dtype)
+            return start[axis] + (jnp.arange(bins[axis], dtype=bin.dtype) + within) * bin[axis]
+
+        def weights(axis: int) -> Array:
+            """Return the share of each item in the mean along an axis, (bins,extent)."""
+            extent = plane.shape[2 - axis]
+            items = jnp.arange(extent, dtype=bin.dtype)[None, :]
+
+            def add(k: Any, total: Array) -> Array:
+                at = places(axis, k)[:, None]
+                near = jnp.abs(jnp.clip(at, 0, extent - 1) - items)
+                return total + jnp.where(_inside(at, extent), jnp.maximum(1 - near, 0), 0)
+
+            none = jnp.zeros((bins[axis], extent), bin.dtype)
+            total = lax.fori_loop(0, counts[axis], add, none)
+            return (total / jnp.maximum(jnp.asarray(counts[axis], bin.dtype), 1)).astype(x.dtype)
+
+        if mode == "avg" and not turned:
+            return jnp.einsum("cyx,hy,wx->chw", plane, weights(1), weights(0), precision="highest")
+
+        def add(k: Any, total: Array) -> Array:
+            column, row = places(0, k % counts[0])[None, :], places(1, k // counts[0])[:, None]
+            if turned:
+                cos, sin = jnp.cos(roi[4]), jnp.sin(roi[4])
+                column, row = column * cos - row * sin, column * sin + row * cos
+                column, row = column + roi[0], row + roi[1]
+            found = _sampled(plane, row, column)
+            return jnp.maximum(total, found) if mode == "max" else total + found
+
+        samples = counts[0] * counts[1]
+        total = lax.fori_loop(0, samples, add, jnp.zeros((len(plane), *output_size), x.dtype))
+        return total if mode == "max" else total / jnp.maximum(jnp.asarray(samples, x.dtype), 1)
+
+    return lax.map(jax.checkpoint(one), (regions, jnp.asarray(batch_index)))
+
+
+def _inside(at: Array, extent: int) -> Array:
+    return (at >= -1) & (at <= extent)
+
+
+def _sampled(plane: Array, row: Array, column: Array) -> Array:
+    """Return a plane (C,H,W) between its items at (h,w) places, 0 where they are outside."""
+    height, width = plane.shape[1:]
+    inside = _inside(row, height) & _inside(column, width)
+    (top, bottom, down), (left, right, across) = (
+        neighbours(at, extent, plane.dtype) for at, extent in ((row, height), (column, width))
+    )
+    down, across = down[None], across[None]
+    upper = plane[:, top, left] * (1 - across) + plane[:, top, right] * across
+    lower = plane[:, bottom, left] * (1 - across) + plane[:, bottom, right] * across
+    return jnp.where(inside[None], upper * (1 - down) + lower * down, 0)
