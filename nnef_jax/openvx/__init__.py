@@ -8,6 +8,30 @@ from __future__ import annotations
 
 from nnef_jax.openvx.errors import VxError
 from nnef_jax.openvx.layers.convolution import convolution_layer
+from nnef_jax.openvx.layers.deconvolution import deconvolution_layer
+from nnef_jax.openvx.layers.fully_connected import fully_connected_layer
+from nnef_jax.openvx.layers.pointwise import (
+    activation_layer,
+    normalization_layer,
+    softmax_layer,
+)
+from nnef_jax.openvx.layers.pooling import pooling_layer, roi_pooling_layer
+from nnef_jax.openvx.tables import table, table_layer
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, static_weights
 
-__all__ = ["StaticWeights", "Tensor", "VxError", "convolution_layer", "static_weights"]
+__all__ = [
+    "StaticWeights",
+    "Tensor",
+    "VxError",
+    "activation_layer",
+    "convolution_layer",
+    "deconvolution_layer",
+    "fully_connected_layer",
+    "normalization_layer",
+    "pooling_layer",
+    "roi_pooling_layer",
+    "softmax_layer",
+    "static_weights",
+    "table",
+    "table_layer",
+]

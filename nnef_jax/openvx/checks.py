@@ -125,3 +125,18 @@ def real(name: str, value: Any, above: float | None = None) -> float:
         kind = "finite" if above is None else f"above {above:g}"
         wrong_parameter(f"{name} must be {kind}, not {number}")
     return number
+
+
+def output_shape(values: Any, known: tuple[int, ...], free: int) -> tuple[int, ...]:
+    """Return an output's shape; raise unless it is the known extents and a number of others."""
+    extents = shape("output_shape", values)
+    if len(extents) != len(known) + free or extents[: len(known)] != known:
+        wrong_dimension(f"output_shape is {extents}, it must be {known} and {free} extents")
+    return extents
+
+
+def bounded_padding(x: Tensor, padding: tuple[int, int], output: tuple[int, ...]) -> None:
+    """Raise VxError where an input with its padding, or the output, has 2**31 items or more."""
+    bounded("the output", output)
+    rows, columns = (n + 2 * p for n, p in zip(x.shape[-2:], padding[::-1], strict=True))
+    bounded("the padded input", (*x.shape[:-2], rows, columns))

@@ -73,7 +73,7 @@ def convolution_output_shape(
 
 def pooling_output_shape(
     inputs: Sequence[int],
-    pooling_size: Pair,
+    pooling_size: Sequence[int],
     pooling_padding: Pair = (0, 0),
     skip: Pair = (1, 1),
     rounding: str = "floor",

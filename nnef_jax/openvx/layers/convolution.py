@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 from jax import Array
 
 from lowering.kernels.digits import Slide
 from nnef_jax.openvx import checks, shapes
 from nnef_jax.openvx.errors import wrong_dimension, wrong_parameter
-from nnef_jax.openvx.layers.products import checked_policies, multiply_accumulate, prepared
+from nnef_jax.openvx.layers.products import (
+    Arithmetic,
+    ends,
+    multiply_accumulate,
+    prepared,
+    require_fitting,
+)
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
 
 SIZE_ROUNDING = ("floor", "ceiling")
@@ -34,72 +38,52 @@ def convolution_layer(
     output_position: int | None = None,
     report_overflow: bool = False,
 ) -> Tensor | tuple[Tensor, Array]:
-    """Correlate inputs ([batch,] I,H,W) with weights (O,I,h,w): [batch,] O and two extents.
+    """Correlate inputs ([batch,] I,H,W) with weights (O,I/groups,h,w) to [batch,] O and extents.
 
-    `saturate(round(sum of inputs * weights + biases))`, where biases are (O,), or (O,H,W) for each
-    place of the output. `padding` zeros surround the inputs, `dilation` zeros lie between weights.
+    `saturate(round(sum of inputs * weights + biases))` (vxConvolutionLayer), where biases are (O,),
+    or one for each item of an output (O,H,W). Pairs are (x, y): `padding` zeros before and after,
+    `dilation` zeros between weights. The skip (stride) is given, or the smallest that brings the
+    inputs to `output_shape`, or 1.
+
+    `overflow_policy` is 'saturate' or 'wrap', `rounding_policy` 'to_zero' or 'nearest_even',
+    `down_scale_size_rounding` 'floor' or 'ceiling'. `semantics` 'spec' sums without bounds and
+    rounds once; 'khronos' is bit by bit what the released C routines compute. Groups are as many
+    layers on views of the channels. With `strict=False` tensors have any positions, the output
+    `output_position`. `report_overflow` adds a bool array: where a sum overflowed.
+
+    Raises `VxError` for what the extension does not allow.
     """
-    checked_policies(overflow_policy, rounding_policy, semantics)
-    require_one_of("down_scale_size_rounding", down_scale_size_rounding, SIZE_ROUNDING)
-    filter = prepared(weights, 4)
-    x = checks.tensor("inputs", inputs)
+    arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
+    rounding = down_scale_size_rounding
+    require_one_of("down_scale_size_rounding", rounding, SIZE_ROUNDING)
+    x, filter = checks.tensor("inputs", inputs), prepared(weights, 4)
     if len(x.shape) < 3:
         wrong_dimension(f"inputs have 3 dimensions and those of batches, not {x.dims}")
-    checks.same_format(strict, inputs=x, weights=filter.tensor, biases=biases)
-    count, depth, *size = filter.tensor.shape
-    channels, *extents = x.shape[-3:]
-    if groups < 1 or channels != depth * groups or count % groups:
-        wrong_dimension(
-            f"weights {filter.tensor.dims} do not fit {channels} input maps in {groups} group(s)"
-        )
+    require_fitting(x, filter.tensor, groups)
+    extents, size = x.shape[-2:], filter.tensor.shape[2:]
     padding, dilation = checks.pair("padding", padding), checks.pair("dilation", dilation)
-    if (output_shape is None) == (skip is None) and skip is not None:
-        wrong_parameter("output_shape and skip are both given: one follows from the other")
-    rounding = down_scale_size_rounding
     if output_shape is not None:
-        wanted = checks.shape("output_shape", output_shape)
-        if len(wanted) != len(x.shape) or wanted[:-2] != (*x.shape[:-3], count):
-            wrong_dimension(
-                f"output_shape is {wanted}, it must begin with {(*x.shape[:-3], count)}"
-            )
+        if skip is not None:
+            wrong_parameter("output_shape and skip are both given: one follows from the other")
+        known = (*x.shape[:-3], filter.tensor.shape[0])
+        wanted = checks.output_shape(output_shape, known, 2)
         skip_y, skip_x = (
-            shapes.infer_skip(*axis, rounding=rounding)
+            shapes.infer_skip(*axis, rounding)
             for axis in zip(extents, size, wanted[-2:], padding[::-1], dilation[::-1], strict=True)
         )
         skip = (skip_x, skip_y)
-    skip = checks.pair("skip", (1, 1) if skip is None else skip, 1)
+    skip = checks.pair("skip", skip or (1, 1), 1)
     shape = shapes.convolution_output_shape(
         x.shape, filter.tensor.shape, padding, dilation, skip, rounding
     )
-    checks.bounded("the output", shape)
-    checks.bounded(
-        "the padded input",
-        (*x.shape[:-2], *(n + 2 * p for n, p in zip(extents, padding[::-1], strict=True))),
-    )
-    if biases is not None and biases.shape not in ((count,), shape[-3:]):
-        wrong_dimension(f"biases have the shape {biases.shape}, not {(count,)} or {shape[-3:]}")
-    bias_shape = (1, count, 1, 1)
-    if biases is not None and len(biases.shape) == 3:
-        bias_shape = (1, *shape[-3:])
-    ends = [
-        (p, (n - 1) * s + (k - 1) * (d + 1) + 1 - extent - p)
-        for p, n, s, k, d, extent in zip(
-            padding[::-1], shape[-2:], skip[::-1], size, dilation[::-1], extents, strict=True
+    checks.bounded_padding(x, padding, shape)
+    # The C routines begin `dilation` further on (OpenVX-cts, issue 5).
+    late = dilation[::-1] if semantics == "khronos" else (0, 0)
+    pads = tuple(
+        ends(extent, p - l, k + (k - 1) * d, n, s)
+        for extent, p, l, k, d, n, s in zip(
+            extents, padding[::-1], late, size, dilation[::-1], shape[-2:], skip[::-1], strict=True
         )
-    ]
-    slide = Slide(skip[::-1], tuple(ends), (1, 1), tuple(d + 1 for d in dilation[::-1]), groups)
-    batch = math.prod(x.shape[:-3])
-    result, overflowed = multiply_accumulate(
-        x,
-        x.data.reshape(batch, *x.shape[-3:]),
-        filter,
-        biases,
-        bias_shape,
-        slide,
-        overflow_policy=overflow_policy,
-        rounding_policy=rounding_policy,
-        strict=strict,
-        output_position=output_position,
     )
-    result = Tensor(result.data.reshape(shape), result.fixed_point_position)
-    return (result, overflowed.reshape(shape)) if report_overflow else result
+    slide = Slide(skip[::-1], pads, (1, 1), (dilation[1] + 1, dilation[0] + 1), groups)
+    return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)

@@ -1,0 +1,164 @@
+"""vxActivationLayer, vxSoftmaxLayer and vxNormalizationLayer."""
+
+from __future__ import annotations
+
+import operator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from nnef_jax.openvx import checks
+from nnef_jax.openvx.errors import wrong_parameter
+from nnef_jax.openvx.tables import Floats, table, table_layer
+from nnef_jax.openvx.tensor import Tensor, require_one_of
+
+ACTIVATIONS = (
+    "logistic",
+    "hyperbolic_tan",
+    "relu",
+    "brelu",
+    "softrelu",
+    "abs",
+    "square",
+    "sqrt",
+    "linear",
+)
+NORMALIZATION = ("same_map", "across_maps")
+
+
+@checks.layer
+def activation_layer(
+    inputs: Tensor,
+    *,
+    function: str,
+    a: float = 1.0,
+    b: float = 1.0,
+    strict: bool = True,
+    output_position: int | None = None,
+) -> Tensor:
+    """Return a function of each number, truncated and saturated (vxActivationLayer).
+
+    'logistic', 'hyperbolic_tan' (a tanh(b x)), 'relu', 'brelu' (at most a), 'softrelu', 'abs',
+    'square', 'sqrt' (0 of negative numbers) and 'linear' (a x + b), of `data / 2**position`. They
+    are tables, but for the simplest: each number is that of exact arithmetic, on every platform.
+    """
+    require_one_of("function", function, ACTIVATIONS)
+    a, b = checks.real("a", a), checks.real("b", b)
+    if strict and min(a, b) < 0:
+        wrong_parameter(
+            f"a and b must not be negative, they are {a} and {b}", "strict=False takes any"
+        )
+    x = checks.tensor("inputs", inputs)
+    checks.same_format(strict, inputs=x)
+    position = checks.position_of_output(strict, output_position, x)
+    if function in ("relu", "brelu") and position == x.fixed_point_position:
+        most = int(jnp.iinfo(x.dtype).max)
+        if function == "brelu":
+            most = int(np.clip(np.trunc(a * 2.0**position), jnp.iinfo(x.dtype).min, most))
+        return Tensor(_between(x.data, most=most), position)
+    of = partial(_activation, function, a, b)
+    return table_layer(x, table(of, x.dtype, x.fixed_point_position, position), position)
+
+
+@partial(jax.jit, static_argnames="most")
+def _between(x: Array, *, most: int) -> Array:
+    zero, end = np.asarray(0, x.dtype), np.asarray(most, x.dtype)
+    return jnp.minimum(jnp.maximum(x, zero), end)
+
+
+def _activation(function: str, a: float, b: float, x: Floats) -> Floats:
+    """Compute a function in float64 (the table of vx_nn_activation_function_e)."""
+    match function:
+        case "logistic":
+            return 1 / (1 + np.exp(-x))
+        case "hyperbolic_tan":
+            return a * np.tanh(b * x)
+        case "relu":
+            return np.maximum(x, 0)
+        case "brelu":
+            return np.minimum(a, np.maximum(x, 0))
+        case "softrelu":
+            return np.logaddexp(0, x)
+        case "abs":
+            return np.abs(x)
+        case "square":
+            return x * x
+        case "sqrt":
+            return np.sqrt(np.maximum(x, 0))
+        case _:
+            return a * x + b
+
+
+@checks.layer
+def softmax_layer(
+    inputs: Tensor, *, strict: bool = True, output_position: int | None = None
+) -> Tensor:
+    """Return exp(x) / sum of exp(x), truncated, over the channels (vxSoftmaxLayer).
+
+    These are the last axis of 1 or 2, the third last of 3 or 4. It is computed in float32, from
+    the largest on: within one of exact arithmetic, and finite for all inputs.
+    """
+    x = checks.tensor("inputs", inputs, 1, 2, 3, 4)
+    checks.same_format(strict, inputs=x)
+    position = checks.position_of_output(strict, output_position, x)
+    axis = -1 if len(x.shape) < 3 else -3
+    return Tensor(_softmax(x, axis=axis, position=position), position)
+
+
+@partial(jax.jit, static_argnames=("axis", "position"))
+def _softmax(x: Tensor, *, axis: int, position: int) -> Array:
+    return _truncated(jax.nn.softmax(x.to_float(), axis), position, x.data.dtype)
+
+
+@checks.layer
+def normalization_layer(
+    inputs: Tensor,
+    *,
+    type: str,
+    normalization_size: int,
+    alpha: float,
+    beta: float,
+    bias: float = 1.0,
+    strict: bool = True,
+    output_position: int | None = None,
+) -> Tensor:
+    """Return x / (bias + alpha / n * sum of squares)**beta, truncated and saturated.
+
+    vxNormalizationLayer; `bias` is of OpenVX 1.3. The n squares are of `normalization_size` (3, 5
+    or 7) channels around one ('across_maps') or of a square window of one ('same_map'), of inputs
+    ([batch,] C,H,W). It is computed in float32: within one of exact arithmetic.
+    """
+    require_one_of("type", type, NORMALIZATION)
+    size = operator.index(normalization_size)
+    if size not in (3, 5, 7):
+        wrong_parameter(f"normalization_size must be 3, 5 or 7, not {size}")
+    alpha, beta, bias = (
+        checks.real(name, value, 0.0)
+        for name, value in (("alpha", alpha), ("beta", beta), ("bias", bias))
+    )
+    x = checks.tensor("inputs", inputs, 3, 4)
+    checks.same_format(strict, inputs=x)
+    position = checks.position_of_output(strict, output_position, x)
+    window = (size, 1, 1) if type == "across_maps" else (1, size, size)
+    window = (1,) * (len(x.shape) - 3) + window
+    powers = (bias, alpha / np.prod(window).item(), beta)
+    return Tensor(_normalized(x, window=window, powers=powers, position=position), position)
+
+
+@partial(jax.jit, static_argnames=("window", "powers", "position"))
+def _normalized(x: Tensor, *, window: Any, powers: Any, position: int) -> Array:
+    values = x.to_float()
+    ones = (1,) * values.ndim
+    sums = lax.reduce_window(values * values, np.float32(0), lax.add, window, ones, "SAME")
+    bias, alpha, beta = map(np.float32, powers)
+    return _truncated(values / (bias + alpha * sums) ** beta, position, x.data.dtype)
+
+
+def _truncated(values: Array, position: int, dtype: Any) -> Array:
+    limits = jnp.iinfo(dtype)
+    scaled = values * np.float32(2.0**position)
+    return jnp.clip(jnp.trunc(scaled), limits.min, limits.max).astype(dtype)

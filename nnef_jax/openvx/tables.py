@@ -1,0 +1,59 @@
+"""Functions of one number by tables of all numbers of a type: exact, and the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nnef_jax.openvx import checks
+from nnef_jax.openvx.errors import wrong_dimension, wrong_format
+from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position
+
+Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+
+def table(
+    function: Callable[[Floats], Floats],
+    dtype: Any,
+    position: int | None = None,
+    output_position: int | None = None,
+) -> np.ndarray[Any, Any]:
+    """Return `function` of all numbers of a type, the least first: truncated, then saturated.
+
+    It is computed in float64 by numpy, so that it does not depend on a platform; 0 where it is
+    NaN. Positions are the type's unless given; the output's is the input's.
+    """
+    limits = np.iinfo(dtype)
+    position = POSITIONS[str(limits.dtype)] if position is None else checked_position(position)
+    made = position if output_position is None else checked_position(output_position)
+    with np.errstate(all="ignore"):
+        values = function(np.arange(limits.min, limits.max + 1) * 2.0**-position)
+        whole = np.nan_to_num(np.trunc(values * 2.0**made), nan=0.0)
+    return np.clip(whole, limits.min, limits.max).astype(dtype)
+
+
+@checks.layer
+def table_layer(inputs: Tensor, table: Any, output_position: int | None = None) -> Tensor:
+    """Replace each number by the item of a table of all numbers of its type, the least first.
+
+    vxTensorTableLookupNode of OpenVX 1.2. The output's position is the inputs' unless given.
+    """
+    x = checks.tensor("inputs", inputs)
+    if table.dtype != x.dtype:
+        wrong_format(f"the table is of {table.dtype}, inputs of {x.dtype}: they must be the same")
+    limits = jnp.iinfo(x.dtype)
+    if table.shape != (limits.max - limits.min + 1,):
+        wrong_dimension(f"a table for {x.dtype} has 2**{limits.bits} items, not {table.shape}")
+    position = x.fixed_point_position if output_position is None else output_position
+    return Tensor(_look_up(x.data, jnp.asarray(table), least=int(limits.min)), position)
+
+
+@partial(jax.jit, static_argnames="least")
+def _look_up(x: Array, table: Array, *, least: int) -> Array:
+    return table.at[x.astype(np.int32) - least].get(mode="promise_in_bounds")
