@@ -22,6 +22,7 @@ def convert(
     overwrite: bool = False,
     limits: Limits | None = None,
     weights: Source | None = None,
+    keep: bool = False,
 ) -> str:
     """Return the text of a network as its format is written today; with a path, write all of it.
 
@@ -42,6 +43,8 @@ def convert(
         overwrite: replace what is at the path; otherwise FileExistsError.
         limits: bounds on what is read.
         weights: a file of weights that is elsewhere, as in `load`.
+        keep: write what NNEF does not have as custom operations, fragments without a body, which
+            `load` reads again: of networks of OpenVINO. Other formats are written as what they are.
 
     Raises:
         NnefError: something is wrong with the network, or (UnsupportedError, which names all that
@@ -52,7 +55,7 @@ def convert(
     """
     if path is not None:
         require_path("path", path)
-    require_flags(flat=flat, overwrite=overwrite)
+    require_flags(flat=flat, overwrite=overwrite, keep=keep)
     stores = path is not None
     with opened(
         source,
@@ -70,7 +73,7 @@ def convert(
             )
         data = network.data if stores else None
         flat = flat or expand == "all"
-        members = network.frontend.converted(network.graph, data, flat=flat)
+        members = network.frontend.converted(network.graph, data, flat=flat, keep=keep)
         if path is not None:
             write_archive(path, members, overwrite=overwrite)
     text = next(iter(members.values()))

@@ -123,6 +123,29 @@ def flatten(
     print_result(text.removesuffix("\n") if output is None else f"saved {output}")
 
 
+@app.command("convert")
+def convert_network(
+    source: Source,
+    output: Annotated[Path, typer.Argument(help="What to make: a folder, or .tar, .tgz, .tar.xz.")],
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="Write what NNEF does not have as custom operations, which nnef-jax reads again.",
+        ),
+    ] = False,
+    dialect: Dialect = "auto",
+    weights: Weights = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a network as its format is written today, one of OpenVINO as NNEF 1.0."""
+    with status(f"reading {source}"):
+        from nnef_jax import convert
+
+        convert(source, output, keep=keep, dialect=dialect, weights=weights, overwrite=overwrite)
+    print_result(f"saved {output}")
+
+
 @app.command()
 def run(
     source: Source,

@@ -151,13 +151,19 @@ class Frontend(ABC):
         raise UnsupportedError(f"a part of a network of {self.dialect} cannot be saved")
 
     def converted(
-        self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
+        self,
+        graph: Graph,
+        data: Mapping[str, NDArray[Any]] | None,
+        *,
+        flat: bool,
+        keep: bool = False,
     ) -> dict[str, Member]:
         """Return the archive of the document as its format is written today, the graph first.
 
         The document is as it is, or flat. `graph` and `data` are those that it was read into; data
-        are left out where there are none. Raises UnsupportedError, naming all that the format
-        cannot say.
+        are left out where there are none. With `keep` a format that is written as NNEF is written
+        with custom operations for what that has not; otherwise there is UnsupportedError, naming
+        all that the format cannot say.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be converted")
 

@@ -104,6 +104,15 @@ class Writer:
         self.data += array.tobytes()
         return self.layer("Const", outputs=[array.shape], name=name, attributes=given)
 
+    def packed(self, data: np.ndarray, shape: Sequence[int], type: str, name: str = "") -> int:
+        """Add a constant of another type from its bytes."""
+        given = {
+            "element_type": type, "shape": ",".join(map(str, shape)), "offset": len(self.data),
+            "size": data.nbytes,
+        }  # fmt: skip
+        self.data += data.tobytes()
+        return self.layer("Const", outputs=[shape], name=name, attributes=given)
+
     def result(self, *values: int | tuple[int, int]) -> Writer:
         for value in values:
             self.layer("Result", [value], outputs=[])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 from types import GeneratorType
 from typing import Any, cast
@@ -20,6 +20,7 @@ from nnef_jax.formats.nnef.unsupported import calls_of, refuse_unsupported
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emission import Frame, Given, Site
 from nnef_jax.formats.syntax.invocation import Form
+from nnef_jax.formats.syntax.kept import is_body, kept_kind, types_of
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
 from nnef_jax.formats.syntax.tensors import dtype_of, external_type, generic_of, variable_type
@@ -67,6 +68,7 @@ class _Flattener(Evaluator):
         self.errors: list[NnefError] = []
         self.variables: set[Value] = set()
         self.unquantized: dict[Value, Value] = {}
+        self.bodies: Set[str] = set()  # fragments that stand for graphs, of which this is within
         self._atomic: dict[int, bool] = {}  # fragments by id
 
     def run(self, expression: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
@@ -154,6 +156,9 @@ class _Flattener(Evaluator):
             generic = generic_of(fragment, cast(s.Invocation, node), arguments, frame.generic)
         if fragment.name in INTRODUCING and fragment is standard()[fragment.name]:
             return self._introduce(fragment.name, arguments, generic, site)
+        kind = self._kept(fragment)
+        if kind:
+            return self._again(kind, form, arguments, site)
         if self._is_atomic(fragment):
             operands = {name: arguments[name] for name in form.operands}
             attributes = {name: arguments[name] for name in form.attributes}
@@ -193,6 +198,55 @@ class _Flattener(Evaluator):
         values = [(inner.values[result.name], result.type) for result in fragment.results]
         results = [self._declared(node, frame, value, type) for value, type in values]
         return results[0] if len(results) == 1 else tuple(results)
+
+    # Operations that were kept when another format was converted
+
+    def _kept(self, fragment: s.Fragment) -> str:
+        """Return the kind that an operation of the document stands for, '' if none."""
+        if fragment.source is not self.document.source or fragment.name in self.options.rules:
+            return ""
+        return kept_kind(fragment)
+
+    def _again(self, kind: str, form: Form, arguments: dict[str, Any], site: Site) -> Any:
+        """Add the operation that was kept, under its own name."""
+        operands = {name: arguments[name] for name in form.operands}
+        try:
+            attributes = {
+                name: self._body(arguments[name]) if is_body(arguments[name]) else arguments[name]
+                for name in form.attributes
+            }
+            results = self._emit(kind, operands, attributes, site)
+        except NnefError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # The document declares it: nothing has checked the types of its arguments before.
+            message = f"'{kind}' does not take its arguments: {error}"
+            raise self.error(message, site.node, site.frame) from error
+        return results[0] if len(results) == 1 else results
+
+    def _body(self, value: Any) -> Graph:
+        """Return the graph that an argument stands for, a fragment with types of its inputs."""
+        fragment = self.scope.lookup(value[0], None)
+        types = types_of(value, self.options.real)
+        if fragment is None or fragment.body is None or len(fragment.parameters) != len(types):
+            raise ValueError(f"there is no fragment '{value[0]}' of {len(types)} tensors")
+        if value[0] in self.bodies:
+            raise ValueError(f"fragment '{value[0]}' is within itself")
+        inner = _Flattener(self.scope, self.options, {})
+        inner.bodies = {*self.bodies, value[0]}
+        calls = calls_of(assignment.value for assignment in fragment.body)
+        refuse_unsupported([(calls, fragment.source)], self.scope, self._has_rule, self._is_atomic)
+        names = [parameter.name for parameter in fragment.parameters]
+        frame = Frame(fragment, fragment.source, {})
+        for name, type in zip(names, types, strict=True):
+            frame.values[name] = inner.builder.input(name, type)
+        for assignment in fragment.body:
+            targets = [identifier.name for identifier in s.identifiers(assignment.target)]
+            found = inner.run(assignment.value, frame, targets)
+            frame.values.update(inner._unpack(assignment.target, found, frame))
+        results = [result.name for result in fragment.results]
+        outputs = [frame.values[name] for name in results]
+        return inner.builder.graph(fragment.name, outputs, results, names)
 
     # Operations that introduce tensors
 
@@ -243,6 +297,8 @@ class _Flattener(Evaluator):
         what else the provisional library has it defines by these, but for primitives of both. A
         user's rules are for those, for what only one library has, and for the document's own.
         """
+        if self._kept(fragment):
+            return True
         name, final = fragment.name, standard().get(fragment.name)
         is_own = fragment.source is self.document.source
         if name in self.options.rules:

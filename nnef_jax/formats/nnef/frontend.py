@@ -146,7 +146,12 @@ class StandardFrontend(TextFrontend):
         return print_document(FlatWriter(part, options.meter).write())
 
     def converted(
-        self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
+        self,
+        graph: Graph,
+        data: Mapping[str, NDArray[Any]] | None,
+        *,
+        flat: bool,
+        keep: bool = False,
     ) -> dict[str, Member]:
         """Return the network as one of 1.0 final. One of 1.0 provisional always becomes flat."""
         conversion = Conversion(self.document, graph, self.reader, self._entries)

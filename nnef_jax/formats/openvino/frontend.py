@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph
 from lowering.location import Span
-from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import Cut, Frontend, Options, Shapes, Stored
 from nnef_jax.formats.openvino.document import read_net
 from nnef_jax.formats.openvino.element_types import computed
 from nnef_jax.formats.openvino.flatten import declared_shape, ends_of, flatten
 from nnef_jax.formats.openvino.names import synonyms
+from nnef_jax.formats.openvino.nnef import as_member, layers_in, written
 from nnef_jax.formats.openvino.weights import Weights
 from nnef_jax.formats.openvino.xml import parse
-from nnef_jax.formats.syntax.flat_document import FlatWriter
 from nnef_jax.formats.syntax.frontend import GRAPH
 from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.storage.archive import Archive
@@ -85,25 +84,23 @@ class OpenvinoFrontend(Frontend):
         return self._archive(cut(self.flatten(options))[0], arrays)
 
     def converted(
-        self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
+        self,
+        graph: Graph,
+        data: Mapping[str, NDArray[Any]] | None,
+        *,
+        flat: bool,
+        keep: bool = False,
     ) -> dict[str, Member]:
         """Return the network as one of NNEF 1.0, always flat."""
-        return self._archive(graph, data or {})
+        return self._archive(graph, data or {}, keep=keep)
 
-    def _archive(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Member]:
-        raise_all(list(_unwritable(graph, self._options.real)))
-        text = print_document(FlatWriter(graph, self._options.meter).write())
-        return {GRAPH: text.encode()} | {member_of(label): x for label, x in arrays.items()}
-
-
-def _unwritable(graph: Graph, real: str) -> Iterator[NnefError]:
-    """Yield an error for each tensor whose items NNEF has not: it has one type of real numbers."""
-    for operation in graph.operations:
-        for value in operation.writes():
-            dtype = value.type.dtype
-            if dtype not in (real, "bool") and not dtype.startswith(("int", "uint")):
-                message = f"'{value.name}' has items of {dtype}, which NNEF cannot say"
-                yield UnsupportedError(message, span=operation.span)
+    def _archive(
+        self, graph: Graph, arrays: Mapping[str, Any], *, keep: bool = False
+    ) -> dict[str, Member]:
+        layers = layers_in(self._net)
+        document = written(graph, layers, self._options, keep=keep)
+        stored = {member_of(label): as_member(array) for label, array in arrays.items()}
+        return {GRAPH: print_document(document).encode()} | stored
 
 
 def _weights(archive: Archive) -> Weights:

@@ -209,8 +209,12 @@ class FlatWriter:
             generic = None
         invocation = s.Invocation(0, declaration.name, generic, tuple(arguments))
         targets = tuple(
-            s.Array(0, tuple(map(self._tensor, x))) if isinstance(x, tuple) else self._tensor(x)
-            for x in operation.results
+            (s.Tuple if isinstance(declared.type, t.TupleOf) else s.Array)(
+                0, tuple(map(self._tensor, x))
+            )
+            if isinstance(x, tuple)
+            else self._tensor(x)
+            for x, declared in zip(operation.results, declaration.results, strict=True)
         )
         yield s.Assignment(0, targets[0] if len(targets) == 1 else s.Tuple(0, targets), invocation)
 

@@ -93,7 +93,12 @@ class TractFrontend(TextFrontend):
         return print_flat(self.document, part, swapped, options)
 
     def converted(
-        self, graph: Graph, data: Mapping[str, NDArray[Any]] | None, *, flat: bool
+        self,
+        graph: Graph,
+        data: Mapping[str, NDArray[Any]] | None,
+        *,
+        flat: bool,
+        keep: bool = False,
     ) -> dict[str, Member]:
         """Return the text as it was read, or a flat one with its graph.quant written out."""
         if not flat:
