@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, is_symbolic, shapes_differ, show
+from lowering.extents import UNKNOWN, Shape, is_symbolic, shapes_differ, show
 from lowering.graph import (
     Attribute,
     Call,
@@ -38,6 +38,7 @@ class _Variable:
     value: Value
     span: Span | None
     update: Value | None = None
+    initial: Value | None = None
 
 
 @dataclass(slots=True)
@@ -110,8 +111,23 @@ class GraphBuilder:
             )
         return known.value
 
-    def update(self, variable: Operand, value: Value) -> Value:
-        """Have a variable take a value after each cycle; return that value."""
+    def variable_of(self, label: str) -> Value | None:
+        """Return the tensor stored under a label, None if it is not declared."""
+        known = self._variables.get(label)
+        return known and known.value
+
+    def starting(self, label: str, variable: Value, initial: Value, span: Span | None) -> None:
+        """Say what the variable of a label starts with; it is that itself in a first cycle."""
+        known = self._variables.setdefault(label, _Variable(label, variable, span))
+        self._variable_of[variable] = known
+        known.initial = initial
+
+    def update(self, variable: Operand, value: Value, shape: Shape | None = None) -> Value:
+        """Have a variable take a value after each cycle; return that value.
+
+        `shape` is what it may have, with UNKNOWN where that changes from cycle to cycle: by default
+        the shape that it is declared with.
+        """
         target = self._variable_of.get(variable) if isinstance(variable, Value) else None
         if target is None:
             raise InvalidOperation(
@@ -120,9 +136,10 @@ class GraphBuilder:
             )
         if target.update is not None:
             raise InvalidOperation(f"variable '{target.label}' is updated twice in one cycle")
-        if shapes_differ(target.value.type.shape, value.type.shape):
+        shape = target.value.type.shape if shape is None else shape
+        if shapes_differ(shape, value.type.shape):
             raise InvalidShape(
-                f"variable '{target.label}' has shape {show(target.value.type.shape)}, "
+                f"variable '{target.label}' has shape {show(shape)}, "
                 f"its new value has {show(value.type.shape)}"
             )
         if target.value.type.dtype != value.type.dtype:
@@ -235,7 +252,7 @@ class GraphBuilder:
             tuple(self.operations),
             tuple(Parameter(v.label, v.value, v.span) for v in variables if v.update is None),
             tuple(
-                StateVariable(v.label, v.value, v.update, v.span)
+                StateVariable(v.label, v.value, v.update, v.span, v.initial)
                 for v in variables
                 if v.update is not None
             ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Union
 
@@ -154,12 +154,32 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateVariable:
-    """A variable whose `value` is read in a cycle and replaced by `update` after it."""
+    """A variable whose `value` is read in a cycle and replaced by `update` after it.
+
+    `initial` is the tensor that it starts with, None for one that is stored. In a graph of a first
+    cycle it is `value` itself.
+    """
 
     label: str
     value: Value
     update: Value
     span: Span | None = None
+    initial: Value | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Tell whether the graph computes what it reads: it is that of a first cycle."""
+        return self.value is self.initial
+
+    def reads(self) -> tuple[Value, ...]:
+        """Return what it becomes after a cycle, and what it starts with if that is computed."""
+        return (self.update,) if self.initial is None else (self.update, self.initial)
+
+    def substituted(self, values: Mapping[Value, Value]) -> StateVariable:
+        """Return the variable with other values for some of those that it has or reads."""
+        swapped = [values.get(x, x) for x in (self.value, self.update)]
+        initial = self.initial and values.get(self.initial, self.initial)
+        return replace(self, value=swapped[0], update=swapped[1], initial=initial)
 
 
 @dataclass(frozen=True, eq=False)

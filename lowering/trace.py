@@ -52,7 +52,7 @@ def trace(
     values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     needed = graph.needed if wanted is None else graph.dependencies(wanted)
     values.update((p.value, parameters[p.label]) for p in graph.parameters if p.value in needed)
-    values.update((s.value, states[s.label]) for s in graph.states)
+    values.update((s.value, states[s.label]) for s in graph.states if not s.is_started)
     edits = edits or {}
     values.update((value, edits[value](values[value])) for value in edits if value in values)
     for operation in graph.operations:

@@ -218,6 +218,16 @@ def _require_range(what: str, array: Any, dtype: np.dtype[Any]) -> None:
         )
 
 
+def require_one_length(inputs: Sequence[Any]) -> None:
+    """Raise InputError for inputs whose first axes, of time, differ; and where there are none."""
+    if not inputs:
+        message = "a network without inputs has no time axis"
+        raise InputError(message, hint="call step in a loop")
+    if len({x.shape[0] for x in inputs}) > 1:
+        lengths = ", ".join(str(x.shape[0]) for x in inputs)
+        raise InputError(f"the inputs have different numbers of time steps: {lengths}")
+
+
 def require_values(verb: str, given: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise InputError for arrays by label, of "params" or "state", whose values are not here."""
     for what, arrays in given.items():

@@ -23,6 +23,7 @@ def cut(network: Network, inputs: Any, outputs: Any, stored: Callable[[str], Any
     """
     part = _part(network.graph, inputs, outputs)
     kept, _ = part.of(network.graph)
+    raise_all([*_changing(network, kept)])
     labels = [variable.label for variable in (*kept.parameters, *kept.states)]
     pairs = {label: network.pairs[label] for label in labels if label in network.pairs}
     # A part of a part is one of the whole, which alone can be saved.
@@ -37,6 +38,16 @@ def cut(network: Network, inputs: Any, outputs: Any, stored: Callable[[str], Any
         frontend.declared(),
         network.is_guessed,
     )
+
+
+def _changing(network: Network, part: Graph) -> Iterator[InputError]:
+    for state in part.states:
+        if state.label in network.changing:
+            yield InputError(
+                f"the part has state '{state.label}', whose shape or start follows from the inputs",
+                span=state.span,
+                hint="cut a part without it: take what is read of it as an input",
+            )
 
 
 def _part(graph: Graph, inputs: Any, outputs: Any) -> Part:

@@ -15,7 +15,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from lowering.extents import is_known
 from lowering.graph import Graph, Parameter, StateVariable
-from nnef_jax.arguments import bind_inputs, bind_variables, require_values
+from nnef_jax.arguments import bind_inputs, bind_variables, require_one_length, require_values
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry_points import EntryPoint, Execution
@@ -102,7 +102,7 @@ class Model:
         definition = self._execution.definition
         known, initial = self._execution.own.leaves()
         given = self._check_params(params, all=True)
-        state = initial if state is None else self._check_state(state)
+        state = initial if state is None else self._check_state(state, definition.states)
         whole = {x: given.pop(x) if x in given else known[x] for x in definition.labels}
         # The rest is compared by value, as all that is static, which traced arrays cannot be.
         unread = {label: x for label, x in given.items() if not isinstance(x, Tracer)}
@@ -205,7 +205,9 @@ class Model:
         params = self._check_params(params, all=bool(probe.capture))
         return self._execution.outputs.pure(params, {}, self._bind(args, kwargs), probe)
 
-    def prepare(self, params: Params | Prepared, *args: Any, **kwargs: Any) -> Prepared:
+    def prepare(
+        self, params: Params | Prepared, *args: Any, state: State | None = None, **kwargs: Any
+    ) -> Prepared:
         """Return what `apply`, `step` and `scan` take instead of params: as fast as a call.
 
         In a function that jax compiles with `compiler_options`, what depends on parameters alone
@@ -213,15 +215,16 @@ class Model:
         derivatives in inputs and all else that is not as prepared is computed from them. It has no
         derivatives itself: differentiate parameters.
 
-        `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, those of a cycle; by
-        default the declared shapes are taken. Raises InputError as `apply` and `lower` do.
+        `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, those of a cycle after
+        `state`: by default of the declared shapes, and the initial state. Raises InputError.
 
         >>> fast = jax.jit(model.apply, compiler_options=model.compiler_options)
         >>> y = fast(model.prepare(model.params), x)
         """
         bound = self._check_params(params, all=True)
         arrays = {label: jnp.asarray(bound[label]) for label in self._needed}
-        return self._execution.prepare(arrays, self._abstract(args, kwargs))
+        before = state and self._check_state(state)
+        return self._execution.prepare(arrays, self._abstract(args, kwargs), before)
 
     @property
     def compiler_options(self) -> dict[str, str]:
@@ -252,9 +255,12 @@ class Model:
         inputs = self._abstract(args, kwargs)
         return jax.jit(self.apply).lower(self._execution.own.parameters(), *inputs)
 
-    def init_state(self) -> dict[str, jax.Array]:
-        """Return the state before a first cycle: stored values of updated variables by label."""
-        return self._execution.own.first_state()
+    def init_state(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """Return the state before a first cycle: stored values of updated variables by label.
+
+        Those that start with what is computed need the inputs of a first cycle, or their types.
+        """
+        return self._execution.first_state(lambda: self._abstract(args, kwargs))
 
     def step(
         self,
@@ -291,13 +297,9 @@ class Model:
         default. An edit is made in each cycle.
         """
         inputs = self._bind(args, kwargs, 1)
-        if len({x.shape[0] for x in inputs}) > 1:
-            lengths = ", ".join(str(x.shape[0]) for x in inputs)
-            raise InputError(f"the inputs have different numbers of time steps: {lengths}")
-        if not inputs:
-            message = "a network without inputs has no time axis"
-            raise InputError(message, hint="call step in a loop")
-        state = self.init_state() if state is None else state
+        require_one_length(inputs)
+        first = self._execution.first_state
+        state = first(lambda: [x[0] for x in inputs]) if state is None else state
         return self._recur(self._execution.scan, state, inputs, params, edit, capture)
 
     def _recur(
@@ -368,9 +370,9 @@ class Model:
 
         require_path("path", path)
         require_flags(overwrite=overwrite)
-        own = self._execution.own
+        own, stored = self._execution.own, self._execution.definition.states
         given = {
-            "state": self._check_state(own.initial_state() if state is None else state),
+            "state": self._check_state(own.initial_state() if state is None else state, stored),
             "params": self._check_params(
                 own.parameters() if params is None else params, all=True, stored=True
             ),
@@ -463,10 +465,10 @@ class Model:
         unused = len(bound) - len(self._needed)
         return {x: bound[x] for x in self._needed} if unused and not all else bound
 
-    def _check_state(self, state: Any) -> dict[str, Any]:
-        labels = list(self._states)
-        bound = bind_variables("state", state, self._states, labels)
-        return {label: jnp.asarray(bound[label]) for label in labels}
+    def _check_state(self, state: Any, labels: Names | None = None) -> dict[str, Any]:
+        states = {x: self._states[x] for x in (self._states if labels is None else labels)}
+        bound = bind_variables("state", state, states, list(states))
+        return {label: jnp.asarray(bound[label]) for label in states}
 
     @cached_property
     def _parameters(self) -> dict[str, Parameter]:

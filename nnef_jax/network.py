@@ -36,8 +36,8 @@ class Network:
     pairs: Mapping[str, str]
     declared: Graph | None  # for the document's own shapes, where others were asked for
     is_guessed: bool  # whether the structure depends on extents that are open
-    _specialised: dict[tuple[Shape, ...], Graph] = field(
-        default_factory=dict[tuple[Shape, ...], Graph], repr=False
+    _specialised: dict[tuple[Any, ...], Graph] = field(
+        default_factory=dict[tuple[Any, ...], Graph], repr=False
     )
 
     @classmethod
@@ -67,21 +67,28 @@ class Network:
         stored = {**stored, **_zeros(graph, pairs, frontend)}
         return cls(frontend, options, graph, stored, pairs, declared, is_guessed)
 
-    def specialise(self, shapes: Sequence[Shape]) -> Graph:
+    def specialise(
+        self, shapes: Sequence[Shape], state: Mapping[str, Shape] | None = None
+    ) -> Graph:
         """Return the graph for these shapes of the inputs, in order; check all shapes in it.
 
-        Raises ShapeError or SemanticError naming the operation that does not take them.
+        `state` has the shapes of the variables by label. Without it the graph is that of a first
+        cycle. Raises ShapeError or SemanticError naming the operation that does not take them.
         """
-        if _is_known(self.graph):
+        if _is_known(self.graph) and not self.changing:
             return self.graph
-        key = tuple(shapes)
+        before = {x: tuple(state[x]) for x in self.changing if state and x in state}
+        key = (*shapes, *before.items())
         if key not in self._specialised:
             names = [value.name for value in self.graph.inputs]
             named = {**self.options.input_shapes, **dict(zip(names, shapes, strict=True))}
             # Each call has a budget of its own: the network itself was read within one.
             meter = Meter(self.options.meter.limits)
-            options = replace(self.options, input_shapes=named, meter=meter)
-            if any(is_symbolic(extent) for shape in shapes for extent in shape):
+            starts = not self.computed_starts <= before.keys()
+            options = replace(
+                self.options, input_shapes=named, meter=meter, state_shapes=before, starts=starts
+            )
+            if any(is_symbolic(x) for shape in (*shapes, *before.values()) for x in shape):
                 return self._symbolic(options)
             graph = self._flatten(options)
             _require_no_baked_extents(self.declared, graph)
@@ -105,6 +112,16 @@ class Network:
             ) from None
 
     @cached_property
+    def computed_starts(self) -> frozenset[str]:
+        """Return the labels of variables that start with what the network computes."""
+        return frozenset(s.label for s in self.graph.states if s.initial is not None)
+
+    @cached_property
+    def changing(self) -> frozenset[str]:
+        """Return the labels of variables whose shape or start a document leaves open."""
+        return self.computed_starts.union(self.frontend.state_shapes())
+
+    @cached_property
     def unused(self) -> frozenset[str]:
         """Return the labels of parameters that neither outputs nor states depend on."""
         if self.is_guessed:  # with other extents they may
@@ -118,6 +135,7 @@ class Network:
     def _check_variables(self, graph: Graph) -> None:
         """Refuse variables that were not there, or not of this type, when their data were read."""
         known = {v.label: v.value.type for v in (*self.graph.parameters, *self.graph.states)}
+        known.update((v.label, v.value.type) for v in graph.states if v.label in self.changing)
         raise_all(
             [
                 SemanticError(
@@ -157,15 +175,23 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     except ExtentNeeded:
         pass
     # The structure depends on an open extent: take 1 for it, to learn the rest.
+    guessed = replace(options, open_extent=1)
     try:
-        guess = _flatten(frontend, replace(options, open_extent=1))
+        try:
+            guess = _flatten(frontend, guessed)
+        except SemanticError:
+            if not frontend.state_shapes():
+                raise
+            # A state of 1 may not go with inputs of 1, as in a mask for past and present.
+            guess = _flatten(frontend, replace(guessed, starts=True))
     except SemanticError as error:
         error.hint = (
             "open extents of inputs were taken for 1 here, since the text depends on them: "
             "give them by load(..., input_shapes=...)"
         )
         raise
-    return _opened(guess, {**frontend.declared_shapes(options), **options.input_shapes}), True
+    shapes = {**frontend.declared_shapes(options), **options.input_shapes}
+    return _opened(guess, shapes, frontend.state_shapes()), True
 
 
 def _is_known(graph: Graph) -> bool:
@@ -261,11 +287,13 @@ def _baked_extent(old: Operation, new: Operation) -> ShapeError | None:
     return None
 
 
-def _opened(graph: Graph, shapes: Shapes) -> Graph:
-    """Return the graph with inputs of these shapes, and all extents open that were guessed."""
+def _opened(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
+    """Return the graph with these shapes, and all extents open that were guessed."""
     swapped: dict[Value, Value] = {}
-    for value in chain(graph.inputs, *(operation.writes() for operation in graph.operations)):
-        extents = shapes.get(value.name, [None] * len(value.type.shape))
+    changing = {s.value: states[s.label] for s in graph.states if s.label in states}
+    tensors = chain.from_iterable(operation.writes() for operation in graph.operations)
+    for value in dict.fromkeys((*graph.inputs, *tensors, *changing)):
+        extents = changing.get(value) or shapes.get(value.name, [None] * len(value.type.shape))
         shape = tuple(UNKNOWN if extent is None else extent for extent in extents)
         swapped[value] = replace(value, type=TensorType(shape, value.type.dtype))
 
@@ -284,6 +312,6 @@ def _opened(graph: Graph, shapes: Shapes) -> Graph:
             )
             for operation in graph.operations
         ),
-        states=tuple(replace(state, update=swap(state.update)) for state in graph.states),
+        states=tuple(state.substituted(swapped) for state in graph.states),
         aliases={name: swap(value) for name, value in graph.aliases.items()},
     )

@@ -64,7 +64,8 @@ def members_of(
     variables at once that lack an array, or have one that does not fit.
     """
     variables = (*network.graph.parameters, *network.graph.states)
-    types = {v.label: v.value.type for v in variables if v.label not in network.pairs}
+    known = {*network.pairs, *network.changing}  # which the format itself refuses
+    types = {v.label: v.value.type for v in variables if v.label not in known}
     errors: list[NnefError] = [
         DataError(f"params: the document has no variable '{label}'")
         for label in sorted(map(str, arrays.keys() - types.keys() - network.pairs.keys()))

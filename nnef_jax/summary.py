@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from lowering.extents import is_known, show, volume
+from lowering.extents import is_known, known, show, volume
 from lowering.graph import Graph
 from lowering.work import multiply_adds
 from nnef_jax.limits import ROW, Meter
@@ -34,7 +34,7 @@ def summarise(network: Network) -> str:
     lines += [_line(row, widths) for row in rows]
     sizes = {p.label: volume(p.value.type.shape) for p in graph.parameters}
     spare = sum(size for label, size in sizes.items() if label in unused)
-    state = sum(volume(s.value.type.shape) for s in graph.states)
+    state = sum(volume(known(s.value.type.shape)) for s in graph.states)
     parts = [f"{sum(sizes.values()) - spare:,} parameters"]
     parts += [f"{spare:,} unused"] if spare else []
     parts += [f"{state:,} state"] if state else []

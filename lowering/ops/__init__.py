@@ -36,6 +36,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "scatter_nd", "topk", "one_hot",
     ),
     "linear": ("matmul", "linear", "einsum"),
+    "loop": ("loop",),
     "lookup": ("direct_lookup", "reverse_lookup", "tract.tree_ensemble"),
     "normalize": (
         "l1_normalization", "l2_normalization", "local_variance_normalization",

@@ -88,13 +88,20 @@ def _attention_work(result: TensorType, key: TensorType, value: TensorType) -> i
 
 @rules.rule("attention", _attention_type, work=_attention_work)
 def attention(
-    ctx: Context, query: Any, key: Any, value: Any, mask: Any, scale: float, is_causal: bool
+    ctx: Context,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    scale: float,
+    is_causal: bool,
+    from_first: bool = False,
 ) -> Array:
     """Return scaled dot product attention; operands are [batch...,heads,time,items].
 
     Each head of keys and values serves as many consecutive heads of queries as there are to one. A
     logical mask keeps scores where it is true; one of real numbers is added. With `is_causal` a
-    query sees keys up to its own time, counted from the last ones (in torch from the first). A
+    query sees keys up to its own time, counted from the last ones, or `from_first` as in torch. A
     query that sees no key yields zeros. `scale` 0 means 1 / sqrt(items).
     """
     query, keys, values = (jnp.asarray(x) for x in (query, key, value))
@@ -108,7 +115,8 @@ def attention(
     if mask is not False:
         scores = _masked(scores, mask)
     if is_causal:
-        seen = jnp.tril(jnp.ones(grouped[-2:], jnp.bool_), grouped[-1] - times)
+        later = 0 if from_first else grouped[-1] - times
+        seen = jnp.tril(jnp.ones(grouped[-2:], jnp.bool_), later)
         scores = _masked(scores, seen)
     weights = _softmax(scores)
     weights = weights.reshape(*weights.shape[:-3], *groups, *grouped[-2:])

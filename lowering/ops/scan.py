@@ -76,15 +76,16 @@ def _scan_type(
         )
     names = [value.name for value in body.inputs[len(scanned) + len(full) :]]
     for name, before, after in zip(names, initial, body.outputs, strict=False):
-        _require_constant_state(name, before, after.type)
+        require_constant_state(name, before, after.type)
     values = body.outputs[len(initial) :]
     return [
-        _result_type(value.type, which, axis, counts[0])
+        result_type(value.type, which, axis, counts[0])
         for value, (which, axis, _) in zip(values, outputs, strict=True)
     ]
 
 
-def _require_constant_state(name: str, before: TensorType, after: TensorType) -> None:
+def require_constant_state(name: str, before: TensorType, after: TensorType) -> None:
+    """Raise for a state that is of another type after an iteration."""
     if before.dtype != after.dtype:
         raise InvalidOperation(
             f"state '{name}' holds {before.dtype} at first and {after.dtype} after an iteration",
@@ -98,7 +99,8 @@ def _require_constant_state(name: str, before: TensorType, after: TensorType) ->
         )
 
 
-def _result_type(value: TensorType, which: str, axis: int, count: int) -> TensorType:
+def result_type(value: TensorType, which: str, axis: int, count: int) -> TensorType:
+    """Return the type of what is made of the values of so many iterations."""
     if which == "last":
         return value
     if which != "full":
@@ -155,7 +157,7 @@ def scan(
     return [
         last[kept.index(value)]
         if which == "last"
-        else _joined(next(stack), axis, chunk, min(skip, count))
+        else joined(next(stack), axis, chunk, min(skip, count))
         for value, (which, axis, chunk) in results
     ]
 
@@ -172,7 +174,8 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
     return jnp.flip(parts, 0) if chunk < 0 else parts
 
 
-def _joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
+def joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
+    """Return the values of iterations, along their first axis, joined along another one."""
     if skipped:
         values = jnp.pad(values, [(skipped, 0)] + [(0, 0)] * (values.ndim - 1))
     if chunk < 0:

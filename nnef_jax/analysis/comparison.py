@@ -325,8 +325,9 @@ def _own(
 
     probe = Probe(capture=tuple(given), results=False)
     values = bound(Model(execution), inputs)
-    own = execution.own.select(functions.labels(values, probe))
-    seen = run(own, execution.own.initial_state(), values, given)
+    state = execution.own.initial_state()
+    own = execution.own.select(functions.labels(values, probe, state))
+    seen = run(own, state, values, given)
     return {name: np.asarray(x) for name, x in seen.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lowering.extents import UNKNOWN, volume
+from lowering.extents import UNKNOWN, known, volume
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.work import multiply_adds
 from nnef_jax.network import Network
@@ -63,7 +63,7 @@ def _counts(network: Network) -> dict[str, int]:
 
 
 def _items(variables: Iterable[Parameter | StateVariable]) -> int:
-    return sum(volume(variable.value.type.shape) for variable in variables)
+    return sum(volume(known(variable.value.type.shape)) for variable in variables)
 
 
 def _outputs(graph: Graph) -> zip[tuple[str, Value]]:

@@ -66,7 +66,7 @@ def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator
     yield shown(graph.inputs)
     yield shown(tuple((p.label, p.value) for p in graph.parameters))
     yield from (shown((o.kind, o.operands, o.attributes, o.results)) for o in graph.operations)
-    yield shown(tuple((s.label, s.value, s.update) for s in graph.states))
+    yield shown(tuple((s.label, s.value, s.reads()) for s in graph.states))
     yield shown((graph.output_names, graph.outputs))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from lowering.extents import known, volume
@@ -50,7 +51,8 @@ class Definition:
         self.layout = layout
         parameters = [p for p in network.graph.parameters if p.label not in left_out]
         self.labels = tuple(p.label for p in parameters)
-        self.states = tuple(state.label for state in network.graph.states)
+        computed = network.computed_starts
+        self.states = tuple(s.label for s in network.graph.states if s.label not in computed)
         types = [p.value.type for p in parameters]
         sizes = [volume(known(type.shape)) * np.dtype(type.dtype).itemsize for type in types]
         functions = self.functions = Functions(network, runs)
@@ -60,6 +62,7 @@ class Definition:
         self.outputs = entry("outputs", cycle, takes_state=False)
         self.step = entry("step", cycle, donates=donates)
         self.scan = entry("scan", scan, time_axes=1)
+        self.initial = jax.jit(functions.initial, static_argnums=2)
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
         """Return the same, sharing what is compiled, with other arrays that nothing reads."""

@@ -105,8 +105,10 @@ class Entry:
             state, inputs = self.parted(arrays)
             return self._results(self._compiled(named, named | state, inputs, in_chunks))
 
-        functions, (_, inputs) = self.functions, self.parted(arrays)
-        graph = functions.network.specialise([x.shape[self.time_axes :] for x in inputs])
+        functions, (state, inputs) = self.functions, self.parted(arrays)
+        state = state or dict(zip(labels, own, strict=True))
+        before = {label: tuple(x.shape) for label, x in state.items()}
+        graph = functions.network.specialise([x.shape[self.time_axes :] for x in inputs], before)
         outputs = functions.packed([0] * len(graph.outputs))
         result = self._results((outputs, {state.label: 0 for state in graph.states}, {}))
         tree = jax.tree.structure(result)

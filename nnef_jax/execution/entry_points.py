@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from lowering.devices import Place
+from nnef_jax.errors import InputError
 from nnef_jax.execution.compiler import Executable
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry import Entry
@@ -42,15 +43,44 @@ class Execution:
         self.step = EntryPoint(definition.step, own)
         self.scan = EntryPoint(definition.scan, own)
 
-    def prepare(self, params: Arrays, inputs: Sequence[Any]) -> Prepared:
-        """Return parameters with what calls need of them, for inputs of these types."""
+    def prepare(
+        self, params: Arrays, inputs: Sequence[Any], before: Arrays | None = None
+    ) -> Prepared:
+        """Return parameters with what calls need of them, for a cycle of these types.
+
+        Its state is `before`, by default the initial one.
+        """
         functions = self.functions
-        state = self.own.initial_state() if self.network.graph.states else {}
+        state = before
+        if state is None:
+            state = self.own.initial_state() if self.network.graph.states else {}
         found = {"cycle": functions.prepared(functions.cycle, params, state, inputs)}
-        if state and inputs:  # how many cycles there are makes no difference
+        # How many cycles there are makes no difference.
+        if state and inputs and not self.network.changing:
             several = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs]
             found["scan"] = functions.prepared(functions.scan, params, state, several)
         return Prepared(params, found, self.definition)
+
+    def first_state(self, inputs: Callable[[], Sequence[Any]]) -> dict[str, jax.Array]:
+        """Return the state before a first cycle, whose inputs or their types are asked for.
+
+        Raises InputError where a variable starts with what is computed of one that is a type.
+        """
+        stored, network = self.own.first_state(), self.network
+        if not network.computed_starts:
+            return stored
+        given = inputs()
+        graph = network.specialise([x.shape for x in given])
+        needed = graph.dependencies(s.initial for s in graph.states if s.initial is not None)
+        named = {v.name: x for v, x in zip(graph.inputs, given, strict=True) if v in needed}
+        for name, x in named.items():
+            if isinstance(x, jax.ShapeDtypeStruct):
+                raise InputError(
+                    f"the state starts with what the network computes of input '{name}'",
+                    hint="give the inputs of the first cycle: model.init_state(x)",
+                )
+        computed = self.definition.initial(self.own.parameters(), stored, graph, named)
+        return {s.label: {**stored, **computed}[s.label] for s in graph.states}
 
     @classmethod
     def loaded(cls, network: Network, options: RunOptions, cache: DiskCache | None) -> Execution:
@@ -194,7 +224,8 @@ class EntryPoint:
         """Run the network on its own parameters, and those that only captured tensors read."""
         entry, (state, inputs) = self._entry, self._entry.parted(arrays)
         items = [jax.ShapeDtypeStruct(x.shape[entry.time_axes :], x.dtype) for x in inputs]
-        labels = entry.functions.labels(items, probe)
+        before = state if entry.takes_state else self._own.initial_state()
+        labels = entry.functions.labels(items, probe, before)
         return self.pure(self._own.select(labels), state, inputs, probe)
 
 

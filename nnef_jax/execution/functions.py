@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from lowering.cpu import optimised
 from lowering.errors import InvalidComputation
+from lowering.extents import shapes_differ, show
 from lowering.fallback import or_else
 from lowering.graph import Graph, Value
 from lowering.trace import Context, trace
@@ -40,7 +41,7 @@ class Functions:
         self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe, optimized: bool = False
     ) -> Results:
         """Run one cycle."""
-        graph, wanted = self._wanted(inputs, probe)
+        graph, wanted = self._wanted(inputs, probe, state)
         if missing := [n for n in self._read(graph, wanted) if n not in params]:
             hint = "load(..., unused=True) has those that outputs do not need in model.params"
             raise InputError(f"captures need {', '.join(map(repr, missing))} of params", hint=hint)
@@ -69,6 +70,8 @@ class Functions:
     ) -> Results:
         """Run as many cycles as the inputs have items along their first axis, by `lax.scan`."""
 
+        self._require_kept_shapes(state, inputs)
+
         def body(state: Arrays, inputs: list[Any]) -> tuple[dict[str, Any], Any]:
             outputs, state, shown = self.cycle(params, state, inputs, probe, optimized)
             return state, (outputs, shown)
@@ -76,16 +79,43 @@ class Functions:
         state, (outputs, shown) = jax.lax.scan(body, dict(state), list(inputs))
         return outputs, state, shown
 
-    def labels(self, inputs: Inputs, probe: Probe) -> list[str]:
+    def labels(self, inputs: Inputs, probe: Probe, state: Arrays) -> list[str]:
         """Return the labels of the parameters that a run of these inputs reads."""
-        return self._read(*self._wanted(inputs, probe))
+        return self._read(*self._wanted(inputs, probe, state))
 
     def _read(self, graph: Graph, wanted: list[Value]) -> list[str]:
         needed = graph.dependencies(wanted)
         return [p.label for p in graph.parameters if p.value in needed]
 
-    def _wanted(self, inputs: Inputs, probe: Probe) -> tuple[Graph, list[Value]]:
-        graph = self.network.specialise([tuple(x.shape) for x in inputs])
+    def _require_kept_shapes(self, state: Arrays, inputs: Inputs) -> None:
+        """Raise InputError for a variable whose shape is another one after a cycle."""
+        if not self.network.changing:
+            return
+        before = {label: tuple(x.shape) for label, x in state.items()}
+        graph = self.network.specialise([tuple(x.shape[1:]) for x in inputs], before)
+        for variable in graph.states:
+            shape, found = before[variable.label], variable.update.type.shape
+            if shapes_differ(shape, found):
+                raise InputError(
+                    f"state '{variable.label}' has shape {show(shape)} before a cycle and "
+                    f"{show(found)} after it, in a scan it keeps its shape",
+                    hint="call step in a loop, or keep a window of it in a lax.scan of your own",
+                )
+
+    def initial(
+        self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays
+    ) -> dict[str, Any]:
+        """Compute what variables start with, given inputs of a first cycle by name."""
+        context = Context(self._options.precision)
+        wanted = [s.initial for s in graph.states if s.initial is not None]
+        given = [inputs.get(value.name) for value in graph.inputs]
+        values = trace(graph, context, params, state, given, wanted)
+        found = {s.label: values[s.initial] for s in graph.states if s.initial is not None}
+        return {label: jnp.asarray(x) for label, x in found.items()}
+
+    def _wanted(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
+        before = {label: tuple(x.shape) for label, x in state.items()}
+        graph = self.network.specialise([tuple(x.shape) for x in inputs], before)
         results = [*graph.outputs, *(s.update for s in graph.states)] if probe.results else []
         return graph, [*results, *probe.captured(graph).values()]
 
@@ -152,7 +182,7 @@ class Functions:
         return optimal(params, (self._own(state), inputs))
 
     def _own(self, state: Arrays) -> dict[str, Any]:
-        return {s.label: state[s.label] for s in self.network.graph.states}
+        return {s.label: state[s.label] for s in self.network.graph.states if s.label in state}
 
     @cached_property
     def packed(self) -> Callable[..., Any]:

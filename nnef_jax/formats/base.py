@@ -48,6 +48,9 @@ class Options:
     # Shapes of inputs in which jax.export keeps extents symbolic; these are open in `input_shapes`.
     symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     open_extent: int = UNKNOWN  # what an extent that the document leaves open is taken for
+    # Shapes of the state before a cycle, by label, for variables whose shape changes.
+    state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
+    starts: bool = False  # whether it is a first cycle, for variables whose start is computed
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Nothing is read any more, and `progress` may be a function that cannot be pickled.
@@ -112,6 +115,13 @@ class Frontend(ABC):
 
         Inputs whose shape depends on that of another are left out. It is asked for after
         ExtentNeeded alone.
+        """
+        return {}
+
+    def state_shapes(self) -> Shapes:
+        """Return the shapes of variables, by label, that differ from cycle to cycle.
+
+        Variables whose shape stays are left out.
         """
         return {}
 

@@ -211,5 +211,5 @@ def test_every_kind_is_used_by_a_row_of_the_tables() -> None:
     used |= {meanings()[name].kind for name in names}
     used |= {case.kind for case in openvino_cases}
     assert set(rules) - used == {
-        "branch", "constant", "range", "scan", "tract.pulse_mask", "complex_to_pairs",
+        "branch", "constant", "loop", "range", "scan", "tract.pulse_mask", "complex_to_pairs",
     }  # fmt: skip

@@ -18,6 +18,7 @@ from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import computed, stored
+from nnef_jax.formats.openvino.variables import Variable
 from nnef_jax.limits import EXTENT, OPERATION, raising
 
 _MOST = 4096  # items of integers that stand in the graph instead of beside it
@@ -31,6 +32,7 @@ class FlatGraph:
     data: dict[str, NDArray[Any]]
     builder: GraphBuilder
     tensors: dict[Constant, Value] = field(default_factory=dict[Constant, Value])
+    variables: Mapping[str, Variable] = field(default_factory=dict[str, Variable])
     outer: FlatGraph | None = None  # of which this is a body
     captured: dict[Value, Value] = field(default_factory=dict[Value, Value])  # inner to outer
 

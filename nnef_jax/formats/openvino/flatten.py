@@ -23,6 +23,7 @@ from nnef_jax.formats.openvino.folding import folded
 from nnef_jax.formats.openvino.layers import Meaning, meanings
 from nnef_jax.formats.openvino.pre_process import pre_processed
 from nnef_jax.formats.openvino.site import Site, Tensor
+from nnef_jax.formats.openvino.variables import Variable, variables_of
 from nnef_jax.formats.openvino.weights import Weights
 from nnef_jax.limits import within_memory
 
@@ -32,10 +33,11 @@ _INPUTS = ("input", "parameter")
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The inputs and outputs of a network by name, each with its port."""
+    """The inputs and outputs of a network by name, each with its port, and its variables."""
 
     inputs: Mapping[str, tuple[Layer, Port]]
     outputs: Mapping[str, End]
+    variables: Mapping[str, Variable]
 
 
 def ends_of(net: Net) -> Ends:
@@ -69,7 +71,7 @@ def ends_of(net: Net) -> Ends:
                     named[0] if named else _called(producer, producer.outputs[i], i, legacy=False)
                 )
                 _put(outputs, name, end)
-    return Ends(inputs, outputs)
+    return Ends(inputs, outputs, variables_of(net))
 
 
 def _called(layer: Layer, port: Port, i: int, legacy: bool) -> str:
@@ -103,6 +105,7 @@ def flatten(
     """Return the flat graph; `data` collects weights by label. Raises NnefError."""
     with within_memory("the flat graph"):
         graph = FlatGraph.of(options, data)
+        graph.variables = ends.variables
         graph.builder.reserve([*ends.inputs, *_names_in(net)])
         flattener = Flattener(graph, weights)
         feeds: dict[End, Tensor] = {}
@@ -160,7 +163,7 @@ class Flattener:
         """Flatten what outputs and sinks need, given tensors at ports; return all tensors."""
         table = meanings(is_legacy=net.is_legacy)
         found: dict[End, Tensor] = dict(feeds)
-        layers = list(_needed(net, feeds, wanted))
+        layers = _needed(net, feeds, wanted)
         raise_all(
             [
                 UnsupportedError(
@@ -245,11 +248,12 @@ class Flattener:
         return inner.run(body.net, feeds, wanted)
 
 
-def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> Iterator[Layer]:
-    """Yield the layers that outputs and sinks depend on, in order."""
+def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> list[Layer]:
+    """Return the layers that outputs and sinks depend on, in order."""
     by_id = {layer.id: layer for layer in net.layers}
     waiting = [end[0] for end in wanted]
-    waiting += [layer.id for layer in net.layers if layer.kind in ("assign", "memory")]
+    kept = ("assign", "memory", "readvalue")
+    waiting += [layer.id for layer in net.layers if layer.kind in kept]
     known = set[int]()
     while waiting:
         id = waiting.pop()
@@ -260,7 +264,13 @@ def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> Ite
             end = (id, port.id)
             if end not in feeds and end in net.feeds:
                 waiting.append(net.feeds[end][0])
-    return (layer for layer in net.layers if layer.id in known)
+    # A variable is declared where it is read: what writes comes last, but for Results.
+    found = [layer for layer in net.layers if layer.id in known]
+    reads = (
+        (layer.id, port.id) for layer in found if layer.kind != "result" for port in layer.inputs
+    )
+    read = {net.feeds[end][0] for end in reads if end in net.feeds}
+    return sorted(found, key=lambda layer: layer.kind == "assign" and layer.id not in read)
 
 
 def stored(site: Site) -> Constant:

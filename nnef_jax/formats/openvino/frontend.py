@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -10,14 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
-from lowering.graph import Graph
+from lowering.graph import Graph, StateVariable
 from lowering.location import Span
-from nnef_jax.formats.base import Cut, Frontend, Options, Shapes, Stored
+from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.formats.base import Cut, ExtentNeeded, Frontend, Options, Shapes, Stored
 from nnef_jax.formats.openvino.document import read_net
 from nnef_jax.formats.openvino.element_types import computed
 from nnef_jax.formats.openvino.flatten import declared_shape, ends_of, flatten
 from nnef_jax.formats.openvino.names import synonyms
 from nnef_jax.formats.openvino.nnef import as_member, layers_in, written
+from nnef_jax.formats.openvino.variables import Variable
 from nnef_jax.formats.openvino.weights import Weights
 from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.frontend import GRAPH
@@ -44,6 +46,9 @@ class OpenvinoFrontend(Frontend):
         self.dialect = f"OpenVINO IR {self._net.version}"
         self.integer = computed("i64", options.real)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_data": {}}  # which flattening collects
+
     def flatten(self, options: Options) -> Graph:
         """Return the graph for the shapes in `options.input_shapes`, else the document's."""
         return flatten(self._net, self._ends, options, self._weights, self._data)
@@ -56,10 +61,17 @@ class OpenvinoFrontend(Frontend):
                 found[name] = declared_shape(layer, port)
         return found
 
+    def state_shapes(self) -> Shapes:
+        """Return the shapes of the variables whose shape or start is not known before a call."""
+        found = self._ends.variables.items()
+        return {label: variable.shape for label, variable in found if variable.changes}
+
     def stored(self, graph: Graph) -> Stored:
         """Return the weights, viewed in the file where the graph has them as they are stored."""
         found: dict[str, NDArray[Any]] = {}
         for variable in (*graph.parameters, *graph.states):
+            if isinstance(variable, StateVariable) and variable.initial is not None:
+                continue  # it starts with what the network computes
             array = self._data[variable.label]
             dtype = np.dtype(variable.value.type.dtype)
             found[variable.label] = array if array.dtype == dtype else array.astype(dtype)
@@ -75,13 +87,14 @@ class OpenvinoFrontend(Frontend):
 
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
         """Return the network as an archive of NNEF 1.0, flat, with other weights by label."""
-        return self._archive(self.flatten(self._options), arrays)
+        raise_all([*_changing(self._ends.variables)])
+        return self._archive(self._whole(self._options), arrays)
 
     def flat_members(
         self, options: Options, cut: Cut, arrays: Mapping[str, Any], quantization: str | None
     ) -> dict[str, Member]:
         """Return a part of the network as an archive of NNEF 1.0, flat."""
-        return self._archive(cut(self.flatten(options))[0], arrays)
+        return self._archive(cut(self._whole(options))[0], arrays)
 
     def converted(
         self,
@@ -92,6 +105,7 @@ class OpenvinoFrontend(Frontend):
         keep: bool = False,
     ) -> dict[str, Member]:
         """Return the network as one of NNEF 1.0, always flat."""
+        raise_all([*_changing(self._ends.variables)])
         return self._archive(graph, data or {}, keep=keep)
 
     def _archive(
@@ -101,6 +115,22 @@ class OpenvinoFrontend(Frontend):
         document = written(graph, layers, self._options, keep=keep)
         stored = {member_of(label): as_member(array) for label, array in arrays.items()}
         return {GRAPH: print_document(document).encode()} | stored
+
+    def _whole(self, options: Options) -> Graph:
+        try:
+            return self.flatten(options)
+        except ExtentNeeded:
+            raise UnsupportedError(
+                "the graph depends on open extents of inputs, which NNEF cannot say",
+                hint="close them by load(..., input_shapes=...)",
+            ) from None
+
+
+def _changing(variables: Mapping[str, Variable]) -> Iterator[NnefError]:
+    for label, variable in variables.items():
+        if variable.changes:
+            message = f"variable '{label}' starts with what is computed, or changes its shape"
+            yield UnsupportedError(f"{message}, which NNEF cannot say", span=variable.span)
 
 
 def _weights(archive: Archive) -> Weights:

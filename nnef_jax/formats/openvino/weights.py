@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from lowering.errors import InvalidOperation
 from nnef_jax.formats.openvino.document import CONSTANTS, Net
@@ -15,8 +16,12 @@ _SMALL = 1 << 15  # bytes of a constant: shapes, indices, ends of ranges have no
 class Weights:
     """The bytes of the .bin, None where there is none; `name` is what errors call it."""
 
-    data: memoryview | None
+    data: memoryview | bytes | None
     name: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By value: a pickle is read where the file may not be.
+        return Weights, (None if self.data is None else bytes(self.data), self.name)
 
     def slice(self, offset: int, size: int) -> memoryview:
         """Return a part; raise InvalidOperation where there is none."""
@@ -31,7 +36,7 @@ class Weights:
                 f"which has {len(self.data)}",
                 "the file is cut off, or of another network",
             )
-        return self.data[offset : offset + size]
+        return memoryview(self.data)[offset : offset + size]
 
     def small_constants(self, net: Net) -> Iterator[bytes]:
         """Yield the bytes of the constants of a network and its bodies, but for large ones."""

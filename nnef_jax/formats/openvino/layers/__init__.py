@@ -15,8 +15,8 @@ from nnef_jax.formats.openvino.site import Site
 Meaning = Callable[[Site], Any]  # of one tensor, or of a list for several output ports
 FAMILIES = (
     "elementwise", "products", "convolution", "pooling", "normalization", "reduction", "shape",
-    "selection", "resizing", "quantization", "recurrent", "loops", "memory", "detection",
-    "suppression", "regions", "detectron",
+    "selection", "resizing", "quantization", "recurrent", "loops", "branches", "memory",
+    "detection", "suppression", "regions", "detectron",
 )  # fmt: skip
 _LEGACY: dict[str, Meaning] = {}
 _OPSETS: dict[str, Meaning] = {}

@@ -1,320 +1,280 @@
-"""Bodies that are repeated or chosen: TensorIterator, Loop and If.
-
-A port map connects ports of the layer with layers of the body: before version 10 with their ports,
-since then with Parameter and Result layers. With `axis` a tensor is cut along it, a part an
-iteration, or results are joined along it; from -1 to 0 by -1 is from the end.
-"""
+"""Bodies that are repeated: TensorIterator and Loop."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from lowering.extents import UNKNOWN
-from lowering.graph import Graph, TensorType, Value
+from lowering.graph import TensorType, Value
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.document import Body, End, Layer
+from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
 from nnef_jax.formats.openvino.flat_graph import FlatGraph
 from nnef_jax.formats.openvino.layers import everywhere, opsets
+from nnef_jax.formats.openvino.ports import Link, back_edges, layer_at, links, source_of
 from nnef_jax.formats.openvino.site import Site, Tensor
 
-
-@dataclass(slots=True, eq=False)
-class _Link:
-    """A line of a port map: the layer's port (-1 for none), the end in the body, how it is cut."""
-
-    port: int
-    end: End
-    axis: int | None
-    start: int
-    stop: int
-    stride: int
-    size: int
-    purpose: str
-
-
-def _links(site: Site, body: Body, *, inputs: bool) -> list[_Link]:
-    by_id = {layer.id: layer for layer in body.net.layers}
-    found: list[_Link] = []
-    for is_input, given in body.ports:
-        if is_input != inputs:
-            continue
-
-        def number(name: str, default: int | None = None, given: Mapping[str, str] = given) -> int:
-            text = given.get(name)
-            if text is None and default is not None:
-                return default
-            try:
-                return int(text or "")
-            except ValueError:
-                raise InvalidOperation(f"a port map has no whole number for '{name}'") from None
-
-        layer = by_id.get(number("internal_layer_id"))
-        if layer is None:
-            raise InvalidOperation(f"the body has no layer {given.get('internal_layer_id')}")
-        end = (layer.id, number("internal_port_id", _port_of(layer)))
-        axis = number("axis", -(1 << 20))
-        found.append(
-            _Link(
-                number("external_port_id", -1), end, None if axis == -(1 << 20) else axis,
-                number("start", 0), number("end", -1), number("stride", 1), number("part_size", 1),
-                given.get("purpose", ""),
-            )
-        )  # fmt: skip
-    return found
-
-
-def _port_of(layer: Layer) -> int:
-    ports = layer.outputs if layer.kind == "parameter" else layer.inputs
-    return ports[0].id if ports else 0
-
-
-def _back(body: Body) -> dict[End, End]:
-    """Return the ends that take a value for the next iteration, with those that give it."""
-    by_id = {layer.id: layer for layer in body.net.layers}
-    found: dict[End, End] = {}
-    for source, target in body.back:
-        if source[0] not in by_id or target[0] not in by_id:
-            raise InvalidOperation("a back edge leads from or to a layer that there is not")
-        ends = [
-            end if body.net.is_legacy else (end[0], _port_of(by_id[end[0]]))
-            for end in (source, target)
-        ]
-        found[ends[1]] = ends[0]
-    return found
-
-
-def _source(body: Body, end: End) -> End:
-    """Return the output port whose value an end of the body has: a Result's is what it reads."""
-    layer = next(layer for layer in body.net.layers if layer.id == end[0])
-    return body.net.feeds.get(end, end) if layer.kind == "result" else end
+_MOST = 1 << 16  # iterations of a scan that a condition may end before
 
 
 @everywhere("TensorIterator")
 def _tensor_iterator(site: Site) -> list[Any]:
-    return _repeated(site, site.layer.bodies["body"], None)
+    return _Repetition(site, site.layer.bodies["body"]).scanned(None)
 
 
 @opsets("Loop")
 def _loop(site: Site) -> list[Any]:
-    """Repeat as often as input 0 says; the condition must stay true, and be known to."""
+    """Repeat as often as input 0 says at most, and as long as the condition is true."""
     body = site.layer.bodies["body"]
+    repetition = _Repetition(site, body)
     count = site.operand(0)
-    started = site.operand(1) if site.has(1) else None
-    if isinstance(started, Constant) and not started.array.any():
-        raise InvalidOperation("it does not run at all, which is not supported")
-    turns = int(count.array.reshape(-1)[0]) if isinstance(count, Constant) else -1
-    conditions = [x for x in _links(site, body, inputs=False) if x.purpose == "execution_condition"]
-    for link in conditions:
-        end = _source(body, link.end)
-        layer = next(layer for layer in body.net.layers if layer.id == end[0])
-        if layer.kind not in ("const", "constant", "parameter"):
-            raise InvalidOperation(
-                "it ends by a condition that is computed, which is not supported"
-            )
-    return _repeated(site, body, turns)
+    begins: Tensor | bool = site.operand(1) if site.has(1) else True
+    turns = -1
+    if isinstance(count, Constant):
+        turns = max(int(count.array.reshape(-1)[0]), -1)
+    if isinstance(begins, Constant):
+        begins = bool(begins.array.any())
+    going = repetition.condition()
+    if going is None and begins is True and isinstance(count, Constant):
+        parts = repetition.parts()
+        if turns < 0 and parts is None:
+            raise InvalidOperation("nothing ends it: no count, no condition, no parts")
+        if turns < 0 or parts is None or turns == parts:
+            return repetition.scanned(turns)
+    known = isinstance(count, Constant)
+    return repetition.until(going, (turns if turns >= 0 else None) if known else count, begins)
 
 
-def _repeated(site: Site, body: Body, turns: int | None) -> list[Any]:
-    """Add a scan over the parts of cut inputs, or over a count of turns."""
-    inputs, outputs = _links(site, body, inputs=True), _links(site, body, inputs=False)
-    back = _back(body)
-    ports = [port.id for port in site.layer.inputs]
+@dataclass(slots=True)
+class _Repetition:
+    """A layer with a body that is repeated, while the graph of the body is made."""
 
-    def outer(link: _Link) -> Tensor:
+    site: Site
+    body: Body
+    graph: FlatGraph = field(init=False)
+    inner: Site = field(init=False)  # in the body
+    inputs: list[Link] = field(init=False)
+    outputs: list[Link] = field(init=False)
+    back: dict[End, End] = field(init=False)
+    feeds: dict[End, Tensor] = field(default_factory=dict[End, Tensor])
+    full: list[Value] = field(default_factory=list[Value])
+    held: list[Value] = field(default_factory=list[Value])  # what the body has for them
+
+    def __post_init__(self) -> None:
+        self.graph = self.site.graph.body()
+        self.inner = replace(self.site, graph=self.graph)
+        self.inputs = links(self.body, inputs=True)
+        self.outputs = links(self.body, inputs=False)
+        self.back = back_edges(self.body)
+
+    # What it is given
+
+    def condition(self) -> End | None:
+        """Return what tells whether it goes on, None where that does not change."""
+        for link in self.outputs:
+            if link.purpose == "execution_condition":
+                end = source_of(self.body, link.end)
+                layer = layer_at(self.body, end)
+                if layer.kind == "parameter":
+                    before = self.back.get(end)
+                    is_fixed = before is None or source_of(self.body, before) == end
+                else:
+                    is_fixed = layer.kind in CONSTANTS and self._stored(layer.id).array.all()
+                return None if is_fixed else end
+        return None
+
+    def _stored(self, id: int) -> Constant:
+        from nnef_jax.formats.openvino.flatten import stored
+
+        layer = next(layer for layer in self.body.net.layers if layer.id == id)
+        return stored(replace(self.site, layer=layer, net=self.body.net, operands=()))
+
+    def _outer(self, link: Link) -> Tensor:
+        ports = [port.id for port in self.site.layer.inputs]
         if link.port not in ports:
             raise InvalidOperation(f"it has no input port {link.port}")
-        return site.operand(ports.index(link.port))
+        return self.site.operand(ports.index(link.port))
 
-    cut = [x for x in inputs if x.axis is not None]
-    turn = [x for x in inputs if x.purpose == "current_iteration" or x.port < 0]
-    turn += [x for x in inputs if x.purpose == "current_iteration" and x not in turn]
-    states = [x for x in inputs if x.axis is None and x.end in back and x not in turn]
-    whole = [x for x in inputs if x not in (*cut, *turn, *states)]
-    graph = site.graph.body()
-    feeds: dict[End, Tensor] = {}
-    scanned: list[Tensor] = []
-    axes: list[int] = []
-    chunks: list[int] = []
-    heads: list[Value] = []
+    def _is_turn(self, link: Link) -> bool:
+        return link.purpose == "current_iteration" or link.port < 0
 
-    def enter(value: Value, shape: Sequence[int], name: str) -> Value:
-        return graph.builder.input(name, TensorType(tuple(shape), value.type.dtype))
+    @property
+    def _cut(self) -> list[Link]:
+        return [x for x in self.inputs if x.axis is not None]
 
-    for i, link in enumerate(cut):
-        value, sign, axis = _cut(site, site.tensor(outer(link)), link)
-        shape = list(value.type.shape)
-        shape[axis] = link.size
-        heads.append(enter(value, shape, f"part_{i}"))
-        feeds[link.end] = heads[-1]
-        scanned.append(value)
-        axes.append(axis)
-        chunks.append(sign * link.size)
-    if not cut or turn:
-        if turns is None or turns < 0:
-            turns = _count(site, scanned, axes, chunks)
-        numbers = Constant(np.arange(turns, dtype=np.int64), "i64", derived=True)
-        value = site.tensor(numbers)
-        head = enter(value, (1,), "turn")
-        heads.append(head)
-        scanned.append(value)
-        axes.append(0)
-        chunks.append(1)
-        for link in turn:
-            layer = next(layer for layer in body.net.layers if layer.id == link.end[0])
-            rank = len(layer.outputs[0].shape or ())
-            inner = replace(site, graph=graph)
-            feeds[link.end] = head if rank else inner.insert("squeeze", {"input": head}, axes=(0,))
-    full: list[Value] = []
-    held: list[Value] = []
-    for i, link in enumerate(whole):
-        value = outer(link)
-        if isinstance(value, Constant):
-            feeds[link.end] = value
-            continue
-        full.append(value)
-        held.append(enter(value, value.type.shape, f"full_{i}"))
-        feeds[link.end] = held[-1]
-    initial = [site.tensor(outer(link)) for link in states]
-    before = [enter(v, v.type.shape, f"state_{i}") for i, v in enumerate(initial)]
-    feeds.update({link.end: value for link, value in zip(states, before, strict=True)})
-    nexts = [_source(body, back[link.end]) for link in states]
-    shown = [x for x in outputs if x.port >= 0]
-    ends = [_source(body, link.end) for link in shown]
-    found = site.flatten(body, graph, feeds, [*nexts, *ends], site.layer.name)
-    inner = replace(site, graph=graph)
-    after = [_as(inner, found[end], b.type) for end, b in zip(nexts, before, strict=True)]
-    values = [inner.tensor(found[end]) for end in ends]
-    how = [
-        ("last", 0, 1) if x.axis is None
-        else ("full", x.axis % max(len(v.type.shape), 1), -1 if x.stride < 0 else 1)
-        for x, v in zip(shown, values, strict=True)
-    ]  # fmt: skip
-    captured = [*graph.captured.items()]
-    order = [*heads, *held, *(i for i, _ in captured), *before]
-    flat = _graph(graph, order, [*after, *values])
-    operands = {
-        "scanned": scanned, "full": [*full, *(o for _, o in captured)], "initial": initial,
-    }  # fmt: skip
-    attributes: dict[str, Any] = {
-        "body": flat, "axes": tuple(axes), "chunks": tuple(chunks), "outputs": tuple(how),
-        "skip": 0,
-    }  # fmt: skip
-    made = site.insert("scan", operands, **attributes)
-    made = made if isinstance(made, list) else [made]
-    by_port = dict(zip((x.port for x in shown), made, strict=True))
-    return [by_port.get(port.id) for port in site.layer.outputs]
+    def parts(self) -> int | None:
+        """Return how many parts there are of what is cut; None where nothing is."""
+        for link in self._cut:
+            shape = self.site.known_shape(self._outer(link))
+            axis = self.site.axis(link.axis or 0, len(shape))
+            low, high, _ = _range(link, shape[axis])
+            return -(-(high - low) // link.size)
+        return None
+
+    def _enter(self, value: Value, shape: Sequence[int], name: str) -> Value:
+        return self.graph.builder.input(name, TensorType(tuple(shape), value.type.dtype))
+
+    def _hold(self, value: Value) -> Value:
+        self.full.append(value)
+        self.held.append(self._enter(value, value.type.shape, f"full_{len(self.full)}"))
+        return self.held[-1]
+
+    def _number(self, head: Value) -> None:
+        """Feed the number of the iteration, which has one item."""
+        for link in self.inputs:
+            if self._is_turn(link):
+                rank = len(layer_at(self.body, link.end).outputs[0].shape or ())
+                self.feeds[link.end] = self.inner.reshaped(head, (1,) * rank)
+
+    # What it becomes
+
+    def scanned(self, turns: int | None) -> list[Any]:
+        """Add a scan over the parts of what is cut, or over a number of turns."""
+        site, scanned, heads = self.site, list[Value](), list[Value]()
+        axes, chunks = list[int](), list[int]()
+        for i, link in enumerate(self._cut):
+            value, sign, axis = _cut(site, site.tensor(self._outer(link)), link)
+            shape = list(value.type.shape)
+            shape[axis] = link.size
+            heads.append(self._enter(value, shape, f"part_{i}"))
+            self.feeds[link.end] = heads[-1]
+            scanned.append(value)
+            axes.append(axis)
+            chunks.append(sign * link.size)
+        if not scanned or any(map(self._is_turn, self.inputs)):
+            turns = self.parts() if turns is None or turns < 0 else turns
+            if turns is None:
+                raise InvalidOperation("it has no tensor to cut into parts")
+            if turns > site.graph.options.meter.limits.tensor_items:
+                raise InvalidOperation(f"it is repeated {turns} times")
+            numbers = Constant(np.arange(turns, dtype=np.int64), "i64", derived=True)
+            value = site.tensor(numbers)
+            heads.append(self._enter(value, (1,), "turn"))
+            self._number(heads[-1])
+            scanned.append(value)
+            axes.append(0)
+            chunks.append(1)
+        given = {"scanned": scanned}
+        attributes = {"axes": tuple(axes), "chunks": tuple(chunks), "skip": 0}
+        return self._emit("scan", heads, None, given, attributes)
+
+    def until(
+        self, going: End | None, count: Tensor | int | None, begins: Tensor | bool
+    ) -> list[Any]:
+        """Add a loop that a condition or a computed count ends: parts are taken turn by turn."""
+        site, inner = self.site, self.inner
+        parts = self.parts()
+        bounds = [n for n in (parts, count) if isinstance(n, int)]
+        limit = min(bounds, default=-1)
+        if limit > _MOST:
+            limit = -1
+        integer = site.graph.builder.integer
+        number = inner.graph.builder.input("turn", TensorType((), integer))
+        self._number(number)
+        for link in self._cut:
+            value, sign, axis = _cut(site, site.tensor(self._outer(link)), link)
+            start: Value = number
+            if link.size > 1:
+                start = inner.insert("mul", {"x": start, "y": link.size})
+            if sign < 0:
+                last = value.type.shape[axis] - link.size
+                start = inner.insert("sub", {"x": last, "y": start})
+            window = {"input": self._hold(value), "start": start}
+            self.feeds[link.end] = inner.insert(
+                "dynamic_slice", window, length=link.size, axis=axis
+            )
+        if isinstance(count, Value):
+            most: Any = site.reshaped(site.cast(count, integer), ())
+            if parts is not None:
+                most = site.insert("min", {"x": most, "y": parts})
+        else:
+            most = min([*bounds, int(np.iinfo(integer).max)])
+        starts = begins if isinstance(begins, bool) else truth(site, begins)
+        given = {"count": most, "condition": starts}
+        return self._emit("loop", [number], going, given, {"limit": limit}, ends=True)
+
+    def _emit(
+        self,
+        kind: str,
+        heads: Sequence[Value],
+        going: End | None,
+        operands: dict[str, Any],
+        attributes: dict[str, Any],
+        *,
+        ends: bool = False,
+    ) -> list[Any]:
+        """Add the operation, whose body first says whether it goes on if it `ends` by that."""
+        site, inner, body = self.site, self.inner, self.body
+        rest = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
+        states = [x for x in rest if x.end in self.back]
+        for link in rest:
+            if link in states:
+                continue
+            value = self._outer(link)
+            self.feeds[link.end] = value if isinstance(value, Constant) else self._hold(value)
+        initial = [site.tensor(self._outer(link)) for link in states]
+        before = [self._enter(v, v.type.shape, f"state_{i}") for i, v in enumerate(initial)]
+        self.feeds.update({link.end: value for link, value in zip(states, before, strict=True)})
+        nexts = [source_of(body, self.back[link.end]) for link in states]
+        shown = [x for x in self.outputs if x.port >= 0]
+        results = [source_of(body, link.end) for link in shown]
+        wanted = [*nexts, *results, *([going] if going else [])]
+        found = site.flatten(body, self.graph, self.feeds, wanted, site.layer.name)
+        after = [
+            inner.cast(inner.tensor(found[end]), b.type.dtype)
+            for end, b in zip(nexts, before, strict=True)
+        ]
+        values = [inner.tensor(found[end]) for end in results]
+        first = [truth(inner, found[going] if going else True)] if ends else []
+        how = [
+            ("last", 0, 1)
+            if x.axis is None
+            else ("full", site.axis(x.axis, len(v.type.shape)), 1 if x.stride > 0 else -1)
+            for x, v in zip(shown, values, strict=True)
+        ]
+        captured = [*self.graph.captured.items()]
+        order = [*heads, *self.held, *(i for i, _ in captured), *before]
+        operands |= {"full": [*self.full, *(o for _, o in captured)], "initial": initial}
+        flat = graph_of(self.graph, order, [*first, *after, *values])
+        made = site.insert(kind, operands, body=flat, outputs=tuple(how), **attributes)
+        made = made if isinstance(made, list) else [made]
+        by_port = dict(zip((x.port for x in shown), made, strict=True))
+        return [by_port.get(port.id) for port in site.layer.outputs]
 
 
-def _graph(graph: FlatGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
+def graph_of(graph: FlatGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
+    """Return the graph of a body."""
     names = [f"{i}_{value.name}" for i, value in enumerate(outputs)]
     return graph.builder.graph("body", outputs, names, [value.name for value in inputs])
 
 
-def _as(site: Site, found: Tensor, type: TensorType) -> Value:
-    value = site.tensor(found)
-    return site.cast(value, type.dtype)
+def truth(site: Site, x: Tensor | bool) -> Value:
+    """Return a condition as a logical tensor of the graph."""
+    if isinstance(x, bool):
+        x = Constant(np.array(x), "boolean", derived=True)
+    return site.cast(site.tensor(x), "bool")
 
 
-def _cut(site: Site, value: Value, link: _Link) -> tuple[Value, int, int]:
+def _range(link: Link, extent: int) -> tuple[int, int, int]:
+    """Return where what is cut begins and ends, and the sign of the direction."""
+    if abs(link.stride) != link.size or not link.size:
+        raise InvalidOperation("parts that overlap, or leave items out, are not supported")
+    first, last = (x + extent + 1 if x < 0 else x for x in (link.start, link.stop))
+    if not (0 <= first <= extent and 0 <= last <= extent):
+        raise InvalidOperation(f"its parts go from {link.start} to {link.stop} of {extent} items")
+    return (first, last, 1) if link.stride > 0 else (last, first, -1)
+
+
+def _cut(site: Site, value: Value, link: Link) -> tuple[Value, int, int]:
     """Return what is cut, which way, and along which axis."""
     axis = site.axis(link.axis or 0, len(value.type.shape))
-    extent = value.type.shape[axis]
-    if abs(link.stride) != link.size:
-        raise InvalidOperation("parts that overlap, or leave items out, are not supported")
-    sign = 1 if link.stride > 0 else -1
-    if extent is UNKNOWN:
-        extent = site.known_shape(value)[axis]
-    first, last = (x + extent + 1 if x < 0 else x for x in (link.start, link.stop))
-    low, high = (first, last) if sign > 0 else (last, first)
+    extent = site.known_shape(value)[axis]
+    low, high, sign = _range(link, extent)
     if (low, high) != (0, extent):
         value = site.insert(
             "slice", {"input": value}, axes=(axis,), begin=(low,), end=(high,), stride=(1,)
         )
     return value, sign, axis
-
-
-def _count(
-    site: Site, scanned: Sequence[Tensor], axes: Sequence[int], chunks: Sequence[int]
-) -> int:
-    if not scanned:
-        raise InvalidOperation(
-            "how often it runs is computed by the network, which is not supported"
-        )
-    return -(-site.known_shape(scanned[0])[axes[0]] // abs(chunks[0]))
-
-
-@opsets("If")
-def _if(site: Site) -> list[Any]:
-    """Choose one of two bodies; only the chosen one is computed."""
-    condition = site.operand(0)
-    ports = [port.id for port in site.layer.inputs]
-    bodies = [site.layer.bodies[f"{name}_body"] for name in ("then", "else")]
-    if isinstance(condition, Constant):
-        return _branch_known(site, bodies[0 if condition.array.any() else 1], ports)
-    operands: list[Value] = []
-    graphs: list[Graph] = []
-    shown: list[list[int]] = []
-    places: dict[Value, int] = {}
-    parts: list[tuple[FlatGraph, dict[Value, Value], list[Value]]] = []
-    for body in bodies:
-        graph = site.graph.body()
-        feeds: dict[End, Tensor] = {}
-        entered: dict[Value, Value] = {}
-        for link in _links(site, body, inputs=True):
-            value = site.operand(ports.index(link.port))
-            if isinstance(value, Constant):
-                feeds[link.end] = value
-                continue
-            if value not in entered:
-                name = graph.builder.unreserved(f"given_{len(entered)}")
-                entered[value] = graph.builder.input(name, value.type)
-            feeds[link.end] = entered[value]
-        outputs = _links(site, body, inputs=False)
-        ends = [_source(body, link.end) for link in outputs]
-        found = site.flatten(body, graph, feeds, ends, site.layer.name)
-        inner = replace(site, graph=graph)
-        by_port = {
-            link.port: inner.tensor(found[end]) for link, end in zip(outputs, ends, strict=True)
-        }
-        results = [by_port[port.id] for port in site.layer.outputs]
-        entered |= {outer: inner_value for inner_value, outer in graph.captured.items()}
-        parts.append((graph, entered, results))
-        shown.append([link.port for link in outputs])
-    for _, entered, _ in parts:
-        for value in entered:
-            if value not in places:
-                places[value] = len(operands)
-                operands.append(value)
-    for graph, entered, results in parts:
-        order = [
-            entered.get(value)
-            or graph.builder.input(graph.builder.unreserved(f"unread_{i}"), value.type)
-            for i, value in enumerate(operands)
-        ]
-        graphs.append(_graph(graph, order, results))
-    truth = site.tensor(condition)
-    if truth.type.dtype != "bool":
-        truth = site.insert("ne", {"x": truth, "y": 0})
-    made = site.insert(
-        "branch",
-        {"condition": truth, "operands": operands},
-        then_body=graphs[0],
-        else_body=graphs[1],
-    )
-    return made if isinstance(made, list) else [made]
-
-
-def _branch_known(site: Site, body: Body, ports: Sequence[int]) -> list[Any]:
-    feeds = {
-        link.end: site.operand(ports.index(link.port)) for link in _links(site, body, inputs=True)
-    }
-    outputs = _links(site, body, inputs=False)
-    ends = [_source(body, link.end) for link in outputs]
-    found = site.flatten(body, site.graph, feeds, ends, site.layer.name)
-    by_port = {link.port: found[end] for link, end in zip(outputs, ends, strict=True)}
-    return [by_port[port.id] for port in site.layer.outputs]

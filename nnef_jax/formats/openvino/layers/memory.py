@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import TensorType, Value
+from lowering.trace import Context, trace
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layers import legacy, opsets
-from nnef_jax.formats.openvino.site import Site
-
-
-def _variable(
-    site: Site, label: str, shape: Sequence[int], dtype: str, initial: Any = None
-) -> Value:
-    graph = site.graph
-    if any(n is UNKNOWN or n < 0 for n in shape):
-        raise InvalidOperation(f"the shape of variable '{label}' is open")
-    type = TensorType(tuple(shape), dtype)
-    graph.data[label] = (
-        np.zeros(type.shape, dtype) if initial is None else np.broadcast_to(initial, type.shape)
-    )
-    name = graph.builder.unreserved(label)
-    return graph.builder.variable(name, label, type, site.layer.span)
+from nnef_jax.formats.openvino.site import Site, Tensor
+from nnef_jax.formats.openvino.variables import label_of
 
 
 @legacy("Memory")
@@ -35,37 +23,70 @@ def _memory(site: Site) -> Any:
     """Read (index 1) or write (index 0) what has the same `id`."""
     label = site.layer.attributes.get("id", site.layer.name)
     if site.int("index", 0) == 1:
-        shape = site.layer.outputs[0].shape or ()
-        return _variable(site, label, shape, site.real)
+        return _variable(site, label, TensorType(site.layer.outputs[0].shape or (), site.real))
     value = site.tensor(0)
-    site.graph.builder.update(_variable(site, label, value.type.shape, value.type.dtype), value)
+    site.graph.builder.update(_variable(site, label, value.type), value)
     return []
+
+
+def _variable(
+    site: Site, label: str, type: TensorType, initial: NDArray[Any] | None = None
+) -> Value:
+    """Return the variable of a label, which starts with an array or with zeros."""
+    graph = site.graph
+    if graph.outer is not None:
+        raise InvalidOperation("a body cannot keep a state from call to call")
+    initial = np.zeros(type.shape) if initial is None else initial
+    graph.data.setdefault(label, initial.astype(type.dtype))
+    return graph.builder.variable(graph.builder.unreserved(label), label, type, site.layer.span)
 
 
 @opsets("ReadValue")
 def _read_value(site: Site) -> Value:
-    label = site.layer.attributes.get("variable_id", site.layer.name)
-    initial: Any = None
-    if site.has(0):
-        start = site.operand(0)
-        if not isinstance(start, Constant):
-            raise InvalidOperation(
-                f"variable '{label}' starts with a tensor that is computed, which is not supported"
-            )
-        initial, shape = start.array, start.array.shape
-        dtype = computed(start.type, site.real)
+    """Return what a variable holds; in a first cycle input 0, zeros without one.
+
+    A start that follows from inputs is computed by the network; any other is stored. Without one an
+    extent that is open starts with 0.
+    """
+    label, options, graph = label_of(site.layer), site.graph.options, site.graph
+    variable = graph.variables[label]
+    start = site.operand(0) if site.has(0) else None
+    if start is not None and variable.follows and options.starts:
+        value = site.emit("copy", {"x": site.tensor(start)})
+        graph.builder.starting(label, value, value, site.layer.span)
+        return value
+    if start is None or variable.follows:
+        initial = np.zeros([0 if n is UNKNOWN else n for n in variable.shape])
     else:
-        shape = tuple(site.ints("variable_shape"))
-        dtype = computed(element_type(site.text("variable_type")), site.real)
-    return _variable(site, label, shape, dtype, initial)
+        initial = _array(site, start)
+    shape = options.state_shapes.get(label, variable.shape)
+    extents = tuple(options.open_extent if n is UNKNOWN else n for n in shape)
+    if start is None:
+        given = site.layer.attributes.get("variable_type") or site.layer.outputs[0].type or "f32"
+        dtype = computed(element_type(given), site.real)
+    else:
+        dtype = computed(start.type, site.real) if isinstance(start, Constant) else start.type.dtype
+    value = _variable(site, label, TensorType(extents, dtype), initial)
+    if start is not None and variable.follows:
+        graph.data.pop(label)
+        graph.builder.starting(label, value, site.tensor(start), site.layer.span)
+    return value
+
+
+def _array(site: Site, start: Tensor) -> NDArray[Any]:
+    """Return a tensor that follows from weights alone."""
+    if isinstance(start, Constant):
+        return start.array
+    graph = site.graph.builder.graph("", [start], [start.name])
+    known = {p.label: site.graph.data[p.label] for p in graph.parameters}
+    return np.asarray(trace(graph, Context(), known, {}, [None] * len(graph.inputs))[start])
 
 
 @opsets("Assign")
 def _assign(site: Site) -> Any:
-    label = site.layer.attributes.get("variable_id", site.layer.name)
-    value = site.tensor(0)
-    site.graph.builder.update(
-        _variable(site, label, value.type.shape, value.type.dtype, site.graph.data.get(label)),
-        value,
-    )
+    """Keep input 0 for the next call, if a ReadValue has the same `variable_id`."""
+    label, value = label_of(site.layer), site.tensor(0)
+    read = site.graph.builder.variable_of(label)
+    if read is not None:
+        site.graph.builder.update(read, value, site.graph.variables[label].shape)
     return value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import volume
 from lowering.graph import Value
@@ -90,7 +92,10 @@ def _einsum(site: Site) -> Value:
 
 @opsets("ScaledDotProductAttention")
 def _attention(site: Site) -> Value:
-    """Attend; inputs are query, key, value, and may be mask and scale."""
+    """Attend; inputs are query, key, value, and may be mask, scale and sink.
+
+    A causal mask counts times from the first, and takes the place of the mask that is given.
+    """
     query, key, value = (site.tensor(i) for i in range(3))
     is_causal = site.flag("causal")
     mask: Any = site.operand(3) if site.has(3) and not is_causal else False
@@ -101,23 +106,45 @@ def _attention(site: Site) -> Value:
     if isinstance(scale, Constant):
         factor = float(scale.array.reshape(-1)[0])
     elif scale is not None:  # computed: the query is multiplied by it
-        query = site.insert("mul", {"x": query, "y": site.aligned(query, scale)[1]})
+        query = site.insert("mul", dict(zip("xy", site.aligned(query, scale), strict=True)))
         factor = 1.0
-    rank = len(query.type.shape)
-    if rank < 3:
-        raise InvalidShape(f"'query' must have 3 axes or more, it has {rank}")
-    if rank == 3:  # no heads
-        query, key, value = (
-            site.insert("unsqueeze", {"input": x}, axes=(1,)) for x in (query, key, value)
-        )
-    elif rank > 4:
-        raise InvalidShape("more than one axis of batches is not supported")
+    if len(query.type.shape) < 3:
+        raise InvalidShape(f"'query' must have 3 axes or more, it has {len(query.type.shape)}")
     factor = factor or 1 / math.sqrt(query.type.shape[-1])
+    if site.has(5):
+        key, value, mask = _with_sink(site, query, key, value, mask)
+        is_causal = False
     given = {"query": query, "key": key, "value": value, "mask": mask}
-    if rank != 3:
-        return site.emit("attention", given, scale=factor, is_causal=is_causal)
-    return site.emit(
-        "squeeze",
-        {"input": site.insert("attention", given, scale=factor, is_causal=is_causal)},
-        axes=(1,),
+    return site.emit("attention", given, scale=factor, is_causal=is_causal, from_first=is_causal)
+
+
+def _with_sink(
+    site: Site, query: Value, key: Value, value: Value, mask: Any
+) -> tuple[Value, Value, Value]:
+    """Return keys, values and a mask with a key more, of zeros, whose score is that of the sink.
+
+    What softmax gives to it adds nothing to the result.
+    """
+    *batch, times, _ = site.known_shape(query)
+    keys, dtype = site.known_shape(key)[-2], query.type.dtype
+    sink = site.tensor(5)
+    if site.flag("causal"):
+        mask = Constant(np.tri(times, keys, dtype=np.bool_), "boolean", derived=True)
+    if mask is False:
+        mask = Constant(np.zeros((1, 1), np.float32), "f32", derived=True)
+    mask = site.tensor(mask)
+    if mask.type.dtype == "bool":
+        chosen = {"condition": mask, "true_value": 0.0, "false_value": -math.inf}
+        mask = site.insert("select", chosen)
+    parts = [
+        site.insert("broadcast", {"input": x}, shape=(*batch, times, count))
+        for x, count in ((mask, keys), (sink, 1))
+    ]
+    around = [(0, 0)] * (len(batch) + 2)
+    around[-2] = (0, 1)
+    key, value = (
+        site.insert("pad", {"input": x}, padding=tuple(around), border="constant", value=0.0)
+        for x in (key, value)
     )
+    joined = [site.cast(x, dtype) for x in parts]
+    return key, value, site.insert("concat", {"values": joined}, axis=len(batch) + 1)

@@ -1,0 +1,124 @@
+"""The repetition of a graph until a condition that it computes is false.
+
+`loop` takes
+
+    count       how often at most, an integer scalar; negative for no bound
+    condition   whether it starts, a logical scalar
+    full        tensors that are whole in every iteration
+    initial     the states before the first one
+    body        a Graph without parameters or states. It maps the number of the iteration, the full
+                tensors and the states to whether it goes on, the next states, and a value for each
+                item of `outputs`
+    outputs     a tuple (which, axis, sign) for each result: "last" is the last value, "full" joins
+                all values along the axis, from its end where sign is negative; zeros fill up those
+                of iterations that there are not
+    limit       the largest number of iterations, -1 where it is not known: then there are no
+                results that are "full", and no derivatives in reverse mode
+
+It returns a tensor for each item of `outputs`. Without iterations the last value of a state is the
+initial one, any other is zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering.errors import InvalidOperation
+from lowering.graph import Graph, TensorType
+from lowering.ops import require, rules
+from lowering.ops.scan import Outputs, joined, require_constant_state, result_type
+from lowering.trace import Context, trace
+from lowering.work import total
+
+
+def _loop_type(
+    count: TensorType,
+    condition: TensorType,
+    initial: Sequence[TensorType],
+    body: Graph,
+    outputs: Outputs,
+    limit: int,
+) -> list[TensorType]:
+    require.one_integer(count=count)
+    require.logical(condition=condition)
+    require.one(condition=condition)
+    going, *values = body.outputs
+    require.logical(condition=going.type)
+    require.one(condition=going.type)
+    names = [value.name for value in body.inputs[len(body.inputs) - len(initial) :]]
+    for name, before, after in zip(names, initial, values, strict=False):
+        require_constant_state(name, before, after.type)
+    if limit < 0 and any(which == "full" for which, *_ in outputs):
+        raise InvalidOperation(
+            "values of all iterations are joined, and how many there are is not known",
+            hint="give the loop a largest number of iterations that is a constant",
+        )
+    return [
+        result_type(value.type, which, axis, limit)
+        for value, (which, axis, _) in zip(values[len(initial) :], outputs, strict=True)
+    ]
+
+
+def _loop_work(body: Graph, limit: int) -> int:
+    return max(limit, 1) * total(body)
+
+
+@rules.rule("loop", _loop_type, work=_loop_work)
+def loop(
+    ctx: Context,
+    count: Any,
+    condition: Any,
+    full: Sequence[Any],
+    initial: Sequence[Any],
+    body: Graph,
+    outputs: Outputs,
+    limit: int,
+) -> list[Array]:
+    """Run the body, traced once: in a scan that skips the rest, without a limit in a while loop."""
+    states = [jnp.asarray(x) for x in initial]
+    bound = jnp.asarray(count).reshape(())
+    values = body.outputs[1 + len(states) :]
+    results = list(zip(values, outputs, strict=True))
+    # Carried: the states, and what is asked for at the end.
+    kept = list(body.outputs[1 : 1 + len(states)])
+    asked = dict.fromkeys(value for value, (which, *_) in results if which == "last")
+    kept += [value for value in asked if value not in kept]
+    stacked = [value for value, (which, *_) in results if which == "full"]
+
+    def turn(i: Array, carried: Sequence[Array]) -> tuple[Array, list[Array], list[Array]]:
+        found = trace(body, ctx, {}, {}, [i, *full, *carried[: len(states)]])
+        goes_on = jnp.asarray(found[body.outputs[0]]).reshape(())
+        goes_on &= (bound < 0) | (i + 1 < bound)
+        return goes_on, *([jnp.asarray(found[v]) for v in group] for group in (kept, stacked))  # pyright: ignore[reportReturnType]
+
+    index = jax.ShapeDtypeStruct((), bound.dtype)
+    _, later, parts = jax.eval_shape(turn, index, states)
+    first = states + [jnp.zeros(x.shape, x.dtype) for x in later[len(states) :]]
+    begins = jnp.asarray(condition).reshape(()) & (bound != 0)
+
+    def skipped(i: Array, carried: list[Array]) -> tuple[Array, list[Array], list[Array]]:
+        return jnp.asarray(False), carried, [jnp.zeros(x.shape, x.dtype) for x in parts]
+
+    def step(carry: tuple[Array, list[Array]], i: Array) -> tuple[Any, list[Array]]:
+        goes_on, after, shown = lax.cond(carry[0], turn, skipped, i, carry[1])
+        return (goes_on, after), shown
+
+    if limit >= 0:
+        (_, last), stacks = lax.scan(step, (begins, first), jnp.arange(limit, dtype=bound.dtype))
+    else:
+        stacks = []
+        _, _, last = lax.while_loop(
+            lambda carry: carry[0],
+            lambda carry: (*(found := turn(carry[1], carry[2]))[:1], carry[1] + 1, found[1]),
+            (begins, jnp.zeros((), bound.dtype), first),
+        )
+    stack = iter(stacks)
+    return [
+        last[kept.index(value)] if which == "last" else joined(next(stack), axis, sign, 0)
+        for value, (which, axis, sign) in results
+    ]

@@ -1,0 +1,82 @@
+"""Bodies of which one is chosen: If."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from lowering.errors import InvalidOperation
+from lowering.graph import Graph, Value
+from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.document import Body, End
+from nnef_jax.formats.openvino.flat_graph import FlatGraph
+from nnef_jax.formats.openvino.layers import opsets
+from nnef_jax.formats.openvino.layers.loops import graph_of, truth
+from nnef_jax.formats.openvino.ports import Link, links, source_of
+from nnef_jax.formats.openvino.site import Site, Tensor
+
+
+@opsets("If")
+def _if(site: Site) -> list[Any]:
+    """Choose one of two bodies; only the chosen one is computed."""
+    condition = site.operand(0)
+    bodies = [site.layer.bodies[f"{name}_body"] for name in ("then", "else")]
+    if isinstance(condition, Constant):
+        body = bodies[0 if condition.array.any() else 1]
+        feeds = {link.end: _outer(site, link) for link in links(body, inputs=True)}
+        return _results(site, body, site.graph, feeds)
+    parts = [_Part(site, body) for body in bodies]
+    operands = list(dict.fromkeys(value for part in parts for value in part.entered))
+    made = site.insert(
+        "branch",
+        {"condition": truth(site, condition), "operands": operands},
+        then_body=parts[0].whole(operands),
+        else_body=parts[1].whole(operands),
+    )
+    return made if isinstance(made, list) else [made]
+
+
+class _Part:
+    """A body as a graph of its own. `entered` has what it takes, with what that is inside."""
+
+    def __init__(self, site: Site, body: Body) -> None:
+        graph = self._graph = site.graph.body()
+        entered = self.entered = dict[Value, Value]()
+        feeds: dict[End, Tensor] = {}
+        for link in links(body, inputs=True):
+            value = _outer(site, link)
+            if isinstance(value, Value) and value not in entered:
+                name = graph.builder.unreserved(f"given_{len(entered)}")
+                entered[value] = graph.builder.input(name, value.type)
+            feeds[link.end] = entered[value] if isinstance(value, Value) else value
+        inner = replace(site, graph=graph)
+        self.results = [inner.tensor(x) for x in _results(site, body, graph, feeds)]
+        entered |= {outer: value for value, outer in graph.captured.items()}
+
+    def whole(self, operands: Sequence[Value]) -> Graph:
+        """Return the graph, which takes what both bodies do."""
+        builder = self._graph.builder
+        order = [
+            self.entered.get(value) or builder.input(builder.unreserved(f"unread_{i}"), value.type)
+            for i, value in enumerate(operands)
+        ]
+        return graph_of(self._graph, order, self.results)
+
+
+def _outer(site: Site, link: Link) -> Tensor:
+    ports = [port.id for port in site.layer.inputs]
+    if link.port not in ports:
+        raise InvalidOperation(f"it has no input port {link.port}")
+    return site.operand(ports.index(link.port))
+
+
+def _results(site: Site, body: Body, graph: FlatGraph, feeds: dict[End, Tensor]) -> list[Tensor]:
+    """Flatten a body; return what it has for the output ports."""
+    outputs = links(body, inputs=False)
+    ends = [source_of(body, link.end) for link in outputs]
+    found = site.flatten(body, graph, feeds, ends, site.layer.name)
+    by_port = {link.port: found[end] for link, end in zip(outputs, ends, strict=True)}
+    if missing := [port.id for port in site.layer.outputs if port.id not in by_port]:
+        raise InvalidOperation(f"a body gives nothing for output port {missing[0]}")
+    return [by_port[port.id] for port in site.layer.outputs]

@@ -1,0 +1,52 @@
+"""What a network keeps from call to call: its variables, as ReadValue layers declare them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lowering.extents import UNKNOWN, Shape, is_known
+from lowering.location import Span
+from nnef_jax.formats.openvino.document import Layer, Net
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable: its shape, UNKNOWN where that may change, and whether inputs tell its start."""
+
+    shape: Shape
+    follows: bool
+    span: Span
+
+    @property
+    def changes(self) -> bool:
+        """Tell whether it is not known before a call what it starts with, or its shape."""
+        return self.follows or not is_known(self.shape)
+
+
+def label_of(layer: Layer) -> str:
+    """Return the label of the variable that a layer reads or writes."""
+    return layer.attributes.get("variable_id", layer.name)
+
+
+def variables_of(net: Net) -> Mapping[str, Variable]:
+    """Return the variables of a network by label."""
+    found: dict[str, Variable] = {}
+    following = set[int]()  # layers that depend on inputs
+    for layer in net.layers:
+        sources = {net.feeds.get((layer.id, port.id), (-1, -1))[0] for port in layer.inputs}
+        follows = not following.isdisjoint(sources)
+        if follows or layer.kind == "parameter":
+            following.add(layer.id)
+        if layer.kind == "readvalue" and layer.outputs:
+            found.setdefault(label_of(layer), Variable(_shape(layer), follows, layer.span))
+    return found
+
+
+def _shape(layer: Layer) -> Shape:
+    """Return the declared shape; no attribute but the port of ReadValue-3 has it."""
+    text = layer.attributes.get("variable_shape")
+    if text is None:
+        return tuple(UNKNOWN if n < 0 else n for n in layer.outputs[0].shape or ())
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    return tuple(int(part) if part.isdecimal() else UNKNOWN for part in parts)
