@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,12 @@ from lowering import jaxprs
 
 # Beyond this growth a prepared value is a broadcast, cheaper to repeat than to read.
 _GROWTH = 4
+# Weights of few bits stay so: a prepared value has at most so many times the bits of an item, of 8
+# bits if it is large. A language model would take eight times its memory otherwise.
+_WIDTH = 4
+_LARGE = 32 << 20  # bytes
 
+_DIGITS = re.compile(r"[0-9]+")
 Flat = Callable[..., Sequence[Any]]
 
 
@@ -40,7 +46,7 @@ def partition(jaxpr: Any, roots: Sequence[Any]) -> tuple[list[Any], list[Any], l
     while pending:
         variable = pending.pop()
         equation = known[variable]
-        if equation is None or _size(variable) <= _GROWTH * sources[variable]:
+        if equation is None or _is_worth_keeping(variable, *sources[variable]):
             kept[variable] = None
         elif id(equation) not in late:
             late.add(id(equation))
@@ -65,16 +71,36 @@ def _known_equations(jaxpr: Any, roots: Iterable[Any]) -> dict[Any, Any]:
     return known
 
 
-def _source_sizes(jaxpr: Any, known: dict[Any, Any], roots: Iterable[Any]) -> dict[Any, int]:
-    """Return the items of each known variable's largest root; joined parts add theirs."""
-    sizes = {variable: _size(variable) for variable in roots}
+def _source_sizes(
+    jaxpr: Any, known: dict[Any, Any], roots: Iterable[Any]
+) -> dict[Any, tuple[int, int]]:
+    """Return the items of each known variable's largest root, and the bits of an item of it.
+
+    Joined parts add their items.
+    """
+    sizes = {variable: (_size(variable), _bits(variable)) for variable in roots}
     for equation in jaxpr.eqns:
         if any(known.get(variable) is equation for variable in equation.outvars):
             operands = [sizes[v] for v in jaxprs.variables(equation.invars)]
-            together = sum if jaxprs.primitive(equation) in jaxprs.JOINING else max
-            found = together(operands) if operands else 0
-            sizes.update((variable, found) for variable in equation.outvars)
+            items, bits = max(operands, default=(0, 1))
+            if jaxprs.primitive(equation) in jaxprs.JOINING:
+                items = sum(size for size, _ in operands)
+            sizes.update((variable, (items, bits)) for variable in equation.outvars)
     return sizes
+
+
+def _is_worth_keeping(variable: Any, items: int, bits: int) -> bool:
+    """Tell whether a value of parameters, with so many items of so many bits, is to be prepared."""
+    size, width = _size(variable), _bits(variable) / bits
+    if size > _GROWTH * items or width > _WIDTH:
+        return False
+    return width < _WIDTH or size * _bits(variable) // 8 <= _LARGE
+
+
+def _bits(variable: Any) -> int:
+    """Return the bits of an item, 8 of a truth value; numpy has bytes alone for those of 4."""
+    found = _DIGITS.search(variable.aval.dtype.name)
+    return max(int(found[0]), 1) if found else 8
 
 
 def _size(variable: Any) -> int:

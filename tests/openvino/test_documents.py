@@ -311,13 +311,52 @@ def test_what_nnef_has_not_is_refused_by_name(tmp_path: Path) -> None:
     )
     divided = net.layer("Divide", [i, i], [(3,)], name="divided")
     path = net.result(half, (best, 2), divided).write(tmp_path)
-    with pytest.raises(nnef_jax.UnsupportedError, match="'half' has items of bfloat16"):
+    with pytest.raises(nnef_jax.UnsupportedError, match="'half' .Convert.: it has items of bfloat16"):
         nnef_jax.convert(path)
     text = path.read_text().replace('destination_type="bf16"', 'destination_type="f32"')
     path.write_text(text)
     with pytest.raises(nnef_jax.UnsupportedError) as caught:
         nnef_jax.convert(path)
     assert [error.message for error in caught.value.errors] == [
-        "'topk' is not an operation of the standard",
-        "'div' of items of int32 is not NNEF",
+        "layer 'best' (TopK): 'topk' is not an operation of the standard",
+        "layer 'divided' (Divide): 'div' of items of int32 is not NNEF",
     ]
+
+
+def packed_matrices(n: int) -> tuple[Writer, np.ndarray, np.ndarray]:
+    """Two products with matrices of 4 bits in groups of 8, u4 with scales and nf4."""
+    net, given = Writer(), {"destination_type": "f32"}
+    codes, normal = RNG.integers(0, 16, (2, n, n)).astype(np.uint8)
+    scale = RNG.uniform(0.5, 1.5, (n, n // 8, 1)).astype(np.float16)
+    x, shape = net.input("x", (1, n)), (n, n // 8, 8)
+    w = net.packed(codes[:, ::2] | codes[:, 1::2] << 4, shape, "u4", "w")
+    wide = net.layer("Convert", [w], [shape], attributes=given)
+    wide = net.layer("Subtract", [wide, net.constant(np.float32(8))], [shape])
+    s = net.layer("Convert", [net.constant(scale, "s", "f16")], [scale.shape], attributes=given)
+    wide = net.layer("Multiply", [wide, s], [shape])
+    sizes = net.constant(np.array([n, n]))
+    square = net.layer("Reshape", [wide, sizes], [(n, n)], attributes={"special_zero": "false"})
+    x = net.layer("MatMul", [x, square], [(1, n)])
+    v = net.packed(normal[:, ::2] | normal[:, 1::2] << 4, (n, n), "nf4", "v")
+    net.result(net.layer("MatMul", [x, v], [(1, n)]))
+    first = (codes - 8.0).reshape(shape) * np.float64(scale)
+    return net, first.reshape(n, n), normal
+
+
+def test_weights_of_4_bits_are_not_expanded(tmp_path: Path) -> None:
+    """Neither in `params` nor in what is prepared; those of 8 bits may be."""
+    n = 64
+    net, first, codes = packed_matrices(n)
+    model, x = net.load(tmp_path), real(1, n)
+    assert {k: str(v.dtype) for k, v in model.params.items()} == {
+        "w": "uint4", "s": "float16", "v": "uint4"
+    }  # fmt: skip
+    # Quantiles of the normal distribution, scaled to [-1, 1]: arXiv:2305.14314, appendix E.
+    levels = np.array([-1, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0, 0.0796, 0.1609,
+                       0.2461, 0.3379, 0.4407, 0.5626, 0.723, 1])  # fmt: skip
+    wanted = x @ first @ levels[codes]
+    np.testing.assert_allclose(model(x), wanted, rtol=1e-3, atol=1e-2)
+    prepared = model.prepare(model.params)
+    np.testing.assert_allclose(model.apply(prepared, x), wanted, rtol=1e-3, atol=1e-2)
+    stored = sum(array.nbytes for array in model.params.values())
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(prepared)) < 2 * stored

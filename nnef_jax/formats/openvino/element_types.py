@@ -21,7 +21,7 @@ _DTYPES: dict[str, Any] = {
     "f8e8m0": ml_dtypes.float8_e8m0fnu,
     "i64": np.int64, "i32": np.int32, "i16": np.int16, "i8": np.int8, "i4": ml_dtypes.int4,
     "u64": np.uint64, "u32": np.uint32, "u16": np.uint16, "u8": np.uint8, "u4": ml_dtypes.uint4,
-    "u2": ml_dtypes.uint2, "boolean": np.bool_, "u1": np.uint8, "nf4": np.float32,
+    "u2": ml_dtypes.uint2, "boolean": np.bool_, "u1": np.uint8, "nf4": ml_dtypes.uint4,
     "f4e2m1": ml_dtypes.float4_e2m1fn,
 }  # fmt: skip
 _ALIASES = {
@@ -31,14 +31,11 @@ _ALIASES = {
 _BITS = {"u1": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
 # Normal floats of 4 bits: quantiles of the normal distribution (Dettmers et al. 2023,
 # arXiv:2305.14314, appendix E).
-_NF4 = np.array(
-    [
-        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-        0.7229568362236023, 1.0,
-    ],
-    np.float32,
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
 )  # fmt: skip
 
 
@@ -61,7 +58,10 @@ def size_of(type: str, items: int) -> int:
 
 
 def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the items of a tensor, viewed in the file where it holds whole bytes."""
+    """Return the items of a tensor, viewed in the file where it holds whole bytes.
+
+    Those of nf4 are their codes, positions in `NF4`.
+    """
     dtype = np.dtype(_DTYPES[type])
     if type not in _BITS:
         return np.frombuffer(data, dtype).reshape(shape)
@@ -69,8 +69,6 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
     stored = np.frombuffer(data, np.uint8)
     codes = (stored[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & (2**bits - 1)
     codes = codes.reshape(-1)[:items].reshape(shape)
-    if type == "nf4":
-        return _NF4[codes]
     if type == "i4":
         return ((codes ^ 8).astype(np.int8) - 8).astype(dtype)
     return codes.view(dtype) if type == "f4e2m1" else codes.astype(dtype)
@@ -78,7 +76,7 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
 
 def stored(type: str, real: str) -> str:
     """Return the dtype of weights of a type in the graph: that of the file where numpy has it."""
-    if type in ("u1", "nf4", "i64", "u64", "f64"):
+    if type in ("u1", "i64", "u64", "f64"):
         return computed(type, real)
     return real if type == "f32" else np.dtype(_DTYPES[type]).name
 

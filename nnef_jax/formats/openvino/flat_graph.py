@@ -17,7 +17,7 @@ from lowering.location import Span
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.element_types import computed, stored
+from nnef_jax.formats.openvino.element_types import NF4, computed, stored
 from nnef_jax.formats.openvino.variables import Variable
 from nnef_jax.limits import EXTENT, OPERATION, raising
 
@@ -111,10 +111,24 @@ class FlatGraph:
         self.data[constant.label] = array
         type = TensorType(array.shape, stored(constant.type, self.options.real))
         value = self.builder.variable(wanted, constant.label, type, span)
+        if constant.type == "nf4":
+            return self._looked_up(value, wanted, span)
         if type.dtype == dtype:
             return value
         names = [self.builder.unreserved(f"{wanted}.{dtype}")]
         return self.emit("cast", {"input": value}, {"dtype": dtype}, names, span, inserted=True)[0]
+
+    def _looked_up(self, codes: Value, name: str, span: Span) -> Value:
+        """Return the numbers that codes of 4 bits stand for."""
+
+        def add(kind: str, operands: Mapping[str, Any], **attributes: Attribute) -> Value:
+            names = [self.builder.unreserved(f"{name}.{kind}")]
+            return self.emit(kind, operands, attributes, names, span, inserted=True)[0]
+
+        real = self.options.real
+        table = add("constant", {}, shape=(len(NF4),), value=NF4, dtype=real)
+        indices = add("cast", {"input": codes}, dtype="int32")
+        return add("gather", {"input": table, "indices": indices}, axis=0)
 
 
 def narrowed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
