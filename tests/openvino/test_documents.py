@@ -311,7 +311,7 @@ def test_what_nnef_has_not_is_refused_by_name(tmp_path: Path) -> None:
     )
     divided = net.layer("Divide", [i, i], [(3,)], name="divided")
     path = net.result(half, (best, 2), divided).write(tmp_path)
-    with pytest.raises(nnef_jax.UnsupportedError, match="'half' .Convert.: it has items of bfloat16"):
+    with pytest.raises(nnef_jax.UnsupportedError, match="items of bfloat16"):
         nnef_jax.convert(path)
     text = path.read_text().replace('destination_type="bf16"', 'destination_type="f32"')
     path.write_text(text)
