@@ -22,6 +22,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "proposals": ("detection_output", "proposal", "ctc_greedy_decoder"),
     "detectron": ("anchored_proposals", "refined_detections"),
     "multiclass": ("matrix_suppression", "multiclass_suppression"),
+    "distinct": ("unique",),
     "elementwise": (
         "neg", "rcp", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos",
         "atan", "asinh", "acosh", "atanh", "abs", "sign", "sqr", "sqrt", "rsqr", "rsqrt", "log2",
@@ -35,7 +36,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "gather_elements", "gather_in_batches", "gather_nd", "reverse_sequence", "scatter_elements",
         "scatter_nd", "topk", "one_hot",
     ),
-    "linear": ("matmul", "linear", "einsum"),
+    "linear": ("matmul", "linear", "einsum", "inverse"),
     "loop": ("loop",),
     "lookup": ("direct_lookup", "reverse_lookup", "tract.tree_ensemble"),
     "normalize": (
@@ -66,6 +67,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "selection": (
         "slice", "dynamic_slice", "triangle", "tile", "pad", "gather", "broadcast",
     ),
+    "sequences": ("ctc_loss", "gather_tree"),
     "shape": (
         "reshape", "transpose", "squeeze", "unsqueeze", "concat", "split", "stack", "unstack",
         "cast", "copy_n", "add_n",

@@ -18,7 +18,7 @@ from lowering.graph import TensorType, is_complex, is_float
 from lowering.kernels import contraction
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.kernels.precision import accumulator as sums_of
-from lowering.kernels.precision import left_operand_anywhere
+from lowering.kernels.precision import left_operand_anywhere, widened
 from lowering.ops import require, rules
 from lowering.static import is_zero
 from lowering.trace import Context
@@ -145,3 +145,24 @@ def einsum(ctx: Context, inputs: Sequence[Any], expr: str, accumulator: str, dty
         inputs = [jnp.asarray(x).astype(wide) for x in inputs]
     total = contraction.contract(inputs, terms, result, wide, ctx.precision, ctx.optimized)
     return total.astype(dtype)
+
+
+def _inverse_type(input: TensorType) -> TensorType:
+    require.real(input=input)
+    if len(input.shape) < 2 or differ(input.shape[-2], input.shape[-1]):
+        raise InvalidShape(f"'input' {show(input.shape)} must hold square matrices")
+    return input
+
+
+def _inverse_work(input: TensorType) -> int:
+    return volume(input.shape) * input.shape[-1]
+
+
+@rules.rule("inverse", _inverse_type, work=_inverse_work)
+def inverse(input: Any) -> Array:
+    """Return the inverse of each matrix of the last two axes, computed in float32 at least.
+
+    A singular matrix gives infinities or NaN.
+    """
+    x = jnp.asarray(input)
+    return jnp.linalg.inv(widened(x)).astype(x.dtype)

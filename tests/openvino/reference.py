@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -539,3 +540,55 @@ def roi_align(
                     np.mean(samples, 0) if mode == "avg" else np.maximum(np.max(samples, 0), 0)
                 )
     return out
+
+
+def _paths_that_give(labels: list[int], steps: int, classes: int, blank: int, merges: bool) -> Any:
+    for path in itertools.product(range(classes), repeat=steps):
+        seen = [c for i, c in enumerate(path) if not (merges and i and path[i - 1] == c)]
+        if [c for c in seen if c != blank] == labels:
+            yield path
+
+
+def ctc_loss(
+    logits: Array, logit_lengths: Any, labels: Array, label_lengths: Any, blank: int,
+    collapses: bool, merges: bool, unique: bool,
+) -> Array:  # fmt: skip
+    out = []
+    for x, steps, row, count in zip(logits, logit_lengths, labels, label_lengths, strict=True):
+        p = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+        wanted = row[:count].tolist()
+        if unique:
+            wanted = list(dict.fromkeys(wanted))
+        elif collapses:
+            wanted = [c for c, _ in itertools.groupby(wanted)]
+        paths = _paths_that_give(wanted, int(steps), p.shape[1], blank, merges)
+        out.append(-np.log(sum(np.prod([p[t, c] for t, c in enumerate(path)]) for path in paths)))
+    return np.array(out)
+
+
+def gather_tree(tokens: Array, parents: Array, lengths: Any, end: Any) -> Array:
+    out = np.full(tokens.shape, int(end))
+    for b, w in np.ndindex(*tokens.shape[1:]):
+        beam = w
+        for t in reversed(range(min(int(lengths[b]), len(tokens)))):
+            out[t, b, w], beam = tokens[t, b, beam], int(parents[t, b, beam])
+        ends = np.flatnonzero(out[:, b, w] == end)
+        out[ends[0] if len(ends) else len(tokens) :, b, w] = end
+    return out
+
+
+def inverse(input: Array) -> Array:
+    return np.linalg.solve(input, np.broadcast_to(np.eye(input.shape[-1]), input.shape))
+
+
+def unique(input: Array, axis: int, sorts: bool) -> tuple[Array, ...]:
+    rows = [tuple(np.ravel(row)) for row in np.moveaxis(input, axis, 0)]
+    kinds = list(dict.fromkeys(rows))
+    kinds = sorted(kinds) if sorts else kinds
+    missing = len(rows) - len(kinds)
+    first = [rows.index(kind) for kind in kinds]
+    places = np.array(first + first[-1:] * missing)
+    often = [rows.count(kind) for kind in kinds] + [0] * missing
+    inverse = [kinds.index(row) for row in rows]
+    items = np.take(input, places, axis)
+    return items, places, np.array(inverse), np.array(often), np.array([len(kinds)])

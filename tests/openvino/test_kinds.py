@@ -380,6 +380,42 @@ CASES = [
         },
         batched=("scores",),
     ),
+    Case(
+        "inverse",
+        {"input": real(2, 3, 3) + 2 * np.eye(3, dtype=np.float32)},
+        {},
+        "input",
+        ("input",),
+    ),
+    *(
+        Case(
+            "ctc_loss",
+            {
+                "logits": real(2, 4, 3),
+                "logit_lengths": np.array([4, 3], np.int32),
+                "labels": np.array([[1, 1, 0], [2 - blank, 0, 0]], np.int32),
+                "label_lengths": np.array([2, 1], np.int32),
+            },
+            {"blank": blank, "collapses": False, "merges": merges, "unique": unique},
+            "logits",
+            ("logits",),
+        )
+        for blank, merges, unique in ((2, True, True), (0, False, False))
+    ),
+    Case(
+        "gather_tree",
+        {
+            "tokens": whole(5, 2, 3, high=6),
+            "parents": whole(5, 2, 3, high=3),
+            "lengths": np.array([5, 3], np.int32),
+            "end": np.array(5, np.int32),
+        },
+        batched=("tokens",),
+    ),
+    *(
+        Case("unique", {"input": whole(*shape)}, {"axis": axis, "sorts": sorts}, batched=("input",))
+        for shape, axis, sorts in (((7,), 0, True), ((2, 6), 1, False))
+    ),
 ]
 IDS = [f"{i}-{case.kind}" for i, case in enumerate(CASES)]
 
@@ -475,6 +511,7 @@ def test_derivatives(case: Case) -> None:
         "detection_output",
         "proposal",
         "ctc_greedy_decoder",
+        "gather_tree",
         "matrix_suppression",
         "multiclass_suppression",
         "anchored_proposals",

@@ -24,6 +24,14 @@ from nnef_jax.limits import EXTENT, OPERATION, raising
 _MOST = 4096  # items of integers that stand in the graph instead of beside it
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Count:
+    """How many items along an axis there are, a tensor [1]; what is behind them is padding."""
+
+    axis: int
+    items: Value
+
+
 @dataclass(slots=True, eq=False)
 class FlatGraph:
     """A graph in the making. `data` has the weights by label that its variables stand for."""
@@ -33,6 +41,7 @@ class FlatGraph:
     builder: GraphBuilder
     tensors: dict[Constant, Value] = field(default_factory=dict[Constant, Value])
     variables: Mapping[str, Variable] = field(default_factory=dict[str, Variable])
+    counts: dict[Value, Count] = field(default_factory=dict[Value, Count])
     outer: FlatGraph | None = None  # of which this is a body
     captured: dict[Value, Value] = field(default_factory=dict[Value, Value])  # inner to outer
 

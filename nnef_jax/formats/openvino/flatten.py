@@ -16,6 +16,7 @@ from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.counted import ended, followed
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Layer, Net, Port
 from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
 from nnef_jax.formats.openvino.flat_graph import FlatGraph, located
@@ -194,7 +195,7 @@ class Flattener:
             results: Any = stored(site) if layer.kind in CONSTANTS else folded(site)
             if results is None:
                 assert meaning is not None
-                results = meaning(site)
+                results = followed(site, meaning)
             values: list[Any] = results if isinstance(results, list) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
@@ -233,7 +234,8 @@ class Flattener:
         if end not in found:
             error = InvalidOperation("nothing gives the output that is read of it")
             raise located(error, f"layer '{layer.name}' ({layer.type})", layer.span)
-        return self.site(layer, net, ()).tensor(found[end])
+        site = self.site(layer, net, ())
+        return ended(site, site.tensor(found[end]))
 
     def body(
         self,
@@ -245,7 +247,13 @@ class Flattener:
     ) -> dict[End, Tensor]:
         """Flatten a body into a graph of its own, given the tensors at its ends."""
         inner = Flattener(graph, self.weights, f"{self.prefix}{name}.")
-        return inner.run(body.net, feeds, wanted)
+        found = inner.run(body.net, feeds, wanted)
+        if any(found.get(end) in graph.counts for end in wanted):
+            raise InvalidOperation(
+                f"how many items a result of '{name}' has depends on values",
+                "a body may have such tensors inside, its ends may not",
+            )
+        return found
 
 
 def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> list[Layer]:

@@ -23,7 +23,7 @@ _FEW = 64  # items of whole numbers that are folded even if they are stored
 Array = NDArray[Any]
 
 
-def folded(site: Site) -> Constant | list[Constant] | None:
+def folded(site: Site) -> list[Constant] | None:
     """Return a layer's results on known tensors, None where the network computes it."""
     operands = [x for x in site.operands if x is not None]
     if not operands or not all(isinstance(x, Constant) for x in operands):
@@ -37,18 +37,25 @@ def folded(site: Site) -> Constant | list[Constant] | None:
     if not (decides or few) or max(x.array.size for x in known) > _MOST:
         return None
     if kind in _CONVERSIONS:
-        return Constant(*_converted(site, known), derived=True) if decides else None
-    try:
-        with np.errstate(all="ignore"):
-            results = _FOLDS[kind](site, *(x.array for x in known))
-    except (ValueError, IndexError, TypeError, OverflowError):
-        return None  # its rule says what is wrong
-    several = results if isinstance(results, list) else [results]
-    if sum(x.size for x in several) > _MOST:
+        return [Constant(*_converted(site, known), derived=True)] if decides else None
+    results = evaluated(site, [x.array for x in known])
+    if results is None or sum(x.size for x in results) > _MOST:
         return None
     type = known[1].type if kind == "select" else known[0].type
-    made = [Constant(np.asarray(x), _type_of(np.asarray(x), type), derived=True) for x in several]
-    return made if isinstance(results, list) else made[0]
+    return [Constant(x, _type_of(x, type), derived=True) for x in results]
+
+
+def evaluated(site: Site, operands: list[Array]) -> list[Array] | None:
+    """Return a layer's results on arrays, None if these do not go together or none are needed."""
+    fold = _FOLDS.get(site.layer.kind)
+    try:
+        with np.errstate(all="ignore"):
+            results = fold(site, *operands) if fold else None
+    except (ValueError, IndexError, TypeError, OverflowError):
+        return None  # its rule says what is wrong
+    if results is None:
+        return None
+    return [np.asarray(x) for x in (results if isinstance(results, list) else [results])]
 
 
 def _converted(site: Site, known: list[Constant]) -> tuple[Array, str]:

@@ -18,6 +18,7 @@ from nnef_jax.formats.openvino.document import Blob, Layer, Net
 from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
 from nnef_jax.formats.openvino.flat_graph import FlatGraph
 from nnef_jax.formats.openvino.weights import Weights
+from nnef_jax.similar import did_you_mean
 
 Tensor = Value | Constant
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
@@ -110,6 +111,16 @@ class Site:
             raise InvalidOperation(f"attribute '{name}' is {found[:40]!r}, neither true nor false")
         return found in _TRUE
 
+    def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
+        """Return an attribute that is one of some words, in lower case."""
+        found = self.text(name, default)
+        if found not in allowed:
+            raise InvalidOperation(
+                f"attribute '{name}' is {found[:40]!r}, known are {', '.join(allowed)}",
+                did_you_mean(found, allowed, meter=self.graph.options.meter),
+            )
+        return found
+
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """Return an attribute that is a list of numbers."""
         if default is not None and not self.layer.attributes.get(name, "").strip():
@@ -141,9 +152,14 @@ class Site:
             raise InvalidOperation(f"attribute '{name}' is {found}, no whole number")
         return int(found)
 
-    def dtype(self, name: str) -> str:
+    def dtype(self, name: str, default: str | None = None) -> str:
         """Return an attribute that is an element type, as the dtype that is computed in."""
-        return computed(element_type(self.text(name)), self.graph.options.real)
+        return computed(element_type(self.text(name, default)), self.graph.options.real)
+
+    def dtype_of(self, i: int) -> str:
+        """Return the dtype that an input is computed in, known or not."""
+        found = self.operand(i)
+        return found.type.dtype if isinstance(found, Value) else computed(found.type, self.real)
 
     # What it adds
 
@@ -233,6 +249,13 @@ class Site:
         if list(axes) == list(range(len(axes))):
             return x
         return self.insert("transpose", {"input": x}, axes=tuple(axes))
+
+    def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
+        """Return the whole numbers from 0 to before a count along an axis, others of extent 1."""
+        dtype = self.graph.builder.integer
+        found = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
+        rest = tuple(i for i in range(rank) if i != axis)
+        return self.insert("unsqueeze", {"input": found}, axes=rest) if rest else found
 
     def aligned(self, *operands: Tensor | float, first_axis: int | None = None) -> list[Any]:
         """Return operands of one rank, axes put before their own, as numpy broadcasts.

@@ -14,9 +14,10 @@ from nnef_jax.formats.openvino.site import Site
 
 Meaning = Callable[[Site], Any]  # of one tensor, or of a list for several output ports
 FAMILIES = (
-    "elementwise", "products", "convolution", "pooling", "normalization", "reduction", "shape",
-    "selection", "resizing", "quantization", "recurrent", "loops", "branches", "memory",
-    "detection", "suppression", "regions", "detectron",
+    "elementwise", "conversions", "products", "convolution", "pooling", "normalization",
+    "reduction", "shape", "matrices", "selection", "scattering", "counted", "resizing",
+    "quantization", "recurrent", "sequences", "segments", "signal", "images", "loops", "branches",
+    "memory", "detection", "suppression", "regions", "detectron", "refused",
 )  # fmt: skip
 _LEGACY: dict[str, Meaning] = {}
 _OPSETS: dict[str, Meaning] = {}

@@ -1,4 +1,4 @@
-"""Item by item: arithmetic, comparisons, activations, conversions."""
+"""Item by item: arithmetic, comparisons, activations."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 from nnef_jax.formats.openvino.site import Site
 
@@ -20,7 +21,7 @@ _UNARY = {
     "Log": "log", "Neg": "neg", "Negative": "neg", "Sigmoid": "sigmoid", "Sign": "sign",
     "Sin": "sin", "Sinh": "sinh", "SoftPlus": "softplus", "Sqrt": "sqrt", "Tan": "tan",
     "Tanh": "tanh", "LogicalNot": "not", "BitwiseNot": "bitwise_not", "IsNaN": "is_nan",
-    "Reciprocal": "rcp", "Copy": "copy",
+    "Reciprocal": "rcp", "Copy": "copy", "Identity": "copy",
 }  # fmt: skip
 _BINARY = {
     "Add": "add", "Subtract": "sub", "Multiply": "mul", "Divide": "div", "Power": "pow",
@@ -69,9 +70,19 @@ def _clamp(site: Site) -> Value:
 
 
 def _clamped(site: Site, x: Value, low: float, high: float) -> Value:
-    if not is_float(x.type.dtype):
-        low, high = (int(max(min(math.ceil(v), 2**31 - 1), -(2**31))) for v in (low, high))
-    return site.emit("clamp", {"x": x, "a": low, "b": high})
+    if is_float(x.type.dtype):
+        return site.emit("clamp", {"x": x, "a": low, "b": high})
+    ends = np.iinfo(x.type.dtype)
+    whole = (max(math.ceil(low), ends.min), min(math.floor(high), ends.max))
+    bounds = {n: _whole(site, v, x.type.dtype) for n, v in zip("ab", whole, strict=True)}
+    return site.emit("clamp", {"x": x, **bounds})
+
+
+def _whole(site: Site, item: int, dtype: str) -> Any:
+    """Return a whole number in the dtype of others: a literal where it has that dtype."""
+    if dtype == site.graph.builder.integer:
+        return item
+    return site.insert("constant", {}, shape=(), value=(item,), dtype=dtype)
 
 
 @legacy("ReLU")
@@ -268,10 +279,10 @@ def _modulo(site: Site, x: Any, y: Any, *, floored: bool) -> Value:
     rest = site.insert("sub", {"x": x, "y": site.insert("mul", {"x": quotient, "y": y})})
     if not floored:
         return site.emit("copy", {"x": rest})
-    differs = site.insert("lt", {"x": site.insert("mul", {"x": rest, "y": y}), "y": 0})
-    more = site.insert(
-        "mul", {"x": site.insert("cast", {"input": differs}, dtype=rest.type.dtype), "y": y}
-    )
+    dtype = rest.type.dtype
+    product = site.insert("mul", {"x": site.insert("sign", {"x": rest}), "y": y})
+    differs = site.insert("lt", {"x": product, "y": _whole(site, 0, dtype)})
+    more = site.insert("mul", {"x": site.insert("cast", {"input": differs}, dtype=dtype), "y": y})
     return site.emit("add", {"x": rest, "y": more})
 
 
@@ -370,30 +381,6 @@ def _legacy_power(site: Site) -> Value:
         add = site.emit if i == max(len(steps), 1) - 1 else site.insert
         x = add(kind, {"x": x} if kind == "copy" else {"x": x, "y": factor})
     return x
-
-
-# Types
-
-
-@opsets("Convert")
-def _convert(site: Site) -> Any:
-    return _converted(site, element_type(site.text("destination_type")))
-
-
-@opsets("ConvertLike")
-def _convert_like(site: Site) -> Value:
-    other = site.operand(1)
-    dtype = other.type.dtype if isinstance(other, Value) else computed(other.type, site.real)
-    return site.emit("cast", {"input": site.tensor(0)}, dtype=dtype)
-
-
-@legacy("Convert")
-def _legacy_convert(site: Site) -> Value:
-    return _converted(site, element_type(site.text("precision", "FP32")))
-
-
-def _converted(site: Site, type: str) -> Value:
-    return site.emit("cast", {"input": site.tensor(0)}, dtype=computed(type, site.real))
 
 
 @everywhere("Select")

@@ -7,7 +7,7 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
-from lowering.graph import Value, is_float
+from lowering.graph import Value, is_float, is_integer
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 from nnef_jax.formats.openvino.site import Site
 
@@ -33,20 +33,25 @@ def _reduced(type: str) -> Callable[[Site], Value]:
             return site.emit("copy", {"x": x})
         if type == "ReduceLogSumExp":
             return _log_sum_exp(site, x, axes, keeps=keeps)
-        is_truth = kind in ("all_reduce", "any_reduce")
-        dtype = x.type.dtype
-        if is_truth and dtype != "bool":
-            x = site.insert("ne", {"x": x, "y": 0.0 if is_float(dtype) else 0})
+        dtype, back = x.type.dtype, ""  # what the result is cast back to
+        if kind in ("all_reduce", "any_reduce") and dtype != "bool":
+            x, back = site.insert("ne", {"x": x, "y": 0.0 if is_float(dtype) else 0}), dtype
+        if (type == "ReduceMean" or type in _AFTER) and is_integer(dtype):
+            x, back = site.insert("cast", {"input": x}, dtype=site.real), dtype
         if type in _BEFORE:
             x = site.insert(_BEFORE[type], {"x": x})
-        last = not (type in _AFTER or (is_truth and dtype != "bool")) and keeps
         given: dict[str, Any] = {"normalize": False} if kind == "sum_reduce" else {}
-        x = (site.emit if last else site.insert)(kind, {"input": x}, axes=axes, **given)
+        steps: list[tuple[str, str, dict[str, Any]]] = [(kind, "input", {"axes": axes, **given})]
         if type in _AFTER:
-            x = (site.emit if keeps else site.insert)(_AFTER[type], {"x": x})
-        if is_truth and dtype != "bool":
-            x = (site.emit if keeps else site.insert)("cast", {"input": x}, dtype=dtype)
-        return x if keeps else site.emit("squeeze", {"input": x}, axes=axes)
+            steps.append((_AFTER[type], "x", {}))
+        if back:
+            steps.append(("cast", "input", {"dtype": back}))
+        if not keeps:
+            steps.append(("squeeze", "input", {"axes": axes}))
+        *inner, (last, operand, given) = steps
+        for each, name, attributes in inner:
+            x = site.insert(each, {name: x}, **attributes)
+        return site.emit(last, {operand: x}, **given)
 
     return meaning
 

@@ -256,47 +256,6 @@ def _gather_nd(site: Site) -> Value:
     return site.emit("reshape", {"input": found}, shape=(-1,), axis_start=0, axis_count=dims)
 
 
-@opsets("ScatterElementsUpdate")
-def _scatter_elements(site: Site) -> Value:
-    names = {"none": "none", "sum": "add", "prod": "mul", "min": "min", "max": "max"}
-    reduction = site.text("reduction", "none")
-    if reduction not in names or not site.flag("use_init_val", True):
-        raise InvalidOperation(
-            "of its reductions none, sum, prod, min, max are supported, with the initial value"
-        )
-    given = {"input": site.tensor(0), "indices": site.tensor(1), "updates": site.tensor(2)}
-    axis = site.axis(site.integers(3)[0])
-    return site.emit("scatter_elements", given, axis=axis, reduction=names[reduction])
-
-
-@opsets("ScatterNDUpdate")
-def _scatter_nd(site: Site) -> Value:
-    names = {"none": "none", "sum": "add", "prod": "mul", "min": "min", "max": "max"}
-    reduction = site.text("reduction", "none")
-    if reduction not in names:
-        raise InvalidOperation(f"its reduction '{reduction}' is not supported")
-    given = {"input": site.tensor(0), "indices": site.tensor(1), "updates": site.tensor(2)}
-    return site.emit("scatter_nd", given, reduction=names[reduction])
-
-
-@everywhere("ScatterUpdate")
-def _scatter_update(site: Site) -> Value:
-    """Put slices at indices along an axis."""
-    x, indices, updates = (site.tensor(i) for i in range(3))
-    axis = site.axis(site.integers(3)[0])
-    rank, count = len(x.type.shape), len(indices.type.shape)
-    order = [axis, *(i for i in range(rank) if i != axis)]
-    moved = site.transposed(x, order)
-    back = [*range(axis, axis + count), *range(axis), *range(axis + count, rank - 1 + count)]
-    changes = site.transposed(updates, back)
-    places = site.insert("unsqueeze", {"input": indices}, axes=(count,))
-    given = {"input": moved, "indices": places, "updates": changes}
-    if axis == 0:
-        return site.emit("scatter_nd", given, reduction="none")
-    found = site.insert("scatter_nd", given, reduction="none")
-    return site.emit("transpose", {"input": found}, axes=tuple(int(i) for i in np.argsort(order)))
-
-
 @everywhere("OneHot")
 def _one_hot(site: Site) -> Value:
     indices = site.tensor(0)
@@ -367,9 +326,16 @@ def _bucketize(site: Site) -> Value:
     return site.emit("squeeze", {"input": count}, axes=(rank,))
 
 
-@opsets("NonZero")
-def _non_zero(site: Site) -> Value:
-    raise InvalidOperation(
-        "how many items there are depends on values, which is not supported",
-        "cut the network before it",
-    )
+@opsets("SearchSorted")
+def _search_sorted(site: Site) -> Value:
+    """Return how many items of a sorted last axis are below each value, or not above it."""
+    edges, x = site.tensor(0), site.tensor(1)
+    rank = len(x.type.shape)
+    if len(edges.type.shape) == 1:
+        edges = site.insert("unsqueeze", {"input": edges}, axes=tuple(range(rank - 1)))
+    edges = site.insert("unsqueeze", {"input": edges}, axes=(rank - 1,))
+    x = site.insert("unsqueeze", {"input": x}, axes=(rank,))
+    below = site.insert("le" if site.flag("right_mode") else "lt", {"x": edges, "y": x})
+    ones = site.insert("cast", {"input": below}, dtype=site.dtype("output_type", "i64"))
+    count = site.insert("sum_reduce", {"input": ones}, axes=(rank,), normalize=False)
+    return site.emit("squeeze", {"input": count}, axes=(rank,))

@@ -1,0 +1,244 @@
+"""Tensors with as many items along an axis as values say: padded to the most there can be.
+
+Which axis that is is followed from layer to layer. One that would take padding for items raises.
+What is behind the items is -1 in whole numbers and NaN in real ones where an output has it, and
+anything inside of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.graph import Value, is_float, is_integer
+from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.flat_graph import Count
+from nnef_jax.formats.openvino.folding import evaluated
+from nnef_jax.formats.openvino.site import Site
+
+Counts = Mapping[int, Count]  # of a layer's inputs
+Meaning = Callable[[Site], Any]
+_FAR = 2**31 - 1  # an index beyond any axis
+
+
+def followed(site: Site, meaning: Meaning) -> Any:
+    """Return a layer's results, and note which of their axes are counted."""
+    known = site.graph.counts
+    counts = {
+        i: known[x] for i, x in enumerate(site.operands) if isinstance(x, Value) and x in known
+    }
+    if not counts:
+        return meaning(site)
+    count = next(iter(counts.values()))
+    if site.layer.kind in ("shapeof", "shape"):
+        return _shape(site, count)
+    follow = _FOLLOWED.get(site.layer.kind)
+    if follow is None or any(other.items is not count.items for other in counts.values()):
+        raise _padding_is_read(counts)
+    axis = follow(site, counts)
+    results = meaning(site)
+    if axis is not None:
+        for result in results if isinstance(results, list) else [results]:
+            known[result] = Count(axis, count.items)
+    return results
+
+
+def ended(site: Site, x: Value) -> Value:
+    """Return an output of the network, whose padding can be told from its items."""
+    count = site.graph.counts.get(x)
+    if count is None:
+        return x
+    dtype = x.type.dtype
+    signed = is_integer(dtype) and not dtype.startswith("u")
+    return _masked(site, x, count, np.nan if is_float(dtype) else -1 if signed else 0)
+
+
+def _padding_is_read(counts: Counts) -> InvalidOperation:
+    i, count = next(iter(counts.items()))
+    return InvalidOperation(
+        f"axis {count.axis} of input {i} has as many items as values say, and is padded: the layer "
+        "would take padding for items",
+        "cut the network before it",
+    )
+
+
+def _masked(site: Site, x: Value, count: Count, padding: Any) -> Value:
+    rank = len(x.type.shape)
+    places = site.places(site.known_shape(x)[count.axis], count.axis, rank)
+    items = site.reshaped(count.items, (1,) * rank)
+    dtype = x.type.dtype
+    padding = bool(padding) if dtype == "bool" else (float if is_float(dtype) else int)(padding)
+    other = site.insert("constant", {}, shape=(1,) * rank, value=(padding,), dtype=dtype)
+    is_item = site.insert("lt", {"x": places, "y": items})
+    return site.insert("select", {"condition": is_item, "true_value": x, "false_value": other})
+
+
+def _replace(site: Site, i: int, x: Value) -> None:
+    site.operands = [x if k == i else other for k, other in enumerate(site.operands)]
+
+
+def _shape(site: Site, count: Count) -> Value:
+    """Return the shape that the tensor has without its padding, which the network computes."""
+    shape = site.known_shape()
+    parts: list[Any] = [
+        count.items if i == count.axis else Constant(np.array([n]), "i64", derived=True)
+        for i, n in enumerate(shape)
+    ]
+    return parts[0] if len(parts) == 1 else site.emit("concat", {"values": parts}, axis=0)
+
+
+# What layers do to the axis: each returns where it is in the results, None if it ends.
+
+
+def _items(site: Site, counts: Counts) -> int:
+    """Follow an axis through a layer that computes item by item, which broadcasts as numpy."""
+    rank = max(len(site.shape(i)) for i in range(len(site.operands)) if site.has(i))
+    places = {count.axis + rank - len(site.shape(i)) for i, count in counts.items()}
+    for i in range(len(site.operands)):
+        if site.has(i) and i not in counts:
+            shape = (1,) * (rank - len(site.shape(i))) + tuple(site.shape(i))
+            if any(shape[place] != 1 for place in places):
+                raise _padding_is_read(counts)
+    if len(places) > 1:
+        raise _padding_is_read(counts)
+    return places.pop()
+
+
+def _moved(site: Site, counts: Counts) -> int:
+    """Follow an axis through a layer that moves items: numbers along it show where it goes."""
+    shape, others = site.known_shape(), site.operands[1:]
+    if set(counts) != {0} or not all(x is None or isinstance(x, Constant) for x in others):
+        raise _padding_is_read(counts)
+    axis = counts[0].axis
+    numbers = np.arange(shape[axis], dtype=np.int32).reshape([-1] + [1] * (len(shape) - axis - 1))
+    whole = np.broadcast_to(numbers, shape)
+    found = evaluated(site, [whole, *(x.array for x in others if isinstance(x, Constant))])
+    axes = {_along(part, shape[axis]) for part in found or [whole[..., :0]]}
+    place = axes.pop()
+    if axes or place is None:
+        raise _padding_is_read(counts)
+    return place
+
+
+def _along(numbers: np.ndarray, count: int) -> int | None:
+    """Return the axis along which there are the numbers from 0 to a count, None if none is."""
+    for axis, extent in enumerate(numbers.shape):
+        wanted = np.arange(extent).reshape([-1] + [1] * (numbers.ndim - axis - 1))
+        if extent == count and np.array_equal(numbers, np.broadcast_to(wanted, numbers.shape)):
+            return axis
+    return None
+
+
+def _gathered(site: Site, counts: Counts) -> int:
+    if isinstance(site.operand(1), Constant):
+        return _moved(site, counts)
+    axis = site.axis(site.integers(2)[0])
+    if site.int("batch_dims", 0):
+        raise _padding_is_read(counts)
+    if set(counts) == {1}:
+        return axis + counts[1].axis
+    if set(counts) == {0} and counts[0].axis != axis:
+        before = counts[0].axis < axis
+        return counts[0].axis + (0 if before else len(site.shape(1)) - 1)
+    raise _padding_is_read(counts)
+
+
+def _gathered_at(site: Site, counts: Counts) -> int:
+    """Follow an axis of coordinates, or of indices of single items, to what they name."""
+    last = len(site.shape(1)) - (1 if site.layer.kind == "gathernd" else 0)
+    if set(counts) != {1} or counts[1].axis >= last or site.int("batch_dims", 0):
+        raise _padding_is_read(counts)
+    return counts[1].axis
+
+
+def _scattered(site: Site, counts: Counts) -> None:
+    """Write items alone: padding goes beyond the axis, where nothing is written."""
+    kind = site.layer.kind
+    last = len(site.shape(1)) - (1 if kind == "scatterndupdate" else 0)
+    if not {1} <= set(counts) <= {1, 2} or counts[1].axis >= last:
+        raise _padding_is_read(counts)
+    place = counts[1].axis + (site.axis(site.integers(3)[0]) if kind == "scatterupdate" else 0)
+    if 2 in counts and counts[2].axis != place:
+        raise _padding_is_read(counts)
+    _replace(site, 1, _masked(site, site.tensor(1), counts[1], _FAR))
+
+
+def _product(site: Site, counts: Counts) -> int:
+    """Follow rows of the left matrix to the rows of the product."""
+    left, right = len(site.shape(0)), len(site.shape(1))
+    rows = left - 1 if site.flag("transpose_a") else left - 2
+    if set(counts) != {0} or min(left, right) < 2 or counts[0].axis != rows:
+        raise _padding_is_read(counts)
+    return max(left, right) - 2
+
+
+_LEAST, _MOST = -np.inf, np.inf
+_NEUTRAL = {
+    "reducesum": 0, "reducemean": 0, "reducel1": 0, "reducel2": 0, "reducesumsquare": 0,
+    "reducelogsum": 0, "reduceprod": 1, "reducemax": _LEAST, "reducelogsumexp": _LEAST,
+    "reducemin": _MOST, "reducelogicalor": 0, "reducelogicaland": 1,
+}  # fmt: skip
+
+
+def _reduced(site: Site, counts: Counts) -> int | None:
+    """Follow an axis that stays; one that is reduced has items that change nothing behind."""
+    axes, axis = {site.axis(a) for a in site.integers(1)}, counts[0].axis
+    if axis not in axes:
+        return axis if site.flag("keep_dims") else axis - sum(a < axis for a in axes)
+    x, neutral = site.tensor(0), cast("Any", _NEUTRAL[site.layer.kind])
+    if not np.isfinite(neutral):
+        ends = np.finfo(np.float32) if is_float(x.type.dtype) else np.iinfo(x.type.dtype)
+        neutral = ends.min if neutral < 0 else ends.max
+    if site.layer.kind == "reducemean":  # over all that is there, padding too
+        share = site.insert("cast", {"input": counts[0].items}, dtype=x.type.dtype)
+        share = site.reshaped(share, (1,) * len(x.type.shape))
+        whole = site.insert("mul", {"x": x, "y": float(x.type.shape[axis])})
+        x = site.insert("div", {"x": whole, "y": share})
+    _replace(site, 0, _masked(site, x, counts[0], neutral))
+    return None
+
+
+def _beside(attribute: str) -> Callable[[Site, Counts], int]:
+    """Follow an axis through a layer that joins items of another one."""
+
+    def follow(site: Site, counts: Counts) -> int:
+        if set(counts) != {0} or site.axis(site.int(attribute, 1)) == counts[0].axis:
+            raise _padding_is_read(counts)
+        return counts[0].axis
+
+    return follow
+
+
+def _joined(site: Site, counts: Counts) -> int:
+    axes = {count.axis for count in counts.values()}
+    if len(counts) < len(site.operands) or len(axes) > 1 or site.axis(site.int("axis")) in axes:
+        raise _padding_is_read(counts)
+    return axes.pop()
+
+
+_ITEMS = (
+    "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atanh", "bitwiseand", "bitwisenot",
+    "bitwiseor", "bitwisexor", "ceiling", "clamp", "convert", "convertlike", "cos", "cosh",
+    "divide", "elu", "equal", "erf", "exp", "floor", "floormod", "gelu", "greater", "greaterequal",
+    "hsigmoid", "hswish", "identity", "isfinite", "isinf", "isnan", "less", "lessequal", "log",
+    "logicaland", "logicalnot", "logicalor", "logicalxor", "maximum", "minimum", "mish", "mod",
+    "multiply", "negative", "notequal", "power", "relu", "round", "select", "sigmoid", "sign",
+    "sin", "sinh", "softplus", "softsign", "sqrt", "squareddifference", "subtract", "swish", "tan",
+    "tanh",
+)  # fmt: skip
+_MOVES = (
+    "broadcast", "reshape", "slice", "split", "squeeze", "stridedslice", "tile", "transpose",
+    "unsqueeze", "variadicsplit",
+)  # fmt: skip
+_FOLLOWED: dict[str, Callable[[Site, Counts], int | None]] = {
+    **dict.fromkeys(_ITEMS, _items),
+    **dict.fromkeys(_MOVES, _moved),
+    **dict.fromkeys(_NEUTRAL, _reduced),
+    **dict.fromkeys(("scatterndupdate", "scatterupdate", "scatterelementsupdate"), _scattered),
+    "gather": _gathered, "gathernd": _gathered_at, "gatherelements": _gathered_at,
+    "matmul": _product, "concat": _joined, "softmax": _beside("axis"),
+    "logsoftmax": _beside("axis"), "topk": _beside("axis"),
+}  # fmt: skip

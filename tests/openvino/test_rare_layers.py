@@ -1,0 +1,139 @@
+"""Layers that few networks have: values, and results whose length depends on values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnef_jax
+from tests.openvino.documents import Writer
+from tests.openvino.rare_layers import OLD, USES, Known, Use
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+
+def _written(uses: Sequence[Use], version: int, folder: Path) -> list[list[np.ndarray]]:
+    """Return the results of all uses, as parts of one network."""
+    net, given, ends = Writer(version), list[np.ndarray](), list[tuple[int, int]]()
+    for use in uses:
+        inputs: list[int] = []
+        for x in use.operands:
+            if isinstance(x, Known):
+                inputs.append(net.constant(x.array, type=x.type))
+            else:
+                type = "i64" if x.dtype.kind == "i" else "f32"
+                inputs.append(net.input(f"x{len(given)}", x.shape, type))
+                given.append(x)
+        shapes = [np.shape(x) for x in use.results]
+        layer = net.layer(use.type, inputs, shapes, opset=use.opset, attributes=use.attributes)
+        ends += [(layer, len(inputs) + i) for i in range(len(shapes))]
+    model = (net.result(*ends) if version >= 10 else net).load(folder)
+    found = model(*given)
+    found = iter(found if isinstance(found, tuple) else [found])
+    return [[np.asarray(next(found)) for _ in use.results] for use in uses]
+
+
+@pytest.mark.parametrize(("uses", "version"), [(USES, 11), (OLD, 7)], ids=["opsets", "old"])
+def test_values(uses: Sequence[Use], version: int, tmp_path: Path) -> None:
+    for use, results in zip(uses, _written(uses, version, tmp_path), strict=True):
+        for found, wanted in zip(results, use.results, strict=True):
+            what = f"{use.type} {dict(use.attributes)}"
+            assert found.shape == wanted.shape, what
+            np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5, err_msg=what)
+
+
+def _chosen(x: Any, tail: Sequence[tuple[str, Sequence[Any], dict[str, Any]]]) -> Writer:
+    """Return a network that goes on from the items of x, [3,2], at which a mask holds."""
+    net = Writer()
+    x, mask = net.input("x", (3, 2)), net.input("mask", (3,), "boolean")
+    places = net.layer("NonZero", [mask], [(1, -1)], attributes={"output_type": "i64"})
+    rows = net.layer("Squeeze", [places, net.constant(np.array([0]))], [(-1,)])
+    ends = {"rows": rows, "x": x, "mask": mask}
+    ends["it"] = net.layer(
+        "Gather", [x, rows, net.constant(np.array(0))], [(-1, 2)], opset="opset8"
+    )
+    for type, operands, attributes in tail:
+        inputs = [ends[o] if isinstance(o, str) else net.constant(np.array(o)) for o in operands]
+        ends["it"] = net.layer(type, inputs, [()], attributes=attributes)
+    return net.result(ends["it"])
+
+
+X = np.float32([[1, 2], [3, 4], [5, 7]])
+MASK = np.array([True, False, True])
+NONE = np.zeros(3, bool)
+NAN = np.float32([np.nan, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("tail", "wanted"),
+    [
+        ([], [X[0], X[2], NAN]),
+        ([("Multiply", ["it", [[2.0, 3.0]]], {})], [X[0] * [2, 3], X[2] * [2, 3], NAN]),
+        ([("Transpose", ["it", [1, 0]], {}), ("Reshape", ["it", [1, 2, -1]], {})],
+         [[[1, 5, np.nan], [2, 7, np.nan]]]),
+        ([("MatMul", ["it", [[1.0], [1.0]]], {})], [[3], [12], [np.nan]]),
+        ([("Gather", ["it", [1], 1], {})], [[2], [7], [np.nan]]),
+        ([("SoftMax", ["it"], {"axis": 1}), ("ReduceSum", ["it", [0, 1]], {})], 2),
+        ([("ReduceSum", ["it", [0]], {})], [6, 9]),
+        ([("ReduceMean", ["it", [0]], {"keep_dims": "true"})], [[3, 4.5]]),
+        ([("ReduceMax", ["it", [1]], {})], [2, 7, np.nan]),
+        ([("Negative", ["it"], {}), ("ReduceMax", ["it", [0]], {})], [-1, -2]),
+        ([("ReduceProd", ["it", [0]], {})], [5, 14]),
+        ([("ShapeOf", ["it"], {"output_type": "i64"})], [2, 2]),
+        ([("Multiply", ["it", "it"], {}), ("ScatterUpdate", ["x", "rows", "it", 0], {})],
+         [[1, 4], [3, 4], [25, 49]]),
+        ([("Unsqueeze", ["rows", [1]], {}), ("ScatterNDUpdate", ["x", "it", [[0.0] * 2] * 3], {})],
+         [[0, 0], [3, 4], [0, 0]]),
+    ],
+)  # fmt: skip
+def test_what_follows_items_that_values_choose(tail: Any, wanted: Any, tmp_path: Path) -> None:
+    model = _chosen(X, tail).load(tmp_path)
+    np.testing.assert_allclose(model(X, MASK), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ("SoftMax", ["it"], {"axis": 0}),
+        ("CumSum", ["it", 0], {}),
+        ("Concat", ["it", "x"], {"axis": 0}),
+        ("Gather", ["it", 1, 0], {}),
+        ("Add", ["it", "x"], {}),
+        ("Reshape", ["it", [-1]], {}),
+        ("MatMul", ["it", "it"], {"transpose_a": "true"}),
+        ("NonZero", ["it"], {}),
+        ("ScatterUpdate", ["it", [0], [[1.0, 2.0]], 0], {}),
+        ("TopK", ["it", 1], {"axis": 0, "mode": "max", "sort": "value"}),
+    ],
+    ids=lambda step: step[0],
+)
+def test_padding_is_never_taken_for_items(step: Any, tmp_path: Path) -> None:
+    with pytest.raises(nnef_jax.NnefError, match="as many items as values say") as caught:
+        _chosen(X, [step]).load(tmp_path)
+    assert step[0] in str(caught.value) and "cut the network" in str(caught.value)
+
+
+def test_items_that_values_choose_under_jit_vmap_and_grad(tmp_path: Path) -> None:
+    square = [("Multiply", ["it", "it"], {}), ("ReduceSum", ["it", [0, 1]], {})]
+    model = _chosen(X, square).load(tmp_path)
+    masks = jnp.stack([MASK, NONE, ~NONE])
+    several = jax.jit(jax.vmap(lambda m: model.apply(model.params, X, m)))(masks)
+    np.testing.assert_allclose(several, [79, 0, 104])
+    slope = jax.grad(lambda x: model.apply(model.params, x, MASK))(X)
+    np.testing.assert_allclose(slope, 2 * X * MASK[:, None])
+
+
+@pytest.mark.parametrize(
+    ("type", "says"), [("RandomUniform", "random numbers"), ("StringTensorPack", "holds text")]
+)
+def test_what_is_no_function_of_arrays_is_refused(type: str, says: str, tmp_path: Path) -> None:
+    net = Writer()
+    layer = net.layer(type, [net.input("x", (3,))], [(3,)])
+    with pytest.raises(nnef_jax.NnefError, match=says):
+        net.result(layer).load(tmp_path)
