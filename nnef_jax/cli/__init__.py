@@ -1,6 +1,6 @@
 """The command line, `nnef-jax`: what a terminal shows of the library, over its public names."""
 
-from nnef_jax.cli import batch, contrast, measure, view  # each adds its commands
+from nnef_jax.cli import batch, contrast, fixed_point, measure, view  # each adds its commands
 from nnef_jax.cli.commands import app, main
 
-__all__ = ["app", "batch", "contrast", "main", "measure", "view"]
+__all__ = ["app", "batch", "contrast", "fixed_point", "main", "measure", "view"]

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,18 +51,23 @@ class _Entry:
         return asdict(self) | {"value": _json_number(self.value)}
 
 
-def run_calls(model: Model, calls: Sequence[Call]) -> list[Result]:
-    """Run the network for each call; for a single one in the way that is soonest to compile."""
-    if len(calls) == 1:
+def run_calls(
+    model: Model, calls: Sequence[Call], function: Callable[..., Any] | None = None
+) -> list[Result]:
+    """Run the network for each call; for a single one in the way that is soonest to compile.
+
+    A function of the inputs runs instead of it where one is given.
+    """
+    if function is None and len(calls) == 1:
         execution = model._execution  # pyright: ignore[reportPrivateUsage]
         inputs = bind_inputs(execution.network, (), calls[0].arrays)
         model = Model(for_one_call(execution, inputs))
-    return [result for call in calls for result in _run_call(model, call)]
+    return [result for call in calls for result in _run_call(model, call, function or model)]
 
 
-def _run_call(model: Model, call: Call) -> list[Result]:
+def _run_call(model: Model, call: Call, function: Callable[..., Any]) -> list[Result]:
     """Run the network: a result for each picture, or one where an output has no axis for them."""
-    found = model(*(call.arrays[spec.name] for spec in model.inputs))
+    found = function(*(call.arrays[spec.name] for spec in model.inputs))
     arrays = [found] if len(model.outputs) == 1 else list(found)
     outputs = {s.name: np.asarray(array) for s, array in zip(model.outputs, arrays, strict=True)}
     count = len(call.pictures)

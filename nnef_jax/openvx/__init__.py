@@ -16,20 +16,32 @@ from nnef_jax.openvx.layers.pointwise import (
     softmax_layer,
 )
 from nnef_jax.openvx.layers.pooling import pooling_layer, roi_pooling_layer
+from nnef_jax.openvx.lowered import Lowered, lower
+from nnef_jax.openvx.positions import search_positions
+from nnef_jax.openvx.profile import NodeReport, ProfileReport, check_profile
+from nnef_jax.openvx.statistics import Stats, TensorStats
 from nnef_jax.openvx.tables import table, table_layer
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, static_weights
 
 __all__ = [
+    "Lowered",
+    "NodeReport",
+    "ProfileReport",
     "StaticWeights",
+    "Stats",
     "Tensor",
+    "TensorStats",
     "VxError",
     "activation_layer",
+    "check_profile",
     "convolution_layer",
     "deconvolution_layer",
     "fully_connected_layer",
+    "lower",
     "normalization_layer",
     "pooling_layer",
     "roi_pooling_layer",
+    "search_positions",
     "softmax_layer",
     "static_weights",
     "table",

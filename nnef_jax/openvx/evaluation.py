@@ -1,0 +1,262 @@
+"""Runs the steps of a plan on raw integers, and beside them in real numbers for derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.graph import Operand, Operation, Value, is_float
+from lowering.ops import rules
+from lowering.ops.elementwise import straight_through
+from lowering.trace import Context, trace
+from nnef_jax.openvx.mapping.site import Node, operand_key
+from nnef_jax.openvx.plan import Plan, Step, fixed_operands, part_name, weights_of
+from nnef_jax.openvx.profiles import Choices
+from nnef_jax.openvx.tensor import Tensor, static_weights
+
+# Tensors of fixed-point numbers; arrays where an operation is computed in real numbers, and of
+# integers.
+Values = dict[Value, Any]
+Weights = Mapping[str, Mapping[str, Any]]  # by step and operand
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A plan with the choices that say how it is computed."""
+
+    plan: Plan
+    choices: Choices
+    context: Context
+    positions: Mapping[Value, int]
+
+    def real_weights(self, params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return what steps read that inputs do not change, in real numbers, with what is folded.
+
+        `params` are arrays by label.
+        """
+        steps = [*self.plan.needed]
+        read = [v for v in fixed_operands(steps) if v in self.plan.fixed]
+        nothing = [None for _ in self.plan.graph.inputs]
+        values = trace(self.plan.graph, self.context, params, {}, nothing, wanted=read)
+        known = {value: values[value] for value in read}
+        return {step.name: weights_of(step, known) for step in steps}
+
+    def quantised(self, step: Step, name: str, weights: Any) -> Tensor:
+        """Return an operand in fixed point: rounded to nearest even, saturated."""
+        given = dict(self.choices.positions)
+        position = given.get(weights_name(step, name), self.plan.profile.position)
+        return Tensor.quantize(weights, self.plan.profile.dtype, position)
+
+    def prepared(self, weights: Weights, *, static: bool) -> dict[str, dict[str, Any]]:
+        """Return weights as the layers read them: rounded once, in OpenVX's layouts.
+
+        `static` ones have known values, of which layers need fewer products.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for step in self.plan.needed:
+            layer, operands = step.layer, weights[step.name]
+            if layer is None or layer.takes_numbers:
+                is_table = layer is not None and layer.is_table
+                tables = self._table(step, operands) if is_table else {}
+                found[step.name] = {**operands, **tables}
+                continue
+            tensors: dict[str, Any] = {}
+            for name, x in operands.items():
+                tensor = self.quantised(step, name, lax.stop_gradient(jnp.asarray(x)))
+                arrange = layer.arrange.get(name, lambda data: data)
+                tensor = Tensor(arrange(tensor.data), tensor.fixed_point_position)
+                is_static = static and name in layer.static
+                tensors[name] = static_weights(tensor) if is_static else tensor
+            found[step.name] = tensors
+        return found
+
+    def _table(self, step: Step, operands: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the table of all values of the type, and where it is beyond the type."""
+        (read,) = {v for v in step.operation.reads() if v not in self.plan.fixed}
+        limits = jnp.iinfo(self.plan.profile.dtype)
+        raw = jnp.arange(limits.min, limits.max + 1, dtype=np.int32)
+        x = Tensor(raw.astype(self.plan.profile.dtype), self.positions[read]).to_float()
+        (y,) = self.computed(step, {read: x}, jax.tree.map(lax.stop_gradient, dict(operands)))
+        position = self.positions[step.results[0]]
+        table = Tensor.quantize(y, self.plan.profile.dtype, position)
+        return {"table": table.data, "beyond": beyond(y, table)}
+
+    def inputs(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return inputs in fixed point; integers stay arrays."""
+        pairs = zip(self.plan.graph.inputs, arrays, strict=True)
+        return [self.fixed(v, x) if is_float(v.type.dtype) else x for v, x in pairs]
+
+    def run(
+        self,
+        weights: Weights,
+        inputs: Sequence[Any],
+        instead: Mapping[Value, Any] | None = None,
+    ) -> tuple[Values, dict[Value, Array]]:
+        """Return all tensors, and where those that can leave the range of the type do.
+
+        `inputs` are tensors, or arrays of integers. `instead` are real numbers that readers of a
+        tensor get instead of what is computed.
+        """
+        values: Values = dict(zip(self.plan.graph.inputs, inputs, strict=True))
+        found: Values = dict(values)
+        masks: dict[Value, Array] = {}
+        for step in self.plan.needed:
+            with jax.named_scope(step.name):
+                results, mask = self._step(step, weights[step.name], values)
+            for value, result in zip(step.results, results, strict=True):
+                found[value] = values[value] = result
+                if mask is not None:
+                    masks[value] = mask
+                if instead is not None and value in instead:
+                    values[value] = self.fixed(value, instead[value])
+        return found, masks
+
+    def _step(
+        self, step: Step, weights: Mapping[str, Any], values: Mapping[Value, Any]
+    ) -> tuple[list[Any], Array | None]:
+        operation, layer = step.operation, step.layer
+        if layer is None:
+            return self.computed(step, {v: real(x) for v, x in values.items()}, weights), None
+        position = self.positions[step.results[0]]
+
+        def read(name: str, operand: Operand) -> Any:
+            if isinstance(operand, tuple):
+                return [read(part_name(name, i), part) for i, part in enumerate(operand)]
+            x = weights.get(name)
+            if x is None and isinstance(operand, Value):
+                x = self.fixed(operand, values[operand])
+            return self._rescaled(x, position) if layer.keeps_position else x
+
+        tensors = {name: read(name, operand) for name, operand in operation.operands}
+        choices = self.choices
+        node = Node(
+            {**tensors, **weights},
+            choices.overflow_policy,
+            choices.rounding_policy,
+            choices.semantics,
+            choices.strict,
+            position,
+        )
+        result, mask = layer.run(node)
+        if layer.saturates:
+            (y,) = self.computed(step, {v: real(x) for v, x in values.items()}, weights)
+            mask = beyond(y, result)
+        results = result if isinstance(result, list) else [result]
+        pairs = zip(step.results, results, strict=True)
+        return [self._rescaled(x, self.positions[value]) for value, x in pairs], mask
+
+    def fixed(self, value: Value, x: Any) -> Tensor:
+        """Return a tensor in fixed point: as it is, or rounded from real numbers."""
+        if isinstance(x, Tensor):
+            return x
+        return Tensor.quantize(x, self.plan.profile.dtype, self.positions[value])
+
+    def _rescaled(self, x: Any, position: int) -> Any:
+        if x.fixed_point_position == position:
+            return x
+        return Tensor.quantize(x.to_float(), self.plan.profile.dtype, position)
+
+    def computed(
+        self, step: Step, values: Mapping[Value, Any], weights: Mapping[str, Any]
+    ) -> list[Any]:
+        """Return the results of a step in real numbers, by the operation's own rule."""
+        operation, layer = step.operation, step.layer
+
+        def read(name: str, operand: Operand) -> Any:
+            if isinstance(operand, tuple):
+                return [read(part_name(name, i), part) for i, part in enumerate(operand)]
+            if name in weights:
+                return weights[name]
+            if not isinstance(operand, Value) or operand not in values:
+                return operand
+            x = jnp.asarray(values[operand])
+            return x.astype(operand.type.dtype) if is_float(operand.type.dtype) else x
+
+        operands = {name: read(name, operand) for name, operand in operation.operands}
+        if layer is not None and layer.real is not None:
+            results: Any = layer.real({**operands, **weights})
+        else:
+            results = self._ruled(operation, operands)
+        flat = results if isinstance(results, tuple) else (results,)
+        return [x for item in flat for x in (item if isinstance(item, list | tuple) else [item])]
+
+    def _ruled(self, operation: Operation, operands: Mapping[str, Any]) -> Any:
+        rule = operation.rule or rules[operation.kind]
+        arguments = {**operands, **dict(operation.attributes)}
+        arguments = {operand_key(name): x for name, x in arguments.items()}
+        if rule.wants_context:
+            arguments["ctx"] = self.context
+        return rule.lower(**arguments)
+
+    def straight_through(
+        self,
+        exact: Mapping[Value, Any],
+        weights: Weights,
+        inputs: Sequence[Any],
+    ) -> Values:
+        """Return the tensors as real numbers, with derivatives of those of the real network.
+
+        What an item is computed from has a derivative where the real item is within the range of
+        the type, and none where it is cut off. `inputs` and `weights` are real numbers.
+        Source: straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
+        """
+        values: Values = {}
+
+        def keep(value: Value, x: Any) -> None:
+            found = exact[value]
+            values[value] = (
+                self._as_cut(self.fixed(value, found), x) if is_float(value.type.dtype) else found
+            )
+
+        for value, x in zip(self.plan.graph.inputs, inputs, strict=True):
+            keep(value, x)
+        for step in self.plan.needed:
+            own = weights[step.name]
+            if step.layer is not None and not step.layer.takes_numbers:
+                own = {
+                    name: self._as_cut(
+                        self.quantised(step, name, lax.stop_gradient(jnp.asarray(x))), x
+                    )
+                    for name, x in own.items()
+                }
+            for value, x in zip(step.results, self.computed(step, values, own), strict=True):
+                keep(value, x)
+        return values
+
+    def _weight(self, step: Step, name: str, x: Any) -> Array:
+        return self._as_cut(self.quantised(step, name, lax.stop_gradient(jnp.asarray(x))), x)
+
+    def _as_cut(self, tensor: Tensor, x: Any) -> Array:
+        low, high = bounds(tensor)
+        x = jnp.asarray(x)
+        result = lax.stop_gradient(tensor.to_float()).astype(x.dtype)
+        return straight_through(result, jnp.clip(x, low, high))
+
+
+def real(x: Any) -> Any:
+    """Return a tensor as real numbers; arrays as they are."""
+    return x.to_float() if isinstance(x, Tensor) else x
+
+
+def bounds(tensor: Tensor) -> tuple[float, float]:
+    """Return the least and the largest number of a tensor's type."""
+    limits, step = jnp.iinfo(tensor.data.dtype), 2.0**-tensor.fixed_point_position
+    return limits.min * step, limits.max * step
+
+
+def beyond(x: Any, tensor: Tensor) -> Array:
+    """Tell where real numbers are beyond the type of the tensor that they are rounded to."""
+    low, high = bounds(tensor)
+    half = 2.0 ** -(tensor.fixed_point_position + 1)
+    return (x < low - half) | (x >= high + half)
+
+
+def weights_name(step: Step, name: str) -> str:
+    """Return what an operand of a step that inputs do not change is called: conv1.filter, say."""
+    return f"{step.name}.{name}"

@@ -1,0 +1,338 @@
+"""A network as one function on raw integers: what a device with the profile computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from lowering.extents import Shape
+from lowering.graph import is_float
+from lowering.trace import Context
+from nnef_jax.analysis.question import require_model
+from nnef_jax.errors import InputError, raise_all
+from nnef_jax.limits import Meter
+from nnef_jax.model import Model, Params
+from nnef_jax.openvx.binding import bind_tensors, require_format
+from nnef_jax.openvx.evaluation import Evaluation, beyond, real, weights_name
+from nnef_jax.openvx.plan import Step, plan_of
+from nnef_jax.openvx.profile import ProfileReport, check_profile, declared_shapes, known_graph
+from nnef_jax.openvx.profiles import Choices, profile_of
+from nnef_jax.openvx.tensor import Tensor
+from nnef_jax.similar import did_you_mean
+
+if TYPE_CHECKING:
+    from nnef_jax.openvx.statistics import Stats
+
+
+class Lowered:
+    """A network in the fixed-point arithmetic of a profile; made by `lower`.
+
+    A call takes and returns raw integers: `Tensor`s, inputs by position or name. It is jitted, and
+    may be mapped by `jax.vmap`. Several outputs are a NamedTuple with the graph's names.
+    """
+
+    def __init__(self, model: Model, choices: Choices) -> None:
+        self.model = model
+        self.choices = choices
+        self._evaluations: dict[tuple[Shape, ...], Evaluation] = {}
+        self._weights: dict[Any, dict[str, dict[str, Any]]] = {}
+        declared = self.evaluation(declared_shapes(model))
+        if choices.on_unfit == "error":
+            raise_all(declared.plan.unfit)
+        self._require_known_positions(declared)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lowered, (self.model, self.choices)
+
+    def __repr__(self) -> str:
+        choices = self.choices
+        said = f"{choices.overflow_policy}, {choices.rounding_policy}, {choices.semantics}"
+        return f"<nnef_jax.openvx.Lowered {self.model.graph.name} {choices.profile.name}: {said}>"
+
+    @property
+    def report(self) -> ProfileReport:
+        """Return which layer computes each operation."""
+        profile = self.choices.profile
+        return check_profile(
+            self.model, profile.name, dtype=profile.dtype, semantics=self.choices.semantics
+        )
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """Return the layers in order, for the declared shapes."""
+        return self.evaluation(declared_shapes(self.model)).plan.needed
+
+    @cached_property
+    def clipped(self) -> dict[str, int]:
+        """Return how many items of weights are beyond the type and were cut off, by name.
+
+        Names are those of the layer and of the operand: "conv1.filter". Those without are left out.
+        """
+        evaluation = self.evaluation(declared_shapes(self.model))
+        found: dict[str, int] = {}
+        weights = self.real_weights(evaluation)
+        for step in evaluation.plan.needed:
+            if step.layer is None or step.layer.takes_numbers:
+                continue
+            for name, x in weights[step.name].items():
+                count = int(jnp.sum(beyond(x, evaluation.quantised(step, name, x))))
+                if count:
+                    found[weights_name(step, name)] = count
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network on tensors of the profile's type and position.
+
+        Raises TypeError for what are none, VxError for other types and positions, InputError for
+        other shapes.
+        """
+        inputs = bind_tensors(self.model, args, kwargs)
+        shapes = [tuple(x.shape) for x in inputs]
+        evaluation = self.evaluation(shapes)
+        for value, x in zip(evaluation.plan.graph.inputs, inputs, strict=True):
+            if isinstance(x, Tensor):
+                position = evaluation.positions[value]
+                require_format(value.name, x, self.choices.profile, position)
+        weights, _ = self._ready(shapes)
+        return self._raw(weights, inputs)
+
+    def float(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network between real numbers: inputs are rounded, outputs converted."""
+        inputs = self.model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        weights, _ = self._ready([x.shape for x in inputs])
+        return self._real(weights, inputs)
+
+    def apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
+        """Run the network as a pure function of parameters and inputs, all real numbers.
+
+        The values are those of `float`, bit by bit. Derivatives pass straight through rounding:
+        they are those of the real network at these values, and 0 where a number is cut off
+        (straight-through estimation, arXiv:1308.3432). So parameters can be trained for the
+        profile:
+
+        >>> gradient = jax.grad(lambda params: loss(fixed.apply(params, x)))(model.params)
+
+        Args:
+            params: arrays by label, as in `model.params`.
+            args: inputs in the order of the graph.
+            kwargs: inputs by name.
+        """
+        params = self.model._check_params(params)  # pyright: ignore[reportPrivateUsage]
+        inputs = self.model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        return self._applied(params, [jnp.asarray(x) for x in inputs])
+
+    def intermediates(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return all tensors that are computed inside, by name; inputs are real numbers.
+
+        Those of operations that do not fit are arrays.
+        """
+        inputs = self.model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        return self.inside(*inputs)[0]
+
+    def inside(self, *inputs: Any, instead: Mapping[str, Any] | None = None) -> Any:
+        """Return tensors by name, and where those that may leave the range of the type do.
+
+        `instead` are real numbers that readers of a tensor get instead of it.
+        """
+        weights, _ = self._ready([x.shape for x in inputs])
+        return self._inside(weights, list(inputs), dict(instead or {}))
+
+    def entering(self, *inputs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the inputs in fixed point by name, and where they are beyond the type."""
+        evaluation = self.evaluation([x.shape for x in inputs])
+        names = [value.name for value in evaluation.plan.graph.inputs]
+        found = dict(zip(names, evaluation.inputs(inputs), strict=True))
+        given = dict(zip(names, inputs, strict=True))
+        masks = {n: beyond(given[n], x) for n, x in found.items() if isinstance(x, Tensor)}
+        return found, masks
+
+    def stats(
+        self, *inputs: Any, rtol: float = 0.1, atol: float = 0.0, isolate: bool = False
+    ) -> Stats:
+        """Compare the tensors inside with those of the network in real numbers.
+
+        Inputs are real numbers: those of a call, or of a whole set with one axis more, over which
+        both networks are mapped by `jax.vmap`. All tensors are held in memory.
+
+        Of each tensor `low` and `high` are the extremes, `beyond` is the share of items that the
+        overflow policy cut off or wrapped (NaN where none can be), `absolute` the largest error and
+        `snr` 10 log10(sum of squares / that of errors). `reason` says why it differs, as in
+        `analysis.compare`: "" where no item is out of tolerance. `own_snr` is the SNR where all
+        that its layer reads is as in the real network.
+
+        `to_dict()` is `{"tensors": {name: {"name", "layer", "shape", "position", "low", "high",
+        "beyond", "absolute", "snr", "reason", "own_snr"}}, "clipped": {name: count}, "samples",
+        "first": name or None}`.
+
+        Args:
+            inputs: in order, or one dict by name.
+            rtol, atol: an item differs by more than `atol + rtol * max(|item|, rms of the tensor)`.
+            isolate: also run each layer on the tensors of the real network.
+
+        >>> print(fixed.stats(images))
+        """
+        from nnef_jax.openvx.statistics import statistics
+
+        return statistics(self, inputs, self.clipped, rtol=rtol, atol=atol, isolate=isolate)
+
+    def quantize(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """Return the inputs of a call from real numbers."""
+        inputs = self.model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        return tuple(self.evaluation([x.shape for x in inputs]).inputs(inputs))
+
+    @cached_property
+    def _raw(self) -> Any:
+        def run(weights: Any, inputs: list[Any]) -> Any:
+            evaluation = self.evaluation([x.shape for x in inputs])
+            values, _ = evaluation.run(weights, inputs)
+            return self._packed(evaluation, values)
+
+        return jax.jit(run)
+
+    @cached_property
+    def _real(self) -> Any:
+        def run(weights: Any, inputs: list[Any]) -> Any:
+            evaluation = self.evaluation([x.shape for x in inputs])
+            values, _ = evaluation.run(weights, evaluation.inputs(inputs))
+            return jax.tree.map(real, self._packed(evaluation, values), is_leaf=_is_tensor)
+
+        return jax.jit(run)
+
+    @cached_property
+    def _applied(self) -> Any:
+        def run(params: Any, inputs: list[Any]) -> Any:
+            evaluation = self.evaluation([x.shape for x in inputs])
+            weights = evaluation.real_weights(params)
+            integers = evaluation.prepared(weights, static=False)
+            exact, _ = evaluation.run(integers, evaluation.inputs(jax.lax.stop_gradient(inputs)))
+            values = evaluation.straight_through(exact, weights, inputs)
+            outputs = [values[value] for value in evaluation.plan.graph.outputs]
+            return self.model._execution.functions.packed(outputs)  # pyright: ignore[reportPrivateUsage]
+
+        return jax.jit(run)
+
+    @cached_property
+    def _inside(self) -> Any:
+        """Return tensors by name, and masks of those that may leave the range of the type."""
+
+        def run(weights: Any, inputs: list[Any], instead: Mapping[str, Any]) -> Any:
+            evaluation = self.evaluation([x.shape for x in inputs])
+            graph = evaluation.plan.graph
+            replaced = {graph.values[name]: x for name, x in instead.items()}
+            values, masks = evaluation.run(weights, evaluation.inputs(inputs), replaced)
+            named = {v.name: x for v, x in values.items() if v not in graph.inputs}
+            return named, {value.name: mask for value, mask in masks.items()}
+
+        return jax.jit(run)
+
+    def _packed(self, evaluation: Evaluation, values: Mapping[Any, Any]) -> Any:
+        outputs = [
+            evaluation.fixed(value, values[value]) if is_float(value.type.dtype) else values[value]
+            for value in evaluation.plan.graph.outputs
+        ]
+        return self.model._execution.functions.packed(outputs)  # pyright: ignore[reportPrivateUsage]
+
+    def _ready(self, shapes: Sequence[Shape]) -> tuple[Any, Evaluation]:
+        """Return the weights as layers read them, made once, and what computes with them."""
+        evaluation = self.evaluation(shapes)
+        key = tuple((s.name, s.layer and s.layer.name) for s in evaluation.plan.needed)
+        if key not in self._weights:
+            with jax.ensure_compile_time_eval():
+                weights = self.real_weights(evaluation)
+                self._weights[key] = evaluation.prepared(weights, static=True)
+        return self._weights[key], evaluation
+
+    def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Any]]:
+        """Return what inputs do not change in real numbers, by step and operand."""
+        own = self.model._execution.own  # pyright: ignore[reportPrivateUsage]
+        return evaluation.real_weights(own.parameters())
+
+    def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:
+        """Return what computes for inputs of these shapes."""
+        key = tuple(map(tuple, shapes))
+        if key not in self._evaluations:
+            choices = self.choices
+            graph = known_graph(self.model, list(key))
+            plan = plan_of(graph, choices.profile, choices.semantics)
+            if choices.on_unfit == "error":
+                raise_all(plan.unfit)
+            context = Context(jax.lax.Precision.HIGHEST, straight_through=True)
+            positions = plan.positions(choices)
+            self._evaluations[key] = Evaluation(plan, choices, context, positions)
+        return self._evaluations[key]
+
+    def _require_known_positions(self, evaluation: Evaluation) -> None:
+        """Refuse positions of what the network does not have."""
+        if not self.choices.positions:
+            return
+        weights = self.real_weights(evaluation)
+        known = {value.name for value in evaluation.positions}
+        known |= {
+            weights_name(step, name)
+            for step in evaluation.plan.needed
+            for name in weights[step.name]
+        }
+        for name, _ in self.choices.positions:
+            if name not in known:
+                hint = did_you_mean(name, known, meter=Meter())
+                raise InputError(f"positions: there is no tensor '{name}'", hint=hint)
+
+
+def lower(
+    model: Model,
+    profile: str = "openvx-16bit",
+    *,
+    overflow_policy: Literal["saturate", "wrap"] = "saturate",
+    rounding_policy: Literal["to_zero", "nearest_even"] = "nearest_even",
+    semantics: Literal["spec", "khronos"] = "spec",
+    on_unfit: Literal["error", "float"] = "error",
+    dtype: str | None = None,
+    positions: Mapping[str, int] | None = None,
+    strict: bool = True,
+) -> Lowered:
+    """Return a network as a function in the fixed-point arithmetic of a profile, bit by bit.
+
+    Batch normalisation, and factors and terms for each channel, become a part of the weights of the
+    layer before; then weights are rounded once, to nearest even, and cut off where they are beyond
+    the type (`clipped`). Groups of convolutions are views. Functions that OpenVX has no activation
+    for are tables of all values of the type.
+
+    Args:
+        model: of any format, without state; open first axes of inputs are the batch.
+        profile: "openvx-16bit" (int16, Q7.8) or "openvx-8bit" (int8).
+        overflow_policy: what becomes of a result beyond the type.
+        rounding_policy: of results of products, and of `mul`.
+        semantics: "spec", the equations of the text, or "khronos", the published C code with its
+            quirks: docs/openvx.md.
+        on_unfit: "float" computes what does not fit in real numbers, between integers; "error"
+            raises.
+        dtype: "uint8" for the 8-bit profile without signs.
+        positions: fixed-point positions of tensors by name, and of weights by those of layer and
+            operand ("conv1.filter"), instead of that of the profile. `search_positions` finds some.
+        strict: False allows other positions, which OpenVX does not.
+
+    Raises UnsupportedError with all that does not fit, and for a network with state; InputError for
+    open shapes and unknown names, TypeError and ValueError for wrong arguments.
+
+    >>> fixed = nnef_jax.openvx.lower(model, "openvx-16bit", overflow_policy="wrap")
+    >>> integers = fixed(nnef_jax.openvx.Tensor.quantize(image))
+    """
+    require_model(model)
+    choices = Choices.of(
+        profile_of(profile, dtype),
+        overflow_policy,
+        rounding_policy,
+        semantics,
+        on_unfit,
+        strict,
+        positions,
+    )
+    return Lowered(model, choices)
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, Tensor)

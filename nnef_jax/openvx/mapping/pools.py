@@ -1,0 +1,131 @@
+"""Pooling, softmax and normalisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowering.kernels.windows import basic
+from nnef_jax.openvx.layers.pointwise import normalization_layer, softmax_layer
+from nnef_jax.openvx.layers.pooling import pooling_layer
+from nnef_jax.openvx.mapping import maps
+from nnef_jax.openvx.mapping.products import pair, require_smallest_strides, symmetric
+from nnef_jax.openvx.mapping.site import Computed, Layer, Node, Site, Unfit, like, planes
+
+
+@maps("max_pool", "avg_pool", "box")
+def pool(site: Site) -> Layer:
+    """Map a pool onto vxPoolingLayer, which pads with zeros that count in averages."""
+    kind = "max" if site.operation.kind == "max_pool" else "avg"
+    shape, pool = site.require_planes("input"), dict(site.attributes)
+    if not pool.pop("normalize", True):
+        raise Unfit("it sums, the layer averages")
+    windows = basic(shape, **pool)
+    if any(n != 1 for n in (*windows.size[:2], *windows.stride[:2])) or any(
+        pads != (0, 0) for pads in windows.padding[:2]
+    ):
+        raise Unfit("its windows span batch or channels")
+    if any(d != 1 for d in windows.dilation):
+        raise Unfit(f"its dilation is {list(windows.dilation[2:])}, the layer has none")
+    padding = symmetric(windows, windows.border)
+    require_smallest_strides(windows, padding)
+    if any(padding):
+        _require_border(site, kind, windows.border)
+    attributes: dict[str, Any] = {
+        "pooling_type": kind,
+        "pooling_size": pair(windows.size[2:], 1),
+        "pooling_padding": pair(padding[2:], 0),
+        "skip": pair(windows.stride[2:], 1),
+    }
+    return _pooling(site, attributes)
+
+
+def _require_border(site: Site, kind: str, border: str) -> None:
+    """Refuse padding that counts where it does not in OpenVX, or the other way round."""
+    if kind == "avg":
+        if border != "constant":
+            raise Unfit("its averages leave out the padding, those of the layer do not")
+        return
+    counts = border == "constant"  # the text pads with zeros, the sample leaves padding out
+    operand = site.operand("input")
+    if counts != (site.semantics == "spec") and operand not in site.not_negative:
+        does = "takes part in maxima" if counts else "is left out of maxima"
+        other = "leaves it out" if counts else "does not leave it out"
+        raise Unfit(f"its padding {does} and 'input' may be negative: the layer {other}")
+
+
+@maps("max_reduce", "mean_reduce", "sum_reduce")
+def reduction(site: Site) -> Layer:
+    """Map the mean or maximum over all places onto a vxPoolingLayer of one window."""
+    kind = "max" if site.operation.kind == "max_reduce" else "avg"
+    if site.operation.kind == "sum_reduce" and not site.attributes["normalize"]:
+        raise Unfit("it sums, the layer averages")
+    shape = site.require_planes("input")
+    axes = tuple(site.attributes["axes"])
+    if sorted(axes) != list(range(2, len(shape))):
+        raise Unfit(f"it reduces axes {list(axes)}, the layer width and height")
+    return _pooling(
+        site, {"pooling_type": kind, "pooling_size": pair(shape[2:], 1), "skip": (1, 1)}
+    )
+
+
+def _pooling(site: Site, attributes: dict[str, Any]) -> Layer:
+    shape = site.result.shape
+
+    def run(node: Node) -> Computed:
+        x = planes(node["input"])
+        found = pooling_layer(x, **attributes, semantics=node.semantics, strict=node.strict)
+        return like(found, (x.shape[0], *shape[1:])), None
+
+    return Layer("vxPoolingLayer", run, keeps_position=True)
+
+
+@maps("softmax")
+def softmax(site: Site) -> Layer:
+    """Map `softmax` onto vxSoftmaxLayer; along the last axis any shape is rows, by a view."""
+    shape, axes = site.shape("x"), tuple(site.attributes["axes"])
+    is_channels = len(shape) == 4 and axes == (1,)
+    if not is_channels and axes != (len(shape) - 1,):
+        raise Unfit(f"it is over axes {list(axes)} of {len(shape)}, the layer's is that of classes")
+
+    def run(node: Node) -> Computed:
+        x = node["x"]
+        rows = x if is_channels else like(x, (-1, shape[-1]))
+        return like(softmax_layer(rows, **node.output), x.shape), None
+
+    return Layer("vxSoftmaxLayer", run)
+
+
+@maps("local_response_normalization")
+def normalization(site: Site) -> Layer:
+    """Map LRN onto vxNormalizationLayer; its window divides alpha there too."""
+    if site.profile.dtype != "int16":
+        raise Unfit("vxNormalizationLayer is optional in the 8-bit extension")
+    shape, size = site.require_planes("input"), tuple(site.attributes["size"])
+    size += (1,) * (len(shape) - len(size))
+    count = max(size)
+    if size == (1, count, *(1 for _ in shape[2:])):
+        kind = "across_maps"
+    elif size == (1, 1, count, count):
+        kind = "same_map"
+    else:
+        raise Unfit(f"its window {list(size)} is neither across maps nor a square in one")
+    if count not in (3, 5, 7):
+        raise Unfit(f"its window has {count} items, the layer takes 3, 5 or 7")
+    alpha, beta, bias = (site.attributes[name] for name in ("alpha", "beta", "bias"))
+    if min(alpha, beta, bias) <= 0:
+        raise Unfit("alpha, beta and bias of the layer are positive")
+
+    def run(node: Node) -> Computed:
+        x = planes(node["input"])
+        found = normalization_layer(
+            x,
+            type=kind,
+            normalization_size=count,
+            alpha=alpha,
+            beta=beta,
+            bias=bias,
+            **node.output,
+        )
+        return like(found, node["input"].shape), None
+
+    return Layer("vxNormalizationLayer", run, saturates=True)

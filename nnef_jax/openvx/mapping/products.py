@@ -1,0 +1,305 @@
+"""Convolutions, deconvolutions, fully connected layers and products of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lowering.extents import volume
+from lowering.kernels.conv import transposed_filter
+from lowering.kernels.windows import Windows, basic, reverse
+from nnef_jax.openvx.layers.convolution import convolution_layer
+from nnef_jax.openvx.layers.deconvolution import deconvolution_layer
+from nnef_jax.openvx.layers.fully_connected import fully_connected_layer
+from nnef_jax.openvx.mapping import maps
+from nnef_jax.openvx.mapping.site import (
+    Computed,
+    Layer,
+    Node,
+    Site,
+    Unfit,
+    is_single,
+    like,
+    plane,
+    planes,
+)
+from nnef_jax.openvx.tensor import Tensor
+
+
+@maps("conv")
+def convolution(site: Site) -> Layer:
+    """Map `conv` onto vxConvolutionLayer, groups onto views of the channels."""
+    site.require_fixed("filter", "bias")
+    shape, filter = site.require_planes("input"), site.shape("filter")
+    sliding = _sliding(site)
+    windows = basic(shape[2:], filter[2:], **sliding)
+    padding = symmetric(windows, windows.border)
+    require_smallest_strides(windows, padding)
+    groups = site.attributes["groups"] or shape[1]
+    attributes: dict[str, Any] = {
+        "padding": pair(padding, 0),
+        "dilation": pair([d - 1 for d in windows.dilation], 0),
+        "skip": pair(windows.stride, 1),
+        "groups": groups,
+    }
+    rank = len(shape)
+
+    def run(node: Node) -> Computed:
+        x, weights, biases = planes(node["input"]), node["filter"], node.get("bias")
+        options: Any = {**attributes, **node.products}
+        return _as_rank(convolution_layer(x, weights, biases, **options), rank)
+
+    return Layer(
+        _times(groups, "vxConvolutionLayer"),
+        run,
+        arrange={"filter": plane, "bias": _biases(filter[0])},
+        static=("filter",),
+        scale=("filter", _by_first),
+        channels=filter[0],
+    )
+
+
+@maps("deconv")
+def deconvolution(site: Site) -> Layer:
+    """Map `deconv` onto vxDeconvolutionLayer, which correlates with the filter turned around."""
+    site.require_fixed("filter", "bias")
+    shape, filter = site.require_planes("input"), site.shape("filter")
+    output, given = site.result.shape, site.attributes["output_shape"]
+    windows = reverse(shape[2:], given[2:], filter[2:], **_sliding(site))
+    groups = output[1] // filter[1]
+    if any(d != 1 for d in windows.dilation):
+        raise Unfit(f"its dilation is {list(windows.dilation)}, the layer has none")
+    if windows.border not in ("constant", "ignore"):
+        raise Unfit(f"its border is '{windows.border}', the layer pads with zeros")
+    before = [p for p, _ in windows.padding]
+    extra: list[int] = []
+    for extent, up, size, stride, p in zip(
+        shape[2:], output[2:], filter[2:], windows.stride, before, strict=True
+    ):
+        a = up - ((extent - 1) * stride + size - 2 * p)
+        if extent == 1:
+            raise Unfit("an extent is 1: OpenVX finds no upscale from that of the output")
+        if size < p + 1:
+            raise Unfit(f"the padding {p} is not below the size {size} of the kernel")
+        if not 0 <= a < stride:
+            raise Unfit(f"{a} more rows or columns than the layer makes are not 0 to {stride - 1}")
+        extra.append(a)
+    attributes: dict[str, Any] = {
+        "padding": pair(before, 0),
+        "a": pair(extra, 0),
+        "upscale": pair(windows.stride, 1),
+        "groups": groups,
+    }
+    rank = len(shape)
+    if rank == 3:
+        raise Unfit("it has one spatial axis: OpenVX finds no upscale of an extent 1")
+
+    def run(node: Node) -> Computed:
+        x, weights, biases = node["input"], node["filter"], node.get("bias")
+        options: Any = {**attributes, **node.products}
+        found: Any = deconvolution_layer(x, weights, biases, **options)
+        return found
+
+    def turned(filter: Array) -> Array:
+        return transposed_filter(filter, groups)
+
+    def scaled(filter: Any, factor: Any) -> Any:
+        inputs, each, *size = filter.shape
+        parts = filter.reshape(groups, inputs // groups, each, *size)
+        factors = factor.reshape(groups, 1, each, *(1 for _ in size))
+        return (parts * factors).reshape(filter.shape)
+
+    return Layer(
+        _times(groups, "vxDeconvolutionLayer"),
+        run,
+        arrange={"filter": turned, "bias": _biases(output[1])},
+        static=("filter",),
+        scale=("filter", scaled),
+        channels=output[1],
+    )
+
+
+@maps("linear")
+def linear(site: Site) -> Layer:
+    """Map `linear` onto vxFullyConnectedLayer."""
+    site.require_fixed("filter", "bias")
+    filter, bias, shape = site.shape("filter"), site.shape("bias"), site.result.shape
+    if not is_single(filter[:-2]) or not is_single(bias[:-1] if len(bias) == len(shape) else bias):
+        raise Unfit("its weights or biases differ between the items of the batch")
+    return _fully_connected(site, ("input", "filter"), (False, True))
+
+
+@maps("matmul")
+def product(site: Site) -> Layer:
+    """Map `matmul` onto vxFullyConnectedLayer, or vxTensorMatrixMultiplyNode of two tensors."""
+    left, right = site.shape("A"), site.shape("B")
+    flipped = site.attributes["transposeA"], site.attributes["transposeB"]
+    if len(left) < 2 or len(right) < 2:
+        raise Unfit("a vector is no matrix")
+    if site.is_fixed("B") and is_single(right[:-2]):
+        return _fully_connected(site, ("A", "B"), flipped)
+    count = volume(site.result.shape[:-2])
+    dims = site.result.shape
+
+    def run(node: Node) -> Computed:
+        # The text of OpenVX 1.2 rounds to the nearest and saturates, the sample cuts off.
+        rounding = "nearest_even" if node.semantics == "spec" else "to_zero"
+        options: Any = {**node.products, "overflow_policy": "saturate"}
+        options |= {"rounding_policy": rounding, "semantics": "spec"}
+        a, b = (_matrices(node[name], flip, dims) for name, flip in zip("AB", flipped, strict=True))
+
+        def one(a: Tensor, b: Tensor) -> Any:
+            turned = Tensor(b.data.T, b.fixed_point_position)
+            return fully_connected_layer(a, turned, **options)
+
+        found, mask = jax.vmap(one)(a, b)
+        return like(found, dims), mask.reshape(dims)
+
+    return Layer(_times(count, "vxTensorMatrixMultiplyNode"), run)
+
+
+@maps("batch_normalization")
+def batch_normalization(site: Site) -> Layer:
+    """Map one that follows no product alone onto vxConvolutionLayer: 1x1, a group each channel."""
+    shape, (first, *others) = site.require_planes("input"), site.arguments
+    site.require_fixed(*others)
+    channels = shape[1]
+    for name in others:
+        if any(
+            n not in (1, channels if axis == 1 else 1) for axis, n in enumerate(site.shape(name))
+        ):
+            raise Unfit(f"'{name}' is not one number for each channel")
+
+    def run(node: Node) -> Computed:
+        x, options = planes(node[first]), node.products
+        found = convolution_layer(x, node["filter"], node["bias"], groups=channels, **options)
+        return _as_rank(found, len(shape))
+
+    def real(operands: Mapping[str, Any]) -> Any:
+        line = [1, channels, *(1 for _ in shape[2:])]
+        return operands[first] * operands["filter"].reshape(line) + operands["bias"].reshape(line)
+
+    return Layer(
+        _times(channels, "vxConvolutionLayer"),
+        run,
+        arrange={"bias": _biases(channels)},
+        static=("filter",),
+        scale=("filter", _by_first),
+        channels=channels,
+        real=real,
+        is_unit=True,
+    )
+
+
+def _fully_connected(site: Site, names: tuple[str, str], flipped: tuple[bool, bool]) -> Layer:
+    """Map products with a matrix of weights: each row of the other factor is one of a batch."""
+    (left, right), (flip, is_transposed), shape = names, flipped, site.result.shape
+    inner = site.shape(left)[-2 if flip else -1]
+
+    def run(node: Node) -> Computed:
+        x = node[left]
+        data = jnp.swapaxes(x.data, -1, -2) if flip else x.data
+        rows = Tensor(data.reshape(-1, inner), x.fixed_point_position)
+        options: Any = node.products
+        made: Any = fully_connected_layer(rows, node[right], node.get("bias"), **options)
+        found, mask = made
+        return like(found, shape), mask.reshape(shape)
+
+    def arranged(weights: Array) -> Array:
+        weights = weights.reshape(weights.shape[-2:])
+        return weights if is_transposed else weights.T
+
+    def scaled(weights: Any, factor: Any) -> Any:
+        line = [1 for _ in weights.shape]
+        line[-2 if is_transposed else -1] = -1
+        return weights * factor.reshape(line)
+
+    def real(operands: Mapping[str, Any]) -> Any:
+        a, b = operands[left], operands[right]
+        a = jnp.swapaxes(a, -1, -2) if flip else a
+        y = jnp.matmul(a, jnp.swapaxes(b, -1, -2) if is_transposed else b)
+        return y + operands["bias"] if np.ndim(operands.get("bias", 0)) else y
+
+    return Layer(
+        "vxFullyConnectedLayer",
+        run,
+        arrange={right: arranged, "bias": _biases(shape[-1])},
+        static=(right,),
+        scale=(right, scaled),
+        channels=shape[-1],
+        axis=len(shape) - 1,
+        real=real,
+    )
+
+
+def _matrices(x: Tensor, is_transposed: bool, dims: Any) -> Tensor:
+    """Return a matrix for each product [count,rows,columns]: views, of one for several."""
+    data = jnp.swapaxes(x.data, -1, -2) if is_transposed else x.data
+    shape = (*dims[:-2], *data.shape[-2:])
+    return Tensor(jnp.broadcast_to(data, shape).reshape(-1, *shape[-2:]), x.fixed_point_position)
+
+
+def symmetric(windows: Windows, border: str) -> list[int]:
+    """Return the padding of each axis, which OpenVX has alike on both sides, of zeros."""
+    for p, q in windows.padding:
+        if p != q:
+            raise Unfit(f"its padding {(p, q)} is not the same on both sides")
+        if p and border not in ("constant", "ignore"):
+            raise Unfit(f"its border is '{border}', the layer pads with zeros")
+    return [p for p, _ in windows.padding]
+
+
+def require_smallest_strides(windows: Windows, padding: list[int]) -> None:
+    """Refuse strides that OpenVX would not find from the extents: it takes the smallest.
+
+    It is given how extents are rounded, to the floor or the ceiling: one for all axes.
+    """
+    found: list[str] = []
+    is_exact = True  # whether the ceiling is the floor
+    for extent, span, stride, p, out in zip(
+        windows.upscaled, windows.dilated, windows.stride, padding, windows.downscaled, strict=True
+    ):
+        way = extent + 2 * p - span
+        smallest = way // out + 1
+        is_exact &= way % stride == 0
+        if out > 1 and stride != smallest:
+            found.append(f"its stride {stride} is found as {smallest}, the least for {out} places")
+    if found and not is_exact:
+        raise Unfit(found[0])
+
+
+def pair(values: Any, single: int) -> tuple[int, int]:
+    """Return values of one or two spatial axes in OpenVX's order (x, y)."""
+    return (values[-1], values[0] if len(values) == 2 else single)
+
+
+def _sliding(site: Site) -> dict[str, Any]:
+    names = ("border", "padding", "stride", "dilation")
+    return {name: site.attributes[name] for name in names}
+
+
+def _as_rank(made: Any, rank: int) -> Computed:
+    found, mask = made
+    if rank == 4:
+        return found, mask
+    return Tensor(found.data[:, :, 0], found.fixed_point_position), mask[:, :, 0]
+
+
+def _biases(channels: int) -> Any:
+    def arranged(bias: Array) -> Array:
+        return jnp.broadcast_to(bias.reshape(-1), (channels,))
+
+    return arranged
+
+
+def _by_first(filter: Any, factor: Any) -> Any:
+    return filter * factor.reshape(-1, *(1 for _ in filter.shape[1:]))
+
+
+def _times(count: int, name: str) -> str:
+    return name if count == 1 else f"{count} x {name}"

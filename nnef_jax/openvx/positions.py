@@ -1,0 +1,95 @@
+"""Looks for the fixed-point position of each tensor that keeps most of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.graph import is_float
+from nnef_jax.analysis.question import bound
+from nnef_jax.model import Model
+from nnef_jax.openvx.evaluation import weights_name
+from nnef_jax.openvx.lowered import lower
+from nnef_jax.openvx.tensor import Tensor
+
+_LESS, _MORE = 1, 4  # bits of the range that are tried around those that hold the largest number
+_FURTHEST = 22  # of a position from 0: layers bring sums of products of two such to any third
+
+
+def search_positions(
+    model: Model, *inputs: Any, profile: str = "openvx-16bit", dtype: str | None = None
+) -> dict[str, int]:
+    """Return the fixed-point positions with the highest SNR over samples, tensor by tensor.
+
+    Each tensor that the network computes on the samples, and each of its weights, is rounded and
+    cut off at every position that may suit it; the one that leaves the least error is taken. Rare
+    large items are so cut off where that is better for all others. Layers that only choose or move
+    items keep the position of what they read. The result is for `lower(..., positions=...,
+    strict=False)`: such numbers are what devices call dynamic fixed point, OpenVX has one position.
+
+    Args:
+        model: the network.
+        inputs: samples, a batch: in order, or one dict by name.
+        profile, dtype: as of `lower`; they say how many bits there are.
+
+    Raises InputError for wrong inputs, and what `lower` raises. Operations that do not fit are
+    computed in real numbers.
+
+    >>> positions = nnef_jax.openvx.search_positions(model, images, profile="openvx-8bit")
+    >>> fixed = nnef_jax.openvx.lower(model, "openvx-8bit", positions=positions, strict=False)
+    """
+    lowered = lower(model, profile, dtype=dtype, on_unfit="float")
+    arrays = bound(model, inputs)
+    evaluation = lowered.evaluation([x.shape for x in arrays])
+    kind = evaluation.plan.profile.dtype
+    values = {v: np.asarray(x) for v, x in zip(evaluation.plan.graph.inputs, arrays, strict=True)}
+    steps = evaluation.plan.needed
+    names = [
+        value.name
+        for step in steps
+        if not (step.layer and step.layer.keeps_position) or len(list(step.operation.reads())) > 1
+        for value in step.results
+        if is_float(value.type.dtype)
+    ]
+    inside = model.intermediates(*arrays, names=names) if names else {}
+    found = {
+        value.name: _best(x, kind) for value, x in values.items() if is_float(value.type.dtype)
+    }
+    found |= {name: _best(np.asarray(x), kind) for name, x in inside.items()}
+    weights = lowered.real_weights(evaluation)
+    for step in steps:
+        if step.layer is None or step.layer.takes_numbers:
+            continue
+        for name, x in weights[step.name].items():
+            found[weights_name(step, name)] = _best(np.asarray(x), kind)
+    # Terms are added to sums of products, which have all bits of both factors.
+    position = evaluation.plan.positions(replace(lowered.choices, positions=tuple(found.items())))
+    for step in steps:
+        if step.layer is None or not step.layer.static or "bias" not in weights[step.name]:
+            continue
+        (name,) = step.layer.static
+        read = next(v for v in step.operation.reads() if v in position)
+        product = position[read] + found[weights_name(step, name)]
+        bias = weights_name(step, "bias")
+        found[bias] = min(found[bias], product)
+    return found
+
+
+def _best(x: NDArray[Any], dtype: str) -> int:
+    """Return the position at which a tensor has the least error in a dtype."""
+    largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0))
+    bits = np.iinfo(dtype).bits - (dtype != "uint8")
+    whole = bits - math.ceil(math.log2(largest)) if largest else 0
+    x = np.nan_to_num(x.astype(np.float32))
+
+    def error(position: int) -> float:
+        rounded = np.asarray(Tensor.quantize(x, dtype, position).to_float())
+        return float(np.sum((x - rounded).astype(np.float64) ** 2))
+
+    # The last of equal ones: smaller tensors are then exact too.
+    tried = [p for p in range(whole + _MORE, whole - _LESS - 1, -1) if abs(p) <= _FURTHEST]
+    return min(tried, key=error, default=min(max(whole, -_FURTHEST), _FURTHEST))

@@ -1,0 +1,153 @@
+"""Which layer of OpenVX computes each operation of a network, or why none does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lowering.extents import UNKNOWN, Shape, is_known, show
+from lowering.graph import Operation
+from nnef_jax.analysis.question import require_model
+from nnef_jax.analysis.results import Result, plain, table_of
+from nnef_jax.errors import InputError, UnsupportedError, raise_all
+from nnef_jax.model import Model
+from nnef_jax.openvx.plan import Plan, plan_of
+from nnef_jax.openvx.profiles import SEMANTICS, chosen, profile_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """What an operation of a network is to OpenVX.
+
+    Args:
+        name: of its first result.
+        kind: of the operation.
+        layer: the node that computes it, with how many of them; "view" for one without arithmetic;
+            "vx_tensor" for what depends on parameters alone; "in NAME" for a part of the weights of
+            another; "" for none.
+        fits: whether there is one.
+        reason: why not.
+    """
+
+    name: str
+    kind: str
+    layer: str
+    fits: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ProfileReport(Result):
+    """What `check_profile` found: a `NodeReport` for each operation, in order."""
+
+    profile: str
+    dtype: str
+    nodes: tuple[NodeReport, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether all operations fit."""
+        return all(node.fits for node in self.nodes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values of JSON."""
+        return plain(
+            {**vars(self), "fits": self.fits, "nodes": [vars(node) for node in self.nodes]}
+        )
+
+    def table(self) -> Table:
+        """Return a table with a line for each operation."""
+        rows = [[node.name, node.kind, node.layer, node.reason] for node in self.nodes]
+        wrong = sum(not node.fits for node in self.nodes)
+        said = f"{wrong} of {len(rows)} operations do not fit" if wrong else "all operations fit"
+        title = f"{self.profile} ({self.dtype}): {said}"
+        return table_of(title, ["tensor", "operation", "OpenVX", "does not fit because"], rows)
+
+
+def check_profile(
+    model: Model, profile: str, *, dtype: str | None = None, semantics: str = "spec"
+) -> ProfileReport:
+    """Tell for each operation of a network which layer of OpenVX computes it, or why none does.
+
+    The first axis of an input may be open: it is the batch. `to_dict()` is `{"profile", "dtype",
+    "fits", "nodes": [{"name", "kind", "layer", "fits", "reason"}]}`.
+
+    Args:
+        model: of any format.
+        profile: "openvx-8bit" or "openvx-16bit" (the extension, 1.6).
+        dtype: "uint8" for the 8-bit profile without signs.
+        semantics: "spec", the text, or "khronos", the published C code: they differ in what padding
+            is to a maximum.
+
+    Raises UnsupportedError for a network with state, InputError for one with open shapes; TypeError
+    and ValueError for wrong arguments.
+
+    >>> print(nnef_jax.openvx.check_profile(model, "openvx-16bit"))
+    """
+    require_model(model)
+    chosen("semantics", semantics, SEMANTICS)
+    found = profile_of(profile, dtype)
+    plan = plan_of(known_graph(model, declared_shapes(model)), found, semantics)
+    nodes = tuple(_report(operation, plan) for operation in plan.graph.operations)
+    return ProfileReport(profile=found.name, dtype=found.dtype, nodes=nodes)
+
+
+def _report(operation: Operation, plan: Plan) -> NodeReport:
+    name, kind = operation.name, operation.kind
+    if operation in plan.folded:
+        into = plan.folded[operation].operation.name
+        return NodeReport(name=name, kind=kind, layer=f"in {into}", fits=True)
+    step = next((step for step in plan.steps if step.operation is operation), None)
+    if step is None:
+        return NodeReport(name=name, kind=kind, layer="vx_tensor", fits=True)
+    layer = step.layer.name if step.layer else ""
+    fits = step.layer is not None
+    return NodeReport(name=name, kind=kind, layer=layer, fits=fits, reason=step.reason)
+
+
+def declared_shapes(model: Model) -> list[Shape]:
+    """Return the declared shapes of inputs, with 1 for an open first axis: the batch.
+
+    Raises UnsupportedError for a network with state, InputError for one with other open extents.
+    """
+    graph = model.graph
+    raise_all(
+        [
+            UnsupportedError(
+                f"'{state.label}' is state: a graph of OpenVX keeps none between its runs",
+                span=state.span,
+                hint="model.cut(inputs=..., outputs=...) has the part without it",
+            )
+            for state in graph.states
+        ]
+    )
+    shapes = {
+        value.name: tuple(
+            1 if axis == 0 and extent is UNKNOWN else extent
+            for axis, extent in enumerate(value.type.shape)
+        )
+        for value in graph.inputs
+    }
+    spans = model._network.frontend.spans()  # pyright: ignore[reportPrivateUsage]
+    raise_all(
+        [
+            InputError(
+                f"the shape of input '{name}' is open, it is {show(shape)}: tensors of OpenVX "
+                "have extents",
+                span=spans.get(name),
+                hint=f"give it by load(..., input_shapes={{{name!r}: ...}})",
+            )
+            for name, shape in shapes.items()
+            if not is_known(shape)
+        ]
+    )
+    return list(shapes.values())
+
+
+def known_graph(model: Model, shapes: list[Shape]) -> Any:
+    """Return the graph for these shapes of the inputs."""
+    network = model._network  # pyright: ignore[reportPrivateUsage]
+    return network.specialise(shapes)

@@ -1,0 +1,213 @@
+"""What fixed-point arithmetic does to a network: where it overflows, and how far it is off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowering.extents import show
+from nnef_jax.analysis.comparison import Comparison, TensorDifference, compare
+from nnef_jax.analysis.question import bound
+from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
+from nnef_jax.errors import InputError
+from nnef_jax.model import Model
+from nnef_jax.openvx.evaluation import real
+from nnef_jax.openvx.plan import Step
+from nnef_jax.openvx.tensor import Tensor
+from nnef_jax.options import require_flags
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_NONE = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorStats:
+    """A tensor in fixed point, beside the one in real numbers: see `Lowered.stats`."""
+
+    name: str
+    layer: str
+    shape: tuple[int, ...]
+    position: int | None
+    low: float
+    high: float
+    beyond: float
+    absolute: float
+    snr: float
+    reason: str
+    own_snr: float = _NONE
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Stats(Result):
+    """What `Lowered.stats` found: a `TensorStats` for each tensor that both networks have.
+
+    Args:
+        tensors: by name, in the order in which they are computed.
+        comparison: the same as `analysis.compare` sees it.
+        clipped: how many items of weights were cut off, by name.
+        samples: how many inputs were run.
+    """
+
+    tensors: Mapping[str, TensorStats]
+    comparison: Comparison
+    clipped: Mapping[str, int]
+    samples: int
+    isolated: bool = False
+
+    @property
+    def first(self) -> TensorStats | None:
+        """Return the first tensor that differs, or None."""
+        return next((x for x in self.tensors.values() if x.reason), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values of JSON, among them the name `first` (None)."""
+        tensors = {name: vars(x) for name, x in self.tensors.items()}
+        first = self.first and self.first.name
+        return plain(
+            {"tensors": tensors, "clipped": self.clipped, "samples": self.samples, "first": first}
+        )
+
+    def table(self) -> Table:
+        """Return a table with a line for each tensor."""
+        rows = [
+            [
+                *(x.name, x.layer, show(x.shape), x.position, x.low, x.high),
+                *(f"{x.beyond:.2%}" if x.beyond == x.beyond else None, x.absolute, x.snr),
+                *([x.own_snr] if self.isolated else []),
+                x.reason or "ok",
+            ]
+            for x in self.tensors.values()
+        ]
+        columns = ["tensor", "OpenVX", "shape", "position", "low", "high", "beyond", "error"]
+        columns += ["SNR in dB", *(["by itself"] if self.isolated else []), "differs"]
+        first = self.first
+        said = f"the first that differs is {first.name}: {first.reason}" if first else ""
+        cut = sum(self.clipped.values())
+        weights = f", {cut} items of weights cut off" if cut else ""
+        return table_of(f"{self.samples} samples, {said or 'none differs'}{weights}", columns, rows)
+
+    def plot(self, ax: Any = None, *, label: str = "") -> Any:
+        """Draw the SNR of each tensor; return the axes of matplotlib, for others to be added."""
+        ax = axes(ax, (8, 4))
+        known = [x for x in self.tensors.values() if x.snr == x.snr]
+        heights = [min(x.snr, 120.0) for x in known]
+        (line,) = ax.plot(range(len(known)), heights, marker="o", markersize=3, lw=1.2, label=label)
+        names = [x.name for x in known]
+        if self.first in known:
+            where = known.index(self.first)
+            color = line.get_color()
+            ax.plot(where, heights[where], "o", markersize=8, mfc="none", color=color)
+        if len(known) <= 40:
+            names = list(map(literally, names))
+            ax.set_xticks(range(len(known)), names, rotation=60, ha="right", fontsize=8)
+        ax.set_ylabel("SNR (dB)")
+        ax.spines[["top", "right"]].set_visible(False)
+        return ax
+
+
+class Network(Protocol):
+    """What is measured: a `Lowered`."""
+
+    model: Model
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """Return the layers in order."""
+        ...
+
+    def inside(self, *inputs: Any, instead: Mapping[str, Any]) -> Any:
+        """Return tensors by name, and where they are beyond the type."""
+        ...
+
+    def entering(self, *inputs: Any) -> Any:
+        """Return the same of the inputs."""
+        ...
+
+
+def statistics(
+    network: Network,
+    inputs: tuple[Any, ...],
+    clipped: Mapping[str, int],
+    *,
+    rtol: float,
+    atol: float,
+    isolate: bool,
+) -> Stats:
+    """Return what `Lowered.stats` does."""
+    require_flags(isolate=isolate)
+    model = network.model
+    arrays, is_set = _samples(model, inputs)
+    layers = {v.name: s.layer.name if s.layer else "" for s in network.steps for v in s.results}
+    inside = [name for name in layers if name in model.graph.values]
+    if not inside:
+        raise InputError("the network computes nothing from its inputs")
+
+    def wanted(*arrays: Any) -> dict[str, Any]:
+        return model.intermediates(*arrays, names=inside)
+
+    def found(instead: Any, *arrays: Any) -> Any:
+        entering, inside = network.entering(*arrays), network.inside(*arrays, instead=instead)
+        return [{**x, **y} for x, y in zip(entering, inside, strict=True)]
+
+    if is_set:
+        wanted, found = jax.vmap(wanted), jax.vmap(found)
+    tensors, masks = found({}, *arrays)
+    known = {spec.name: x for spec, x in zip(model.inputs, arrays, strict=True)}
+    real_ones = wanted(*arrays)
+    known |= {name: real_ones[name] for name in inside}  # in order, which jax does not keep
+    recorded = {name: np.asarray(x) for name, x in known.items()}
+    comparison = compare(recorded, _arrays(tensors, recorded), rtol=rtol, atol=atol)
+    own: Mapping[str, float] = {}
+    if isolate:
+        again, _ = found({name: known[name] for name in inside}, *arrays)
+        alone = compare(recorded, _arrays(again, recorded)).tensors
+        own = {name: x.snr for name, x in alone.items()}
+
+    def row(name: str, different: TensorDifference) -> TensorStats:
+        x = tensors[name]
+        data, mask = np.asarray(real(x)), masks.get(name)
+        return TensorStats(
+            name=name,
+            layer=layers.get(name, "input"),
+            shape=data.shape,
+            position=x.fixed_point_position if isinstance(x, Tensor) else None,
+            low=float(data.min()) if data.size else _NONE,
+            high=float(data.max()) if data.size else _NONE,
+            beyond=_NONE if mask is None else float(np.mean(np.asarray(mask))),
+            absolute=different.absolute,
+            snr=different.snr,
+            reason=different.reason,
+            own_snr=own.get(name, _NONE),
+        )
+
+    return Stats(
+        tensors={name: row(name, x) for name, x in comparison.tensors.items()},
+        comparison=comparison,
+        clipped=clipped,
+        samples=int(arrays[0].shape[0]) if arrays and arrays[0].ndim else 1,
+        isolated=isolate,
+    )
+
+
+def _arrays(tensors: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: np.asarray(real(tensors[name])) for name in names}
+
+
+def _samples(model: Model, inputs: tuple[Any, ...]) -> tuple[list[Any], bool]:
+    """Return the inputs in order, and whether they have one axis more than the network's."""
+    names = [spec.name for spec in model.inputs]
+    is_named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
+    given: Mapping[str, Any] = inputs[0] if is_named else dict(zip(names, inputs, strict=False))
+    ranks = {spec.name: len(spec.shape) for spec in model.inputs}
+    if set(given) == set(names) and all(np.ndim(given[n]) == ranks[n] + 1 for n in names):
+        arrays = [jnp.asarray(given[name]) for name in names]
+        bound(model, [x[0] for x in arrays])  # for errors of its own
+        return arrays, True
+    return bound(model, inputs), False
