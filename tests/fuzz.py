@@ -1,4 +1,4 @@
-"""Mutates texts, tensor files, archives, graph.quant and safetensors of both dialects; loads them.
+"""Mutates texts, tensor files, archives, graph.quant, safetensors and XML; loads the mutants.
 
     python -m tests.fuzz --minutes 20
     python -m tests.fuzz --count 1000000 --seed 7
@@ -26,6 +26,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -128,9 +129,8 @@ def _stored(chance: random.Random) -> tuple[str, Members, str]:
 
 def mutant(chance: random.Random, known: list[tuple[str, Members]]) -> tuple[str, bytes]:
     """The kind of a mutant, and an archive with it."""
-    kind = chance.choices(["text", "words", "tensor", "archive", "quantisation"], [4, 3, 3, 2, 2])[
-        0
-    ]
+    kinds = ["text", "words", "tensor", "archive", "quantisation", "xml"]
+    (kind,) = chance.choices(kinds, [4, 3, 3, 2, 2, 4])
     match kind:
         case "text":
             dialect, members = chance.choice(known)
@@ -142,6 +142,8 @@ def mutant(chance: random.Random, known: list[tuple[str, Members]]) -> tuple[str
         case "tensor":
             dialect, members, member = _stored(chance)
             members[member] = _bytes_mutated(members[member], chance)
+        case "xml":
+            dialect, members = "openvino", xml_mutated(chance)
         case "archive":
             dialect, members, _ = _stored(chance)
             content = tar(members)
@@ -153,6 +155,25 @@ def mutant(chance: random.Random, known: list[tuple[str, Members]]) -> tuple[str
             quant = _words_mutated(text.decode(), dialect, chance).encode()
             members["graph.quant"] = _bytes_mutated(quant, chance)
     return f"{kind} {dialect}", tar(members)
+
+
+@cache
+def _networks() -> list[tuple[str, bytes]]:
+    from tests.openvino import mutations
+
+    return [*mutations.seeds()]
+
+
+def xml_mutated(chance: random.Random) -> Members:
+    """A network of OpenVINO with another text or other weights; both in a few."""
+    from tests.openvino import mutations
+
+    text, data = chance.choice(_networks())
+    if chance.random() < 0.7:
+        text = mutations.mutated(text, chance)
+    content = text.encode("utf-8", "surrogatepass")
+    content = _bytes_mutated(content, chance) if chance.random() < 0.3 else content
+    return {"net.xml": content, "net.bin": _bytes_mutated(data, chance)}
 
 
 def _words_mutated(text: str, dialect: str, chance: random.Random) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,8 +12,11 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from nnef_jax import Limits
+from tests.fuzz import trial, xml_mutated
 from tests.openvino.documents import Writer
-from tests.openvino.test_documents import modern, old
+from tests.openvino.test_documents import X, modern, old
+from tests.openvino.test_files import tar, zipped
 
 GOOD = modern().text()
 DATA = bytes(modern().data)
@@ -95,6 +100,40 @@ def test_nesting_without_end(tmp_path: Path) -> None:
         load(tmp_path, f"<net version='7'>{deep}")
 
 
+def test_nesting_that_the_limits_allow(tmp_path: Path) -> None:
+    """Python's stack ends before a thousand bodies do."""
+    layer = "<layers><layer id='0' name='x' type='TensorIterator'><body>"
+    text = layer * 1000 + "</body></layer></layers>" * 1000
+    (tmp_path / "net.xml").write_text(f"<net version='7'>{text}</net>")
+    with pytest.raises(nnef_jax.NnefError, match=r"nested too deeply|no layers"):
+        nnef_jax.load(tmp_path, limits=nnef_jax.Limits.unbounded())
+
+
+def test_a_bomb_in_an_archive(tmp_path: Path) -> None:
+    """A few kilobytes that become gigabytes, of text and of weights, as tar and as zip."""
+    big, text = Limits(expanded_bytes=1_000_000), GOOD.encode()
+    for members in ({"net.xml": bytes(10**7)}, {"net.xml": text, "net.bin": bytes(10**7)}):
+        for pack in (tar, zipped):
+            with pytest.raises(nnef_jax.LimitError, match="more than 1000000 bytes of memory"):
+                nnef_jax.load(pack(members), limits=big)
+
+
+def test_encodings(tmp_path: Path) -> None:
+    wanted = np.asarray(load(tmp_path, GOOD)(X))
+    text = GOOD.replace('"1.0"', '"1.0" encoding="UTF-16"')
+    np.testing.assert_array_equal(load(tmp_path, text.encode("utf-16"))(X), wanted)
+    np.testing.assert_array_equal(load(tmp_path, b"\xef\xbb\xbf" + GOOD.encode())(X), wanted)
+    with pytest.raises(nnef_jax.NnefError, match="no XML"):
+        load(tmp_path, GOOD.encode("utf-16-le")[:-7])
+
+
+def test_a_port_without_extents_is_a_single_number(tmp_path: Path) -> None:
+    text = re.sub(r"<dim>[^<]*</dim>", "", GOOD)
+    np.testing.assert_array_equal(load(tmp_path, text)(X), load(tmp_path, GOOD)(X))
+    with pytest.raises(nnef_jax.NnefError, match=r"net\.xml:1:"):
+        load(tmp_path, re.sub(r"<dim>[^<]*</dim>", "", old(7).text()), bytes(old(7).data))
+
+
 def test_layers_without_end(tmp_path: Path) -> None:
     many = "".join(f'<layer id="{i}" name="x" type="ReLU"/>' for i in range(5_000))
     (tmp_path / "net.xml").write_text(f'<net version="7"><layers>{many}</layers></net>')
@@ -102,27 +141,34 @@ def test_layers_without_end(tmp_path: Path) -> None:
         nnef_jax.load(tmp_path, limits=nnef_jax.Limits(steps=100_000))
 
 
+def test_no_change_of_a_word_breaks_the_reader() -> None:
+    """Values, extents, types and parts are changed: a network results, or NnefError."""
+    chance = random.Random(0)
+    found = Counter(trial(tar(xml_mutated(chance))) for _ in range(250))
+    assert min(found["model"], found["SemanticError"], found["NnefSyntaxError"]) > 10
+
+
 @pytest.mark.parametrize("make", [modern, lambda: old(7)])
 def test_no_change_of_a_file_breaks_the_reader(make: object, tmp_path: Path) -> None:
     """Letters and bytes are changed at random: a network results, or NnefError."""
-    random = np.random.default_rng(0)
+    chance = np.random.default_rng(0)
     net: Writer = make()  # type: ignore[operator]
     text, data = net.text().encode(), bytes(net.data)
     for _ in range(150):
         changed = bytearray(text)
-        for _ in range(random.integers(1, 4)):
-            at = int(random.integers(len(changed)))
-            match int(random.integers(3)):
+        for _ in range(chance.integers(1, 4)):
+            at = int(chance.integers(len(changed)))
+            match int(chance.integers(3)):
                 case 0:
-                    changed[at] = int(random.integers(256))
+                    changed[at] = int(chance.integers(256))
                 case 1:
-                    del changed[at : at + int(random.integers(1, 30))]
+                    del changed[at : at + int(chance.integers(1, 30))]
                 case _:
-                    start = int(random.integers(len(text)))
-                    changed[at:at] = text[start : start + int(random.integers(1, 30))]
+                    start = int(chance.integers(len(text)))
+                    changed[at:at] = text[start : start + int(chance.integers(1, 30))]
         with suppress(nnef_jax.NnefError):
             load(
                 tmp_path,
                 bytes(changed),
-                data[: int(random.integers(len(data) // 2, 2 * len(data)))],
+                data[: int(chance.integers(len(data) // 2, 2 * len(data)))],
             )

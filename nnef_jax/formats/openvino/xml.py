@@ -91,8 +91,9 @@ class _Reader:
             return
         element = Element(tag, attributes, parser.CurrentLineNumber, parser.CurrentColumnNumber + 1)
         most = meter.limits.array_items
-        if any(len(value) > most for value in attributes.values()):
-            raise self._beyond(f"an attribute has more than {most} characters", "array_items")
+        for value in attributes.values():
+            if len(value) > most:
+                raise self._beyond(f"an attribute has more than {most} characters", "array_items")
         if len(self._open) >= meter.limits.nesting:
             raise self._beyond(f"elements are nested more than {len(self._open)} deep", "nesting")
         if self._open:
