@@ -25,6 +25,7 @@ from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402
 from nnef_jax.formats.tract.intrinsics import INTRINSICS  # noqa: E402
 from nnef_jax.formats.tract.operations import meanings  # noqa: E402
+from nnef_jax.openvx.kernel_import import FEATURE_SET  # noqa: E402
 from tests import torch_networks, tract_cases  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
 from tests.op_cases import ALL_CASES, OpCase, tensors  # noqa: E402
@@ -53,6 +54,8 @@ at least one row, "-" is where the question does not arise.
 - **bfloat16**: within what eight bits of precision allow. Compared where there is a gradient,
   that is, where a small change of the input is a small change of the result; not for `pow`, which
   magnifies it.
+- **OpenVX**: what every OpenVX that imports networks must run of the operation (its feature set
+  vx_khr_nnef_import); here nothing is left out ([openvx.md](openvx.md)).
 
 Values, batches and gradients are those of runs that edit each tensor and change nothing; what they
 capture is equal to the outputs bit by bit, and gradients pass through it.
@@ -115,7 +118,7 @@ def operations() -> str:
     """The text of docs/operations.md."""
     parts = [_OPERATIONS.format(count=len(standard()), cases=len(ALL_CASES))]
     for family, names in _families():
-        header = ("operation", "kind", "run by", "cases", *_TESTS, "gradient", "bfloat16")
+        header = ("operation", "kind", "run by", "cases", *_TESTS, "gradient", "bfloat16", "OpenVX")
         parts.append(f"## {family}\n\n{_table([header, *map(_row, names)])}")
     return "\n".join(parts)
 
@@ -192,6 +195,7 @@ def _row(name: str) -> tuple[str, ...]:
         *columns,
         "yes" if _GRADIENT[name] else _why_not(name),
         "yes" if _BFLOAT16[name] else "-" if not _ALL[name] else "no",
+        FEATURE_SET.get(name, "-"),
     )
 
 

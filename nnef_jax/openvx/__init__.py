@@ -7,6 +7,7 @@ layers over tensors of uint8, int8 or Q7.8.
 from __future__ import annotations
 
 from nnef_jax.openvx.errors import VxError
+from nnef_jax.openvx.kernel_import import Kernel, KernelParameter, import_kernel_from_url
 from nnef_jax.openvx.layers.convolution import convolution_layer
 from nnef_jax.openvx.layers.deconvolution import deconvolution_layer
 from nnef_jax.openvx.layers.fully_connected import fully_connected_layer
@@ -24,6 +25,8 @@ from nnef_jax.openvx.tables import table, table_layer
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, static_weights
 
 __all__ = [
+    "Kernel",
+    "KernelParameter",
     "Lowered",
     "NodeReport",
     "ProfileReport",
@@ -37,6 +40,7 @@ __all__ = [
     "convolution_layer",
     "deconvolution_layer",
     "fully_connected_layer",
+    "import_kernel_from_url",
     "lower",
     "normalization_layer",
     "pooling_layer",
