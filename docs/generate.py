@@ -29,6 +29,8 @@ from nnef_jax.openvx.kernel_import import FEATURE_SET  # noqa: E402
 from tests import torch_networks, tract_cases  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
 from tests.op_cases import ALL_CASES, OpCase, tensors  # noqa: E402
+from tests.openvino.coverage import is_refused, shown  # noqa: E402
+from tests.openvino.layers import LEGACY, OPSETS  # noqa: E402
 from tests.operations import test_operations  # noqa: E402
 from tests.wrong_documents import SECTIONS, WrongDocument, message  # noqa: E402
 
@@ -108,8 +110,9 @@ _OPENVINO = """\
 # OpenVINO's layers
 
 The layers that are read, by their types: in versions 2 to 9, and in the operation sets of versions
-10 and 11. `python docs/generate.py` takes the table from the registry. A layer that is not in it is
-an error that names all such layers of a network, with their lines.
+10 and 11, each with the line in `tests/openvino` of a test of its results, against formulas in
+numpy. `python docs/generate.py` takes the table from the registry and from these tests. A layer
+that is not in it is an error that names all such layers of a network, with their lines.
 
 """
 
@@ -272,15 +275,26 @@ def _wrong(document: WrongDocument) -> str:
 
 
 def openvino_layers() -> str:
-    """The layers of OpenVINO that are read, from the registry."""
-    old, new = layer_meanings(is_legacy=True), layer_meanings(is_legacy=False)
-    known = {"Const": "yes yes", "Input": "yes -", "Parameter": "- yes", "Result": "- yes"}
-    rows = {
-        spelled(type): ["yes" if type in t else "-" for t in (old, new)] for type in {*old, *new}
-    }
-    rows |= {type: marks.split() for type, marks in known.items()}
-    table = [(f"`{type}`", *rows[type]) for type in sorted(rows, key=str.lower)]
-    return _OPENVINO + _table([("layer", "versions 2 to 9", "operation sets"), *table])
+    """The layers of OpenVINO that are read, from the registry, with the tests that show them."""
+    old, new = (
+        {*layer_meanings(is_legacy=flag), *kinds}
+        for flag, kinds in ((True, ("const", "input")), (False, ("const", "parameter", "result")))
+    )
+    names = {spelled(type): type for type in {*old, *new}}
+    rows = [
+        (f"`{name}`", *(_shown(names[name], *which) for which in ((old, LEGACY), (new, OPSETS))))
+        for name in sorted(names, key=str.lower)
+    ]
+    return _OPENVINO + _table([("layer", "versions 2 to 9", "operation sets"), *rows])
+
+
+def _shown(type: str, known: set[str], version: int) -> str:
+    if type not in known:
+        return "-"
+    if is_refused(type):
+        return "refused, with the reason"
+    place = shown(type, version)
+    return f"`{place.removeprefix('tests/openvino/')}`" if place else "yes"
 
 
 GENERATED: dict[str, Callable[[], str]] = {

@@ -92,17 +92,21 @@ class Writer:
         given = {"shape": text, "element_type": type}
         return self.layer("Parameter", outputs=[shape], name=name, attributes=given)
 
-    def constant(self, array: Any, name: str = "", type: str = "") -> int:
+    def constant(
+        self, array: Any, name: str = "", type: str = "", shape: Sequence[int] | None = None
+    ) -> int:
+        """Store an array; one of packed items has a shape of its own."""
         array = np.asarray(array)
         if array.dtype == np.float64:
             array = array.astype(np.float32)
         known = type or _TYPES[array.dtype.kind]
+        shape = array.shape if shape is None else shape
         given = {
-            "element_type": known, "shape": ",".join(map(str, array.shape)),
+            "element_type": known, "shape": ",".join(map(str, shape)),
             "offset": len(self.data), "size": array.nbytes,
         }  # fmt: skip
         self.data += array.tobytes()
-        return self.layer("Const", outputs=[array.shape], name=name, attributes=given)
+        return self.layer("Const", outputs=[shape], name=name, attributes=given)
 
     def packed(self, data: np.ndarray, shape: Sequence[int], type: str, name: str = "") -> int:
         """Add a constant of another type from its bytes."""

@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests.openvino.layers import line_of_caller
 from tests.openvino.reference import ctc_loss, gather_tree
 
 RNG = np.random.default_rng(7)
@@ -37,6 +38,7 @@ class Use:
     results: Sequence[np.ndarray]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     precisions: Sequence[str] = ()
+    place: str = field(default_factory=lambda: line_of_caller(3))
 
 
 def index(*items: Any) -> Known:

@@ -14,6 +14,7 @@ import pytest
 
 import nnef_jax
 from tests.openvino.documents import Writer
+from tests.openvino.layers import LEGACY, shows
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 RNG = np.random.default_rng(0)
@@ -44,6 +45,7 @@ def old(version: int, tag: str = "data", type: str = "FullyConnected") -> Writer
     return net
 
 
+@shows("Parameter", "Const", "Result")
 def test_a_modern_network(tmp_path: Path) -> None:
     model = modern().load(tmp_path)
     wanted = np.maximum(X @ W.T, 0) + B
@@ -58,6 +60,7 @@ def test_a_modern_network(tmp_path: Path) -> None:
     np.testing.assert_allclose(mapped[:, 0], wanted, rtol=1e-5)
 
 
+@shows("Input", versions=[LEGACY])
 @pytest.mark.parametrize(
     ("version", "tag", "type"),
     [(7, "data", "FullyConnected"), (5, "data", "fullyconnected"), (2, "fc_data", "InnerProduct")],
@@ -109,6 +112,7 @@ def test_weights_of_16_bits_for_two_channels(tmp_path: Path) -> None:
     np.testing.assert_allclose(net.load(tmp_path)(x), wanted, rtol=1e-5)
 
 
+@shows("TensorIterator")
 @pytest.mark.parametrize("ends", [None, "from the end"])
 def test_a_tensor_iterator(ends: Any, tmp_path: Path) -> None:
     """h = h + tanh(x_t), all values and the last."""
@@ -140,6 +144,7 @@ def test_a_tensor_iterator(ends: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(slope, np.ones_like(h))
 
 
+@shows("If")
 def test_one_of_two_bodies(tmp_path: Path) -> None:
     def body(type: str) -> tuple[str, int, int]:
         part = Writer(11)
@@ -169,6 +174,8 @@ def test_one_of_two_bodies(tmp_path: Path) -> None:
     np.testing.assert_allclose(both, [np.exp(x), -x], rtol=1e-6)
 
 
+@shows("Memory", versions=[LEGACY])
+@shows("ReadValue", "Assign")
 @pytest.mark.parametrize("version", [7, 11])
 def test_what_is_kept_from_call_to_call(version: int, tmp_path: Path) -> None:
     """y = x + what was kept; y is kept."""

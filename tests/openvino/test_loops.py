@@ -12,6 +12,7 @@ import pytest
 
 import nnef_jax
 from tests.openvino.documents import Writer
+from tests.openvino.layers import shows
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 END = 20.0
@@ -82,6 +83,7 @@ def wanted(
 H, X = np.float32([0.3, -0.2]), np.float32([0.5, 1])
 
 
+@shows("Loop")
 @pytest.mark.parametrize("count", [9, 3, -1, None])
 def test_a_condition_ends_it(count: int | None, tmp_path: Path) -> None:
     model = loop(count).load(tmp_path)

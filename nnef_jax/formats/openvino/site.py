@@ -124,7 +124,7 @@ class Site:
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """Return an attribute that is a list of numbers."""
         if default is not None and not self.layer.attributes.get(name, "").strip():
-            return list(default)
+            return [float(x) for x in default]
         parts = self.text(name).split(",")
         try:
             return [float(part) for part in parts if part.strip()]

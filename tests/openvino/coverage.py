@@ -1,0 +1,30 @@
+"""Which test shows what a layer gives: file and line, found where rows and tests are defined."""
+
+from __future__ import annotations
+
+from nnef_jax.formats.openvino.layers import meanings
+from tests.openvino import rare_layers, test_documents, test_layers, test_loops
+from tests.openvino.layers import LEGACY, OPSETS, place, remember
+
+TESTS = (test_documents, test_layers, test_loops)  # which say what they show when imported
+for uses, version in ((rare_layers.OLD, LEGACY), (rare_layers.USES, OPSETS)):
+    for use in uses:
+        remember([use.type], [version], use.place)
+
+
+def is_refused(type: str) -> bool:
+    """Tell whether a layer of operation sets is known, to be refused with the reason."""
+    meaning = meanings(is_legacy=False).get(type.lower())
+    return meaning is not None and meaning.__module__.endswith(".refused")
+
+
+def shown(type: str, version: int) -> str:
+    """Return file and line of a test of a layer's result, "" without one.
+
+    A layer that means one thing in all versions is shown by a test of any.
+    """
+    found = place(type, version)
+    old, new = (meanings(is_legacy=flag).get(type.lower()) for flag in (True, False))
+    if not found and old is not None and old is new:
+        found = place(type, OPSETS if version == LEGACY else LEGACY)
+    return found
