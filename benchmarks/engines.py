@@ -77,12 +77,16 @@ class NnefJax(Engine):
     modules = ("jax",)
     options: ClassVar[dict[str, Any]] = {}
 
+    def archive(self, network: str, batch: int, folder: Path) -> Path:
+        """The path of what is loaded, written if it is not there."""
+        return write_nnef(network, batch, folder)
+
     def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
         import jax.numpy as jnp
 
         import nnef_jax
 
-        model = nnef_jax.load(write_nnef(network, batch, folder), **self.options)
+        model = nnef_jax.load(self.archive(network, batch, folder), **self.options)
         arrays = {name: jnp.asarray(value) for name, value in inputs.items()}
         return lambda: model(**arrays).block_until_ready()
 
@@ -92,6 +96,21 @@ class Literal(NnefJax):
 
     name = "literal"
     options: ClassVar[dict[str, Any]] = {"optimize": False}
+
+
+class Ir(NnefJax):
+    """nnef_jax of the same network as OpenVINO converts it from ONNX and saves it."""
+
+    name = "ir"
+    modules = ("jax", "onnx", "openvino")
+
+    def archive(self, network: str, batch: int, folder: Path) -> Path:
+        path = folder / f"{network}-{batch}.xml"
+        if not path.exists():
+            openvino = imported_openvino()
+            model = openvino.convert_model(write_onnx(network, batch, folder))
+            openvino.save_model(model, path, compress_to_fp16=False)
+        return path
 
 
 class OnnxRuntime(Engine):
@@ -136,10 +155,7 @@ class OpenVino(Engine):
     modules = ("onnx", "openvino")
 
     def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
-        # Without this package openvino takes its stub, which starts no process to send usage data.
-        sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
-        import openvino
-
+        openvino = imported_openvino()
         settings = {
             "INFERENCE_PRECISION_HINT": "f32",
             "PERFORMANCE_HINT": "LATENCY",
@@ -149,6 +165,15 @@ class OpenVino(Engine):
         request = model.create_infer_request()
         arrays = dict(inputs)
         return lambda: request.infer(arrays, share_inputs=True, share_outputs=True)[0]
+
+
+def imported_openvino() -> Any:
+    """The module openvino, which sends no usage data."""
+    # Without this package openvino takes its stub, which starts no process to send any.
+    sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
+    import openvino
+
+    return openvino
 
 
 class Tract(Engine):
@@ -194,8 +219,10 @@ class Torch(Engine):
 
 
 ENGINES: dict[str, type[Engine]] = {
-    e.name: e for e in (NnefJax, Literal, OnnxRuntime, OpenVino, Tract, Torch)
+    e.name: e for e in (NnefJax, Literal, Ir, OnnxRuntime, OpenVino, Tract, Torch)
 }
+
+OWN = ("literal", "ir")  # what is nnef_jax too, and run where it is named alone
 
 
 def cores() -> int:

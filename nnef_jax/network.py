@@ -18,6 +18,9 @@ from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedEr
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Shapes
 from nnef_jax.limits import Meter, uncollected
 
+# Of extents that are open: masks and batches of 1 fit others; 64 has windows in it, and halves.
+_GUESSES = (1, 64)
+
 
 @dataclass(frozen=True, eq=False)
 class Network:
@@ -174,24 +177,26 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
         return _flatten(frontend, options), False
     except ExtentNeeded:
         pass
-    # The structure depends on an open extent: take 1 for it, to learn the rest.
-    guessed = replace(options, open_extent=1)
-    try:
+    # The structure depends on an open extent: guess it, to learn the rest.
+    states = frontend.state_shapes()
+    guesses = [replace(options, open_extent=extent) for extent in _GUESSES]
+    if states:  # one of 1 may not go with inputs of 1, as in a mask for past and present
+        guesses.insert(1, replace(guesses[0], starts=True))
+    refused: list[SemanticError] = []
+    for guessed in guesses:
         try:
             guess = _flatten(frontend, guessed)
-        except SemanticError:
-            if not frontend.state_shapes():
-                raise
-            # A state of 1 may not go with inputs of 1, as in a mask for past and present.
-            guess = _flatten(frontend, replace(guessed, starts=True))
-    except SemanticError as error:
-        error.hint = (
-            "open extents of inputs were taken for 1 here, since the text depends on them: "
-            "give them by load(..., input_shapes=...)"
-        )
-        raise
-    shapes = {**frontend.declared_shapes(options), **options.input_shapes}
-    return _opened(guess, shapes, frontend.state_shapes()), True
+        except SemanticError as error:
+            refused.append(error)
+        else:
+            shapes = {**frontend.declared_shapes(options), **options.input_shapes}
+            return _opened(guess, shapes, states), True
+    error = refused[0]
+    error.hint = (
+        f"open extents of inputs were taken for {_GUESSES[0]} here, since the text depends on "
+        f"them, nor does it take {_GUESSES[1]}: give them by load(..., input_shapes=...)"
+    )
+    raise error
 
 
 def _is_known(graph: Graph) -> bool:

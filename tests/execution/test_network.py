@@ -110,8 +110,13 @@ def test_variables_do_not_depend_on_open_extents() -> None:
         model(ones(2, 3))
 
 
-def test_what_fails_with_an_open_extent_works_where_it_is_given() -> None:
+def test_a_structure_that_one_item_is_too_few_for() -> None:
     text = open_provisional("y = neg(x) if shape_of(x)[0] > 2 else reshape(x, shape = [7])")
+    assert model_of(text)(ones(4, 3)).shape == (4, 3)
+
+
+def test_what_fails_with_an_open_extent_works_where_it_is_given() -> None:
+    text = open_provisional("y = neg(x) if shape_of(x)[0] == 4 else reshape(x, shape = [7])")
     found = error(text.replace("reshape(", "§reshape("))
     assert isinstance(found, ShapeError)
     assert "taken for 1" in found.hint and "load(..., input_shapes=...)" in found.hint

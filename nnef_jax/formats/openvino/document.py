@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from lowering.errors import InvalidOperation
 from lowering.location import Source, Span
@@ -64,7 +65,7 @@ class Layer:
 End = tuple[int, int]  # a layer's and a port's id
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Net:
     """A checked network: `layers` in an order in which each follows what feeds it."""
 
@@ -80,6 +81,7 @@ class Net:
         """Tell whether weights are blobs of layers, as before version 10."""
         return self.version < FIRST_OF_OPSETS
 
+    @cached_property
     def read(self) -> frozenset[End]:
         """Return the output ports that something reads."""
         return frozenset(self.feeds.values())

@@ -46,7 +46,6 @@ def ends_of(net: Net) -> Ends:
     inputs: dict[str, tuple[Layer, Port]] = {}
     outputs: dict[str, End] = {}
     by_id = {layer.id: layer for layer in net.layers}
-    read = net.read()
     in_document = sorted(net.layers, key=lambda layer: layer.span.offset)
     for layer in in_document:
         if layer.kind in _INPUTS and layer.outputs:
@@ -59,7 +58,7 @@ def ends_of(net: Net) -> Ends:
                     _put(inputs, name, (layer, port))
         if net.is_legacy:
             for i, port in enumerate(layer.outputs):
-                if (layer.id, port.id) not in read:
+                if (layer.id, port.id) not in net.read:
                     name = layer.name if len(layer.outputs) == 1 else f"{layer.name}.{i}"
                     _put(outputs, name, (layer.id, port.id))
         elif layer.kind == "result":

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.element_types import element_type
+from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.site import Site
 
 _MOST = 1 << 16  # items of a result
@@ -32,8 +32,12 @@ def folded(site: Site) -> list[Constant] | None:
     kind = site.layer.kind
     if kind not in (_LEGACY if site.net.is_legacy else (*_FOLDS, *_CONVERSIONS)):
         return None
+    if kind in _CONVERSIONS and not site.net.is_legacy:
+        type = _wanted(site, known)
+        if not _is_whole(type) and computed(type, site.real) == computed(known[0].type, site.real):
+            return [known[0]]  # weights of 16 bits, which the graph widens where they are read
     decides = any(x.derived for x in known)
-    few = all(x.array.size <= _FEW and (x.type[0] in "iub" or x.array.size == 1) for x in known)
+    few = all(x.array.size <= _FEW and (_is_whole(x.type) or x.array.size == 1) for x in known)
     if not (decides or few) or max(x.array.size for x in known) > _MOST:
         return None
     if kind in _CONVERSIONS:
@@ -59,9 +63,17 @@ def evaluated(site: Site, operands: list[Array]) -> list[Array] | None:
 
 
 def _converted(site: Site, known: list[Constant]) -> tuple[Array, str]:
-    like = site.layer.kind == "convertlike"
-    type = known[1].type if like else element_type(site.text("destination_type"))
+    type = _wanted(site, known)
     return known[0].array.astype(_wide(type)), type
+
+
+def _wanted(site: Site, known: list[Constant]) -> str:
+    like = site.layer.kind == "convertlike"
+    return known[1].type if like else element_type(site.text("destination_type"))
+
+
+def _is_whole(type: str) -> bool:
+    return type[0] in "iu" or type == "boolean"
 
 
 def _wide(type: str) -> Any:

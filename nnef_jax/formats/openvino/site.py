@@ -42,6 +42,11 @@ class Site:
         """Tell whether an input is connected."""
         return i < len(self.operands) and self.operands[i] is not None
 
+    def is_read(self, i: int) -> bool:
+        """Tell whether something reads an output."""
+        ports = self.layer.outputs
+        return i < len(ports) and (self.layer.id, ports[i].id) in self.net.read
+
     def operand(self, i: int) -> Tensor:
         """Return an input, known or not."""
         found = self.operands[i] if i < len(self.operands) else None

@@ -82,4 +82,7 @@ def require_kind(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
-    return "f" if jnp.issubdtype(dtype, jnp.floating) else dtype.kind
+    for kind, items in (("f", jnp.floating), ("i", jnp.signedinteger), ("u", jnp.unsignedinteger)):
+        if jnp.issubdtype(dtype, items):  # of 4 bits too, which numpy calls void
+            return kind
+    return dtype.kind

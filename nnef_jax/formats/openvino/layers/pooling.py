@@ -95,18 +95,14 @@ def _avg_pool(site: Site) -> Value:
 
 @opsets("MaxPool")
 def _max_pool(site: Site) -> Any:
-    """Return maxima, and from operation set 8 on their places from `axis` on."""
-    kernel = spatial(site, "kernel", len(site.shape()) - 2)
-    if len(site.layer.outputs) < 2:
-        x = site.tensor(0)
-        window = _widened(_windows(site, x, kernel, ceil=_is_ceil(site), dilated=True))
-        return site.emit("max_pool", {"input": x}, border="ignore", **window)
+    """Return maxima, and from operation set 8 on their places from `axis` on, where read."""
     x = site.tensor(0)
+    kernel = spatial(site, "kernel", len(site.shape()) - 2)
     window = _widened(_windows(site, x, kernel, ceil=_is_ceil(site), dilated=True))
-    axis = site.axis(site.int("axis", 0))
-    return list(
-        site.emit("max_pool_with_index", {"input": x}, first_axis=axis, border="ignore", **window)
-    )
+    if not site.is_read(1):
+        return [site.emit("max_pool", {"input": x}, border="ignore", **window), None]
+    given = {"first_axis": site.axis(site.int("axis", 0)), "border": "ignore", **window}
+    return list(site.emit("max_pool_with_index", {"input": x}, **given))
 
 
 @opsets("AdaptiveAvgPool")

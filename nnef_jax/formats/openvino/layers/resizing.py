@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowering.errors import InvalidOperation
-from lowering.graph import Value
+from lowering.graph import Value, is_float
 from nnef_jax.formats.openvino.layers import legacy, opsets
 from nnef_jax.formats.openvino.site import Site
 
@@ -16,12 +16,34 @@ _COORDINATES = (
 )  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
 
+# Methods and cases of NNEF's operations, which extents grow by whole factors with.
+_METHODS = {
+    "half_pixel": "symmetric", "pytorch_half_pixel": "symmetric", "asymmetric": "asymmetric",
+    "align_corners": "aligned",
+}  # fmt: skip
+_REPEATING = (
+    ("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"),
+    ("half_pixel", "round_prefer_ceil"), ("pytorch_half_pixel", "round_prefer_floor"),
+    ("pytorch_half_pixel", "round_prefer_ceil"),
+)  # fmt: skip
+
 
 def _resized(
     add: Callable[..., Value], x: Value, sizes: Sequence[int], mode: str, coordinates: str,
     **other: Any,
 ) -> Value:  # fmt: skip
     """Add a resize to sizes, or by `scales` if these are among the others."""
+    shape = x.type.shape
+    ratios = list(zip(shape, sizes, strict=True))
+    if not other.get("scales") and all(n and m % n == 0 for n, m in ratios):
+        factor = [m // n for n, m in ratios]
+        if factor[:2] == [1, 1]:
+            rounding = other.get("nearest_mode", "floor")
+            if mode == "nearest" and (coordinates, rounding) in _REPEATING:
+                return add("nearest_upsample", {"input": x}, factor=factor[2:])
+            if mode == "linear" and coordinates in _METHODS and is_float(x.type.dtype):
+                how = {"method": _METHODS[coordinates], "border": "replicate"}
+                return add("multilinear_upsample", {"input": x}, factor=factor[2:], **how)
     given: dict[str, Any] = {
         "scales": (), "sizes": () if other.get("scales") else tuple(sizes), "mode": mode,
         "coordinate_transformation_mode": coordinates, "nearest_mode": "floor",
