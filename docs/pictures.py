@@ -182,5 +182,22 @@ def weights() -> Any:
     return nnef_jax.weight_statistics(model).plot().figure
 
 
+@picture
+def openvx() -> Any:
+    """Draw what is left of each tensor of the digits in Q7.8, by policies: docs/openvx.md."""
+    from docs.fixed_point import digits
+    from nnef_jax.analysis.results import axes
+    from nnef_jax.openvx import lower
+
+    model, images = digits()
+    ax = axes(size=(8, 4))
+    for semantics in ("spec", "khronos"):
+        for rounding in ("nearest_even", "to_zero"):
+            fixed = lower(model, semantics=semantics, rounding_policy=rounding)
+            fixed.stats(images).plot(ax, label=f"{semantics}, {rounding.replace('_', ' ')}")
+    ax.legend(frameon=False, fontsize=8)
+    return ax.figure
+
+
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 EXAMPLES = {
     "saliency": "--out {out}/saliency.png",
     "finetune": "--out {out}/finetune.png --save {out}/rotated.nnef.tgz",
+    "fixed_point": "--out {out}/fixed_point.png --save {out}/q78.nnef.tgz",
     "adversarial": "--out {out}/adversarial.png --save {out}/robust.nnef.tgz",
     "speech": "--out {out}/speech.png",
     "two_hosts": "--out {out}/two_hosts.png",

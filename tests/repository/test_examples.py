@@ -37,7 +37,7 @@ def script(name: str) -> ModuleType:
         sys.path.remove(str(EXAMPLES))
 
 
-common, train, finetune = map(script, ("common", "train", "finetune"))
+common, train, finetune, fixed_point = map(script, ("common", "train", "finetune", "fixed_point"))
 recording, silero, speech = map(script, ("recording", "silero", "speech"))
 adversarial, saliency, two_hosts = map(script, ("adversarial", "saliency", "two_hosts"))
 
@@ -152,6 +152,19 @@ def test_fine_tuning_draws_and_writes_what_was_trained(
     assert_is_picture(picture)
     tuned = nnef_jax.load(archive).params
     assert all(not np.array_equal(tuned[k], v) for k, v in model.params.items())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_promotion")
+def test_training_for_fixed_point_wins_back_what_it_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    picture, archive = tmp_path / "q78.png", tmp_path / "q78.nnef.tgz"
+    fixed_point.main(["--out", str(picture), "--save", str(archive), "--epochs", "3"])
+    before, after = re.findall(r"khronos (\d+\.\d)%", capsys.readouterr().out)
+    assert float(after) > float(before) + 0.5
+    assert_is_picture(picture)
 
 
 def assert_is_picture(path: Path, upright: bool = False) -> None:
@@ -403,7 +416,7 @@ def test_a_missing_package(
 
 
 @pytest.mark.parametrize(
-    "example", [adversarial, finetune, saliency, silero, speech, train, two_hosts]
+    "example", [adversarial, finetune, fixed_point, saliency, silero, speech, train, two_hosts]
 )
 def test_nothing_is_overwritten(
     example: Any,
