@@ -167,6 +167,8 @@ _E4M3 = np.clip(_HALVES * 2, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(n
 _MASK = np.float32([[0, 1, 0], [2, 0, -3]])
 _REPEATED = np.float32([3, 1, 3, 2, 1, 1])
 _INTEGERS = np.array([[-7, 7, 6], [-6, 5, 1]])
+_PUT_TOGETHER = [1, 10, 102, 20, 203, 30, 304, 40, 400]
+_RAMP = np.arange(1, 8, dtype=np.float32).reshape(1, 1, 7)
 USES = [
     *(
         Use(type, "opset7", [_X, index(1, 2), index(3, 6)],
@@ -271,6 +273,53 @@ USES = [
     Use("ReduceMean", "opset1", [_INTEGERS, index(1)], [np.array([2, 0])]),
     Use("Convert", "opset1", [np.float32([0.6, -0.6, 1.9, -1.6, 300, -300])],
         [np.uint8([0, 0, 1, 255, 44, 212])], {"destination_type": "u8"}),
+    Use("FloorMod", "opset1", [_INTEGERS, Known(np.array([4, -4, 3]))],
+        [np.mod(_INTEGERS, [4, -4, 3])]),
+    Use("Clamp", "opset1", [_INTEGERS], [np.clip(_INTEGERS, -2, 3)], {"min": -2.5, "max": 3.7}),
+    Use("Swish", "opset4", [_R, _WINDOW[:1].reshape(())], [_R / (1 + np.exp(-_R * _WINDOW[0]))]),
+    Use("OneHot", "opset16", [whole(0, -1, 2), scalar(3), _WINDOW[:1].reshape(()), Known(0.0)],
+        [np.eye(3, dtype=np.float32)[[0, 2, 2]] * _WINDOW[0]],
+        {"axis": -1, "negative_indices_mode": "normalize"}),
+    *(
+        Use("ScatterElementsUpdate", "opset12",
+            [np.float32([1, 2, 3]), whole(0, 0, 2), np.float32([4, 6, 5]), scalar(0)],
+            [np.float32(wanted)], {"reduction": reduction, "use_init_val": keeps})
+        for reduction, keeps, wanted in (
+            ("mean", True, [11 / 3, 2, 4]), ("mean", False, [5, 2, 5]), ("prod", False, [24, 2, 5]),
+            ("max", False, [6, 2, 5]), ("min", True, [1, 2, 3]),
+        )
+    ),
+    Use("ScatterNDUpdate", "opset15",
+        [np.float32([1, 2, 3]), whole([0], [0], [2]), np.float32([4, 6, 5])],
+        [np.float32([-9, 2, -2])], {"reduction": "sub"}),
+    # What openvino 2026.4 gives on CPUs, beside what it would be in a plain sum of the windows.
+    *(
+        Use("ConvolutionBackpropData", "opset1",
+            [np.float32([[[1, 2, 3, 4]]]), np.float32([[[1, 10, 100]]]), index(extent)],
+            [np.float32([[wanted]])], {"strides": "2", "auto_pad": mode})
+        for mode, extent, wanted in (
+            ("same_upper", 8, _PUT_TOGETHER[1:]), ("same_lower", 8, _PUT_TOGETHER[:8]),
+            ("valid", 7, _PUT_TOGETHER[:7]), ("explicit", 10, [*_PUT_TOGETHER, 0]),
+        )
+    ),
+    Use("ConvolutionBackpropData", "opset1",
+        [np.float32([[[1, 2, 3, 4]]]), np.float32([[[1, 10, 100]]])],
+        [np.float32([[[*_PUT_TOGETHER, 0]]])], {"strides": "2", "output_padding": "1"}),
+    Use("AvgPool", "opset14", [_RAMP], [np.float32([[[1.5, 4.5, 3.25]]])],
+        {"kernel": "4", "strides": "3", "pads_begin": "1", "pads_end": "1",
+         "exclude-pad": "false", "rounding_type": "ceil_torch"}),
+    Use("AvgPool", "opset16", [_RAMP], [np.float32([[[3, 4, 5]]])],
+        {"kernel": "3", "strides": "1", "dilations": "2", "exclude-pad": "true"}),
+    Use("Interpolate", "opset11", [_RAMP, Known(np.float32([0.6])), index(2)],
+        [_RAMP[..., [0, 2, 3, 5]]],
+        {"mode": "nearest", "shape_calculation_mode": "scales", "nearest_mode": "floor",
+         "coordinate_transformation_mode": "half_pixel"}),
+    Use("Interpolate", "opset11", [_RAMP, index(14), index(2)], [np.repeat(_RAMP, 2, 2)],
+        {"mode": "nearest", "shape_calculation_mode": "sizes", "nearest_mode": "floor",
+         "coordinate_transformation_mode": "tf_half_pixel_for_nn"}),
+    Use("Interpolate", "opset1", [np.float32([[[[1, 2, 3], [4, 5, 6]]]]), index(4, 2)],
+        [np.float32([[[[1, 3], [1, 3], [4, 6], [4, 6]]]])],
+        {"axes": "2,3", "mode": "nearest", "align_corners": "false"}),
 ]  # fmt: skip
 OLD = [
     Use("SparseSegmentSum", "", [_TABLE, np.float32([1, 4, 0, 5]), np.float32([0, 0, 2, 2])],

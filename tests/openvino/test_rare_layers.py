@@ -137,3 +137,19 @@ def test_what_is_no_function_of_arrays_is_refused(type: str, says: str, tmp_path
     layer = net.layer(type, [net.input("x", (3,))], [(3,)])
     with pytest.raises(nnef_jax.NnefError, match=says):
         net.result(layer).load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("type", "name", "value"),
+    [("Gelu", "approximation_mode", "tan"), ("AvgPool", "auto_pad", "same_up")],
+)
+def test_values_of_attributes_that_nothing_has(
+    type: str, name: str, value: str, tmp_path: Path
+) -> None:
+    net = Writer()
+    given = {"kernel": "2", name: value}
+    layer = net.layer(type, [net.input("x", (1, 1, 4))], [(1, 1, 4)], attributes=given)
+    with pytest.raises(
+        nnef_jax.NnefError, match=f"(?s)'{name}' is '{value}'.*did you mean '{value}"
+    ):
+        net.result(layer).load(tmp_path)

@@ -120,8 +120,9 @@ class Site:
         """Return an attribute that is one of some words, in lower case."""
         found = self.text(name, default)
         if found not in allowed:
+            known = ", ".join(filter(None, allowed))
             raise InvalidOperation(
-                f"attribute '{name}' is {found[:40]!r}, known are {', '.join(allowed)}",
+                f"attribute '{name}' is {found[:40]!r}, known are {known}",
                 did_you_mean(found, allowed, meter=self.graph.options.meter),
             )
         return found

@@ -38,6 +38,13 @@ def spatial(site: Site, name: str, rank: int, default: Sequence[int] | None = No
     return found
 
 
+def auto_pad(site: Site) -> str:
+    """Return how padding is decided: explicit, valid, same_upper or same_lower."""
+    known = ("explicit", "valid", "same_upper", "same_lower")
+    found = site.choice("auto_pad", *known, "none", "notset", "", default="explicit")
+    return found if found in known else "explicit"
+
+
 def padding_of(
     site: Site, shape: Sequence[int], spans: Sequence[int], strides: Sequence[int]
 ) -> list[tuple[int, int]]:
@@ -46,7 +53,7 @@ def padding_of(
     `spans` are the extents of a window with its gaps. Without `pads_end` old files mean
     `pads_begin`.
     """
-    rank, mode = len(spans), site.text("auto_pad", "explicit")
+    rank, mode = len(spans), auto_pad(site)
     if mode in ("same_upper", "same_lower"):
         pads: list[tuple[int, int]] = []
         for extent, span, stride in zip(shape, spans, strides, strict=True):
@@ -139,30 +146,25 @@ def _transposed(
     more = spatial(site, "output_padding", rank, [0] * rank)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     shape = x.type.shape[2:]
-    mode = site.text("auto_pad", "explicit")
-    declared = site.layer.outputs[0].shape or ()
-    if mode in ("same_upper", "same_lower") and extents is None and site.net.is_legacy:
-        extents = declared[2:]
+    mode, is_legacy = auto_pad(site), site.net.is_legacy
     whole = [
         UNKNOWN if n is UNKNOWN else (n - 1) * s + span + m
         for n, s, span, m in zip(shape, strides, spans, more, strict=True)
     ]
-    if extents is not None and mode != "explicit" and mode != "none":
-        padding: list[tuple[int, int]] = []
-        for total, wanted in zip(site.known_shape(x)[2:] and whole, extents, strict=True):
-            less, rest = max(total - wanted, 0) // 2, max(total - wanted, 0)
-            pair = (less, rest - less) if mode == "same_upper" else (rest - less, less)
-            padding.append(pair)
+    if mode in ("same_upper", "same_lower") and extents is None and is_legacy:
+        extents = (site.layer.outputs[0].shape or ())[2:]
+    begin = spatial(site, "pads_begin", rank, [0] * rank)
+    if extents is not None:
+        site.known_shape(x)
+        padding = [
+            _cut_off(mode, t - n, first, is_legacy=is_legacy)
+            for t, n, first in zip(whole, extents, begin, strict=True)
+        ]
     elif mode == "valid":
         padding = [(0, 0)] * rank
     else:
-        begin = spatial(site, "pads_begin", rank, [0] * rank)
-        end = spatial(site, "pads_end", rank, begin if site.net.is_legacy else [0] * rank)
-        if extents is not None:  # pads are what is too much, more at the end
-            pairs = zip(whole, extents, strict=True)
-            padding = [((t - n) // 2, (t - n) - (t - n) // 2) for t, n in pairs]
-        else:
-            padding = list(zip(begin, end, strict=True))
+        end = spatial(site, "pads_end", rank, begin if is_legacy else [0] * rank)
+        padding = list(zip(begin, end, strict=True))
     outputs = [
         UNKNOWN if total is UNKNOWN else total - p - q
         for total, (p, q) in zip(whole, padding, strict=True)
@@ -170,13 +172,32 @@ def _transposed(
     channels = (filter.type.shape if isinstance(filter, Value) else filter.array.shape)[1] * groups
     window = {"stride": strides, "dilation": dilations, "border": "constant"}
     operands = {"input": x, "filter": filter, "bias": bias}
-    given = [(p, q - m) for (p, q), m in zip(padding, more, strict=True)]
+    # What is more than the windows reach has zeros, behind all else.
+    behind = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
+    given = [(p, max(q - m, 0)) for (p, q), m in zip(padding, more, strict=True)]
     shape_of: tuple[int, ...] = ()
     if any(more) and UNKNOWN not in outputs:
-        shape_of = (x.type.shape[0], channels, *outputs)
-    return site.emit(
-        "deconv", operands, output_shape=shape_of, groups=groups, padding=given, **window
-    )
+        reached = (n - zeros for n, zeros in zip(outputs, behind, strict=True))
+        shape_of = (x.type.shape[0], channels, *reached)
+    add = site.insert if any(behind) else site.emit
+    found = add("deconv", operands, output_shape=shape_of, groups=groups, padding=given, **window)
+    if not any(behind):
+        return found
+    around = [(0, 0), (0, 0), *((0, zeros) for zeros in behind)]
+    return site.emit("pad", {"input": found}, padding=around, border="constant", value=0.0)
+
+
+def _cut_off(mode: str, excess: int, begin: int, *, is_legacy: bool) -> tuple[int, int]:
+    """Return what of an extent is cut off at both ends, less than 0 where zeros are added.
+
+    In old files `same_upper` cuts more at the end, since version 10 at the beginning.
+    """
+    rest = max(excess, 0)
+    if mode in ("same_upper", "same_lower"):
+        begin = rest // 2 if (mode == "same_upper") == is_legacy else rest - rest // 2
+    elif mode == "valid":
+        begin = 0
+    return begin, excess - begin
 
 
 @opsets("ConvolutionBackpropData")

@@ -189,7 +189,7 @@ def _anchors(
 
 @everywhere("Proposal")
 def _proposal(site: Site) -> Any:
-    is_tensorflow = site.text("framework", "") == "tensorflow"
+    is_tensorflow = site.choice("framework", "", "tensorflow", "caffe", default="") == "tensorflow"
     offset = 0.0 if is_tensorflow else 1.0
     anchors = _anchors(
         site.int("base_size", 16), site.numbers("ratio"), site.numbers("scale"),

@@ -197,8 +197,12 @@ def _hsigmoid(site: Site) -> Value:
 @everywhere("Swish")
 def _swish(site: Site) -> Value:
     x = site.tensor(0)
-    beta = float(site.known(1).reshape(-1)[0]) if site.has(1) else site.number("alpha", 1.0)
-    if beta == 1:
+    beta: Any = site.operand(1) if site.has(1) else site.number("alpha", 1.0)
+    if isinstance(beta, Constant):
+        beta = float(beta.array.reshape(-1)[0])
+    if isinstance(beta, Value):
+        beta = site.reshaped(beta, (1,) * len(x.type.shape))
+    elif beta == 1:
         return site.emit("silu", {"x": x})
     gate = site.insert("sigmoid", {"x": site.insert("mul", {"x": x, "y": beta})})
     return site.emit("mul", {"x": x, "y": gate})
@@ -207,7 +211,7 @@ def _swish(site: Site) -> Value:
 @everywhere("Gelu")
 def _gelu(site: Site) -> Value:
     x = site.tensor(0)
-    if site.text("approximation_mode", "erf") == "tanh":
+    if site.choice("approximation_mode", "erf", "tanh", default="erf") == "tanh":
         return site.emit("gelu", {"x": x}, approximation="tanh")
     inner = site.insert("erf", {"x": site.insert("mul", {"x": x, "y": math.sqrt(0.5)})})
     half = site.insert("mul", {"x": x, "y": 0.5})
@@ -217,9 +221,7 @@ def _gelu(site: Site) -> Value:
 @everywhere("Round")
 def _round(site: Site) -> Value:
     ties = {"half_to_even": "even", "half_away_from_zero": "away"}
-    mode = site.text("mode", "half_to_even")
-    if mode not in ties:
-        raise InvalidOperation(f"there is no mode '{mode}'")
+    mode = site.choice("mode", *ties, default="half_to_even")
     return site.emit("round", {"x": site.tensor(0)}, ties=ties[mode])
 
 
@@ -245,7 +247,7 @@ def _is_finite(site: Site) -> Value:
 
 
 def _broadcast(site: Site, *operands: Any) -> list[Any]:
-    mode = site.text("auto_broadcast", "numpy")
+    mode = site.choice("auto_broadcast", "numpy", "none", "pdpd", default="numpy")
     if mode == "pdpd" and len(site.shape(1)) < len(site.shape(0)):
         axis = site.int("axis", -1)
         return site.aligned(

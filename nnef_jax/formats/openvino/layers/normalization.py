@@ -77,7 +77,7 @@ def _norm(site: Site) -> Value:
     if size < 1:
         raise InvalidOperation("attribute 'local-size' is missing")
     rank = len(x.type.shape)
-    is_across = site.text("region", "across") == "across"
+    is_across = site.choice("region", "across", "same", default="across") == "across"
     sizes = [1, size, *[1] * (rank - 2)] if is_across else [1, 1, *[size] * (rank - 2)]
     return _response(site, x, sizes, site.number("k", 1))
 
@@ -141,7 +141,10 @@ def _mvn(site: Site) -> Value:
     if not site.has(1):
         return _mvn_of_channels(site)
     axes = sorted(site.axis(a) for a in site.integers(1))
-    outside = site.text("eps_mode", "inside_sqrt") == "outside_sqrt"
+    outside = (
+        site.choice("eps_mode", "inside_sqrt", "outside_sqrt", default="inside_sqrt")
+        == "outside_sqrt"
+    )
     return _mean_variance(
         site,
         axes,
@@ -177,7 +180,7 @@ def _normalize(site: Site) -> Value:
 @opsets("NormalizeL2")
 def _normalize_l2(site: Site) -> Value:
     axes = sorted({site.axis(a) for a in site.integers(1)})
-    largest = site.text("eps_mode", "add") == "max"
+    largest = site.choice("eps_mode", "add", "max", default="add") == "max"
     if not axes:  # each item by itself
         x = site.tensor(0)
         squares = site.insert("sqr", {"x": x})

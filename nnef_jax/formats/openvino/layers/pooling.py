@@ -53,7 +53,8 @@ def _widened(window: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_ceil(site: Site) -> bool:
-    return site.text("rounding_type", site.text("rounding-type", "floor")).startswith("ceil")
+    name = "rounding_type" if "rounding_type" in site.layer.attributes else "rounding-type"
+    return site.choice(name, "floor", "ceil", "ceil_torch", default="floor") != "floor"
 
 
 def _max(site: Site, kernel: Sequence[int]) -> Value:
@@ -63,14 +64,18 @@ def _max(site: Site, kernel: Sequence[int]) -> Value:
 
 
 def _mean(site: Site, kernel: Sequence[int], *, excludes: bool) -> Value:
-    """Take means of the input alone, or of it with its padding, never of what rounding up adds."""
+    """Take means of the input alone, or of it with its padding.
+
+    What rounding up adds is part of no mean before version 10, and since then where nothing is
+    padded, as the runtimes of both have it.
+    """
     x = site.tensor(0)
-    window = _windows(site, x, kernel, ceil=_is_ceil(site))
-    padding = window["padding"]
-    if not excludes and any(window["extra"]) and any(map(any, padding)):
+    window = _windows(site, x, kernel, ceil=_is_ceil(site), dilated=not site.net.is_legacy)
+    padding, pads = window["padding"], any(map(any, window["padding"]))
+    if site.net.is_legacy and not excludes and any(window["extra"]) and pads:
         x = site.insert("pad", {"input": x}, padding=padding, border="constant", value=0.0)
-        window["padding"] = [(0, 0)] * len(padding)
-    border = "ignore" if excludes or any(window["extra"]) else "constant"
+        window["padding"], pads = [(0, 0)] * len(padding), False
+    border = "constant" if pads and not excludes else "ignore"
     return site.emit("avg_pool", {"input": x}, border=border, **_widened(window))
 
 

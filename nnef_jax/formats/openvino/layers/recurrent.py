@@ -327,7 +327,10 @@ def _legacy_sequence(kind: str) -> Callable[[Site], list[Value]]:
             zeros = Constant(np.zeros((x.type.shape[0], hidden), np.float32), "f32", derived=True)
             states = [site.tensor(zeros)] * count
         w, r, bias = _joined_weights(site, cell, x.type.shape[-1], hidden)
-        reverse = site.text("direction", "forward") in ("backward", "reverse")
+        reverse = (
+            site.choice("direction", "forward", "backward", "reverse", default="forward")
+            != "forward"
+        )
         y, *last = _run(site, cell, x, states, w, r, bias, None, reverse=reverse)
         return [site.transposed(y, (1, 0, 2)) if axis == 0 else y, *last]
 

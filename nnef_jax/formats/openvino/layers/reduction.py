@@ -96,10 +96,11 @@ def _top_k(site: Site) -> list[Value]:
     x, count = site.tensor(0), site.integers(1)
     if len(count) != 1:
         raise InvalidOperation("'k' must be one number")
-    axis, largest = site.axis(site.int("axis")), site.text("mode", "max") == "max"
+    axis = site.axis(site.int("axis"))
+    largest = site.choice("mode", "max", "min", default="max") == "max"
     k = count[0] if x.type.shape[axis] is UNKNOWN else min(count[0], x.type.shape[axis])
     values, places = site.emit("topk", {"input": x}, k=k, axis=axis, largest=largest)
-    if site.text("sort", "value") == "index":
+    if site.choice("sort", "value", "index", "none", default="value") == "index":
         order = site.insert("topk", {"input": places}, k=k, axis=axis, largest=False)[1]
         values, places = (
             site.insert("gather_elements", {"input": v, "indices": order}, axis=axis)

@@ -31,7 +31,7 @@ def _roi_pooling(site: Site) -> Value:
         "squeeze", {"input": site.insert("cast", {"input": first}, dtype="int32")}, axes=(1,)
     )
     box = columns(1, 5)
-    if site.text("method", "max") == "max":
+    if site.choice("method", "max", "bilinear", default="max") == "max":
         scaled = site.insert("mul", {"x": box, "y": site.number("spatial_scale")})
         operands = {"input": x, "rois": scaled, "batch_index": image}
         found = site.insert("max_roi_pool", operands, output_size=size)

@@ -11,7 +11,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN
 from lowering.graph import Value, is_float
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.element_types import computed, element_type
+from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 from nnef_jax.formats.openvino.site import Site
 
@@ -258,29 +258,41 @@ def _gather_nd(site: Site) -> Value:
 
 @everywhere("OneHot")
 def _one_hot(site: Site) -> Value:
+    """Put a value at indices along a new axis, another elsewhere; both may be computed."""
     indices = site.tensor(0)
-    if site.net.is_legacy:
-        depth, on, off = site.int("depth"), site.number("on_value", 1), site.number("off_value", 0)
-        dtype = site.real
-    else:
-        depth, on, off = (site.known(i).reshape(-1)[0].item() for i in (1, 2, 3))
-        value = site.operand(2)
-        dtype = computed(value.type, site.real) if isinstance(value, Constant) else site.real
+    depth = site.int("depth") if site.net.is_legacy else site.integers(1)[0]
     if is_float(indices.type.dtype):
         indices = site.insert("cast", {"input": indices}, dtype="int32")
-    axis = site.axis(site.int("axis", -1), len(indices.type.shape) + 1)
-    given = {"axis": axis, "depth": int(depth), "off_value": float(off), "on_value": float(on)}
-    add = site.emit if dtype == "float32" else site.insert
-    # Negative indices name nothing here.
-    is_known = isinstance(site.operand(0), Constant)
-    if not is_known:
+    rank = len(indices.type.shape) + 1
+    axis = site.axis(site.int("axis", -1), rank)
+    normal = site.choice(
+        "negative_indices_mode", "ignore_negative", "normalize", default="ignore_negative"
+    )
+    if normal != "normalize" and not isinstance(site.operand(0), Constant):  # they name nothing
         below = site.insert("lt", {"x": indices, "y": 0})
-        out = site.insert("constant", {}, shape=(), value=(int(depth),), dtype=indices.type.dtype)
-        indices = site.insert(
-            "select", {"condition": below, "true_value": out, "false_value": indices}
-        )
-    found = add("one_hot", {"indices": indices}, **given)
-    return found if dtype == "float32" else site.emit("cast", {"input": found}, dtype=dtype)
+        out = site.insert("constant", {}, shape=(), value=(depth,), dtype=indices.type.dtype)
+        choices = {"condition": below, "true_value": out, "false_value": indices}
+        indices = site.insert("select", choices)
+    given: dict[str, Any] = {"axis": axis, "depth": depth}
+    if site.net.is_legacy:
+        values: list[Any] = [site.number("on_value", 1), site.number("off_value", 0)]
+        dtype = site.real
+    else:
+        values, dtype = [site.operand(2), site.operand(3)], site.dtype_of(2)
+        if not any(isinstance(x, Value) for x in values):
+            values = [float(site.known(i).reshape(-1)[0]) for i in (2, 3)]
+    if isinstance(values[0], float):
+        given |= {"on_value": values[0], "off_value": values[1]}
+        if dtype == "float32":
+            return site.emit("one_hot", {"indices": indices}, **given)
+        found = site.insert("one_hot", {"indices": indices}, **given)
+        return site.emit("cast", {"input": found}, dtype=dtype)
+    hot = site.insert("one_hot", {"indices": indices}, **given, on_value=1.0, off_value=0.0)
+    on, off = (site.reshaped(site.tensor(x), (1,) * rank) for x in values)
+    choices = {
+        "condition": site.insert("ne", {"x": hot, "y": 0.0}), "true_value": on, "false_value": off,
+    }  # fmt: skip
+    return site.emit("select", choices)
 
 
 @everywhere("Range")

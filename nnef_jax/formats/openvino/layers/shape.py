@@ -213,7 +213,7 @@ def _legacy_tile(site: Site) -> Value:
 def _broadcast(site: Site) -> Value:
     """Repeat items to a shape: as numpy does, both ways, or along the axes of input 2."""
     x, wanted = site.tensor(0), site.integers(1)
-    mode = site.text("mode", site.text("broadcast_spec", "numpy"))
+    mode = site.choice("mode", "numpy", "bidirectional", "explicit", "pdpd", default="numpy")
     if mode == "explicit":
         axes = site.integers(2)
         if (len(x.type.shape) == 1 and len(axes) == 1) or len(axes) == len(x.type.shape):
@@ -240,7 +240,9 @@ def _depth_to_space(site: Site) -> Value:
     batch, channels, *extents = site.known_shape()
     k = len(extents)
     depth = channels // block**k
-    is_depth_first = site.text("mode", "blocks_first") == "depth_first"
+    is_depth_first = (
+        site.choice("mode", "blocks_first", "depth_first", default="blocks_first") == "depth_first"
+    )
     blocks = [block] * k
     split = site.reshaped(
         x, [batch, *([depth, *blocks] if is_depth_first else [*blocks, depth]), *extents]
@@ -264,7 +266,9 @@ def _space_to_depth(site: Site) -> Value:
     parts = [part for n in extents for part in (n // block, block)]
     split = site.reshaped(x, [batch, channels, *parts])
     outer, inner = [2 + 2 * i for i in range(k)], [3 + 2 * i for i in range(k)]
-    is_depth_first = site.text("mode", "blocks_first") == "depth_first"
+    is_depth_first = (
+        site.choice("mode", "blocks_first", "depth_first", default="blocks_first") == "depth_first"
+    )
     order = [0, 1, *inner, *outer] if is_depth_first else [0, *inner, 1, *outer]
     moved = site.transposed(split, order)
     return reshaped(site, moved, [batch, channels * block**k, *(n // block for n in extents)])
@@ -327,7 +331,7 @@ def _shuffle_channels(site: Site) -> Value:
 @opsets("Reverse")
 def _reverse(site: Site) -> Value:
     x, axes = site.tensor(0), site.integers(1)
-    if site.text("mode", "index") == "mask":
+    if site.choice("mode", "index", "mask", default="index") == "mask":
         axes = [i for i, flag in enumerate(site.known(1).tolist()) if flag]
     axes = [site.axis(a) for a in axes]
     for i, axis in enumerate(axes):

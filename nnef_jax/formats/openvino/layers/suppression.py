@@ -29,7 +29,8 @@ def _suppressed(site: Site, **attributes: Any) -> tuple[Value, Value, Value]:
         max_output_boxes_per_class=int(min(_number(site, 2, 0), boxes.type.shape[1])),
         iou_threshold=_number(site, 3, 0.0),
         score_threshold=_number(site, 4, 0.0),
-        center_point_box=site.text("box_encoding", "corner") == "center"
+        center_point_box=site.choice("box_encoding", "corner", "center", default="corner")
+        == "center"
         or site.flag("center_point_box"),
         sorts=site.flag("sort_result_descending", True),
         **attributes,
