@@ -98,14 +98,20 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     def swapped(x: Array) -> Array:
         return x.swapaxes(1, 2) if swap else x
 
-    def channel(sums: Sums, operands: Any) -> Sums:
-        return steps.end(_products(sums, operands[::-1] if swap else operands, steps))
+    def fetch(k: Any) -> tuple[Array, Array]:
+        return (cells(k), weights(k)) if swap else (weights(k), cells(k))
 
-    flags = jnp.zeros(swapped(start).shape, bool) if steps.report else None
-    made = _pipelined(channels, lambda k: (weights(k), cells(k)), channel, (swapped(start), flags))
+    def channel(sums: Sums, operands: Any) -> Sums:
+        return steps.end(_products(sums, operands, steps))
+
+    (row, *_), (column, *_) = fetch(0)  # adding none of it gives sums the sharding of products
+    none = (row[:, :, None] * column[:, None]).astype(np.int32) * 0
+    start = swapped(start) + none
+    flags = none != 0 if steps.report else None
+    made = _pipelined(channels, fetch, channel, (start, flags))
 
     def result(x: Array) -> Array:
-        parted = swapped(x).reshape(groups, count // groups, batch, -1)
+        parted = swapped(x).reshape(groups, count // groups, batch, *extents)
         return jnp.moveaxis(parted, 2, 0).reshape(batch, count, *extents)
 
     return jax.tree.map(result, (made[0].astype(steps.dtype), made[1]))

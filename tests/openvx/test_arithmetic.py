@@ -65,7 +65,7 @@ def test_no_base_holds_more_than_47_bits() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
-@pytest.mark.parametrize("depth", [1, 2500])
+@pytest.mark.parametrize("depth", [1, 1100])
 def test_the_largest_sums_of_products_are_exact(dtype: str, depth: int) -> None:
     """Of numbers at the end of their type, as known weights and as traced ones."""
     limits = np.iinfo(dtype)
@@ -86,15 +86,14 @@ def test_the_largest_sums_of_products_are_exact(dtype: str, depth: int) -> None:
         np.testing.assert_array_equal(exact, wanted)
 
 
-@pytest.mark.parametrize(("count", "depth", "groups"), [(6, 2, 2), (8, 1, 4)])
-def test_convolutions_of_other_platforms_are_the_same(count: int, depth: int, groups: int) -> None:
+def test_convolutions_of_other_platforms_are_the_same() -> None:
     rng = np.random.default_rng(1)
-    x = jnp.asarray(rng.integers(-128, 128, (2, depth * groups, 6, 7)), np.float32)
-    filter = jnp.asarray(rng.integers(-99, 99, (count, depth, 3, 2)), np.float32)
-    slide = digits.Slide((2, 1), ((3, -1), (0, 2)), (2, 3), (1, 2), groups)
-    np.testing.assert_array_equal(
-        digits._by_cells(x, filter, slide), digits._conv(x, filter, slide)
-    )
+    x = rng.integers(-128, 128, (2, 4, 6, 7)).astype(np.float32)
+    filter = rng.integers(-99, 99, (6, 2, 3, 2)).astype(np.float32)
+    slide = digits.Slide((2, 1), ((3, -1), (0, 2)), (2, 3), (1, 2), 2)
+    ways = (digits._by_cells, digits._conv)
+    made, wanted = jax.jit(lambda *arrays: [way(*arrays, slide) for way in ways])(x, filter)
+    np.testing.assert_array_equal(made, wanted)
 
 
 def test_layers_are_exported_for_other_platforms() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from nnef_jax import openvx
 from nnef_jax.openvx import Tensor
@@ -37,8 +38,8 @@ PRODUCTS: dict[str, Row] = {
         {"padding": (0, 1), "skip": (3, 2)},
     ),
     "upscaled": (
-        *("deconvolution", (2, 3, 4), (3, 2, 3, 3), (3,), (3, 7, 8)),
-        {"padding": (1, 0), "a": (1, 0), "output_shape": (3, 7, 8)},
+        *("deconvolution", (2, 2, 3), (2, 2, 3, 3), (2,), (2, 5, 6)),
+        {"padding": (1, 0), "a": (1, 0), "output_shape": (2, 5, 6)},
         {"padding": (1, 0), "upscale": (2, 2)},
     ),
     "matrix": ("fully_connected", (70,), (5, 70), (5,), (5,), {}, {}),
@@ -146,6 +147,27 @@ def test_overflow_is_reported_where_it_is() -> None:
     beyond = (exact >= 1 << 23) | (exact <= -(1 << 23) - 256)
     np.testing.assert_array_equal(made["spec", "saturate"][1], beyond)
     np.testing.assert_array_equal(made["spec", "wrap"][1], beyond)
+
+
+@pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit])
+def test_a_batch_may_be_sharded(axis: AxisType) -> None:
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(axis,))
+    x, weights = ints(1, (2, 2, 3, 3), "int16", 0.1), ints(2, (2, 2, 2, 2), "int16", 0.01)
+
+    def run(x: Any) -> Any:
+        ways = ("spec", "khronos")
+        return [
+            openvx.convolution_layer(Tensor(x), Tensor(weights), semantics=way).data for way in ways
+        ]
+
+    with jax.set_mesh(mesh):
+        made = jax.jit(run)(jax.device_put(x, NamedSharding(mesh, PartitionSpec("data"))))
+    for result, khronos in zip(made, (False, True), strict=True):
+        assert result.sharding.spec[0] == "data"
+        policies = ("saturate", "to_zero")
+        for row, inputs in zip(result, x, strict=True):
+            wanted = reference.convolution(inputs, weights, None, (2, 2, 2), policies, khronos)
+            np.testing.assert_array_equal(row, wanted)
 
 
 def test_positions_of_tensors_are_free_where_they_need_not_be_the_profiles() -> None:
