@@ -163,7 +163,7 @@ def test_gradients(case: Any) -> None:
 
 
 def test_uses(case: Any, tmp_path: Path) -> None:
-    """Under vmap, pickled, saved as NNEF and read again."""
+    """Under vmap, pickled, exported, in bfloat16, saved as NNEF and read again."""
     network, path, model = case
     assert model.summary()
     arrays = network.arrays(network.inputs[: 1 if network.steps else None])
@@ -177,6 +177,12 @@ def test_uses(case: Any, tmp_path: Path) -> None:
             assert_close(tuple(y[i] for y in listed(found)), alone, levels)
     shapes = {spec.name: x.shape for spec, x in zip(model.inputs, arrays, strict=True)}
     closed = nnef_jax.load(path, input_shapes=shapes)
+    closed.export(tmp_path / "exported")
+    if not network.steps:
+        narrow = nnef_jax.load(path, dtype="bfloat16")
+        reals = [x.astype("bfloat16") if x.dtype == np.float32 else x for x in arrays]
+        outputs = jax.tree.leaves(jax.eval_shape(narrow.apply, narrow.params, *reals))
+        assert {y.dtype.name for y in outputs} <= {"bfloat16", "int32"}
     if network.is_nnef:
         closed.save(tmp_path / "net")
         assert_close(nnef_jax.load(tmp_path / "net")(*arrays), wanted)
