@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 # Each with its options; {out} is the folder that all write to, {here} that of the examples.
 EXAMPLES = {
     "saliency": "--out {out}/saliency.png",
+    "detect": "--out {out}/detect.png",
     "finetune": "--out {out}/finetune.png --save {out}/rotated.nnef.tgz",
     "fixed_point": "--out {out}/fixed_point.png --save {out}/q78.nnef.tgz",
     "adversarial": "--out {out}/adversarial.png --save {out}/robust.nnef.tgz",

@@ -40,6 +40,7 @@ def script(name: str) -> ModuleType:
 common, train, finetune, fixed_point = map(script, ("common", "train", "finetune", "fixed_point"))
 recording, silero, speech = map(script, ("recording", "silero", "speech"))
 adversarial, saliency, two_hosts = map(script, ("adversarial", "saliency", "two_hosts"))
+detect = script("detect")
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +213,20 @@ def test_saliency_is_drawn_for_the_scans_that_are_given(
     assert "it sees 3, 4\n" in printed
     gap = re.search(r"but for (\S+)\n", printed)
     assert gap and float(gap[1]) < 0.1
+
+
+# The detector of two versions
+
+
+def test_digits_are_found_in_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "detect.png"
+    detect.main(["--out", str(picture)])
+    assert_is_picture(picture)
+    printed = capsys.readouterr().out
+    found = re.findall(r"^(\d) at ", printed, re.M)
+    assert len(found) == len(set(found)) >= 9
+    gap = re.search(r"differ by (\S+)\n", printed)
+    assert gap and float(gap[1]) < 1e-4
 
 
 # The example that listens
@@ -392,6 +407,7 @@ def test_published_weights_make_an_archive(tmp_path: Path, monkeypatch: pytest.M
         (adversarial, "optax", "optax"),
         (finetune, "matplotlib", "matplotlib"),
         (saliency, "pillow", "PIL"),
+        (detect, "matplotlib", "matplotlib"),
         (finetune, "scikit-learn", "sklearn"),
         (train, "optax", "optax"),
         (train, "scikit-learn", "sklearn"),
@@ -416,7 +432,8 @@ def test_a_missing_package(
 
 
 @pytest.mark.parametrize(
-    "example", [adversarial, finetune, fixed_point, saliency, silero, speech, train, two_hosts]
+    "example",
+    [adversarial, detect, finetune, fixed_point, saliency, silero, speech, train, two_hosts],
 )
 def test_nothing_is_overwritten(
     example: Any,
