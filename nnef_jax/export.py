@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowering.extents import UNKNOWN, is_symbolic, show
+from lowering.graph import Value
 from nnef_jax.arguments import require_values
 from nnef_jax.errors import InputError, NnefError, UnsupportedError
 from nnef_jax.execution.entry_points import Execution
@@ -64,8 +65,10 @@ def export(
     if entry != "apply":
         own["state"] = execution.own.initial_state()
     require_values("export", own)
-    inputs = _input_types(execution, entry == "scan", batch, constraints)
+    inputs, changing = _input_types(execution, entry, batch, constraints)
     types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), list(own.values()))
+    if entry != "apply":
+        types[1] |= changing
     call = _function(execution, entry)
     function = _serialised(call, platforms, [*types, *inputs], vjp_order)
     with files.replacing(target, overwrite=overwrite) as file:
@@ -160,14 +163,14 @@ def _known_platforms(platforms: Any) -> tuple[str, ...]:
 
 
 def _input_types(
-    execution: Execution, in_time: bool, batch: str | None, constraints: Any
-) -> list[jax.ShapeDtypeStruct]:
-    """Return the types of the inputs, with a symbol for each extent that is open.
+    execution: Execution, entry: str, batch: str | None, constraints: Any
+) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
+    """Return the types of inputs and of states that change, with a symbol for each open extent.
 
     The document may have names for them, `batch` is that of all first axes, and other ones are
-    called by input and axis: 'x_2'. Raises TypeError or InputError for wrong arguments.
+    called by input or label, and axis: 'x_2'. Raises TypeError or InputError for wrong arguments.
     """
-    network = execution.network
+    network, in_time = execution.network, entry == "scan"
     texts = names_of("constraints", constraints, "texts such as 'b >= 2'")
     if batch is not None:
         require("batch", batch, str, "a name or None")
@@ -202,11 +205,14 @@ def _input_types(
             return found
         return symbol(batch) if axis == 0 and batch else symbol(f"{name}_{axis}", "axis")
 
-    types: list[jax.ShapeDtypeStruct] = []
-    for value in network.graph.inputs:
-        shape = [extent(value.name, axis, x) for axis, x in enumerate(value.type.shape)]
-        shape = [symbol("time", "cycles"), *shape] if in_time else shape
-        types.append(jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype)))
+    def struct(name: str, value: Value, *before: Any) -> jax.ShapeDtypeStruct:
+        shape = (extent(name, axis, x) for axis, x in enumerate(value.type.shape))
+        return jax.ShapeDtypeStruct((*before, *shape), jnp.dtype(value.type.dtype))
+
+    before = [symbol("time", "cycles")] if in_time and network.graph.inputs else []
+    types = [struct(value.name, value, *before) for value in network.graph.inputs]
+    states = network.graph.states if entry != "apply" else ()
+    changing = {s.label: struct(s.label, s.value) for s in states if s.label in network.changing}
     if in_time and not types:
         message = "a network without inputs has no time axis"
         raise InputError(message, hint="export its step")
@@ -216,7 +222,7 @@ def _input_types(
                 f"constraints name '{name}', the open extents are {', '.join(names) or 'none'}",
                 hint=did_you_mean(name, names, meter=Meter()),
             )
-    return types
+    return types, changing
 
 
 def _write_npz(file: BinaryIO, function: bytes, own: Mapping[str, Mapping[str, Any]]) -> None:

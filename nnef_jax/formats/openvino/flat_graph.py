@@ -18,6 +18,7 @@ from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import NF4, computed, stored
+from nnef_jax.formats.openvino.symbolic import SymbolicShapes
 from nnef_jax.formats.openvino.variables import Variable
 from nnef_jax.limits import EXTENT, OPERATION, raising
 
@@ -42,6 +43,7 @@ class FlatGraph:
     tensors: dict[Constant, Value] = field(default_factory=dict[Constant, Value])
     variables: Mapping[str, Variable] = field(default_factory=dict[str, Variable])
     counts: dict[Value, Count] = field(default_factory=dict[Value, Count])
+    symbolic: SymbolicShapes | None = None  # where `jax.export` keeps extents open
     outer: FlatGraph | None = None  # of which this is a body
     captured: dict[Value, Value] = field(default_factory=dict[Value, Value])  # inner to outer
 
@@ -49,7 +51,9 @@ class FlatGraph:
     def of(cls, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
         """Return an empty graph."""
         integer = computed("i64", options.real)
-        return cls(options, data, GraphBuilder(real=options.real, integer=integer))
+        builder = GraphBuilder(real=options.real, integer=integer)
+        symbolic = SymbolicShapes(builder) if options.symbolic_shapes else None
+        return cls(options, data, builder, symbolic=symbolic)
 
     def body(self) -> FlatGraph:
         """Return an empty graph for a body: weights are captured from this one."""
@@ -107,7 +111,9 @@ class FlatGraph:
         type = TensorType(array.shape, dtype)
         is_index = constant.type in ("i32", "i64", "u32", "u64", "boolean")
         if not constant.label or (is_index and array.size <= _MOST):
-            items: Any = tuple(narrowed(array, type.dtype).ravel().tolist())
+            is_symbolic = array.dtype == object
+            found = array if is_symbolic else narrowed(array, type.dtype)
+            items: Any = tuple(found.ravel().tolist())
             attributes = {"shape": type.shape, "value": items, "dtype": type.dtype}
             wanted = [self.builder.unreserved(name)]
             return self.emit("constant", {}, attributes, wanted, span, inserted=True)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
-from lowering.errors import InvalidOperation
+from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, volume
 from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
@@ -99,6 +100,17 @@ def declared_shape(layer: Layer, port: Port) -> list[int | None]:
     return [int(part) if part.isdecimal() else None for part in parts]
 
 
+def _require_bounds(shape: Sequence[int | None], layer: Layer) -> None:
+    """Raise InvalidShape for an extent outside of what is declared as `1..8`, `2..` or `..8`."""
+    texts = layer.attributes.get("shape", "").split(",")
+    for axis, (extent, text) in enumerate(zip(shape, texts, strict=False)):
+        bounds = re.fullmatch(r"(\d{0,18})\.\.(\d{0,18})", text.strip())
+        if bounds and extent is not None:
+            low, high = bounds.groups()
+            if extent < int(low or 0) or (high and extent > int(high)):
+                raise InvalidShape(f"axis {axis} has {extent} items, declared are {text.strip()}")
+
+
 def flatten(
     net: Net, ends: Ends, options: Options, weights: Weights, data: dict[str, NDArray[Any]]
 ) -> Graph:
@@ -142,11 +154,14 @@ class Flattener:
             shape = options.shape(name, shapes.get(name) or declared_shape(layer, port))
             if len(shape) > MAX_RANK:
                 raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
+            _require_bounds(shapes.get(name, ()), layer)
             declared = layer.attributes.get("element_type", "") or port.type or layer.precision
             type = element_type(declared or "f32")
             if net.is_legacy and type not in ("i32", "i64"):
                 type = "f32"  # inputs are converted, whatever they are stored in
             value = self.graph.builder.input(name, TensorType(shape, computed(type, options.real)))
+            if self.graph.symbolic is not None:
+                self.graph.symbolic.declare(value, options.symbolic_shapes.get(name, shape))
             if layer.kind in _INPUTS:
                 self._called_also(value, *port.names, layer.name)
             return value

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
+from lowering.extents import is_symbolic
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.site import Site
@@ -41,7 +43,8 @@ def folded(site: Site) -> list[Constant] | None:
     if not (decides or few) or max(x.array.size for x in known) > _MOST:
         return None
     if kind in _CONVERSIONS:
-        return [Constant(*_converted(site, known), derived=True)] if decides else None
+        made = _converted(site, known) if decides else None
+        return made and [made]
     results = evaluated(site, [x.array for x in known])
     if results is None or sum(x.size for x in results) > _MOST:
         return None
@@ -55,16 +58,22 @@ def evaluated(site: Site, operands: list[Array]) -> list[Array] | None:
     try:
         with np.errstate(all="ignore"):
             results = fold(site, *operands) if fold else None
-    except (ValueError, IndexError, TypeError, OverflowError):
+    except (ValueError, IndexError, TypeError, OverflowError, InconclusiveDimensionOperation):
         return None  # its rule says what is wrong
     if results is None:
         return None
-    return [np.asarray(x) for x in (results if isinstance(results, list) else [results])]
+    return [_array(x) for x in (results if isinstance(results, list) else [results])]
 
 
-def _converted(site: Site, known: list[Constant]) -> tuple[Array, str]:
+def _array(x: Any) -> Array:
+    return np.array(x, object) if is_symbolic(x) else np.asarray(x)
+
+
+def _converted(site: Site, known: list[Constant]) -> Constant | None:
     type = _wanted(site, known)
-    return known[0].array.astype(_wide(type)), type
+    if known[0].array.dtype == object:  # extents that are symbolic
+        return Constant(known[0].array, type, derived=True) if type[0] in "iu" else None
+    return Constant(known[0].array.astype(_wide(type)), type, derived=True)
 
 
 def _wanted(site: Site, known: list[Constant]) -> str:
@@ -83,7 +92,7 @@ def _wide(type: str) -> Any:
 def _type_of(array: Array, type: str) -> str:
     if array.dtype == np.bool_:
         return "boolean"
-    if array.dtype.kind in "iu":
+    if array.dtype.kind in "iuO":
         return type if type[0] in "iu" else "i64"
     return type if type[0] not in "iub" else "f32"
 
@@ -93,7 +102,7 @@ def _pair(function: Callable[..., Any]) -> Callable[..., Array]:
 
 
 def _divided(site: Site, x: Array, y: Array) -> Array:
-    if x.dtype.kind in "iu":
+    if x.dtype.kind in "iuO":
         if not np.all(y):
             raise InvalidOperation("division by 0")
         return (

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, volume
+from lowering.extents import UNKNOWN, Shape, is_symbolic, volume
 from lowering.graph import Value
 from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.openvino.constants import Constant
@@ -76,8 +76,8 @@ class Site:
         )
 
     def integers(self, i: int) -> list[int]:
-        """Return the items of a known input as whole numbers."""
-        return [int(x) for x in self.known(i).reshape(-1).tolist()]
+        """Return the items of a known input as whole numbers, which may be symbolic."""
+        return [x if is_symbolic(x) else int(x) for x in self.known(i).reshape(-1).tolist()]
 
     def shape(self, x: int | Tensor = 0) -> Shape:
         """Return the shape of an input; extents may be UNKNOWN."""
@@ -85,11 +85,17 @@ class Site:
         return found.type.shape if isinstance(found, Value) else found.array.shape
 
     def known_shape(self, x: int | Tensor = 0) -> Shape:
-        """Return the shape of an input; raise ExtentNeeded where an extent is open."""
-        shape = self.shape(x)
-        if UNKNOWN in shape:
+        """Return the shape of an input; raise ExtentNeeded where an extent is open.
+
+        Extents are symbolic where `jax.export` keeps them open.
+        """
+        found = self.operand(x) if isinstance(x, int) else x
+        shape = self.shape(found)
+        if UNKNOWN not in shape:
+            return shape
+        if self.graph.symbolic is None or isinstance(found, Constant):
             raise ExtentNeeded
-        return shape
+        return self.graph.symbolic.of(found)
 
     def axis(self, axis: int, rank: int | None = None) -> int:
         """Return an axis, counted from the end where it is negative."""

@@ -15,6 +15,7 @@ from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layers import legacy, opsets
 from nnef_jax.formats.openvino.site import Site, Tensor
+from nnef_jax.formats.openvino.symbolic import opened
 from nnef_jax.formats.openvino.variables import label_of
 
 
@@ -66,7 +67,9 @@ def _read_value(site: Site) -> Value:
         dtype = computed(element_type(given), site.real)
     else:
         dtype = computed(start.type, site.real) if isinstance(start, Constant) else start.type.dtype
-    value = _variable(site, label, TensorType(extents, dtype), initial)
+    value = _variable(site, label, opened(extents, dtype), initial)
+    if graph.symbolic is not None:
+        graph.symbolic.declare(value, extents)
     if start is not None and variable.follows:
         graph.data.pop(label)
         graph.builder.starting(label, value, site.tensor(start), site.layer.span)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN
+from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value, is_float
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import element_type
@@ -296,14 +296,17 @@ def _one_hot(site: Site) -> Value:
 
 
 @everywhere("Range")
-def _range(site: Site) -> Constant:
-    start, stop, step = (site.known(i).reshape(-1)[0].item() for i in range(3))
+def _range(site: Site) -> Constant | Value:
+    start, stop, step = (site.known(i).reshape(-1).tolist()[0] for i in range(3))
     operand = site.operand(0)
     type = operand.type if isinstance(operand, Constant) else "f32"
     if "output_type" in site.layer.attributes:
         type = element_type(site.text("output_type"))
     if step == 0:
         raise InvalidOperation("the step of a range is 0")
+    if any(map(is_symbolic, (start, stop, step))):
+        dtype = computed(type, site.real)
+        return site.emit("range", {}, start=start, end=stop, step=step, dtype=dtype)
     if abs((stop - start) / step) > site.graph.options.meter.limits.array_items:
         raise InvalidOperation("the range has too many items")
     found = np.arange(start, stop, step)

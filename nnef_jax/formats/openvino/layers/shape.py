@@ -15,6 +15,7 @@ from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 from nnef_jax.formats.openvino.layers.convolution import padding_of
 from nnef_jax.formats.openvino.site import Site
+from nnef_jax.formats.openvino.symbolic import numbers
 
 
 def reshaped(site: Site, x: Value, shape: Sequence[int]) -> Value:
@@ -25,7 +26,7 @@ def reshaped(site: Site, x: Value, shape: Sequence[int]) -> Value:
 @everywhere("ShapeOf", "Shape")
 def _shape_of(site: Site) -> Constant:
     type = element_type(site.text("output_type", "i32" if site.net.is_legacy else "i64"))
-    return Constant(np.array(site.known_shape(), np.int64), type, derived=True)
+    return Constant(numbers(site.known_shape()), type, derived=True)
 
 
 @opsets("Reshape")
