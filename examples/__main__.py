@@ -24,6 +24,7 @@ EXAMPLES = {
     "finetune": "--out {out}/finetune.png --save {out}/rotated.nnef.tgz",
     "fixed_point": "--out {out}/fixed_point.png --save {out}/q78.nnef.tgz",
     "adversarial": "--out {out}/adversarial.png --save {out}/robust.nnef.tgz",
+    "decode": "",
     "speech": "--out {out}/speech.png",
     "two_hosts": "--out {out}/two_hosts.png",
     "train": "--save {out}/digits.nnef.tgz",
@@ -35,7 +36,7 @@ def run(name: str, out: Path, overwrite: bool) -> tuple[str, str]:
     """Return how an example ended, and the last line that it printed."""
     command = [sys.executable, str(HERE / f"{name}.py")]
     command += [option.format(out=out, here=HERE) for option in EXAMPLES[name].split()]
-    if overwrite and name != "ray/predict":  # which goes on where it ended
+    if overwrite and name not in ("decode", "ray/predict"):  # no file; goes on where it ended
         command.append("--overwrite")
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     *_, said = ["", *(done.stderr if done.returncode else done.stdout).strip().splitlines()]

@@ -205,12 +205,12 @@ def _input_types(
             return found
         return symbol(batch) if axis == 0 and batch else symbol(f"{name}_{axis}", "axis")
 
-    def struct(name: str, value: Value, *before: Any) -> jax.ShapeDtypeStruct:
-        shape = (extent(name, axis, x) for axis, x in enumerate(value.type.shape))
-        return jax.ShapeDtypeStruct((*before, *shape), jnp.dtype(value.type.dtype))
+    def struct(name: str, value: Value, in_time: bool = False) -> jax.ShapeDtypeStruct:
+        shape = [extent(name, axis, x) for axis, x in enumerate(value.type.shape)]
+        shape = [symbol("time", "cycles"), *shape] if in_time else shape
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype))
 
-    before = [symbol("time", "cycles")] if in_time and network.graph.inputs else []
-    types = [struct(value.name, value, *before) for value in network.graph.inputs]
+    types = [struct(value.name, value, in_time) for value in network.graph.inputs]
     states = network.graph.states if entry != "apply" else ()
     changing = {s.label: struct(s.label, s.value) for s in states if s.label in network.changing}
     if in_time and not types:

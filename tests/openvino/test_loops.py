@@ -106,13 +106,13 @@ def test_a_count_that_is_computed(tmp_path: Path) -> None:
 
 
 def test_values_of_all_iterations(tmp_path: Path) -> None:
-    """Zeros fill up those of iterations that there are not; derivatives go through the others."""
+    """NaN fills up those of iterations that there are not; derivatives go through the others."""
     model = loop(9, joins=True).load(tmp_path)
     last, values = wanted(H, X, 9)
     found, every = model(H, X, np.array(True))
     assert 1 < len(values) < 9
     np.testing.assert_allclose(found, last, rtol=1e-5)
-    np.testing.assert_allclose(every, [*values, *[H * 0] * (9 - len(values))], rtol=1e-5)
+    np.testing.assert_allclose(every, [*values, *[H * np.nan] * (9 - len(values))], rtol=1e-5)
     slope = jax.grad(lambda h: model.apply(model.params, h, X, True)[0].sum())(H)
     np.testing.assert_allclose(slope, 1.5 ** len(values) * np.ones(2), rtol=1e-5)
     several = jnp.stack([H, H * 50])

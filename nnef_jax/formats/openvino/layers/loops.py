@@ -12,7 +12,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
-from nnef_jax.formats.openvino.flat_graph import FlatGraph
+from nnef_jax.formats.openvino.flat_graph import Count, FlatGraph
 from nnef_jax.formats.openvino.layers import everywhere, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, layer_at, links, source_of
 from nnef_jax.formats.openvino.site import Site, Tensor
@@ -235,14 +235,30 @@ class _Repetition:
             else ("full", site.axis(x.axis, len(v.type.shape)), 1 if x.stride > 0 else -1)
             for x, v in zip(shown, values, strict=True)
         ]
+        if ends:  # the number of iterations comes last
+            values.append(inner.insert("add", {"x": heads[0], "y": 1}))
+            how.append(("last", 0, 1))
         captured = [*self.graph.captured.items()]
         order = [*heads, *self.held, *(i for i, _ in captured), *before]
         operands |= {"full": [*self.full, *(o for _, o in captured)], "initial": initial}
         flat = graph_of(self.graph, order, [*first, *after, *values])
         made = site.insert(kind, operands, body=flat, outputs=tuple(how), **attributes)
         made = made if isinstance(made, list) else [made]
-        by_port = dict(zip((x.port for x in shown), made, strict=True))
+        if ends:
+            self._count(shown, made)
+        by_port = dict(zip((x.port for x in shown), made, strict=False))
         return [by_port.get(port.id) for port in site.layer.outputs]
+
+    def _count(self, shown: Sequence[Link], made: Sequence[Value]) -> None:
+        """Note how many items of joined values there are."""
+        for link, value in zip(shown, made, strict=False):
+            if link.axis is None:
+                continue
+            if link.stride < 0:
+                raise InvalidOperation("values of a computed number are joined from the end")
+            site, axis = self.site, self.site.axis(link.axis, len(value.type.shape))
+            items = site.insert("mul", {"x": site.reshaped(made[-1], (1,)), "y": link.size})
+            site.graph.counts[value] = Count(axis, items)
 
 
 def graph_of(graph: FlatGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
