@@ -10,6 +10,8 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.quickly import unoptimised
+
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -48,15 +50,15 @@ def shared_cases() -> Path:
     return SHARED_CASES
 
 
-@pytest.fixture(scope="module")
-def compiled_quickly() -> Iterator[None]:
-    """Compile without LLVM's optimisations, for what does not depend on the code it generates.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--optimised", action="store_true", help="compile all as for users")
 
-    Small programs take half the time. What XLA itself does to them is as ever: fusions, layouts,
-    partitions and collectives.
-    """
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile in a quarter of the time, but for files marked as `optimised`."""
+    if request.config.getoption("optimised") or request.node.get_closest_marker("optimised"):
         yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
+    else:
+        with unoptimised():
+            yield

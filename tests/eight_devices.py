@@ -28,6 +28,7 @@ from tests import torch_networks
 from tests.helpers import model_of
 from tests.mesh_support import BATCH, WIDTH, assert_close, collectives, lstm
 from tests.pages import session
+from tests.quickly import unoptimised
 
 ROOT = Path(__file__).resolve().parents[1]
 RANDOM = np.random.default_rng(0)
@@ -177,4 +178,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with unoptimised():
+        main()

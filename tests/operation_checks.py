@@ -13,6 +13,7 @@ import numpy as np
 
 import nnef_jax
 from tests.op_cases.case import OpCase
+from tests.quickly import UNOPTIMISED
 
 Case = TypeVar("Case", bound=OpCase)
 Row = TypeVar("Row", bound=Hashable)
@@ -20,8 +21,6 @@ Evaluate = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
 _ROWS = 24  # compiled together: in 0.4 of the time that they take one by one
-# Rows are small: what LLVM would gain when they run, it takes tenfold when they are compiled.
-UNOPTIMISED = {"xla_backend_optimization_level": "0"}
 
 
 class Together(Generic[Row]):

@@ -34,6 +34,8 @@ from nnef_jax.storage.tensorfile import encode_tensor
 from tests import flip_cache
 from tests.helpers import archive, model_of
 
+pytestmark = pytest.mark.optimised
+
 NET = """version 1.0;
 graph net( x ) -> ( y, hidden )
 {

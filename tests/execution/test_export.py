@@ -131,7 +131,7 @@ np.savez("found.npz", **found)
 """
     (tmp_path / "alone.py").write_text(code)
     command = [sys.executable, "-I", "-S", "alone.py"]
-    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as `compiled_quickly`
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as nearly all tests
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     found = np.load(tmp_path / "found.npz")

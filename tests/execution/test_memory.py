@@ -16,6 +16,8 @@ from nnef_jax.storage.tensorfile import encode_tensor
 from nnef_jax.storage.writer import write_archive
 from tests.helpers import archive, model_of
 
+pytestmark = pytest.mark.optimised
+
 _MIB = 1 << 20
 # Sixteen tensors of 4 MiB.
 _LABELS = [f"w{i}" for i in range(16)]

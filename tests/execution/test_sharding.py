@@ -42,20 +42,12 @@ XS = RANDOM.standard_normal((3, BATCH, WIDTH)).astype(np.float32)
 
 
 def over_eight_devices(*arguments: str) -> dict[str, str]:
-    """Return what went wrong by check.
-
-    As in `compiled_quickly` LLVM's optimisations are left out.
-    """
+    """Return what went wrong by check."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     result = subprocess.run(
         [sys.executable, "-m", "tests.eight_devices", *arguments],
         cwd=ROOT,
-        env={
-            **os.environ,
-            "XLA_FLAGS": flags,
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            "PYTHONPATH": str(ROOT),
-        },
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=600,

@@ -9,8 +9,10 @@ import pytest
 
 import nnef_jax
 from tests import torch_networks
-from tests.operation_checks import UNOPTIMISED
+from tests.quickly import UNOPTIMISED
 from tests.torch_networks import NAMES, Run, by_name, difference, gradients
+
+pytestmark = pytest.mark.optimised
 
 # Relative to the largest magnitude. In 8 bits a step of the result is 0.02 of it.
 TOLERANCE = {"int8": 0.02}

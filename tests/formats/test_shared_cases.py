@@ -15,6 +15,8 @@ import pytest
 import nnef_jax
 from tests.conftest import SHARED_CASES
 
+pytestmark = pytest.mark.optimised
+
 _ITEM_TYPES = {0: "<f4", 4: "<i4"}
 
 

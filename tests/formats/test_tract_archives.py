@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from tests.operation_checks import UNOPTIMISED
+from tests.quickly import UNOPTIMISED
+
+pytestmark = pytest.mark.optimised
 
 FOLDER = Path(__file__).resolve().parents[1] / "tract_archives"
 NAMES = sorted(path.name.removesuffix(".nnef.tgz") for path in FOLDER.glob("*.nnef.tgz"))

@@ -13,6 +13,8 @@ import pytest
 import nnef_jax
 from tests.helpers import model_of
 
+pytestmark = pytest.mark.optimised
+
 NAN, INF = math.nan, math.inf
 
 
