@@ -11,7 +11,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value, is_float
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.element_types import element_type
+from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 from nnef_jax.formats.openvino.site import Site
 
