@@ -85,6 +85,9 @@ NAN = np.float32([np.nan, np.nan])
         ([("ReduceMax", ["it", [1]], {})], [2, 7, np.nan]),
         ([("Negative", ["it"], {}), ("ReduceMax", ["it", [0]], {})], [-1, -2]),
         ([("ReduceProd", ["it", [0]], {})], [5, 14]),
+        ([("Negative", ["it"], {}), ("TopK", ["it", 3], {"axis": 0, "mode": "max"})],
+         [-X[0], -X[2], NAN]),
+        ([("Slice", ["it", [0], [1], [1], [0]], {}), ("ShapeOf", ["it"], {})], [1, 2]),
         ([("ShapeOf", ["it"], {"output_type": "i64"})], [2, 2]),
         ([("Multiply", ["it", "it"], {}), ("ScatterUpdate", ["x", "rows", "it", 0], {})],
          [[1, 4], [3, 4], [25, 49]]),
@@ -109,7 +112,7 @@ def test_what_follows_items_that_values_choose(tail: Any, wanted: Any, tmp_path:
         ("MatMul", ["it", "it"], {"transpose_a": "true"}),
         ("NonZero", ["it"], {}),
         ("ScatterUpdate", ["it", [0], [[1.0, 2.0]], 0], {}),
-        ("TopK", ["it", 1], {"axis": 0, "mode": "max", "sort": "value"}),
+        ("TopK", ["it", 1], {"axis": 0, "mode": "max", "sort": "index"}),
     ],
     ids=lambda step: step[0],
 )
@@ -127,6 +130,28 @@ def test_items_that_values_choose_under_jit_vmap_and_grad(tmp_path: Path) -> Non
     np.testing.assert_allclose(several, [79, 0, 104])
     slope = jax.grad(lambda x: model.apply(model.params, x, MASK))(X)
     np.testing.assert_allclose(slope, 2 * X * MASK[:, None])
+
+
+def test_boxes_behind_those_that_suppression_leaves_are_none(tmp_path: Path) -> None:
+    boxes = np.float32([[[0, 0, 2, 2], [0, 0, 2, 1.9], [5, 5, 6, 6], [8, 8, 9, 9]]])
+    scores = np.float32([[[0.6, 0.9, 0.1, 0.7]]])
+    net = Writer()
+    x, y = net.input("boxes", boxes.shape), net.input("scores", scores.shape)
+    limits = [net.constant(np.array(n)) for n in (4, 0.5, 0.3)]
+    chosen = net.layer(
+        "NonMaxSuppression", [x, y, *limits], [(-1, 3), (-1, 3), (1,)], opset="opset9"
+    )
+    axis, zero, box = (net.constant(np.array(n)) for n in (1, 0, 2))
+    places = net.layer("Gather", [chosen, box, axis], [(-1,)], opset="opset8")
+    flat = net.layer("Squeeze", [x, net.constant(np.array([0]))], [(4, 4)])
+    found = net.layer("Gather", [flat, places, zero], [(-1, 4)], opset="opset8")
+    mean = net.layer("ReduceMean", [found, net.constant(np.array([0]))], [(4,)])
+    model = net.result(chosen, (chosen, 7), found, mean).load(tmp_path)
+    indices, count, best, centre = model(boxes, scores)
+    np.testing.assert_array_equal(indices[:, 2], [1, 3, -1, -1])  # as the layer itself pads them
+    assert count == 2
+    np.testing.assert_array_equal(best, [*boxes[0, [1, 3]], *[[np.nan] * 4] * 2])
+    np.testing.assert_allclose(centre, boxes[0, [1, 3]].mean(0))
 
 
 @pytest.mark.parametrize(

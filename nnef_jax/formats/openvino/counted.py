@@ -1,8 +1,8 @@
 """Tensors with as many items along an axis as values say: padded to the most there can be.
 
-Which axis that is is followed from layer to layer. One that would take padding for items raises.
-What is behind the items is -1 in whole numbers and NaN in real ones where an output has it, and
-anything inside of the network.
+The axis is followed from layer to layer. One that would take padding for items raises. What is
+behind the items is -1 in whole numbers and NaN in real ones at outputs of the network, and anything
+inside of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def followed(site: Site, meaning: Meaning) -> Any:
     """Return a layer's results, and note which of their axes are counted."""
     known = site.graph.counts
     counts = {
-        i: known[x] for i, x in enumerate(site.operands) if isinstance(x, Value) and x in known
+        i: known[x]
+        for i, x in enumerate(site.operands if known else ())
+        if isinstance(x, Value) and x in known
     }
     if not counts:
         return meaning(site)
@@ -36,20 +38,21 @@ def followed(site: Site, meaning: Meaning) -> Any:
     if site.layer.kind in ("shapeof", "shape"):
         return _shape(site, count)
     follow = _FOLLOWED.get(site.layer.kind)
-    if follow is None or any(other.items is not count.items for other in counts.values()):
+    differ = any(other.items is not count.items for other in counts.values())
+    if follow is None or (differ and follow is not _gathered):
         raise _padding_is_read(counts)
-    axis = follow(site, counts)
+    where = follow(site, counts)
     results = meaning(site)
-    if axis is not None:
-        for result in results if isinstance(results, list) else [results]:
-            known[result] = Count(axis, count.items)
+    if where is not None:
+        found = where if isinstance(where, Count) else Count(where, count.items)
+        known.update(dict.fromkeys(results if isinstance(results, list) else [results], found))
     return results
 
 
 def ended(site: Site, x: Value) -> Value:
     """Return an output of the network, whose padding can be told from its items."""
     count = site.graph.counts.get(x)
-    if count is None:
+    if count is None or count.marked:
         return x
     dtype = x.type.dtype
     signed = is_integer(dtype) and not dtype.startswith("u")
@@ -107,8 +110,11 @@ def _items(site: Site, counts: Counts) -> int:
     return places.pop()
 
 
-def _moved(site: Site, counts: Counts) -> int:
-    """Follow an axis through a layer that moves items: numbers along it show where it goes."""
+def _moved(site: Site, counts: Counts) -> int | Count:
+    """Follow an axis through a layer that moves items: numbers along it show where it goes.
+
+    If the first ones alone are left, there are at most so many items.
+    """
     shape, others = site.known_shape(), site.operands[1:]
     if set(counts) != {0} or not all(x is None or isinstance(x, Constant) for x in others):
         raise _padding_is_read(counts)
@@ -116,31 +122,43 @@ def _moved(site: Site, counts: Counts) -> int:
     numbers = np.arange(shape[axis], dtype=np.int32).reshape([-1] + [1] * (len(shape) - axis - 1))
     whole = np.broadcast_to(numbers, shape)
     found = evaluated(site, [whole, *(x.array for x in others if isinstance(x, Constant))])
-    axes = {_along(part, shape[axis]) for part in found or [whole[..., :0]]}
-    place = axes.pop()
-    if axes or place is None:
+    places = {_along(part, shape[axis]) for part in found or [whole[..., :0]]}
+    place = places.pop()
+    if places or place is None:
         raise _padding_is_read(counts)
-    return place
+    left = (found or [whole])[0].shape[place]
+    return place if left == shape[axis] else _at_most(site, place, counts[0], left)
+
+
+def _at_most(site: Site, axis: int, count: Count, most: int) -> Count:
+    dtype = count.items.type.dtype
+    limit = site.insert("constant", {}, shape=(1,), value=(most,), dtype=dtype)
+    return Count(axis, site.insert("min", {"x": count.items, "y": limit}))
 
 
 def _along(numbers: np.ndarray, count: int) -> int | None:
-    """Return the axis along which there are the numbers from 0 to a count, None if none is."""
-    for axis, extent in enumerate(numbers.shape):
-        wanted = np.arange(extent).reshape([-1] + [1] * (numbers.ndim - axis - 1))
-        if extent == count and np.array_equal(numbers, np.broadcast_to(wanted, numbers.shape)):
-            return axis
+    """Return the axis along which there are the numbers from 0 on, if need be not up to a count."""
+    for least in (count, 1):
+        for axis, extent in enumerate(numbers.shape):
+            wanted = np.arange(extent).reshape([-1] + [1] * (numbers.ndim - axis - 1))
+            if least <= extent <= count and np.array_equal(
+                numbers, np.broadcast_to(wanted, numbers.shape)
+            ):
+                return axis
     return None
 
 
-def _gathered(site: Site, counts: Counts) -> int:
+def _gathered(site: Site, counts: Counts) -> int | Count | None:
     if isinstance(site.operand(1), Constant):
         return _moved(site, counts)
     axis = site.axis(site.integers(2)[0])
     if site.int("batch_dims", 0):
         raise _padding_is_read(counts)
-    if set(counts) == {1}:
-        return axis + counts[1].axis
-    if set(counts) == {0} and counts[0].axis != axis:
+    if 1 in counts and (0 not in counts or counts[0].axis == axis):
+        return Count(axis + counts[1].axis, counts[1].items)
+    if set(counts) == {0} and counts[0].axis == axis:
+        return None  # places that the network computes are those of items
+    if set(counts) == {0}:
         before = counts[0].axis < axis
         return counts[0].axis + (0 if before else len(site.shape(1)) - 1)
     raise _padding_is_read(counts)
@@ -212,6 +230,20 @@ def _beside(attribute: str) -> Callable[[Site, Counts], int]:
     return follow
 
 
+def _best(site: Site, counts: Counts) -> int | Count:
+    """Follow an axis through TopK, which takes what is behind the items last of all."""
+    axis = site.axis(site.int("axis"))
+    if set(counts) != {0} or axis != counts[0].axis:
+        return _beside("axis")(site, counts)
+    if site.choice("sort", "value", "index", "none", default="value") == "index":
+        raise _padding_is_read(counts)
+    x = site.tensor(0)
+    ends = np.finfo(np.float32) if is_float(x.type.dtype) else np.iinfo(x.type.dtype)
+    last = ends.min if site.text("mode", "max") == "max" else ends.max
+    _replace(site, 0, _masked(site, x, counts[0], last))
+    return _at_most(site, axis, counts[0], site.integers(1)[0])
+
+
 def _joined(site: Site, counts: Counts) -> int:
     axes = {count.axis for count in counts.values()}
     if len(counts) < len(site.operands) or len(axes) > 1 or site.axis(site.int("axis")) in axes:
@@ -233,12 +265,12 @@ _MOVES = (
     "broadcast", "reshape", "slice", "split", "squeeze", "stridedslice", "tile", "transpose",
     "unsqueeze", "variadicsplit",
 )  # fmt: skip
-_FOLLOWED: dict[str, Callable[[Site, Counts], int | None]] = {
+_FOLLOWED: dict[str, Callable[[Site, Counts], int | Count | None]] = {
     **dict.fromkeys(_ITEMS, _items),
     **dict.fromkeys(_MOVES, _moved),
     **dict.fromkeys(_NEUTRAL, _reduced),
     **dict.fromkeys(("scatterndupdate", "scatterupdate", "scatterelementsupdate"), _scattered),
     "gather": _gathered, "gathernd": _gathered_at, "gatherelements": _gathered_at,
     "matmul": _product, "concat": _joined, "softmax": _beside("axis"),
-    "logsoftmax": _beside("axis"), "topk": _beside("axis"),
+    "logsoftmax": _beside("axis"), "topk": _best,
 }  # fmt: skip

@@ -27,10 +27,14 @@ _MOST = 4096  # items of integers that stand in the graph instead of beside it
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Count:
-    """How many items along an axis there are, a tensor [1]; what is behind them is padding."""
+    """How many items along an axis there are, a tensor [1]; what is behind them is padding.
+
+    It is `marked` where the layer itself makes padding that can be told from items.
+    """
 
     axis: int
     items: Value
+    marked: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,7 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.formats.openvino.flat_graph import Count
 from nnef_jax.formats.openvino.layers import everywhere, opsets
 from nnef_jax.formats.openvino.site import Site
 
@@ -19,6 +20,12 @@ def _typed(site: Site, *indices: Value) -> list[Value]:
     if "output_type" not in site.layer.attributes:
         return list(indices)
     return [site.cast(x, site.dtype("output_type")) for x in indices]
+
+
+def _noted(site: Site, count: Value, *rows: Value) -> None:
+    """Note how many rows there are: layers behind take no others for boxes."""
+    items = site.cast(count, site.graph.builder.integer)
+    site.graph.counts.update(dict.fromkeys(rows, Count(0, items, marked=True)))
 
 
 def _suppressed(site: Site, **attributes: Any) -> tuple[Value, Value, Value]:
@@ -45,6 +52,8 @@ def _non_max_suppression(site: Site) -> Any:
     if site.net.is_legacy and rows and rows[0] != indices.type.shape[0] and rows[0] > 0:
         indices = _fitted(site, indices, rows[0])
     indices, count = _typed(site, indices, count)
+    if site.layer.opset in ("opset5", "opset9"):  # before, results have a fixed length
+        _noted(site, count, indices, values)
     return [indices, values, count][: max(len(site.layer.outputs), 1)]
 
 
@@ -66,6 +75,7 @@ def _nms_rotated(site: Site) -> Any:
     way = "clockwise" if site.flag("clockwise", True) else "counterclockwise"
     found, values, count = _suppressed(site, rotation=way)
     indices, count = _typed(site, found, count)
+    _noted(site, count, indices, values)
     return [indices, values, count]
 
 
