@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from lowering.extents import Shape
 from lowering.graph import is_float
@@ -109,9 +110,9 @@ class Lowered:
     def apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
         """Run the network as a pure function of parameters and inputs, all real numbers.
 
-        The values are those of `float`, bit by bit. Derivatives pass straight through rounding:
-        they are those of the real network at these values, and 0 where a number is cut off
-        (straight-through estimation, arXiv:1308.3432). So parameters can be trained for the
+        The values are those of `float`: integers bit by bit. Derivatives pass straight through
+        rounding: they are those of the real network at these values, and 0 where a number is cut
+        off (straight-through estimation, arXiv:1308.3432). So parameters can be trained for the
         profile:
 
         >>> gradient = jax.grad(lambda params: loss(fixed.apply(params, x)))(model.params)
@@ -241,6 +242,9 @@ class Lowered:
         evaluation = self.evaluation(shapes)
         key = tuple((s.name, s.layer and s.layer.name) for s in evaluation.plan.needed)
         if key not in self._weights:
+            own = self.model._execution.own.parameters()  # pyright: ignore[reportPrivateUsage]
+            if any(isinstance(x, Tracer) for x in own.values()):  # they are of this trace alone
+                return evaluation.prepared(self.real_weights(evaluation), static=False), evaluation
             with jax.ensure_compile_time_eval():
                 weights = self.real_weights(evaluation)
                 self._weights[key] = evaluation.prepared(weights, static=True)

@@ -134,6 +134,12 @@ def test_transformations(model, fixed, x) -> None:
     again = pickle.loads(pickle.dumps(fixed))
     np.testing.assert_array_equal(again(tensor).y.data, once.y.data)
     assert repr(again) == repr(fixed)
+
+    @jax.jit
+    def traced(params):
+        return openvx.lower(model.with_params(params))(tensor).y.data
+
+    np.testing.assert_array_equal(traced(model.params), once.y.data)
     other = openvx.lower(model.with_params({**model.params, "w": -model.params["w"]}))
     np.testing.assert_allclose(other.float(x).y, 0.5 - once.y.to_float(), atol=0.01)
 

@@ -7,6 +7,7 @@ attributes say what no node computes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 
 from nnef_jax.openvx.mapping.site import Layer, Site
@@ -26,6 +27,7 @@ def maps(*kinds: str) -> Callable[[Mapped], Mapped]:
     return add
 
 
+@cache
 def kinds() -> dict[str, Mapped]:
     """Return the functions of all kinds that may be nodes."""
     for module in _MODULES:
