@@ -23,6 +23,7 @@ from lowering.kernels.windows import Padding, Windows
 
 _EXACT = 1 << 24
 _JOIN = 32  # what joining one sum of digits costs, in multiply-adds
+_CHUNKS = 256  # of channels at most, or cells of a window, each a part of the program
 _WRITTEN_OUT = 8  # groups that are convolutions of their own
 _HIGHEST = lax.Precision.HIGHEST
 
@@ -60,47 +61,39 @@ class Factors:
     depth: int
     largest: int
 
-    @property
-    def work(self) -> int:
-        """Return what the sums of one output cost, in multiply-adds."""
-        _, channels, *size = self.digits[0].shape
-        chunks = -(-channels // self.depth)
-        return self.pieces * len(self.digits) * (channels * math.prod(size) + chunks * _JOIN)
-
 
 def factors(filter: Any) -> Factors | None:
     """Write a filter (O,I,k...) in as few digits as sums over it and any input of its dtype allow.
 
     Known values need fewer than the worst case, which is taken where jax traces: filters of
-    networks in Q7.8 are one digit of 16 bits, their inputs two of 8. None says that a window has
-    too many cells of a channel: more than 16384 of 16 bits in the worst case.
+    networks in Q7.8 are one digit of 16 bits, their inputs two of 8. None says that there are too
+    many products to sum: more than 16384 cells of a channel in the worst case.
     """
     limits = jnp.iinfo(filter.dtype)
-    reach = max(-limits.min, limits.max)
+    bits, reach = limits.bits, max(-limits.min, limits.max)
     channels, cells = filter.shape[1], math.prod(filter.shape[2:])
-    if isinstance(filter, Tracer):
-        values = filter.astype(np.int32)
-        ends = np.array([limits.min, limits.max], np.int32)
-    else:
-        values = ends = np.asarray(filter, np.int32)
-    plans: list[Factors] = []
-    for width in {limits.bits, 8, 4}:
-        if values is ends:
-            sums = [_magnitudes(digit) for digit in _digits(ends, width, limits.bits)]
-        else:  # the lower digits reach -2**(width-1), whatever the ends are
-            least = 1 << (width - 1)
-            most = [max(least, int(np.abs(x).max())) for x in _digits(ends, width, limits.bits)]
+    known = None if isinstance(filter, Tracer) else np.asarray(filter, np.int32)
+    plans: list[tuple[int, int, tuple[int, int, int, int]]] = []
+    for width in {bits, 8, 4}:
+        if known is None:  # the lower digits reach -2**(width-1), whatever the ends are
+            tops = _digits(np.array([limits.min, limits.max], np.int32), width, bits)
+            most = [max(1 << (width - 1), int(np.abs(top).max())) for top in tops]
             sums = [np.full((1, channels), cells * top, np.int64) for top in most]
+        else:
+            sums = [_magnitudes(digit) for digit in _digits(known, width, bits)]
         largest = reach * sum(int(x.sum(1).max()) << (k * width) for k, x in enumerate(sums))
         largest = 1 << max(largest - 1, 0).bit_length()  # for other values the same program
-        for pieces, digit in ((1, reach), (2, 128))[: limits.bits // 8]:
+        for pieces, digit in ((1, reach), (2, 128))[: bits // 8]:
             depth = _depth(sums, _EXACT // digit)
             if depth:
-                digits = tuple(
-                    jnp.asarray(x, np.float32) for x in _digits(values, width, limits.bits)
-                )
-                plans.append(Factors(digits, width, pieces, depth, largest))
-    return min(plans, key=lambda plan: plan.work, default=None)
+                work = channels * cells + -(-channels // depth) * _JOIN
+                plan = (width, pieces, depth, largest)
+                plans.append((pieces * len(sums) * work, len(sums), plan))
+    if not plans:
+        return None
+    _, _, (width, *plan) = min(plans)
+    written = _digits(filter.astype(np.int32) if known is None else known, width, bits)
+    return Factors(tuple(jnp.asarray(x, np.float32) for x in written), width, *plan)
 
 
 def _magnitudes(filter: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -112,9 +105,9 @@ def _magnitudes(filter: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _depth(sums: list[np.ndarray[Any, Any]], most: int) -> int:
     """Return how many channels may be summed at once so that no sum is above `most`, or 0."""
     channels = depth = sums[0].shape[1]
-    while depth:
+    while channels <= depth * _CHUNKS:
         starts = np.arange(0, channels, depth)
-        if all(np.add.reduceat(x, starts, axis=1).max(initial=0) <= most for x in sums):
+        if all(np.add.reduceat(x, starts, axis=1).max() <= most for x in sums):
             return depth
         depth = 0 if depth == 1 else -(-depth // 2)
     return 0
@@ -155,7 +148,10 @@ def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Arra
 def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
     if filter.ndim == 2:
         return jnp.einsum("bi,oi->bo", x, filter, precision=_HIGHEST)
-    if filter.shape[1] == 1 and slide.groups > 1:  # 64 planes of 28x28 take 0.12 instead of 2.9 ms
+    few = math.prod(filter.shape[2:]) <= _CHUNKS
+    if (
+        filter.shape[1] == 1 and slide.groups > 1 and few
+    ):  # 64 planes of 28x28 take 0.12 instead of 2.9 ms
         return _by_cells(x, filter, slide)
     # Elsewhere than on CPUs convolutions may be computed by other algorithms than sums of products.
     return lax.platform_dependent(

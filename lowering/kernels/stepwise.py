@@ -5,6 +5,7 @@ Each product is divided, rounded and brought into the type. After each channel t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -135,19 +136,29 @@ def _operands(
         (n - span) // s + 1 for n, span, s in zip(x.shape[2:], spans, slide.stride, strict=True)
     )
     grouped = jnp.moveaxis(filter.reshape(groups, count // groups, depth, -1), (2, 3), (0, 1))
+    places = [
+        np.arange(k)[:, None] * d + np.arange(n) * s
+        for k, d, n, s in zip(size, slide.dilation, extents, slide.stride, strict=True)
+    ]
 
-    def cells(k: Any) -> Array:
+    def few(k: Any) -> Array:
         plane = lax.dynamic_index_in_dim(planes, k, keepdims=False)
         taken: list[Array] = []
         for cell in np.ndindex(*size):
-            starts = [i * d for i, d in zip(cell, slide.dilation, strict=True)]
+            rows = [x[i] for x, i in zip(places, cell, strict=True)]
             items = [
-                slice(i, i + (n - 1) * s + 1, s)
-                for i, n, s in zip(starts, extents, slide.stride, strict=True)
+                slice(row[0], row[-1] + 1, s) for row, s in zip(rows, slide.stride, strict=True)
             ]
             taken.append(jnp.swapaxes(plane[:, :, *items], 0, 1).reshape(groups, -1))
         return jnp.stack(taken)
 
+    def many(k: Any) -> Array:  # a slice for each would compile for minutes
+        plane = lax.dynamic_index_in_dim(planes, k, keepdims=False)
+        rows, columns = places
+        taken = plane[:, :, rows[:, None, :, None], columns[None, :, None, :]]
+        return jnp.moveaxis(taken, 0, 3).reshape(groups, math.prod(size), -1).swapaxes(0, 1)
+
+    cells = few if math.prod(size) <= _UNROLLED else many
     return cells, lambda k: lax.dynamic_index_in_dim(grouped, k, keepdims=False), depth, extents
 
 

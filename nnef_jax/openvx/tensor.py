@@ -47,6 +47,8 @@ class Tensor:
                 f"a tensor is of {listed(POSITIONS)}, not of {data.dtype}",
                 "Tensor.quantize makes one of real numbers",
             )
+        if 0 in data.shape:
+            wrong_dimension(f"a tensor has 1 item at least along an axis: {data.shape[::-1]}")
         if fixed_point_position is None:
             fixed_point_position = POSITIONS[str(data.dtype)]
         self.data = data
@@ -149,7 +151,7 @@ class StaticWeights:
             wrong_dimension(f"weights have 2 or 4 dimensions, not {len(tensor.dims)}")
         made = factors(tensor.data)
         if made is None:
-            unsupported(f"weights have too many cells of a channel: dims {tensor.dims}")
+            unsupported(f"weights of the dims {tensor.dims} sum too many products")
         self.tensor, self.factors = tensor, made
 
 

@@ -104,6 +104,15 @@ REFUSED: list[tuple[Any, str, str]] = [
     ),
     (lambda: openvx.softmax_layer(zeros(3, position=7)), "FORMAT", "fixed_point_position 7"),
     (lambda: Tensor(np.zeros(3, np.float32)), "FORMAT", "Tensor.quantize"),
+    (lambda: zeros(3, 0), "DIMENSION", r"1 item at least along an axis: \(0, 3\)"),
+    (
+        lambda: openvx.convolution_layer(
+            zeros(1, 70, 70), zeros(1, 1, 65, 64), semantics="khronos"
+        ),
+        "SUPPORTED",
+        "more than 4096 items.*spec",
+    ),
+    (lambda: regions(output_shape=(2, 3, 1 << 15, 1)), "SUPPORTED", "parts or more"),
     (lambda: zeros(3, position=99), "FORMAT", "-32 to 32, not 99"),
     (lambda: zeros(3, 4).view((0, 0), (5, 3)), "PARAMETERS", "dimension 0"),
     (lambda: zeros(3, 4).view((0,), (1, 2)), "DIMENSION", "as many starts and ends"),

@@ -33,7 +33,7 @@ PRODUCTS: dict[str, Row] = {
         {"padding": (1, 1), "dilation": (1, 2), "skip": (2, 1)},
     ),
     "ceiling": (
-        *("convolution", (2, 4, 4), (1, 2, 2, 2), None, (1, 3, 2)),
+        *("convolution", (2, 5, 8), (1, 2, 5, 7), None, (1, 2, 2)),
         {"padding": (0, 1), "skip": (3, 2), "down_scale_size_rounding": "ceiling"},
         {"padding": (0, 1), "skip": (3, 2)},
     ),

@@ -124,6 +124,8 @@ def roi_pooling_layer(
             f"input_rois have the shape {rois.shape}, not {(*x.shape[:-3], 'regions', 4)}"
         )
     wanted = checks.output_shape(output_shape, (*batch, count, x.shape[-3]), 2)
+    if max(wanted[-2:]) >= 1 << 15:
+        unsupported(f"regions are divided in 2**15 parts or more: output_shape {wanted}")
     pool = partial(_regions, size=wanted[-2:], clipped=semantics == "spec")
     pool = jax.vmap(pool) if batch else pool
     return Tensor(pool(x.data, rois.data), x.fixed_point_position)

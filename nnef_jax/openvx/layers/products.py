@@ -18,6 +18,7 @@ from nnef_jax.openvx.tensor import ROUNDING, StaticWeights, Tensor, require_one_
 
 OVERFLOW = ("wrap", "saturate")
 SEMANTICS = ("spec", "khronos")
+_MOST_CELLS = 4096  # of a window of the C routines, which are brought together channel by channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,9 @@ def multiply_accumulate(
     if arithmetic.semantics == "khronos" and _rounds_products(x, arithmetic):
         if not arithmetic.strict:
             unsupported("the C routines have the positions of the extension alone", "strict=True")
-        if math.prod(core[1:] or core) >= 1 << 16:
+        if math.prod(core[1:]) > _MOST_CELLS:
+            unsupported(f"windows have more than {_MOST_CELLS} items", "semantics='spec'")
+        if core[0] >= 1 << 16:
             unsupported("an accumulator of 32 bits overflows: 2**16 products or more")
         steps = Steps(x.dtype, shift, policies, report_overflow)
         made = stepwise(data, weights.tensor.data, offsets, slide=slide, steps=steps)
