@@ -247,8 +247,9 @@ def over_mesh(
         free: Any = partial(auto_axes, whole, axes=found.mesh.explicit_axes)
         replicated = NamedSharding(found.mesh, PartitionSpec())
         outputs, after, shown = jax.eval_shape(free(out_sharding=replicated), *arguments)
-        specs = {label: jax.typeof(state[label]).sharding.spec for label in after}
-        states = {label: NamedSharding(found.mesh, spec) for label, spec in specs.items()}
+        states = places(after, 0)  # of those that start with what is computed
+        specs = {label: jax.typeof(x).sharding.spec for label, x in state.items() if label in after}
+        states |= {label: NamedSharding(found.mesh, spec) for label, spec in specs.items()}
         return free(out_sharding=(places(outputs), states, places(shown)))(*arguments)
 
     return run

@@ -139,3 +139,13 @@ def test_what_is_written_before_it_is_read(tmp_path: Path) -> None:
     read = net.layer("ReadValue", [wide], [(2,)], attributes=given, opset="opset3")
     model, xs = net.result(read).load(tmp_path), real(3, 2)
     np.testing.assert_array_equal(model.scan(xs)[0], [[5, 6], *xs[:-1]])
+
+
+def test_a_cache_over_two_devices(tmp_path: Path) -> None:
+    model, beam = cache().load(tmp_path), np.arange(BATCH, dtype=np.int32)
+    sharded, x = model.shard(jax.make_mesh((2,), ("data",)), batch="data"), real(BATCH, 3, WIDTH)
+    np.testing.assert_allclose(sharded(x, beam), x.sum(1), rtol=1e-5)
+    y, state = sharded.step(sharded.init_state(x, beam), x, beam)
+    np.testing.assert_allclose(y, x.sum(1), rtol=1e-5)
+    np.testing.assert_array_equal(state["past"], x)
+    assert state["past"].sharding.spec[0] == "data"
