@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.openvino import reference
-from tests.openvino.layers import RNG, Known, both, new, old, real
+from tests.openvino.layers import RNG, Known, new, old, real
 
 I32 = np.int32
 
@@ -124,7 +124,6 @@ _TURNED = np.concatenate(
     [real(1, 6, 2, low=0, high=5), real(1, 6, 2, low=1, high=5), real(1, 6, 1, low=-3, high=3)], 2
 )
 _TURNED_OF = real(1, 2, 6, low=0)
-_SUPPRESSED = reference.sorted_suppression(_BOXES, _OF, 3, 0.2, 0.3, False, True)
 _SOFT = reference.sorted_suppression(_BOXES, _OF, 4, 0.2, 0.3, False, True, 0.2)
 _LIMITS = (Known(np.array(3)), Known(np.array(0.2)), Known(np.array(0.3)))
 _ALIGNED = np.float32([[0.5, 1, 11, 7], [-5, -3, 17, 15]])
@@ -174,19 +173,15 @@ PRIORS = [
         stride_x=0, stride_y=0),
 ]  # fmt: skip
 CHOSEN = [
-    both("DetectionOutput", [_LOCATIONS, _CONFIDENCES, _PRIORS], *_float(_DETECTED), **_SSD_GIVEN),
+    old("DetectionOutput", [_LOCATIONS, _CONFIDENCES, _PRIORS], *_float(_DETECTED), **_SSD_GIVEN),
     old("Proposal", [_SCORES, _DELTAS, _IMAGE], *_float(_PROPOSED[0]), base_size=16,
         ratio="0.5,1,2", scale="1,2,3", feat_stride=16, min_size=6, pre_nms_topn=30,
         post_nms_topn=8, nms_thresh=0.4),
-    new("Proposal", [_SCORES, _DELTAS, _IMAGE[0]], _float(*_PROPOSED), opset="opset4",
-        base_size=16, ratio="0.5,1,2", scale="1,2,3", feat_stride=16, min_size=6,
-        pre_nms_topn=30, post_nms_topn=8, nms_thresh=0.4),
     old("SimplerNMS", [_SCORES, _DELTAS, _IMAGE], _simpler_nms(_SCORES, _DELTAS, (40, 56)),
         iou_threshold=0.4, min_bbox_size=6, feat_stride=16, pre_nms_topn=30, post_nms_topn=8,
         scale="1,2,3"),
-    both("CTCGreedyDecoder", [_PATH, _MASK],
+    old("CTCGreedyDecoder", [_PATH, _MASK],
          *_float(reference.ctc_greedy_decoder(_PATH, _MASK, True)), ctc_merge_repeated=1),
-    old("NonMaxSuppression", [_BOXES, _OF, *_LIMITS], _SUPPRESSED[0].astype(I32)),
     new("NonMaxSuppression", [_BOXES, _OF, Known(np.array(4)), *_LIMITS[1:], Known(np.array(0.2))],
         _float(*_SOFT), opset="opset9"),
     new("NMSRotated", [_TURNED, _TURNED_OF, *_LIMITS], _float(*reference.sorted_suppression(
@@ -219,9 +214,9 @@ CHOSEN = [
         _HEAD_ROIS[np.argsort(-_HEAD_SCORES[:, 0])[:3]], opset="opset6", max_rois=3),
 ]  # fmt: skip
 POOLED = [
-    both("ROIPooling", [X, _ROIS], _max_of_bins(X, _ROIS), pooled_h=2, pooled_w=2,
+    old("ROIPooling", [X, _ROIS], _max_of_bins(X, _ROIS), pooled_h=2, pooled_w=2,
          output_size="2,2", spatial_scale=0.5, method="max"),
-    both("PSROIPooling", [X, _FAR], *_float(reference.position_sensitive_roi_pool(
+    old("PSROIPooling", [X, _FAR], *_float(reference.position_sensitive_roi_pool(
         X, _FAR, 2, 2, 0.1, "average", (1, 1))), output_dim=2, group_size=2, spatial_scale=0.1,
         mode="average"),
     new("DeformablePSROIPooling", [X, _FAR, _MOVES], *_float(reference.position_sensitive_roi_pool(
@@ -237,7 +232,7 @@ POOLED = [
     new("ExperimentalDetectronROIFeatureExtractor", [_PYRAMID_ROIS, *_LEVELS],
         (_of_levels(), _PYRAMID_ROIS),
         opset="opset6", output_size=2, sampling_ratio=2, pyramid_scales="4,8", aligned=False),
-    both("RegionYolo", [_CELLS], _yolo(_CELLS), coords=4, classes=2, num=2,
+    old("RegionYolo", [_CELLS], _yolo(_CELLS), coords=4, classes=2, num=2,
          do_softmax=0, mask="0,1", axis=1, end_axis=3),
 ]  # fmt: skip
 ROWS = [*PRIORS, *CHOSEN, *POOLED]
