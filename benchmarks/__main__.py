@@ -24,7 +24,7 @@ from benchmarks import (
     startup,
     training,
 )
-from benchmarks.engines import ENGINES, OWN, Engine
+from benchmarks.engines import ENGINES, Engine
 from benchmarks.networks import NETWORKS
 from benchmarks.timing import DisagreementError
 
@@ -134,7 +134,7 @@ _EXTRAS: dict[str, Callable[[Any, list[Engine], Console, dict[str, Any]], None]]
 }
 
 
-_USUAL = [name for name in ENGINES if name not in OWN]
+_USUAL = [name for name, engine in ENGINES.items() if engine.is_usual]
 
 
 def _installed(names: Sequence[str], console: Console) -> list[Engine]:

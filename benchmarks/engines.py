@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from benchmarks import timing
 from benchmarks.builders.base import Array
 from benchmarks.networks import NETWORKS
 
@@ -23,6 +24,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]]  # what must be installed
+    tolerance: ClassVar[float] = timing.TOLERANCE
+    is_usual: ClassVar[bool] = True  # computes what all others do, as well as it can
 
     @abstractmethod
     def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
@@ -95,6 +98,7 @@ class Literal(NnefJax):
     """nnef_jax without its optimisations."""
 
     name = "literal"
+    is_usual = False
     options: ClassVar[dict[str, Any]] = {"optimize": False}
 
 
@@ -102,6 +106,7 @@ class Ir(NnefJax):
     """nnef_jax of the same network as OpenVINO converts it from ONNX and saves it."""
 
     name = "ir"
+    is_usual = False
     modules = ("jax", "onnx", "openvino")
 
     def archive(self, network: str, batch: int, folder: Path) -> Path:
@@ -111,6 +116,18 @@ class Ir(NnefJax):
             model = openvino.convert_model(write_onnx(network, batch, folder))
             openvino.save_model(model, path, compress_to_fp16=False)
         return path
+
+
+class Bfloat16(NnefJax):
+    """nnef_jax in bfloat16."""
+
+    name = "bfloat16"
+    options: ClassVar[dict[str, Any]] = {"dtype": "bfloat16"}
+    tolerance = timing.OF_BFLOAT16
+    is_usual = False
+
+    def array(self, result: Any) -> Array:
+        return np.asarray(result, np.float32)
 
 
 class OnnxRuntime(Engine):
@@ -153,11 +170,12 @@ class OpenVino(Engine):
 
     name = "openvino"
     modules = ("onnx", "openvino")
+    precision = "f32"
 
     def prepare(self, network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Call:
         openvino = imported_openvino()
         settings = {
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": self.precision,
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": cores(),
         }
@@ -174,6 +192,15 @@ def imported_openvino() -> Any:
     import openvino
 
     return openvino
+
+
+class OpenVinoBfloat16(OpenVino):
+    """OpenVINO in bfloat16, its default on a CPU that multiplies it."""
+
+    name = "openvino_bfloat16"
+    precision = "bf16"
+    tolerance = timing.OF_BFLOAT16
+    is_usual = False
 
 
 class Tract(Engine):
@@ -219,10 +246,9 @@ class Torch(Engine):
 
 
 ENGINES: dict[str, type[Engine]] = {
-    e.name: e for e in (NnefJax, Literal, Ir, OnnxRuntime, OpenVino, Tract, Torch)
+    e.name: e
+    for e in (NnefJax, Literal, Ir, Bfloat16, OnnxRuntime, OpenVino, OpenVinoBfloat16, Tract, Torch)
 }
-
-OWN = ("literal", "ir")  # what is nnef_jax too, and run where it is named alone
 
 
 def cores() -> int:

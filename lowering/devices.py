@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +32,22 @@ def default_device() -> Device:
 def on_cpu() -> bool:
     """Tell whether the default device (see `computing_at`) is a CPU."""
     return default_device().platform == "cpu"
+
+
+@cache
+def processor() -> tuple[str, ...]:
+    """Tell what the host's processor is, and which instructions it has where the system says."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            block = file.read().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.machine(), platform.processor()
+    return tuple(line for line in block if line.startswith(("model name", "flags", "Features")))
+
+
+def multiplies_bfloat16() -> bool:
+    """Tell whether the host's processor has instructions for products of bfloat16."""
+    return any({"avx512_bf16", "amx_bf16"} & set(line.split()) for line in processor())
 
 
 def place_of(arrays: Sequence[Any]) -> Place:

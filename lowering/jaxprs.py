@@ -164,6 +164,12 @@ def _callee(equation: Any, platform: str | None) -> Any:
     return None if parameter is None else equation.params[parameter]
 
 
+def inner(equation: Any) -> list[Any]:
+    """Return the traced functions that an equation holds."""
+    found = [x for p in equation.params.values() for x in (p if isinstance(p, tuple) else (p,))]
+    return [x for x in found if isinstance(x, core.ClosedJaxpr)]
+
+
 def scan_counts(equation: Any) -> tuple[int, int]:
     """Return how many operands of a scan are constants, and how many its carry."""
     params = equation.params

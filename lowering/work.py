@@ -8,6 +8,7 @@ import numpy as np
 
 from lowering.extents import known
 from lowering.graph import Graph, Operand, Operation, Result, TensorType, Value
+from lowering.kernels.precision import is_bfloat16
 from lowering.ops import rules
 from lowering.registry import python_name
 
@@ -28,6 +29,21 @@ def multiply_adds(operation: Operation) -> int:
 def total(graph: Graph) -> int:
     """Return the multiply-adds of all operations of a graph."""
     return sum([multiply_adds(operation) for operation in graph.operations])
+
+
+def is_mostly_bfloat16(graph: Graph, precision: Any) -> bool:
+    """Tell whether most products of a graph are of bfloat16."""
+    if is_bfloat16(precision):
+        return True
+    narrow = [o for o in graph.operations if _type_of(o) == "bfloat16"]
+    return bool(narrow) and 2 * sum(map(multiply_adds, narrow)) > total(graph)
+
+
+def _type_of(operation: Operation) -> str:
+    first = operation.results[0]
+    while isinstance(first, tuple):
+        first = first[0]
+    return first.type.dtype
 
 
 def _type(operand: Operand | Result) -> TensorType | list[Any]:

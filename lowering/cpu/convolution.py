@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from lowering.cpu.depthwise import depthwise
 from lowering.cpu.memory import stored
+from lowering.cpu.narrow import is_narrow, narrow
 from lowering.cpu.pipeline import runs
 from lowering.cpu.products import product
 from lowering.cpu.window import Window, cells, padded
@@ -27,6 +28,11 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
     A filter that `varies` from call to call is prepared in each.
     """
     name = _choice(x, filter, window, varies)
+    if x.dtype == jnp.bfloat16 and name not in _NARROW:
+        # XLA's own takes as long as in float32, for which there are more kernels.
+        x, filter = x.astype(jnp.float32), filter.astype(jnp.float32)
+        result = convolution(x, filter, window, varies=varies)
+        return result.astype(window.accumulator or jnp.bfloat16)
     kernel = _KERNELS[name] if name and runs(name) else direct
     return kernel(x, filter, window)
 
@@ -46,6 +52,8 @@ def _choice(x: Array, filter: Array, window: Window, varies: bool) -> str | None
         return "pointwise"
     if window.groups > 1:
         return "depthwise" if filter.shape[-2] == 1 else "grouped"
+    if is_narrow(x, filter, window):
+        return "narrow"
     if is_winograd(x, filter, window) and not (varies and _is_small(x, filter)):
         return "winograd"
     return "summed" if is_summed(x, filter, window) else own
@@ -232,9 +240,13 @@ def is_winograd(x: Array, filter: Array, window: Window) -> bool:
 _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {
     "tiled": tiled,
     "pointwise": by_product,
+    "narrow": narrow,
     "depthwise": depthwise,
     "grouped": grouped,
     "winograd": by_winograd,
     "summed": summed,
     "bordered": bordered,
 }
+
+# Those that multiply in 16 bits.
+_NARROW = ("tiled", "pointwise", "grouped", "narrow")

@@ -18,6 +18,7 @@ from lowering.cpu.pipeline import runs
 from lowering.cpu.siblings import products, siblings, sums_of_products
 from lowering.cpu.sums import totals_of
 from lowering.cpu.view import View, plain, tensor, turned
+from lowering.cpu.widening import widened
 from lowering.jaxprs import is_literal, primitive
 from lowering.prepare import split
 
@@ -36,6 +37,7 @@ def evaluated(
 
     In a forward or backward pass what is costly to compute again is kept in memory.
     """
+    closed = widened(closed, backward=role == "backward")
     if in_chunks and runs("chunks"):
         results = chunks.in_chunks(closed, known, free, _evaluate)
         if results is not None:

@@ -53,7 +53,7 @@ class Product:
         if self.as_written:
             filter = tensor(self.filter)
             if self.factor is not None:
-                filter = filter * _along(self.factor, filter.ndim, outputs)
+                filter = _scaled(filter, self.factor, outputs)
             array = bind(self.equation, [tensor(self.input), filter])[0]
             order = tuple(range(array.ndim))
         else:
@@ -66,7 +66,7 @@ class Product:
             x = whole(self.input, (first, *places, feature))
             filter = whole(self.filter, (*cells, inputs, outputs))
             if self.factor is not None:
-                filter = filter * _along(self.factor, filter.ndim, filter.ndim - 1)
+                filter = _scaled(filter, self.factor, filter.ndim - 1)
             if window.groups > 1 and not self.filter.known and filter.dtype == jnp.float32:
                 filter = stored(filter)  # small; loops would scale it again for each item
             is_stored = window.groups > 1 and jnp.issubdtype(x.dtype, jnp.floating)
@@ -124,6 +124,13 @@ class Product:
         if summand is None:
             return None
         return replace(self, bias=summand if self.bias is None else self.bias + summand)
+
+
+def _scaled(filter: Any, factor: Any, axis: int) -> Any:
+    """Multiply by a factor for each output channel, which may have more digits than the filter."""
+    factor = jnp.asarray(factor)
+    product = filter.astype(factor.dtype) * _along(factor, filter.ndim, axis)
+    return product.astype(filter.dtype)
 
 
 def _window(equation: Any) -> Window:

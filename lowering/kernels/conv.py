@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.kernels.precision import narrowed
 from lowering.kernels.windows import Padding, Windows, extend
 
 
@@ -19,6 +20,7 @@ def conv(
     if windows.border != "constant":
         x = extend(x, ((0, 0), (0, 0), *padding), windows.border)
         padding = ((0, 0),) * len(padding)
+    x, filter, precision = narrowed(x, filter, precision)
     return lax.conv_general_dilated(
         x,
         filter,
@@ -68,6 +70,7 @@ def deconv(
 ) -> Array:
     """Reverse `conv`: (B,c,x...) with a transposed filter (C,c/G,f...) gives (B,C,X...)."""
     x, padding = spread(x, windows, 2)
+    x, filter, precision = narrowed(x, filter, precision)
     return lax.conv_general_dilated(
         x,
         filter,

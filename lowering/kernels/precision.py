@@ -45,3 +45,15 @@ def left_operand_anywhere(x: Array, sums: Any) -> Array:
     if x.dtype != jnp.bfloat16:
         return x
     return lax.platform_dependent(x, cpu=lambda x: left_operand(x, sums), default=lambda x: x)
+
+
+def is_bfloat16(precision: Any) -> bool:
+    """Tell whether products of float32 are those of its items in bfloat16, summed in float32."""
+    return getattr(precision, "name", precision) == "BF16_BF16_F32"
+
+
+def narrowed(x: Array, filter: Array, precision: Any) -> tuple[Array, Array, Any]:
+    """Return the operands of a convolution and its precision, which XLA takes no algorithm as."""
+    if is_bfloat16(precision) and x.dtype == jnp.float32:
+        return x.astype(jnp.bfloat16), filter.astype(jnp.bfloat16), None
+    return x, filter, precision

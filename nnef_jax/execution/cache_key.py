@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import re
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from jaxlib.version import __version__ as jaxlib_version
 
 import lowering
 import nnef_jax
-from lowering.devices import Device
+from lowering.devices import Device, processor
 from lowering.graph import Graph, Value
 
 # Words in the names of jax's settings for what it reports, where it keeps things, and which devices
@@ -97,7 +96,7 @@ def _flags(variable: str) -> str:
 def _installation() -> tuple[str, ...]:
     """Return what traces and pickles, and the processor, which machine code is made for."""
     versions = (nnef_jax.__version__, sys.version, np.__version__, ml_dtypes.__version__)
-    return *versions, *_sources(), *_processor()
+    return *versions, *_sources(), *processor()
 
 
 def _sources() -> Iterator[str]:
@@ -108,12 +107,3 @@ def _sources() -> Iterator[str]:
                 if name.endswith((".py", ".nnef", ".lark")):
                     status = os.stat(os.path.join(folder, name))
                     yield f"{folder}/{name} {status.st_size} {status.st_mtime_ns}"
-
-
-def _processor() -> list[str]:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            block = file.read().split("\n\n")[0].splitlines()
-    except OSError:
-        return [platform.machine(), platform.processor()]
-    return [line for line in block if line.startswith(("model name", "flags", "Features"))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,6 +14,7 @@ from jax.sharding import Sharding
 
 from lowering.cpu import looped
 from lowering.devices import Place, computing_at
+from lowering.graph import Graph
 from lowering.prepare import Split, split
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.options import Jit, Program, RunOptions, parted, title
@@ -58,7 +59,10 @@ class Executable:
 class Compiler:
     """Compiles for a place, or finds what is compiled in a folder."""
 
-    def __init__(self, options: RunOptions, nbytes: int, cache: DiskCache | None) -> None:
+    def __init__(
+        self, graph: Graph, options: RunOptions, nbytes: int, cache: DiskCache | None
+    ) -> None:
+        self._graph = graph
         self._options = options
         self._nbytes = nbytes  # of the parameters
         self._cache = cache
@@ -71,7 +75,13 @@ class Compiler:
             return {}
         from lowering.cpu.options import compiler_options
 
-        return compiler_options(self._nbytes)
+        return compiler_options(self._nbytes, bfloat16=self._is_bfloat16)
+
+    @cached_property
+    def _is_bfloat16(self) -> bool:
+        from lowering.work import is_mostly_bfloat16
+
+        return is_mostly_bfloat16(self._graph, self._options.precision)
 
     def compile(self, program: Program, place: Place, *, is_shared: bool) -> Executable:
         """Compile for a place and for shapes; what `is_shared` is for other arrays of a network.

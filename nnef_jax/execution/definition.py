@@ -56,7 +56,7 @@ class Definition:
         types = [p.value.type for p in parameters]
         sizes = [volume(known(type.shape)) * np.dtype(type.dtype).itemsize for type in types]
         functions = self.functions = Functions(network, runs)
-        compiler = self.compiler = Compiler(runs, sum(sizes), cache)
+        compiler = self.compiler = Compiler(network.graph, runs, sum(sizes), cache)
         cycle, scan, donates = functions.cycle, functions.scan, options.donate_state
         entry = partial(Entry, functions, compiler, layout)
         self.outputs = entry("outputs", cycle, takes_state=False)

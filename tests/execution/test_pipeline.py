@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from lowering.cpu import looped, optimised, rewritten
+from lowering.cpu import looped, optimised, rewritten, widening
 from lowering.cpu.options import compiler_options
 from lowering.cpu.pipeline import PASSES, without
 from lowering.prepare import split
@@ -69,6 +69,14 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
         ((8, 8, 2, 2),),
         ((1, 8, 4, 4),),
     ),
+    "widened": (lambda p, x: jnp.sin(x[0].astype(jnp.bfloat16)) * 2, (), ((4, 5),)),
+    "narrow": (
+        lambda p, x: conv(
+            *(y.astype(jnp.bfloat16) for y in (x[0], p[0])), preferred_element_type=jnp.float32
+        ),
+        ((16, 16, 3, 3),),
+        ((1, 16, 8, 8),),
+    ),
     "winograd": (lambda p, x: conv(x[0], p[0]), ((48, 48, 3, 3),), ((1, 48, 8, 8),)),
     "summed": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 8, 8),)),
     "pooling": (pooled, (), ((1, 1, 4, 4),)),
@@ -105,7 +113,8 @@ def traced(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in PASSES if name != "eigen"])
-def test_a_pass_can_be_left_out(name: str) -> None:
+def test_a_pass_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widening, "multiplies_bfloat16", lambda: True)
     whole = traced(name)
     with without(name):
         assert traced(name) != whole

@@ -405,3 +405,28 @@ def test_normalisation_is_rounded_once(invocation: str, dtype: str) -> None:
     wide = model_of(text)(x.astype(jnp.float32))
     unit = float(jnp.finfo(dtype).eps) / 2
     np.testing.assert_allclose(narrow.astype(jnp.float32), wide, rtol=1.01 * unit, atol=1e-7)
+
+
+def test_16_bits_are_computed_in_32() -> None:
+    text = """
+version 1.0;
+graph g( x ) -> ( y ) { x = external(shape = [2]); z = add(x, 512.0); y = sub(z, 512.0); }
+"""
+    # bfloat16 has no numbers between 512 and 516.
+    same(model_of(text, dtype="bfloat16")(jnp.asarray(floats(1, 3), jnp.bfloat16)), 1, 3)
+
+
+def test_products_of_bfloat16() -> None:
+    text = """
+version 1.0;
+graph g( x, m ) -> ( y ) {
+    x = external(shape = [3,64]); m = external(shape = [64,5]); y = matmul(x, m);
+}
+"""
+    random = np.random.default_rng(0)
+    x, m = (random.normal(size=s).astype(np.float32) for s in ((3, 64), (64, 5)))
+    found = model_of(text, precision="BF16_BF16_F32")(x, m)
+    assert found.dtype == jnp.float32
+    assert np.all(np.abs(found - x @ m) <= (np.abs(x) @ np.abs(m)) * 1.01 / 256)
+    exact = [model_of(text, precision=p)(*map(np.round, (x, m))) for p in (None, "BF16_BF16_F32")]
+    np.testing.assert_array_equal(*exact)

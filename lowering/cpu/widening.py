@@ -1,0 +1,155 @@
+"""Compute numbers of 16 bits in 32: only what a product reads stays narrow.
+
+A CPU rounds to 16 bits in several instructions, after each operation. Products of bfloat16 with
+sums of 32 bits are what it has units for. Between them nothing is rounded, so that results are
+nearer to those of float32 than as written. MobileNetV2 of batch 8 takes 49 ms instead of 86.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowering import jaxprs
+from lowering.cpu.narrow import DEPTH
+from lowering.cpu.pipeline import runs
+from lowering.devices import multiplies_bfloat16
+from lowering.jaxprs import is_literal, primitive
+from lowering.kernels.precision import is_bfloat16
+
+_WIDE = np.dtype(np.float32)
+_NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
+
+# What moves items keeps the width of these.
+_MOVING = frozenset((
+    *jaxprs.SHAPING, *jaxprs.JOINING, "dynamic_slice", "dynamic_update_slice", "expand_dims",
+    "gather", "optimization_barrier", "pad", "rev", "select_n", "slice", "split",
+))  # fmt: skip
+_COMPUTING = frozenset((
+    *jaxprs.ELEMENTWISE, "argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod",
+    "cumsum", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum", "reduce_window_max",
+    "reduce_window_min", "reduce_window_sum", "select_and_gather_add", "select_and_scatter_add",
+)) - {"nextafter"}  # fmt: skip
+
+
+def widened(closed: Any, *, backward: bool = False) -> Any:
+    """Return the traced function, of the same types, computed in 32 bits where it has 16.
+
+    In a backward pass convolutions are too: their kernels there are for float32.
+    """
+    if not runs("widened") or not _has_narrow(closed.jaxpr):
+        return closed
+
+    def run(*arguments: Any) -> list[Any]:
+        results = _evaluate(closed, arguments, backward)
+        return [x.astype(a.dtype) for x, a in zip(results, closed.out_avals, strict=True)]
+
+    return jax.make_jaxpr(run)(*closed.in_avals)
+
+
+def _has_narrow(jaxpr: Any) -> bool:
+    """Tell whether anything is of 16 bits, or multiplied in these."""
+    if any(map(_is_narrow, (*jaxpr.invars, *jaxpr.constvars))):
+        return True
+    return any(
+        any(map(_is_narrow, e.outvars))
+        or is_bfloat16(e.params.get("precision"))
+        or any(_has_narrow(inner.jaxpr) for inner in jaxprs.inner(e))
+        for e in jaxpr.eqns
+    )
+
+
+def _is_narrow(x: Any) -> bool:
+    dtype = getattr(getattr(x, "aval", x), "dtype", None)
+    return dtype in _NARROW
+
+
+def _evaluate(closed: Any, arguments: Sequence[Any], backward: bool) -> list[Any]:
+    """Evaluate a function. A variable of 16 bits stands for an array of 16 or of 32."""
+    values = jaxprs.values_of(closed, arguments)
+
+    def compute(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        pairs = zip(equation.invars, operands, strict=True)
+        operands = [np.asarray(x, v.aval.dtype) if is_literal(v) else x for v, x in pairs]
+        name, called = primitive(equation), jaxprs.called(equation, "cpu")
+        if called is not None:
+            inputs = operands[len(operands) - len(called.in_avals) :]
+            return _evaluate(called, inputs, backward)
+        if name == jaxprs.SCAN:
+            return _scan(equation, operands, backward)
+        if name == jaxprs.PRODUCT and is_bfloat16(equation.params["precision"]):
+            return [_product(equation, operands, backward)]
+        if not any(map(_is_narrow, (*equation.invars, *equation.outvars))):
+            return jaxprs.bind(equation, operands)
+        if name == "convert_element_type" and _is_narrow(equation.outvars[0]):
+            return [x if _is_narrow(x) else jnp.asarray(x, _WIDE) for x in operands]
+        if name in (jaxprs.PRODUCT, jaxprs.CONVOLUTION):
+            return [_product(equation, operands, backward)]
+        if name in _COMPUTING:
+            return _bind(equation, _wide(operands))
+        if name in _MOVING:
+            whole = [x for x in operands if np.size(x) > 1 and _is_narrow(x)]
+            if not whole and not all(map(_is_narrow, operands)):
+                return _bind(equation, _wide(operands))
+        return jaxprs.bind(equation, _as_declared(equation, operands))
+
+    for equation in closed.jaxpr.eqns:
+        jaxprs.place(equation, values, compute)
+    return [jnp.asarray(jaxprs.read(v, values)) for v in closed.jaxpr.outvars]
+
+
+def _bind(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    results = equation.primitive.bind(*operands, **equation.params)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _wide(operands: Sequence[Any]) -> list[Any]:
+    return [jnp.asarray(x, _WIDE) if _is_narrow(x) else x for x in operands]
+
+
+def _as_declared(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    pairs = zip(equation.invars, operands, strict=True)
+    return [jnp.asarray(x, v.aval.dtype) if _is_narrow(v) else x for v, x in pairs]
+
+
+def _product(equation: Any, operands: Sequence[Any], backward: bool) -> Any:
+    """Multiply what is meant to be bfloat16 in it where that pays, else in 32 bits."""
+    name, params = primitive(equation), equation.params | {"preferred_element_type": _WIDE}
+    meant = all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
+    if is_bfloat16(params["precision"]):
+        meant, params["precision"] = True, None
+    pays = _depth(equation) >= DEPTH and not (backward and name == jaxprs.CONVOLUTION)
+    narrow = meant and pays and multiplies_bfloat16()
+    operands = [jnp.asarray(x, jnp.bfloat16) for x in operands] if narrow else _wide(operands)
+    return equation.primitive.bind(*operands, **params)
+
+
+def _depth(equation: Any) -> int:
+    """Return how many items of a product are summed, in a convolution those of a cell."""
+    numbers, (left, right) = equation.params["dimension_numbers"], equation.invars
+    if primitive(equation) == jaxprs.CONVOLUTION:
+        return right.aval.shape[numbers.rhs_spec[1]]
+    ((sums, _), _) = numbers
+    return math.prod(left.aval.shape[axis] for axis in sums)
+
+
+def _scan(equation: Any, operands: Sequence[Any], backward: bool) -> list[Any]:
+    params, (count, carried) = equation.params, jaxprs.scan_counts(equation)
+    constants, start, stacks = (
+        operands[:count],
+        _wide(operands[count : count + carried]),
+        operands[count + carried :],
+    )
+
+    def turn(carry: Sequence[Any], items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        results = _evaluate(params["jaxpr"], [*constants, *carry, *items], backward)
+        return _wide(results[:carried]), results[carried:]
+
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    carry, collected = jax.lax.scan(turn, start, list(stacks), **options)
+    return [*carry, *collected]

@@ -1,0 +1,187 @@
+"""Networks of 16 bits on CPUs: their products are of bfloat16, all else is computed in 32 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array, lax
+
+import nnef_jax
+from lowering.cpu import optimised, widening
+from lowering.cpu.convolution import convolution, direct
+from lowering.cpu.narrow import is_narrow
+from lowering.cpu.options import compiler_options
+from lowering.cpu.window import Window
+from lowering.devices import multiplies_bfloat16
+from tests.helpers import model_of
+
+BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+
+NET = """
+version 1.0;
+graph net(x) -> (y)
+{
+    x = external<scalar>(shape = [2,16,6,6]);
+    f = variable<scalar>(shape = [16,16,3,3], label = 'f');
+    g = variable<scalar>(shape = [4,576], label = 'g');
+    c = conv(x, f, padding = [(1,1),(1,1)]);
+    r = tanh(c);
+    flat = reshape(r, shape = [2,576]);
+    y = linear(flat, g);
+}
+"""
+
+
+def random(*shape: int, seed: int = 0) -> Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def error(found: Any, wanted: Any) -> float:
+    """Return the largest difference, relative to the largest item."""
+    found, wanted = np.asarray(found, np.float32), np.asarray(wanted, np.float32)
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.fixture(params=[True, False], ids=["with units", "without"])
+def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Take the host for one that has units for bfloat16, or has none."""
+    monkeypatch.setattr(widening, "multiplies_bfloat16", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "padding", "dilation"),
+    [
+        ((2, 7, 6, 16), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+        ((1, 9, 8, 16), (1, 1), ((0, 2), (3, 0)), (2, 1)),  # one product
+        ((2, 9, 8, 16), (2, 3), ((1, 1), (0, 1)), (1, 2)),  # one for each cell
+    ],
+)
+def test_windows_of_16_bits_are_products(
+    shape: tuple[int, ...], stride: Any, padding: Any, dilation: Any
+) -> None:
+    window = Window(stride, padding, (1, 1), dilation, 1, None, F32)
+    x, filter = (y.astype(BF16) for y in (random(*shape), random(3, 2, 16, 24, seed=1)))
+    assert is_narrow(x, filter, window)
+    found = convolution(x, filter, window)
+    assert found.dtype == F32
+    # Products of 8-bit mantissas are exact in float32.
+    assert error(found, direct(x.astype(F32), filter.astype(F32), window)) < 1e-6
+
+
+def moved(x: Array) -> Array:
+    """Move items, which no rounding may change."""
+    y = jnp.concatenate([x[:, ::-1], jnp.pad(x, ((0, 0), (1, 2)))], axis=1)
+    return jnp.where(y > 0, y, y.T[: len(y), :1]).reshape(-1)[3:]
+
+
+def looped(x: Array) -> Array:
+    def turn(carry: Array, item: Array) -> tuple[Array, Array]:
+        return jnp.sin(carry + item), carry * item
+
+    last, items = lax.scan(turn, x[0], x)
+    return jnp.concatenate([last[None], items])
+
+
+def branched(x: Array) -> Array:
+    y = lax.cond(x.sum() > 0, jnp.cos, jnp.sin, jnp.exp(x))
+    return lax.while_loop(lambda y: jnp.max(y) < 9, lambda y: y * 2, y)
+
+
+def updated(x: Array) -> Array:
+    cache = lax.dynamic_update_slice(x, jnp.exp(x[:1]) / 7, (2, 0))
+    return lax.reduce_window(cache, -jnp.inf, lax.max, (2, 1), (1, 1), "SAME") + cache.cumsum(0)
+
+
+def multiplied(x: Array) -> Array:
+    scores = jnp.einsum("ij,kj->ik", x / 3, jnp.tanh(x))
+    return jax.nn.softmax(scores, axis=-1) @ x
+
+
+@pytest.mark.parametrize("dtype", [BF16, jnp.dtype(jnp.float16)], ids=str)
+@pytest.mark.parametrize("function", [moved, looped, branched, updated, multiplied])
+def test_what_is_computed_in_32_bits_has_its_types_and_is_nearer(
+    function: Callable[[Array], Array], dtype: Any, units: bool
+) -> None:
+    x = random(16, 16).astype(dtype)
+    written = function(x)
+    run = optimised(lambda _, inputs: function(inputs[0]))
+    found = run({}, [x])
+    assert found.dtype == written.dtype
+    assert found.shape == written.shape
+    wanted = function(x.astype(F32))
+    rounding = float(jnp.finfo(dtype).eps)
+    assert error(found, wanted) <= max(error(written, wanted), rounding)
+    if function is moved:
+        np.testing.assert_array_equal(found, written)
+
+
+def test_products_alone_are_of_16_bits(units: bool) -> None:
+    run = optimised(lambda p, inputs: jnp.tanh(inputs[0] @ p) + inputs[0])
+    x, matrix = random(4, 32).astype(BF16), random(32, 32, seed=1).astype(BF16)
+    text = str(jax.make_jaxpr(run)(matrix, [x]))
+    assert ("tanh", "bf16[4,32] = tanh" in text) == ("tanh", False)
+    assert ("preferred_element_type=float32" in text) or not units
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert len(products) == 1
+    assert "f32[" in products[0].split("=")[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16"}, {"precision": "BF16_BF16_F32"}], ids=str
+)
+def test_networks(options: dict[str, Any], units: bool) -> None:
+    data = {"f": np.asarray(random(16, 16, 3, 3)) / 12, "g": np.asarray(random(4, 576)) / 24}
+    wide, narrow = model_of(NET, data=data), model_of(NET, data=data, **options)
+    x = random(2, 16, 6, 6, seed=2)
+    real = BF16 if "dtype" in options else F32
+    wanted, found = wide(x), narrow(x.astype(real))
+    assert found.dtype == real
+    assert error(found, wanted) < 2e-2
+    if "precision" in options:
+        assert (error(found, wanted) > 1e-5) == units
+    several = jnp.stack([x, x / 2]).astype(real)
+    mapped = jax.vmap(lambda x: narrow.apply(narrow.params, x))(several)
+    assert error(mapped[0], found) < 2e-2
+
+    def total(model: nnef_jax.Model, dtype: Any) -> Any:
+        def loss(params: Any, x: Any) -> Any:
+            return jnp.sum(model.apply(params, x).astype(F32) ** 2)
+
+        return jax.grad(loss, argnums=(0, 1))(model.params, x.astype(dtype))
+
+    for a, b in zip(
+        jax.tree.leaves(total(narrow, real)), jax.tree.leaves(total(wide, F32)), strict=True
+    ):
+        assert a.dtype == real
+        assert error(a, b) < 4e-2
+
+
+def test_options_of_the_compiler_are_those_of_most_products() -> None:
+    data = {"f": np.zeros((16, 16, 3, 3), np.float32), "g": np.zeros((4, 576), np.float32)}
+    bfloat16 = compiler_options(1 << 20, bfloat16=True)
+    assert (bfloat16 != compiler_options(1 << 20)) == multiplies_bfloat16()
+    large = NET.replace("[4,576]", "[400,576]")
+    data["g"] = np.zeros((400, 576), np.float32)
+    assert model_of(large, data=data, dtype="bfloat16").compiler_options == bfloat16
+    assert model_of(large, data=data, precision="BF16_BF16_F32").compiler_options == bfloat16
+    assert model_of(large, data=data).compiler_options == compiler_options(1 << 20)
+    assert model_of(large, data=data, optimize=False, dtype="bfloat16").compiler_options == {}
+
+
+def test_other_platforms_multiply_in_bfloat16_too() -> None:
+    data = {"f": np.asarray(random(16, 16, 3, 3)), "g": np.asarray(random(4, 576))}
+    model = model_of(NET, data=data, precision="BF16_BF16_F32")
+    exported = jax.export.export(jax.jit(model.apply), platforms=["cuda"])(
+        model.params, jax.ShapeDtypeStruct((2, 16, 6, 6), F32)
+    )
+    text = str(exported.mlir_module())
+    (window,) = (line for line in text.splitlines() if "stablehlo.convolution" in line)
+    assert "bf16" in window
+    (product,) = (line for line in text.splitlines() if "stablehlo.dot_general" in line)
+    assert "bf16" in product
