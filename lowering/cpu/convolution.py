@@ -19,6 +19,7 @@ from lowering.cpu.pipeline import runs
 from lowering.cpu.products import product
 from lowering.cpu.window import Window, cells, padded
 from lowering.cpu.winograd import winograd
+from lowering.devices import multiplies_bfloat16
 from lowering.kernels.precision import left_operand
 
 
@@ -28,7 +29,7 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
     A filter that `varies` from call to call is prepared in each.
     """
     name = _choice(x, filter, window, varies)
-    if x.dtype == jnp.bfloat16 and name not in _NARROW:
+    if x.dtype == jnp.bfloat16 and not (name in _NARROW and multiplies_bfloat16()):
         # XLA's own takes as long as in float32, for which there are more kernels.
         x, filter = x.astype(jnp.float32), filter.astype(jnp.float32)
         result = convolution(x, filter, window, varies=varies)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -40,26 +41,40 @@ _COMPUTING = frozenset((
 def widened(closed: Any, *, backward: bool = False) -> Any:
     """Return the traced function, of the same types, computed in 32 bits where it has 16.
 
-    In a backward pass convolutions are too: their kernels there are for float32.
+    What has real arguments of 32 bits rounds to 16 because a document says so, and stays as it is
+    but for the precision of its products. In a backward pass results tell, and convolutions are of
+    32 bits, since their kernels there are.
     """
-    if not runs("widened") or not _has_narrow(closed.jaxpr):
+    avals = [x for x in (closed.out_avals if backward else closed.in_avals) if _is_real(x)]
+    chosen = bool(avals) and all(map(_is_narrow, avals))
+    if not runs("widened") or not (chosen or _has_precision(closed.jaxpr)):
         return closed
+    way = _Way(widens=chosen, backward=backward)
 
     def run(*arguments: Any) -> list[Any]:
-        results = _evaluate(closed, arguments, backward)
+        results = _evaluate(closed, arguments, way)
         return [x.astype(a.dtype) for x, a in zip(results, closed.out_avals, strict=True)]
 
     return jax.make_jaxpr(run)(*closed.in_avals)
 
 
-def _has_narrow(jaxpr: Any) -> bool:
-    """Tell whether anything is of 16 bits, or multiplied in these."""
-    if any(map(_is_narrow, (*jaxpr.invars, *jaxpr.constvars))):
-        return True
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Says whether all of 16 bits is widened, or products alone get their precision."""
+
+    widens: bool
+    backward: bool
+
+
+def _is_real(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def _has_precision(jaxpr: Any) -> bool:
+    """Tell whether products of float32 are to be of bfloat16."""
     return any(
-        any(map(_is_narrow, e.outvars))
-        or is_bfloat16(e.params.get("precision"))
-        or any(_has_narrow(inner.jaxpr) for inner in jaxprs.inner(e))
+        is_bfloat16(e.params.get("precision"))
+        or any(_has_precision(inner.jaxpr) for inner in jaxprs.inner(e))
         for e in jaxpr.eqns
     )
 
@@ -69,7 +84,7 @@ def _is_narrow(x: Any) -> bool:
     return dtype in _NARROW
 
 
-def _evaluate(closed: Any, arguments: Sequence[Any], backward: bool) -> list[Any]:
+def _evaluate(closed: Any, arguments: Sequence[Any], way: _Way) -> list[Any]:
     """Evaluate a function. A variable of 16 bits stands for an array of 16 or of 32."""
     values = jaxprs.values_of(closed, arguments)
 
@@ -79,17 +94,17 @@ def _evaluate(closed: Any, arguments: Sequence[Any], backward: bool) -> list[Any
         name, called = primitive(equation), jaxprs.called(equation, "cpu")
         if called is not None:
             inputs = operands[len(operands) - len(called.in_avals) :]
-            return _evaluate(called, inputs, backward)
+            return _evaluate(called, inputs, way)
         if name == jaxprs.SCAN:
-            return _scan(equation, operands, backward)
+            return _scan(equation, operands, way)
         if name == jaxprs.PRODUCT and is_bfloat16(equation.params["precision"]):
-            return [_product(equation, operands, backward)]
-        if not any(map(_is_narrow, (*equation.invars, *equation.outvars))):
+            return [_product(equation, operands, way)]
+        if not way.widens or not any(map(_is_narrow, (*equation.invars, *equation.outvars))):
             return jaxprs.bind(equation, operands)
         if name == "convert_element_type" and _is_narrow(equation.outvars[0]):
             return [x if _is_narrow(x) else jnp.asarray(x, _WIDE) for x in operands]
         if name in (jaxprs.PRODUCT, jaxprs.CONVOLUTION):
-            return [_product(equation, operands, backward)]
+            return [_product(equation, operands, way)]
         if name in _COMPUTING:
             return _bind(equation, _wide(operands))
         if name in _MOVING:
@@ -117,13 +132,13 @@ def _as_declared(equation: Any, operands: Sequence[Any]) -> list[Any]:
     return [jnp.asarray(x, v.aval.dtype) if _is_narrow(v) else x for v, x in pairs]
 
 
-def _product(equation: Any, operands: Sequence[Any], backward: bool) -> Any:
+def _product(equation: Any, operands: Sequence[Any], way: _Way) -> Any:
     """Multiply what is meant to be bfloat16 in it where that pays, else in 32 bits."""
     name, params = primitive(equation), equation.params | {"preferred_element_type": _WIDE}
     meant = all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
     if is_bfloat16(params["precision"]):
         meant, params["precision"] = True, None
-    pays = _depth(equation) >= DEPTH and not (backward and name == jaxprs.CONVOLUTION)
+    pays = _depth(equation) >= DEPTH and not (way.backward and name == jaxprs.CONVOLUTION)
     narrow = meant and pays and multiplies_bfloat16()
     operands = [jnp.asarray(x, jnp.bfloat16) for x in operands] if narrow else _wide(operands)
     return equation.primitive.bind(*operands, **params)
@@ -138,17 +153,18 @@ def _depth(equation: Any) -> int:
     return math.prod(left.aval.shape[axis] for axis in sums)
 
 
-def _scan(equation: Any, operands: Sequence[Any], backward: bool) -> list[Any]:
+def _scan(equation: Any, operands: Sequence[Any], way: _Way) -> list[Any]:
     params, (count, carried) = equation.params, jaxprs.scan_counts(equation)
+    fit = _wide if way.widens else list
     constants, start, stacks = (
         operands[:count],
-        _wide(operands[count : count + carried]),
+        fit(operands[count : count + carried]),
         operands[count + carried :],
     )
 
     def turn(carry: Sequence[Any], items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        results = _evaluate(params["jaxpr"], [*constants, *carry, *items], backward)
-        return _wide(results[:carried]), results[carried:]
+        results = _evaluate(params["jaxpr"], [*constants, *carry, *items], way)
+        return fit(results[:carried]), results[carried:]
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
     carry, collected = jax.lax.scan(turn, start, list(stacks), **options)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from lowering.cpu import convolution as kernels
 from lowering.cpu import looped, optimised, rewritten, widening
 from lowering.cpu.options import compiler_options
 from lowering.cpu.pipeline import PASSES, without
@@ -69,7 +70,11 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
         ((8, 8, 2, 2),),
         ((1, 8, 4, 4),),
     ),
-    "widened": (lambda p, x: jnp.sin(x[0].astype(jnp.bfloat16)) * 2, (), ((4, 5),)),
+    "widened": (
+        lambda p, x: lax.dot(x[0], p[0], precision="BF16_BF16_F32"),
+        ((32, 8),),
+        ((4, 32),),
+    ),
     "narrow": (
         lambda p, x: conv(
             *(y.astype(jnp.bfloat16) for y in (x[0], p[0])), preferred_element_type=jnp.float32
@@ -114,7 +119,8 @@ def traced(name: str) -> str:
 
 @pytest.mark.parametrize("name", [name for name in PASSES if name != "eigen"])
 def test_a_pass_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(widening, "multiplies_bfloat16", lambda: True)
+    for module in (widening, kernels):
+        monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
     whole = traced(name)
     with without(name):
         assert traced(name) != whole

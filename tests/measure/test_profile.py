@@ -14,6 +14,8 @@ import nnef_jax
 from nnef_jax import InputError, UnsupportedError
 from tests.helpers import model_of
 
+pytestmark = pytest.mark.optimised  # the other code takes as long as the product that is heavy here
+
 HEAVY = """version 1.0;
 graph net(x) -> (y) {
     x = external<scalar>(shape = [512,512]);
