@@ -18,6 +18,7 @@ from nnef_jax.cli.given import (
     arrays_of,
     calls_of,
     check_plot,
+    check_tolerance,
     loaded,
     show,
 )
@@ -85,6 +86,7 @@ def compare(
     """
     pictures = picture_options(inputs or (), mean, scale, layout, resize)
     check_plot(plot)
+    check_tolerance(rtol, atol)
     sides = [_side(path, shapes, dialect, inside=not outputs) for path in (a, b)]
     if isolate and (outputs or not _is_model(sides[1])):
         raise typer.BadParameter("needs a network as B, and tensors inside", param_hint="--isolate")

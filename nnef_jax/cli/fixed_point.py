@@ -15,6 +15,7 @@ from nnef_jax.cli.given import (
     Shapes,
     arrays_of,
     check_plot,
+    check_tolerance,
     loaded,
     show,
 )
@@ -67,7 +68,6 @@ Files = Annotated[
         show_default=False,
     ),
 ]
-_DTYPES = {False: None, True: "uint8"}
 
 
 @openvx.command()
@@ -85,10 +85,11 @@ def check(
 
     The status is 0 where all operations fit, 1 where one does not, or for an error.
     """
+    dtype = _dtype(profile, unsigned)
     model = loaded(source, shapes, dialect, weights)
     from nnef_jax.openvx import check_profile
 
-    found = check_profile(model, profile, dtype=_DTYPES[unsigned], semantics=semantics)
+    found = check_profile(model, profile, dtype=dtype, semantics=semantics)
     show(found, as_json)
     if not found.fits:
         raise typer.Exit(1)
@@ -177,6 +178,7 @@ def stats(
     """Compare a network in fixed point with itself in real numbers, tensor by tensor."""
     pictures = picture_options(inputs or (), mean, scale, layout, resize)
     check_plot(plot)
+    check_tolerance(rtol, atol)
     model = loaded(source, shapes, dialect, weights)
     arrays = arrays_of(model, inputs, pictures)
     if not arrays:
@@ -188,6 +190,12 @@ def stats(
     with status("comparing"):
         compared = lowered.stats(*arrays, rtol=rtol, atol=atol, isolate=isolate)
     show(compared, as_json, plot)
+
+
+def _dtype(profile: str, unsigned: bool) -> str | None:
+    if unsigned and profile != "openvx-8bit":
+        raise typer.BadParameter("needs --profile openvx-8bit", param_hint="--unsigned")
+    return "uint8" if unsigned else None
 
 
 def _lowered(
@@ -204,7 +212,7 @@ def _lowered(
     return lower(
         model,
         profile,
-        dtype=_DTYPES[unsigned],
+        dtype=_dtype(profile, unsigned),
         overflow_policy=overflow,
         rounding_policy=rounding,
         semantics=semantics,

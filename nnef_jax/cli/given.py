@@ -95,6 +95,12 @@ def arrays_of(
     return [calls[0][spec.name] for spec in model.inputs]
 
 
+def check_tolerance(rtol: float, atol: float) -> None:
+    """Refuse a tolerance of 0, which no comparison of real numbers has."""
+    if rtol == atol == 0:
+        raise typer.BadParameter("must not both be 0", param_hint="--rtol, --atol")
+
+
 def check_plot(path: Path | None) -> None:
     """Refuse a picture that could not be saved, before anything is computed."""
     if path is None:

@@ -17,7 +17,7 @@ from nnef_jax.openvx.errors import (
     wrong_format,
     wrong_parameter,
 )
-from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position
+from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position, require_tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,11 +41,10 @@ def layer(function: Callable[P, R]) -> Callable[P, R]:
 
 def tensor(name: str, x: Any, *ranks: int) -> Tensor:
     """Return a tensor; raise TypeError or VxError unless it is one of some ranks (any if none)."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a Tensor, not {type(x).__name__}: Tensor(array) makes one")
+    x = require_tensor(name, x)
     if ranks and len(x.dims) not in ranks:
         wanted = " or ".join(map(str, ranks))
-        wrong_dimension(f"{name} has {wanted} dimensions, not {len(x.dims)}: {x.dims}")
+        wrong_dimension(f"{name} must have {wanted} dimensions, not {len(x.dims)}: {x.dims}")
     return x
 
 
@@ -120,7 +119,10 @@ def real(name: str, value: Any, above: float | None = None) -> float:
     """Return a finite number; raise TypeError or VxError where it is none, or not above another."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or (above is not None and not number > above):
         kind = "finite" if above is None else f"above {above:g}"
         wrong_parameter(f"{name} must be {kind}, not {number}")

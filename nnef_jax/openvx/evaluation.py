@@ -16,7 +16,7 @@ from lowering.ops import rules
 from lowering.ops.elementwise import straight_through
 from lowering.trace import Context, trace
 from nnef_jax.openvx.mapping.site import Node, operand_key
-from nnef_jax.openvx.plan import Plan, Step, fixed_operands, part_name, weights_of
+from nnef_jax.openvx.plan import Plan, Step, part_name, weights_of
 from nnef_jax.openvx.profiles import Choices
 from nnef_jax.openvx.tensor import Tensor, static_weights
 
@@ -40,12 +40,13 @@ class Evaluation:
 
         `params` are arrays by label.
         """
-        steps = [*self.plan.needed]
-        read = [v for v in fixed_operands(steps) if v in self.plan.fixed]
-        nothing = [None for _ in self.plan.graph.inputs]
-        values = trace(self.plan.graph, self.context, params, {}, nothing, wanted=read)
+        plan = self.plan
+        operations = [o for step in plan.needed for o in (step.operation, *step.folded)]
+        read = [v for operation in operations for v in operation.reads() if v in plan.fixed]
+        nothing = [None for _ in plan.graph.inputs]
+        values = trace(plan.graph, self.context, params, {}, nothing, wanted=read)
         known = {value: values[value] for value in read}
-        return {step.name: weights_of(step, known) for step in steps}
+        return {step.name: weights_of(step, known) for step in plan.needed}
 
     def quantised(self, step: Step, name: str, weights: Any) -> Tensor:
         """Return an operand in fixed point: rounded to nearest even, saturated."""
@@ -222,12 +223,7 @@ class Evaluation:
         for step in self.plan.needed:
             own = weights[step.name]
             if step.layer is not None and not step.layer.takes_numbers:
-                own = {
-                    name: self._as_cut(
-                        self.quantised(step, name, lax.stop_gradient(jnp.asarray(x))), x
-                    )
-                    for name, x in own.items()
-                }
+                own = {name: self._weight(step, name, x) for name, x in own.items()}
             for value, x in zip(step.results, self.computed(step, values, own), strict=True):
                 keep(value, x)
         return values

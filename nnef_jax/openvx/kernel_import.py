@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
+from urllib.parse import unquote
 
 from nnef_jax.loading import load
 from nnef_jax.model import Model
 from nnef_jax.openvx.errors import unsupported
+from nnef_jax.options import require_path
 
 # What the feature set vx_khr_nnef_import asks of every implementation, by operation (OpenVX 1.3).
 _WINDOWS = "rank 4, border 'constant', dilation 1"
@@ -80,9 +82,13 @@ class Kernel:
 def import_kernel_from_url(type: str, url: str | PathLike[str], **options: Any) -> Kernel:
     """Import a network as a kernel (vxImportKernelFromURL); `type` is 'nnef', `url` its path.
 
-    Options are those of `nnef_jax.load`: `rules=` has what OpenVX calls user kernels. Raises what
-    `load` raises, and `VxError` for another type.
+    The path may be a URL, `file:///...`. Options are those of `nnef_jax.load`: `rules=` has what
+    OpenVX calls user kernels. Raises what `load` raises, and `VxError` for another type.
     """
     if type != "nnef":
         unsupported(f"kernels are imported from 'nnef', not from {type!r}")
-    return Kernel(load(fspath(url).removeprefix("file://"), **options))
+    require_path("url", url)
+    path = fspath(url)
+    if path.startswith("file://"):
+        path = unquote(path.removeprefix("file://"))
+    return Kernel(load(path, **options))

@@ -22,7 +22,7 @@ from nnef_jax.openvx.evaluation import Evaluation, beyond, real, weights_name
 from nnef_jax.openvx.plan import Step, plan_of
 from nnef_jax.openvx.profile import ProfileReport, check_profile, declared_shapes, known_graph
 from nnef_jax.openvx.profiles import Choices, profile_of
-from nnef_jax.openvx.tensor import Tensor
+from nnef_jax.openvx.tensor import Tensor, checked_position
 from nnef_jax.similar import did_you_mean
 
 if TYPE_CHECKING:
@@ -110,10 +110,11 @@ class Lowered:
     def apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
         """Run the network as a pure function of parameters and inputs, all real numbers.
 
-        The values are those of `float`: integers bit by bit. Derivatives pass straight through
-        rounding: they are those of the real network at these values, and 0 where a number is cut
-        off (straight-through estimation, arXiv:1308.3432). So parameters can be trained for the
-        profile:
+        The values are those of `float`. What is computed in real numbers before it is rounded may
+        be one unit off, as both are compiled apart: folded weights, tables, softmax and what does
+        not fit. Derivatives pass straight through rounding: they are those of the real network at
+        these values, and 0 where a number is cut off (straight-through estimation,
+        arXiv:1308.3432). So parameters can be trained for the profile:
 
         >>> gradient = jax.grad(lambda params: loss(fixed.apply(params, x)))(model.params)
 
@@ -270,7 +271,7 @@ class Lowered:
         return self._evaluations[key]
 
     def _require_known_positions(self, evaluation: Evaluation) -> None:
-        """Refuse positions of what the network does not have."""
+        """Refuse positions out of range, and of what the network does not have."""
         if not self.choices.positions:
             return
         weights = self.real_weights(evaluation)
@@ -280,7 +281,8 @@ class Lowered:
             for step in evaluation.plan.needed
             for name in weights[step.name]
         }
-        for name, _ in self.choices.positions:
+        for name, position in self.choices.positions:
+            checked_position(position)
             if name not in known:
                 hint = did_you_mean(name, known, meter=Meter())
                 raise InputError(f"positions: there is no tensor '{name}'", hint=hint)

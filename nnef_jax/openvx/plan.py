@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -250,10 +250,3 @@ def _after(operation: Operation, known: Mapping[str, Any], factor: Any, term: An
             return factor, term - known["y"]
         case _:
             return -factor, known["x"] - term
-
-
-def fixed_operands(steps: Iterator[Step] | list[Step]) -> Iterator[Value]:
-    """Yield all tensors that steps read, folded operations too."""
-    for step in steps:
-        for operation in (step.operation, *step.folded):
-            yield from operation.reads()

@@ -11,8 +11,9 @@ from nnef_jax.analysis.question import require_model
 from nnef_jax.analysis.results import Result, plain, table_of
 from nnef_jax.errors import InputError, UnsupportedError, raise_all
 from nnef_jax.model import Model
-from nnef_jax.openvx.plan import Plan, plan_of
-from nnef_jax.openvx.profiles import SEMANTICS, chosen, profile_of
+from nnef_jax.openvx.plan import Plan, Step, plan_of
+from nnef_jax.openvx.profiles import SEMANTICS, profile_of
+from nnef_jax.options import require_choice
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,19 +89,21 @@ def check_profile(
     >>> print(nnef_jax.openvx.check_profile(model, "openvx-16bit"))
     """
     require_model(model)
-    chosen("semantics", semantics, SEMANTICS)
+    require_choice("semantics", semantics, SEMANTICS)
     found = profile_of(profile, dtype)
     plan = plan_of(known_graph(model, declared_shapes(model)), found, semantics)
-    nodes = tuple(_report(operation, plan) for operation in plan.graph.operations)
+    steps = {step.operation: step for step in plan.steps}
+    nodes = tuple(
+        _report(operation, steps.get(operation), plan) for operation in plan.graph.operations
+    )
     return ProfileReport(profile=found.name, dtype=found.dtype, nodes=nodes)
 
 
-def _report(operation: Operation, plan: Plan) -> NodeReport:
+def _report(operation: Operation, step: Step | None, plan: Plan) -> NodeReport:
     name, kind = operation.name, operation.kind
     if operation in plan.folded:
         into = plan.folded[operation].operation.name
         return NodeReport(name=name, kind=kind, layer=f"in {into}", fits=True)
-    step = next((step for step in plan.steps if step.operation is operation), None)
     if step is None:
         return NodeReport(name=name, kind=kind, layer="vx_tensor", fits=True)
     layer = step.layer.name if step.layer else ""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nnef_jax.limits import Meter
-from nnef_jax.options import require, require_flags
-from nnef_jax.similar import did_you_mean, listed
+from nnef_jax.options import require, require_choice, require_flags
 
-OVERFLOW_POLICIES = ("saturate", "wrap")
-ROUNDING_POLICIES = ("to_zero", "nearest_even")
+OVERFLOW = ("saturate", "wrap")
+ROUNDING = ("to_zero", "nearest_even")
 SEMANTICS = ("spec", "khronos")
-ON_UNFIT = ("error", "float")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +36,13 @@ PROFILES: Mapping[str, tuple[Profile, ...]] = {
 def profile_of(name: Any, dtype: Any = None) -> Profile:
     """Return the profile of a name; `dtype` chooses uint8 instead of int8.
 
-    Raises TypeError for what is no name, ValueError for one that there is not.
+    Raises ValueError for others.
     """
-    kinds = PROFILES[chosen("profile", name, PROFILES)]
-    if dtype is None:
-        return kinds[0]
-    return next(k for k in kinds if k.dtype == chosen("dtype", dtype, [k.dtype for k in kinds]))
-
-
-def chosen(name: str, value: Any, known: Collection[str]) -> str:
-    """Return one of some words; raise TypeError or ValueError, with what may have been meant."""
-    require(name, value, str, "a name")
-    if value not in known:
-        hint = did_you_mean(value, known, meter=Meter()) or f"there are {listed(known)}"
-        raise ValueError(f"{name} must not be {value!r:.60}: {hint}")
-    return value
+    require_choice("profile", name, PROFILES)
+    kinds = {kind.dtype: kind for kind in PROFILES[name]}
+    dtype = next(iter(kinds)) if dtype is None else dtype
+    require_choice("dtype", dtype, kinds)
+    return kinds[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +69,10 @@ class Choices:
         positions: Any,
     ) -> Choices:
         """Return the choices that arguments make; raise TypeError or ValueError for wrong ones."""
+        require_choice("overflow_policy", overflow_policy, OVERFLOW)
+        require_choice("rounding_policy", rounding_policy, ROUNDING)
+        require_choice("semantics", semantics, SEMANTICS)
+        require_choice("on_unfit", on_unfit, ("error", "float"))
         require_flags(strict=strict)
         given: Mapping[str, Any] = {} if positions is None else positions
         require("positions", given, Mapping, "a dict of fixed-point positions by tensor")
@@ -89,12 +82,14 @@ class Choices:
         if given and strict:
             message = f"a profile has one position, {profile.position}; others need strict=False"
             raise ValueError(message)
+        if given and semantics == "khronos":
+            raise ValueError("the C routines have no other positions: they need semantics='spec'")
         return cls(
             profile,
-            chosen("overflow_policy", overflow_policy, OVERFLOW_POLICIES),
-            chosen("rounding_policy", rounding_policy, ROUNDING_POLICIES),
-            chosen("semantics", semantics, SEMANTICS),
-            chosen("on_unfit", on_unfit, ON_UNFIT),
+            overflow_policy,
+            rounding_policy,
+            semantics,
+            on_unfit,
             strict,
             tuple(sorted(given.items())),
         )

@@ -90,8 +90,9 @@ class Stats(Result):
         first = self.first
         said = f"the first that differs is {first.name}: {first.reason}" if first else ""
         cut = sum(self.clipped.values())
-        weights = f", {cut} items of weights cut off" if cut else ""
-        return table_of(f"{self.samples} samples, {said or 'none differs'}{weights}", columns, rows)
+        weights = f", {cut} item{'s' * (cut != 1)} of weights cut off" if cut else ""
+        samples = f"{self.samples} sample{'s' * (self.samples != 1)}"
+        return table_of(f"{samples}, {said or 'none differs'}{weights}", columns, rows)
 
     def plot(self, ax: Any = None, *, label: str = "") -> Any:
         """Draw the SNR of each tensor; return the axes of matplotlib, for others to be added."""
@@ -204,10 +205,14 @@ def _samples(model: Model, inputs: tuple[Any, ...]) -> tuple[list[Any], bool]:
     """Return the inputs in order, and whether they have one axis more than the network's."""
     names = [spec.name for spec in model.inputs]
     is_named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
-    given: Mapping[str, Any] = inputs[0] if is_named else dict(zip(names, inputs, strict=False))
-    ranks = {spec.name: len(spec.shape) for spec in model.inputs}
-    if set(given) == set(names) and all(np.ndim(given[n]) == ranks[n] + 1 for n in names):
-        arrays = [jnp.asarray(given[name]) for name in names]
-        bound(model, [x[0] for x in arrays])  # for errors of its own
-        return arrays, True
-    return bound(model, inputs), False
+    is_complete = is_named and set(inputs[0]) == set(names)
+    given = [inputs[0][name] for name in names] if is_complete else inputs
+    ranks = [len(spec.shape) + 1 for spec in model.inputs]
+    if (is_named and not is_complete) or [np.ndim(x) for x in given] != ranks:
+        return bound(model, inputs), False
+    arrays = [jnp.asarray(x) for x in given]
+    counts = {len(x) for x in arrays}
+    if len(counts) > 1 or 0 in counts:
+        raise InputError(f"inputs of a set have one length, at least 1, not {sorted(counts)}")
+    bound(model, [x[0] for x in arrays])  # for errors of its own
+    return arrays, True

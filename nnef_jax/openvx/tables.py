@@ -14,6 +14,7 @@ from jax import Array
 from nnef_jax.openvx import checks
 from nnef_jax.openvx.errors import wrong_dimension, wrong_format
 from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position
+from nnef_jax.similar import listed
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -29,11 +30,19 @@ def table(
     It is computed in float64 by numpy, so that it does not depend on a platform; 0 where it is
     NaN. Positions are the type's unless given; the output's is the input's.
     """
+    if str(np.dtype(dtype)) not in POSITIONS:
+        wrong_format(f"tables are of {listed(POSITIONS)}, not of {np.dtype(dtype)}")
     limits = np.iinfo(dtype)
     position = POSITIONS[str(limits.dtype)] if position is None else checked_position(position)
     made = position if output_position is None else checked_position(output_position)
+    numbers = np.arange(limits.min, limits.max + 1) * 2.0**-position
     with np.errstate(all="ignore"):
-        values = function(np.arange(limits.min, limits.max + 1) * 2.0**-position)
+        values = function(numbers)
+        if np.shape(values) != numbers.shape:
+            wanted = f"one for each of {len(numbers)} numbers"
+            wrong_dimension(
+                f"the function returns items of the shape {np.shape(values)}, not {wanted}"
+            )
         whole = np.nan_to_num(np.trunc(values * 2.0**made), nan=0.0)
     return np.clip(whole, limits.min, limits.max).astype(dtype)
 
@@ -45,6 +54,8 @@ def table_layer(inputs: Tensor, table: Any, output_position: int | None = None) 
     vxTensorTableLookupNode of OpenVX 1.2. The output's position is the inputs' unless given.
     """
     x = checks.tensor("inputs", inputs)
+    if not hasattr(table, "dtype") or not hasattr(table, "shape"):
+        raise TypeError(f"table must be an array, not {type(table).__name__}: table(...) makes one")
     if table.dtype != x.dtype:
         wrong_format(f"the table is of {table.dtype}, inputs of {x.dtype}: they must be the same")
     limits = jnp.iinfo(x.dtype)

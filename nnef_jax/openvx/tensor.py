@@ -15,10 +15,10 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 from lowering.kernels.digits import Factors, factors
 from nnef_jax.limits import Meter
 from nnef_jax.openvx.errors import unsupported, wrong_dimension, wrong_format, wrong_parameter
+from nnef_jax.openvx.profiles import ROUNDING
 from nnef_jax.similar import did_you_mean, listed
 
 POSITIONS = {"uint8": 0, "int8": 0, "int16": 8}  # of the 8-bit and the 16-bit extension
-ROUNDING = ("to_zero", "nearest_even")
 _FURTHEST = 32  # of a position from 0
 
 
@@ -105,6 +105,7 @@ class Tensor:
     def with_view(self, start: Sequence[int], end: Sequence[int], part: Tensor) -> Tensor:
         """Return the tensor with another one where a view of it is: what writing to that does."""
         places = self._places(start, end)
+        require_tensor("part", part)
         shape = jax.eval_shape(lambda: jnp.zeros(self.shape, bool)[places]).shape
         if part.shape != shape:
             wrong_dimension(f"the view has the dims {shape[::-1]}, the part {part.dims}")
@@ -114,7 +115,11 @@ class Tensor:
         return Tensor(jnp.asarray(self.data).at[places].set(part.data), self.fixed_point_position)
 
     def _places(self, start: Sequence[int], end: Sequence[int]) -> tuple[Any, ...]:
-        starts, ends = tuple(map(operator.index, start)), tuple(map(operator.index, end))
+        try:
+            starts, ends = tuple(map(operator.index, start)), tuple(map(operator.index, end))
+        except TypeError:
+            message = f"start and end must be integers in OpenVX's order, not {start!r} and {end!r}"
+            raise TypeError(message) from None
         given = len(starts)
         if not 0 < given == len(ends) <= len(self.dims):
             wrong_dimension(
@@ -147,6 +152,7 @@ class StaticWeights:
     factors: Factors
 
     def __init__(self, tensor: Tensor) -> None:
+        require_tensor("weights", tensor)
         if len(tensor.dims) not in (2, 4):
             wrong_dimension(f"weights have 2 or 4 dimensions, not {len(tensor.dims)}")
         made = factors(tensor.data)
@@ -162,10 +168,21 @@ def static_weights(weights: Tensor) -> StaticWeights:
 
 def checked_position(position: Any) -> int:
     """Return a fixed-point position; raise TypeError or VxError for none."""
-    position = operator.index(position)
+    try:
+        position = operator.index(position)
+    except TypeError:
+        found = type(position).__name__
+        raise TypeError(f"a fixed_point_position must be an integer, not {found}") from None
     if abs(position) > _FURTHEST:
         wrong_format(f"a fixed_point_position is -{_FURTHEST} to {_FURTHEST}, not {position}")
     return position
+
+
+def require_tensor(name: str, x: Any) -> Tensor:
+    """Return a tensor; raise TypeError for anything else."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a Tensor, not {type(x).__name__}: Tensor(array) makes one")
+    return x
 
 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:

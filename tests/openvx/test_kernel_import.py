@@ -15,11 +15,13 @@ from nnef_jax.openvx.kernel_import import FEATURE_SET, KernelParameter
 
 
 def test_process(tmp_path: Path) -> None:
-    (tmp_path / "graph.nnef").write_text(
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    (folder / "graph.nnef").write_text(
         "version 1.0; graph net(x) -> (y, best) { x = external(shape = [2,3]); y = relu(x); "
         "best = argmax_reduce(x, axes = [1]); }"
     )
-    kernel = openvx.import_kernel_from_url("nnef", f"file://{tmp_path}")
+    kernel = openvx.import_kernel_from_url("nnef", folder.as_uri())
     assert kernel.parameters == (
         KernelParameter("x", "VX_INPUT", (2, 3), "VX_TYPE_FLOAT32"),
         KernelParameter("y", "VX_OUTPUT", (2, 3), "VX_TYPE_FLOAT32"),
@@ -34,6 +36,8 @@ def test_process(tmp_path: Path) -> None:
         openvx.import_kernel_from_url("onnx", tmp_path)
     with pytest.raises(FileNotFoundError):
         openvx.import_kernel_from_url("nnef", tmp_path / "missing")
+    with pytest.raises(TypeError, match="url must be a path"):
+        openvx.import_kernel_from_url("nnef", 3)  # pyright: ignore[reportArgumentType]
 
 
 def test_feature_set_is_of_operations_of_the_standard() -> None:

@@ -14,7 +14,7 @@ import pytest
 import nnef_jax
 from nnef_jax import openvx
 from nnef_jax.openvx import Tensor
-from tests.cli_support import ok
+from tests.cli_support import call, ok
 from tests.helpers import model_of
 from tests.openvx import reference
 
@@ -207,7 +207,11 @@ def test_statistics_tell_where_numbers_are_lost() -> None:
     assert found.tensors["x"].beyond == 2 / 32
     assert found.tensors["y"].beyond == 2 / 12 and found.tensors["z"].beyond == 0
     assert (found.tensors["y"].low, found.tensors["y"].high) == (0, 127.99609375)
-    assert "1 items of weights cut off" in str(found) and json.dumps(found.to_dict())
+    assert (
+        "4 samples, " in str(found)
+        and "1 item of weights cut off" in str(found)
+        and json.dumps(found.to_dict())
+    )
     wrapped = openvx.lower(model, overflow_policy="wrap").stats(x, isolate=True)
     assert wrapped.tensors["z"].own_snr > wrapped.tensors["z"].snr + 1  # which it inherits
     assert wrapped.tensors["y"].low == -56 and wrapped.tensors["y"].beyond == 2 / 12
@@ -248,12 +252,20 @@ def test_wrong_calls(model, fixed, x) -> None:
         fixed(Tensor(x.astype(np.int16), 4))
     with pytest.raises(nnef_jax.InputError, match="shape"):
         fixed(Tensor(x[:, :3].astype(np.int16)))
-    with pytest.raises(ValueError, match="did you mean 'saturate'"):
+    with pytest.raises(ValueError, match="must be 'saturate' or 'wrap', it is 'saturated'"):
         openvx.lower(model, overflow_policy="saturated")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="strict=False"):
         openvx.lower(model, positions={"x": 3})
     with pytest.raises(nnef_jax.InputError, match=r"(?s)no tensor 'n.filtre'.*'n.filter'"):
         openvx.lower(model, positions={"n.filtre": 3}, strict=False)
+    with pytest.raises(openvx.VxError, match="-32 to 32, not 40"):
+        openvx.lower(model, positions={"x": 40}, strict=False)
+    with pytest.raises(ValueError, match="semantics='spec'"):
+        openvx.lower(model, positions={"x": 4}, strict=False, semantics="khronos")
+    with pytest.raises(nnef_jax.InputError, match="inputs"):
+        fixed.stats(x[None], x[None])
+    with pytest.raises(nnef_jax.InputError, match=r"at least 1, not \[0\]"):
+        fixed.stats(np.zeros((0, *x.shape), np.float32))
 
 
 def test_the_commands(model, fixed, x, tmp_path) -> None:
@@ -266,5 +278,8 @@ def test_the_commands(model, fixed, x, tmp_path) -> None:
     ok("openvx", "run", *given, "--raw", "--output", tmp_path / "raw.npz")
     with np.load(tmp_path / "raw.npz") as saved:
         np.testing.assert_array_equal(saved["y"], fixed(Tensor.quantize(x)).y.data)
+    for wrong in (["run", *given, "--unsigned"], ["stats", *given, "--rtol", "0"]):
+        code, _, said = call("openvx", *wrong)
+        assert code == 2 and ("needs --profile" in said or "must not both be 0" in said)
     found = json.loads(ok("openvx", "stats", *given, "--overflow", "wrap", "--json"))
     assert found["samples"] == 2 and next(iter(found["tensors"])) == "x"

@@ -72,7 +72,7 @@ def convolution_layer(
             for axis in zip(extents, size, wanted[-2:], padding[::-1], dilation[::-1], strict=True)
         )
         skip = (skip_x, skip_y)
-    skip = checks.pair("skip", skip or (1, 1), 1)
+    skip = checks.pair("skip", (1, 1) if skip is None else skip, 1)
     shape = shapes.convolution_output_shape(
         x.shape, filter.tensor.shape, padding, dilation, skip, rounding
     )

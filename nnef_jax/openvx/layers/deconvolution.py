@@ -62,7 +62,7 @@ def deconvolution_layer(
             for axis in zip(extents, size, wanted[-2:], padding[::-1], a[::-1], strict=True)
         )
         upscale = (up_x, up_y)
-    upscale = checks.pair("upscale", upscale or (1, 1), 1)
+    upscale = checks.pair("upscale", (1, 1) if upscale is None else upscale, 1)
     for axis, more, up in zip("xy", a, upscale, strict=True):
         if more >= up:
             wrong_parameter(f"a along {axis} is {more}, it must be below the upscale, {up}")

@@ -160,5 +160,5 @@ def _normalized(x: Tensor, *, window: Any, powers: Any, position: int) -> Array:
 
 def _truncated(values: Array, position: int, dtype: Any) -> Array:
     limits = jnp.iinfo(dtype)
-    scaled = values * np.float32(2.0**position)
-    return jnp.clip(jnp.trunc(scaled), limits.min, limits.max).astype(dtype)
+    whole = jnp.trunc(values * np.float32(2.0**position))
+    return jnp.clip(jnp.nan_to_num(whole), limits.min, limits.max).astype(dtype)

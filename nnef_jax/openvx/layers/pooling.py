@@ -13,7 +13,8 @@ from jax import Array, lax
 from nnef_jax.openvx import checks, shapes
 from nnef_jax.openvx.errors import unsupported, wrong_dimension, wrong_parameter
 from nnef_jax.openvx.layers.convolution import SIZE_ROUNDING
-from nnef_jax.openvx.layers.products import SEMANTICS, ends
+from nnef_jax.openvx.layers.products import ends
+from nnef_jax.openvx.profiles import SEMANTICS
 from nnef_jax.openvx.tensor import Tensor, require_one_of
 
 POOLING = ("max", "avg")
@@ -56,7 +57,7 @@ def pooling_layer(
             for n, k, out, p in zip(x.shape[-2:], size, wanted[-2:], padding[::-1], strict=True)
         )
         skip = (skip_x, skip_y)
-    skip = checks.pair("skip", skip or (1, 1), 1)
+    skip = checks.pair("skip", (1, 1) if skip is None else skip, 1)
     shape = shapes.pooling_output_shape(x.shape, size[::-1], padding, skip, rounding)
     checks.bounded_padding(x, padding, shape)
     if pooling_type == "avg" and size[0] * size[1] > _MOST_CELLS:

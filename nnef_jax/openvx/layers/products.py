@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,10 +15,9 @@ from lowering.kernels.fixed_point import base_for, narrow, total
 from lowering.kernels.stepwise import Steps, stepwise
 from nnef_jax.openvx import checks
 from nnef_jax.openvx.errors import unsupported, wrong_dimension, wrong_format
-from nnef_jax.openvx.tensor import ROUNDING, StaticWeights, Tensor, require_one_of
+from nnef_jax.openvx.profiles import OVERFLOW, ROUNDING, SEMANTICS
+from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
 
-OVERFLOW = ("wrap", "saturate")
-SEMANTICS = ("spec", "khronos")
 _MOST_CELLS = 4096  # of a window of the C routines, which are brought together channel by channel
 
 
@@ -51,6 +51,7 @@ def multiply_accumulate(
     The inputs are [batch,] and what the weights have after their first axis.
     """
     count, *core = weights.tensor.shape
+    biases = None if biases is None else checks.tensor("biases", biases)
     checks.same_format(arithmetic.strict, inputs=x, weights=weights.tensor, biases=biases)
     position = checks.position_of_output(arithmetic.strict, arithmetic.output_position, x)
     product = x.fixed_point_position + weights.tensor.fixed_point_position
@@ -133,7 +134,8 @@ def prepared(weights: Tensor | StaticWeights, *ranks: int) -> StaticWeights:
 
 
 def require_fitting(x: Tensor, weights: Tensor, groups: int) -> None:
-    """Raise VxError unless weights are of as many channels as the inputs have in a group."""
+    """Raise TypeError or VxError unless weights have as many channels as a group of the inputs."""
+    groups = operator.index(groups)
     count, depth, *_ = weights.shape
     channels = x.shape[-3]
     if groups < 1 or channels != depth * groups or count % groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,7 +95,7 @@ def arithmetic(site: Site) -> Layer:
     """Map sums and products onto nodes on tensors; with a number onto LINEAR, or a table."""
     kind = site.operation.kind
     line = _line(site)
-    if line is not None and min(line) >= 0:
+    if line is not None and min(line) >= 0 and math.isfinite(max(line)):
         return _activation("x" if not site.is_fixed("x") else "y", "linear", *line)
     if _only_tensor(site) is not None and (site.profile.has_tables or kind == "div"):
         return table(site)
