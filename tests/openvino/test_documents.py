@@ -101,6 +101,18 @@ def test_windows_of_version_2(tmp_path: Path) -> None:
     np.testing.assert_allclose(net.load(tmp_path)(x), wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("type", "items"), [("u1", [0] * 7 + [1, 1, 1, 0, 1, 0]), ("u2", [1, 0, 0, 0, 2, 0, 1])]
+)
+def test_bits(type: str, items: list[int], tmp_path: Path) -> None:
+    """Those of u1 begin at the high bit of a byte, of other types at the low one, as there."""
+    net, shape = Writer(), (len(items),)
+    codes = net.packed(np.array([1, 0b11010010], np.uint8), shape, type)
+    real = net.layer("Convert", [codes], [shape], attributes={"destination_type": "f32"})
+    net.result(net.layer("Add", [net.input("x", shape), real], [shape]))
+    np.testing.assert_array_equal(net.load(tmp_path)(np.zeros(shape, np.float32)), items)
+
+
 def test_weights_of_16_bits_for_two_channels(tmp_path: Path) -> None:
     """They have as many bytes as one weight of 32 bits for all channels."""
     net, scale = Writer(6), np.array([2, -3], np.float16)

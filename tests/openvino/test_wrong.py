@@ -42,6 +42,8 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     "version x": (GOOD.replace('version="11"', 'version="x"'), "'version' is 'x'"),
     "huge extent": (GOOD.replace("<dim>4</dim>", f"<dim>{10**30}</dim>"), "extent '1000"),
     "negative extent": (GOOD.replace("<dim>4</dim>", "<dim>-7</dim>"), "extent '-7'"),
+    "extent of a word": (GOOD.replace('shape="?,4"', 'shape="wide,4"'), "extent 'wide'"),
+    "endless extent": (GOOD.replace('shape="?,4"', f'shape="?,{"9" * 5000}"'), "extent '9999"),
     "many axes": (GOOD.replace('shape="?,4"', f'shape="{"1," * 99}4"'), "it has 100 axes"),
     "no type": (GOOD.replace('type="ReLU"', ""), "has no type"),
     "unknown type": (
@@ -68,6 +70,10 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
         r"it has 16 bytes, \[1, 3\] items of f32 take 12",
     ),
     "negative offset": (GOOD.replace('offset="48"', 'offset="-48"'), "-48"),
+    "offset before the .bin": (
+        GOOD.replace('offset="48" size="12"', 'offset="-48"'),
+        "the bytes -48 to -36",
+    ),
     "attribute": (
         GOOD.replace('transpose_b="true"', 'transpose_b="maybe"'),
         "neither true nor false",
@@ -139,6 +145,95 @@ def test_layers_without_end(tmp_path: Path) -> None:
     (tmp_path / "net.xml").write_text(f'<net version="7"><layers>{many}</layers></net>')
     with pytest.raises(nnef_jax.LimitError, match="more than 100000 steps"):
         nnef_jax.load(tmp_path, limits=nnef_jax.Limits(steps=100_000))
+
+
+def _computed(type: str, *operands: np.ndarray, **attributes: object) -> Writer:
+    """A layer of a few numbers that asks for a great many."""
+    net = Writer()
+    inputs = [net.constant(x) for x in operands]
+    return net.result(net.layer(type, inputs, [(1,)], attributes=attributes, name="many"))
+
+
+def _kept() -> Writer:
+    """A variable of more zeros than there is memory for."""
+    given = {"variable_id": "v", "variable_shape": "1,40000,40000", "variable_type": "f32"}
+    net = Writer()
+    shape = (1, 40000, 40000)
+    return net.result(net.layer("ReadValue", [], [shape], attributes=given, opset="opset6"))
+
+
+def _grown() -> Writer:
+    """Sums and gathers of known numbers, each of which the square of the numbers would be."""
+    net = Writer()
+    wide = net.constant(np.array([65536]))
+    row = net.layer("Broadcast", [net.constant(np.array([1])), wide], [(65536,)])
+    column = net.layer("Unsqueeze", [row, net.constant(np.array([1]))], [(65536, 1)])
+    table = net.layer("Unsqueeze", [row, net.constant(np.array([0]))], [(1, 65536)])
+    total = net.layer("Add", [column, table], [(65536, 65536)])
+    rows = net.layer("Gather", [table, row, net.constant(np.array([0]))], [(65536, 65536)])
+    for x in (total, rows):
+        net.layer("Result", [x], outputs=[])
+    return net
+
+
+_SIDES = np.array([10**5, 10**5])
+_BOUNDLESS: dict[str, Writer] = {
+    "prior boxes": _computed("PriorBox", _SIDES, _SIDES, min_size=9, offset=0.5),
+    "dense boxes": _computed(
+        "PriorBox", _SIDES // 10**5, _SIDES, fixed_size=9, density=10**7, offset=0.5
+    ),
+    "clustered": _computed("PriorBoxClustered", _SIDES, _SIDES, width=9, height=9, offset=0.5),
+}
+
+
+@pytest.mark.parametrize("name", _BOUNDLESS)
+def test_numbers_that_are_computed_are_counted(name: str, tmp_path: Path) -> None:
+    with pytest.raises(nnef_jax.LimitError, match=r"layer 'many' takes more than 10000000 steps"):
+        _BOUNDLESS[name].load(tmp_path)
+
+
+def test_zeros_that_are_kept_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(nnef_jax.LimitError, match="more than 2000000000 bytes of memory"):
+        _kept().load(tmp_path)
+
+
+def test_what_would_grow_is_not_folded(tmp_path: Path) -> None:
+    shapes = {x.type.shape for x in _grown().load(tmp_path).graph.outputs}
+    assert shapes == {(65536, 65536)}
+
+
+def test_names_and_edges_without_end(tmp_path: Path) -> None:
+    """What is looked for by name, by id and by port takes time that grows as their number does."""
+    many = "".join(
+        f'<layer id="{i}" name="x" type="Input"><output><port id="0"/></output></layer>'
+        for i in range(20_000)
+    )
+    (tmp_path / "net.xml").write_text(f'<net version="7"><layers>{many}</layers></net>')
+    model = nnef_jax.load(tmp_path)
+    assert [x.name for x in model.inputs[:3]] == ["x", "x_1", "x_2"] and len(
+        model.outputs
+    ) == 20_000
+    ports = "".join(f'<port id="{i}"/>' for i in range(20_000))
+    edges = "".join(
+        f'<edge from-layer="0" from-port="{i}" to-layer="1" to-port="{i}"/>' for i in range(20_000)
+    )
+    layers = f'<layer id="0" type="a"><output>{ports}</output></layer>'
+    layers += f'<layer id="1" type="b"><input>{ports}</input></layer>'
+    with pytest.raises(nnef_jax.LimitError, match="steps"):
+        load(tmp_path, f'<net version="7"><layers>{layers}</layers><edges>{edges}</edges></net>')
+
+
+def test_pre_process_that_is_wrong(tmp_path: Path) -> None:
+    for shape, channel, message in (
+        ((1, 1, 2, 2), '<channel id="x"/>', r"'id' is 'x'"),
+        ((1, 1, 2, 2), '<channel><mean offset="-4" size="16"/></channel>', r"'offset' is '-4'"),
+        ((4,), "<channel/>", r"it has 1 channels, the input is \[4\]"),
+    ):
+        net = Writer(5)
+        net.layer("ReLU", [net.input("x", shape)], [shape])
+        net.extra = f'<pre-process reference-layer-name="x">{channel}</pre-process>'
+        with pytest.raises(nnef_jax.NnefError, match=rf"net\.xml:1:\d+: pre-process: {message}"):
+            net.load(tmp_path)
 
 
 def test_no_change_of_a_word_breaks_the_reader() -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from lowering.errors import InvalidOperation
+from lowering.extents import volume
 from lowering.graph import Value, is_float, is_integer
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.flat_graph import Count
@@ -119,6 +120,7 @@ def _moved(site: Site, counts: Counts) -> int | Count:
     if set(counts) != {0} or not all(x is None or isinstance(x, Constant) for x in others):
         raise _padding_is_read(counts)
     axis = counts[0].axis
+    site.spend(volume(shape) // 4)
     numbers = np.arange(shape[axis], dtype=np.int32).reshape([-1] + [1] * (len(shape) - axis - 1))
     whole = np.broadcast_to(numbers, shape)
     found = evaluated(site, [whole, *(x.array for x in others if isinstance(x, Constant))])

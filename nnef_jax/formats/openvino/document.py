@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,13 +12,14 @@ from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, SemanticError, UnsupportedError, raise_all
 from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.xml import Element
-from nnef_jax.limits import OPERATION, Meter
+from nnef_jax.limits import COMPARISONS_PER_STEP, OPERATION, Meter
 
 OLDEST, NEWEST = 2, 11
 FIRST_OF_OPSETS = 10  # the version from which weights are layers
 CONSTANTS = ("const", "constant")  # layers, in lower case
 _BODIES = ("body", "then_body", "else_body")
 _LARGEST = 1 << 40  # of an extent
+BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")  # of an extent that is open
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +84,11 @@ class Net:
         return self.version < FIRST_OF_OPSETS
 
     @cached_property
+    def by_id(self) -> Mapping[int, Layer]:
+        """Return the layers by their ids."""
+        return {layer.id: layer for layer in self.layers}
+
+    @cached_property
     def read(self) -> frozenset[End]:
         """Return the output ports that something reads."""
         return frozenset(self.feeds.values())
@@ -105,7 +112,7 @@ def read_net(root: Element, source: Source, meter: Meter) -> Net:
             hint="OpenVINO's networks are an .xml with <net> and a .bin beside it",
         )
     try:
-        version = _integer(root.attributes, "version", 0)
+        version = whole_number(root.attributes, "version", 0)
     except InvalidOperation as error:
         raise SemanticError(error.message, span=root.span(source)) from None
     if not OLDEST <= version <= NEWEST:
@@ -152,7 +159,7 @@ class _Reader:
         try:
             if not type:
                 raise InvalidOperation("a layer has no type")
-            id = _integer(e.attributes, "id")
+            id = whole_number(e.attributes, "id")
             precision = e.attributes.get("precision", "")
             precision = element_type(precision) if precision not in ("", "UNSPECIFIED") else ""
             inputs = [self._port(p) for p in e.below("input") if p.tag == "port"]
@@ -169,6 +176,9 @@ class _Reader:
             self._error(message, e, error.hint)
             precision = ""
         bodies = {tag: self._body(e, tag) for tag in _BODIES if e.child(tag)}
+        for body in bodies.values():  # each line of a port map is looked for among all
+            lines = len(body.ports) + len(inputs) + len(outputs)
+            self.meter.spend(lines**2 // COMPARISONS_PER_STEP, self.source.name)
         return Layer(
             id,
             name or f"{type.lower()}_{id}",
@@ -189,7 +199,8 @@ class _Reader:
         shape = tuple(_extent(text) for text in dims)
         type = e.attributes.get("precision", "")
         names = _names(e.attributes.get("names", ""))
-        return Port(_integer(e.attributes, "id"), shape, element_type(type) if type else "", names)
+        id = whole_number(e.attributes, "id")
+        return Port(id, shape, element_type(type) if type else "", names)
 
     def _body(self, e: Element, tag: str) -> Body:
         body = e.child(tag)
@@ -212,6 +223,7 @@ class _Reader:
                 if layer not in layers:
                     raise InvalidOperation(f"there is no layer of id {layer}")
                 ports: Sequence[Port] = getattr(layers[layer], which)
+                self.meter.spend(len(ports) // COMPARISONS_PER_STEP, self.source.name)
                 if port not in [known.id for known in ports]:
                     name = layers[layer].name
                     raise InvalidOperation(f"there is no port {port} among {which} of '{name}'")
@@ -271,17 +283,19 @@ def _data(e: Element, type: str) -> Element:
 def _blob(attributes: Mapping[str, str]) -> Blob:
     type = attributes.get("precision", "")
     return Blob(
-        _integer(attributes, "offset"),
-        _integer(attributes, "size"),
+        whole_number(attributes, "offset"),
+        whole_number(attributes, "size"),
         element_type(type) if type else "",
     )
 
 
 def _end(e: Element, which: str) -> End:
-    return _integer(e.attributes, f"{which}-layer"), _integer(e.attributes, f"{which}-port", 0)
+    layer = whole_number(e.attributes, f"{which}-layer")
+    return layer, whole_number(e.attributes, f"{which}-port", 0)
 
 
-def _integer(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
+def whole_number(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return an attribute that is a whole number, not negative; raise InvalidOperation."""
     text = attributes.get(name)
     if text is None:
         if default is None:
@@ -297,8 +311,17 @@ def _extent(text: str) -> int:
     if known == "-1":
         return -1
     if not known.isdecimal() or len(known) > 20 or int(known) > _LARGEST:
-        raise InvalidOperation(f"a port has the extent {known[:40]!r}")
+        raise InvalidOperation(f"a shape has the extent {known[:40]!r}", "an open one is ? or -1")
     return int(known)
+
+
+def extents(text: str) -> list[int | None]:
+    """Return a shape as attributes have it: `?`, -1 and bounds `1..8` are open, None."""
+    found: list[int | None] = []
+    for part in map(str.strip, text.split(",") if text.strip() else ()):
+        is_open = part in ("?", "-1") or BOUNDS.fullmatch(part)
+        found.append(None if is_open else _extent(part))
+    return found
 
 
 def _names(text: str) -> tuple[str, ...]:

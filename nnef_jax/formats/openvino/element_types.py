@@ -1,6 +1,6 @@
 """Element types: what files call them, how a .bin holds them, what they are computed in.
 
-Sub-byte items follow each other from the low bits of a byte on, also those of u1.
+Sub-byte items follow each other from the low bits of a byte on, those of u1 from the high one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _DTYPES: dict[str, Any] = {
     "f8e8m0": ml_dtypes.float8_e8m0fnu,
     "i64": np.int64, "i32": np.int32, "i16": np.int16, "i8": np.int8, "i4": ml_dtypes.int4,
     "u64": np.uint64, "u32": np.uint32, "u16": np.uint16, "u8": np.uint8, "u4": ml_dtypes.uint4,
-    "u2": ml_dtypes.uint2, "boolean": np.bool_, "u1": np.uint8, "nf4": ml_dtypes.uint4,
+    "u2": ml_dtypes.uint2, "boolean": np.bool_, "u1": np.uint8, "bin": np.uint8,
+    "nf4": ml_dtypes.uint4,
     "f4e2m1": ml_dtypes.float4_e2m1fn,
 }  # fmt: skip
 _ALIASES = {
-    "fp64": "f64", "fp32": "f32", "fp16": "f16", "mixed": "f32", "bool": "boolean", "bin": "u1",
+    "fp64": "f64", "fp32": "f32", "fp16": "f16", "mixed": "f32", "bool": "boolean",
     "float": "f32", "double": "f64", "half": "f16",
 }  # fmt: skip
-_BITS = {"u1": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
+_BITS = {"u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
 # Normal floats of 4 bits: quantiles of the normal distribution (Dettmers et al. 2023,
 # arXiv:2305.14314, appendix E).
 NF4 = (
@@ -67,7 +68,8 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
         return np.frombuffer(data, dtype).reshape(shape)
     bits, items = _BITS[type], int(np.prod(shape, dtype=np.int64))
     stored = np.frombuffer(data, np.uint8)
-    codes = (stored[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & (2**bits - 1)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (stored[:, None] >> (shifts[::-1] if type == "u1" else shifts)) & (2**bits - 1)
     codes = codes.reshape(-1)[:items].reshape(shape)
     if type == "i4":
         return ((codes ^ 8).astype(np.int8) - 8).astype(dtype)
@@ -76,7 +78,7 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
 
 def stored(type: str, real: str) -> str:
     """Return the dtype of weights of a type in the graph: that of the file where numpy has it."""
-    if type in ("u1", "i64", "u64", "f64"):
+    if type in ("i64", "u64", "f64"):
         return computed(type, real)
     return real if type == "f32" else np.dtype(_DTYPES[type]).name
 
@@ -91,5 +93,4 @@ def computed(type: str, real: str) -> str:
     if type in ("f64", "f32", "f16", "nf4"):
         return "float64" if type == "f64" and wide else real
     narrow = {"i64": "int32", "u64": "uint32"}
-    fixed = {"u1": "uint8"}
-    return fixed.get(type) or (not wide and narrow.get(type)) or np.dtype(_DTYPES[type]).name
+    return (not wide and narrow.get(type)) or np.dtype(_DTYPES[type]).name

@@ -23,6 +23,7 @@ from nnef_jax.formats.openvino.variables import Variable
 from nnef_jax.limits import EXTENT, OPERATION, raising
 
 _MOST = 4096  # items of integers that stand in the graph instead of beside it
+_ITEMS_PER_STEP = 4  # of a constant that stands in the graph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +117,7 @@ class FlatGraph:
         is_index = constant.type in ("i32", "i64", "u32", "u64", "boolean")
         if not constant.label or (is_index and array.size <= _MOST):
             is_symbolic = array.dtype == object
+            self.options.meter.spend(array.size // _ITEMS_PER_STEP, f"'{name}'", span)
             found = array if is_symbolic else narrowed(array, type.dtype)
             items: Any = tuple(found.ravel().tolist())
             attributes = {"shape": type.shape, "value": items, "dtype": type.dtype}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jax.errors import InconclusiveDimensionOperation
@@ -18,7 +18,16 @@ from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.counted import ended, followed
-from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Layer, Net, Port
+from nnef_jax.formats.openvino.document import (
+    BOUNDS,
+    CONSTANTS,
+    Body,
+    End,
+    Layer,
+    Net,
+    Port,
+    extents,
+)
 from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
 from nnef_jax.formats.openvino.flat_graph import FlatGraph, located
 from nnef_jax.formats.openvino.folding import folded
@@ -29,6 +38,7 @@ from nnef_jax.formats.openvino.variables import Variable, variables_of
 from nnef_jax.formats.openvino.weights import Weights
 from nnef_jax.limits import within_memory
 
+_T = TypeVar("_T")
 _SINKS = ("assign", "memory", "result")
 _INPUTS = ("input", "parameter")
 
@@ -44,35 +54,34 @@ class Ends:
 
 def ends_of(net: Net) -> Ends:
     """Return how the inputs and outputs of a network are called, in the order of the document."""
-    inputs: dict[str, tuple[Layer, Port]] = {}
-    outputs: dict[str, End] = {}
-    by_id = {layer.id: layer for layer in net.layers}
+    inputs: list[tuple[str, tuple[Layer, Port]]] = []
+    outputs: list[tuple[str, End]] = []
     in_document = sorted(net.layers, key=lambda layer: layer.span.offset)
     for layer in in_document:
         if layer.kind in _INPUTS and layer.outputs:
             port = layer.outputs[0]
-            _put(inputs, _called(layer, port, 0, net.is_legacy), (layer, port))
+            inputs.append((_called(layer, port, 0, net.is_legacy), (layer, port)))
         elif net.is_legacy:
             for i, port in enumerate(layer.inputs):
                 if (layer.id, port.id) not in net.feeds:
                     name = layer.name if len(layer.inputs) == 1 else f"{layer.name}.{i}"
-                    _put(inputs, name, (layer, port))
+                    inputs.append((name, (layer, port)))
         if net.is_legacy:
             for i, port in enumerate(layer.outputs):
                 if (layer.id, port.id) not in net.read:
                     name = layer.name if len(layer.outputs) == 1 else f"{layer.name}.{i}"
-                    _put(outputs, name, (layer.id, port.id))
+                    outputs.append((name, (layer.id, port.id)))
         elif layer.kind == "result":
             end = net.feeds.get((layer.id, layer.inputs[0].id)) if layer.inputs else None
             if end is not None:
-                producer = by_id[end[0]]
+                producer = net.by_id[end[0]]
                 i = [port.id for port in producer.outputs].index(end[1])
                 named = producer.outputs[i].names or layer.inputs[0].names
                 name = (
                     named[0] if named else _called(producer, producer.outputs[i], i, legacy=False)
                 )
-                _put(outputs, name, end)
-    return Ends(inputs, outputs, variables_of(net))
+                outputs.append((name, end))
+    return Ends(_by_name(inputs), _by_name(outputs), variables_of(net))
 
 
 def _called(layer: Layer, port: Port, i: int, legacy: bool) -> str:
@@ -81,12 +90,16 @@ def _called(layer: Layer, port: Port, i: int, legacy: bool) -> str:
     return layer.name if len(layer.outputs) == 1 else f"{layer.name}.{i}"
 
 
-def _put(table: dict[str, Any], name: str, item: Any) -> None:
-    unique, count = name, 0
-    while unique in table:
-        count += 1
-        unique = f"{name}_{count}"
-    table[unique] = item
+def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
+    """Return items by name, the second of a name as `name_1`."""
+    table, repeated = dict[str, _T](), Counter[str]()
+    for name, item in items:
+        unique = name
+        while unique in table:
+            repeated[name] += 1
+            unique = f"{name}_{repeated[name]}"
+        table[unique] = item
+    return table
 
 
 def declared_shape(layer: Layer, port: Port) -> list[int | None]:
@@ -94,17 +107,17 @@ def declared_shape(layer: Layer, port: Port) -> list[int | None]:
     text = layer.attributes.get("shape")
     if layer.kind != "parameter" or text is None:
         return [None if n < 0 else n for n in port.shape or ()]
-    parts = [part.strip() for part in text.split(",")] if text.strip() else []
-    if "..." in parts:
-        raise InvalidOperation("its rank is open", "give its shape by load(..., input_shapes=...)")
-    return [int(part) if part.isdecimal() else None for part in parts]
+    if text.strip() == "...":
+        hint = "say it by load(..., input_shapes={name: (None, None)}): extents may stay open"
+        raise InvalidOperation("its rank is open", hint)
+    return extents(text)
 
 
 def _require_bounds(shape: Sequence[int | None], layer: Layer) -> None:
     """Raise InvalidShape for an extent outside of what is declared as `1..8`, `2..` or `..8`."""
     texts = layer.attributes.get("shape", "").split(",")
     for axis, (extent, text) in enumerate(zip(shape, texts, strict=False)):
-        bounds = re.fullmatch(r"(\d{0,18})\.\.(\d{0,18})", text.strip())
+        bounds = BOUNDS.fullmatch(text.strip())
         if bounds and extent is not None:
             low, high = bounds.groups()
             if extent < int(low or 0) or (high and extent > int(high)):
@@ -244,7 +257,7 @@ class Flattener:
 
     def value(self, net: Net, end: End, found: Mapping[End, Tensor]) -> Value:
         """Return what is at an output port as a tensor of the graph."""
-        layer = next(layer for layer in net.layers if layer.id == end[0])
+        layer = net.by_id[end[0]]
         if end not in found:
             error = InvalidOperation("nothing gives the output that is read of it")
             raise located(error, f"layer '{layer.name}' ({layer.type})", layer.span)
@@ -272,7 +285,6 @@ class Flattener:
 
 def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> list[Layer]:
     """Return the layers that outputs and sinks depend on, in order."""
-    by_id = {layer.id: layer for layer in net.layers}
     waiting = [end[0] for end in wanted]
     kept = ("assign", "memory", "readvalue")
     waiting += [layer.id for layer in net.layers if layer.kind in kept]
@@ -282,7 +294,7 @@ def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> lis
         if id in known:
             continue
         known.add(id)
-        for port in by_id[id].inputs:
+        for port in net.by_id[id].inputs:
             end = (id, port.id)
             if end not in feeds and end in net.feeds:
                 waiting.append(net.feeds[end][0])
@@ -295,8 +307,8 @@ def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> lis
     return sorted(found, key=lambda layer: layer.kind == "assign" and layer.id not in read)
 
 
-def stored(site: Site) -> Constant:
-    """Return what a Const layer stores."""
+def stored(site: Site, type: str = "") -> Constant:
+    """Return what a Const layer stores, read as a type if one is given."""
     layer = site.layer
     if not layer.outputs:
         raise InvalidOperation("it has no output")
@@ -306,7 +318,8 @@ def stored(site: Site) -> Constant:
         if found is not None:
             return found
         return Constant(np.zeros(shape, np.float32), "f32", site.name)
-    type = element_type(layer.attributes.get("element_type", layer.outputs[0].type or "f32"))
+    declared = layer.attributes.get("element_type", layer.outputs[0].type or "f32")
+    type = type or element_type(declared)
     text = layer.attributes.get("shape")
     shape = tuple(site.ints("shape", [])) if text is not None else layer.outputs[0].shape or ()
     if any(n < 0 for n in shape):

@@ -5,8 +5,9 @@ Weights stay in the graph: what is folded follows from shapes, or is whole numbe
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,21 @@ def _type_of(array: Array, type: str) -> str:
 
 
 def _pair(function: Callable[..., Any]) -> Callable[..., Array]:
-    return lambda site, x, y: np.asarray(function(x, y))
+    def fold(site: Site, x: Array, y: Array) -> Array:
+        _require_few(np.broadcast_shapes(x.shape, y.shape))
+        return np.asarray(function(x, y))
+
+    return fold
+
+
+def _require_few(shape: Sequence[int]) -> None:
+    if math.prod(shape) > _MOST:
+        raise ValueError
+
+
+def _select(site: Site, condition: Array, x: Array, y: Array) -> Array:
+    _require_few(np.broadcast_shapes(condition.shape, x.shape, y.shape))
+    return np.where(condition.astype(bool), x, y)
 
 
 def _divided(site: Site, x: Array, y: Array) -> Array:
@@ -128,7 +143,9 @@ def _reduced(function: Callable[..., Any]) -> Callable[..., Array]:
 def _gather(site: Site, x: Array, indices: Array, axis: Array) -> Array:
     if site.int("batch_dims", 0):
         raise ValueError
-    return np.take(x, indices.astype(np.int64), axis=int(axis.reshape(-1)[0]))
+    at = int(axis.reshape(-1)[0])
+    _require_few((*np.delete(x.shape, at), indices.size))
+    return np.take(x, indices.astype(np.int64), axis=at)
 
 
 def _reshape(site: Site, x: Array, shape: Array) -> Array:
@@ -147,7 +164,9 @@ def _unsqueeze(site: Site, x: Array, axes: Array) -> Array:
 
 
 def _split(site: Site, x: Array, axis: Array) -> list[Array]:
-    return np.split(x, site.int("num_splits"), int(axis.reshape(-1)[0]))
+    if site.int("num_splits") != len(site.layer.outputs):
+        raise ValueError
+    return np.split(x, len(site.layer.outputs), int(axis.reshape(-1)[0]))
 
 
 def _variadic_split(site: Site, x: Array, axis: Array, lengths: Array) -> list[Array]:
@@ -201,16 +220,17 @@ def _strided_slice(
 
 
 def _tile(site: Site, x: Array, repeats: Array) -> Array:
-    if x.size * int(np.prod(repeats)) > _MOST:
-        raise ValueError
+    _require_few((x.size, *(int(n) for n in repeats.reshape(-1))))
     return np.tile(x, [int(n) for n in repeats.reshape(-1)])
 
 
 def _broadcast(site: Site, x: Array, shape: Array, *_: Array) -> Array:
     wanted = tuple(int(n) for n in shape.reshape(-1))
-    if site.text("mode", "numpy") not in ("numpy", "bidirectional") or np.prod(wanted) > _MOST:
+    if site.text("mode", "numpy") not in ("numpy", "bidirectional"):
         raise ValueError
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, wanted))
+    extents = np.broadcast_shapes(x.shape, wanted)
+    _require_few(extents)
+    return np.broadcast_to(x, extents)
 
 
 def _concat(site: Site, *parts: Array) -> Array:
@@ -244,7 +264,7 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "greaterequal": _pair(np.greater_equal), "logicaland": _pair(np.logical_and),
     "logicalor": _pair(np.logical_or), "logicalxor": _pair(np.logical_xor),
     "logicalnot": lambda site, x: np.logical_not(x),
-    "select": lambda site, c, x, y: np.where(c.astype(bool), x, y),
+    "select": _select,
     "floor": lambda site, x: np.floor(x), "ceiling": lambda site, x: np.ceil(x),
     "sqrt": lambda site, x: np.sqrt(x), "abs": lambda site, x: np.abs(x),
     "negative": lambda site, x: operator.neg(x),

@@ -32,12 +32,11 @@ class Link:
 
 def links(body: Body, *, inputs: bool) -> list[Link]:
     """Return the lines of a port map for the inputs, or for the outputs, of a body."""
-    by_id = {layer.id: layer for layer in body.net.layers}
     found: list[Link] = []
     for is_input, given in body.ports:
         if is_input != inputs:
             continue
-        layer = by_id.get(_number(given, "internal_layer_id"))
+        layer = body.net.by_id.get(_number(given, "internal_layer_id"))
         if layer is None:
             raise InvalidOperation(f"the body has no layer {given.get('internal_layer_id')}")
         axis = _number(given, "axis", _NONE)
@@ -73,7 +72,7 @@ def _port_of(layer: Layer) -> int:
 
 def back_edges(body: Body) -> dict[End, End]:
     """Return the ends that take a value for the next iteration, with those that give it."""
-    by_id = {layer.id: layer for layer in body.net.layers}
+    by_id = body.net.by_id
     found: dict[End, End] = {}
     for source, target in body.back:
         if source[0] not in by_id or target[0] not in by_id:
@@ -88,7 +87,7 @@ def back_edges(body: Body) -> dict[End, End]:
 
 def layer_at(body: Body, end: End) -> Layer:
     """Return the layer of an end."""
-    return next(layer for layer in body.net.layers if layer.id == end[0])
+    return body.net.by_id[end[0]]
 
 
 def source_of(body: Body, end: End) -> End:

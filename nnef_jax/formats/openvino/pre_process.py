@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from lowering.extents import volume
+from lowering.extents import show, volume
 from lowering.graph import Value
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.document import End, Net
+from nnef_jax.formats.openvino.document import End, Net, whole_number
 from nnef_jax.formats.openvino.element_types import element_type, size_of, unpacked
 from nnef_jax.formats.openvino.flat_graph import located
 from nnef_jax.formats.openvino.site import Site, Tensor
@@ -46,9 +46,11 @@ def pre_processed(
 
 def _processed(element: Element, x: Value, site: Site) -> Value:
     channels = [c for c in element.children if c.tag == "channel"]
-    channels.sort(key=lambda c: int(c.attributes.get("id", 0)))
-    if len(channels) != x.type.shape[1]:
-        raise InvalidOperation(f"it has {len(channels)} channels, the input {x.type.shape[1]}")
+    channels.sort(key=lambda c: whole_number(c.attributes, "id", 0))
+    if x.type.shape[1:2] != (len(channels),):
+        raise InvalidOperation(
+            f"it has {len(channels)} channels, the input is {show(x.type.shape)}"
+        )
     means, scales = ([c.child(tag) for c in channels] for tag in ("mean", "scale"))
     if any(m is not None and "offset" in m.attributes for m in means):
         type = element_type(element.attributes.get("mean-precision", "FP32"))
@@ -79,10 +81,7 @@ def _per_channel(found: list[Element | None], default: float, x: Value, name: st
 def _image(site: Site, mean: Element | None, type: str, shape: Any) -> Any:
     if mean is None:
         return np.zeros(shape, np.float32)
-    try:
-        offset, size = int(mean.attributes["offset"]), int(mean.attributes["size"])
-    except (KeyError, ValueError):
-        raise InvalidOperation("the mean of a channel has no offset and size") from None
+    offset, size = (whole_number(mean.attributes, name) for name in ("offset", "size"))
     if size != size_of(type, volume(shape)):
         raise InvalidOperation(f"a mean image has {size} bytes, the input's are {list(shape)}")
     return unpacked(site.weights.slice(offset, size), type, tuple(shape))

@@ -175,6 +175,10 @@ class Site:
 
     # What it adds
 
+    def spend(self, steps: int) -> None:
+        """Count steps before they are done while it is read; raise LimitError for too many."""
+        self.graph.options.meter.spend(steps, f"layer '{self.name}'", self.layer.span)
+
     @property
     def name(self) -> str:
         """Return the name of the layer, as the graph has it."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known
 from lowering.location import Span
-from nnef_jax.formats.openvino.document import Layer, Net
+from nnef_jax.errors import SemanticError
+from nnef_jax.formats.openvino.document import Layer, Net, extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +50,8 @@ def _shape(layer: Layer) -> Shape:
     text = layer.attributes.get("variable_shape")
     if text is None:
         return tuple(UNKNOWN if n < 0 else n for n in layer.outputs[0].shape or ())
-    parts = [part.strip() for part in text.split(",")] if text.strip() else []
-    return tuple(int(part) if part.isdecimal() else UNKNOWN for part in parts)
+    try:
+        return tuple(UNKNOWN if n is None else n for n in extents(text))
+    except InvalidOperation as error:
+        message = f"layer '{layer.name}' ({layer.type}): {error.message}"
+        raise SemanticError(message, span=layer.span, hint=error.hint) from None

@@ -30,7 +30,7 @@ class Weights:
                 f"its weights are in '{self.name}', which there is not",
                 "it must be beside the .xml; load(..., weights=) says where else it is",
             )
-        if offset + size > len(self.data):
+        if offset < 0 or offset + size > len(self.data):
             raise InvalidOperation(
                 f"its weights are the bytes {offset} to {offset + size} of '{self.name}', "
                 f"which has {len(self.data)}",

@@ -6,6 +6,7 @@ Lists of attributes are in the order of the spatial axes. Version 2 has one attr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN
 from lowering.graph import Value
 from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.document import CONSTANTS
 from nnef_jax.formats.openvino.layers import legacy, opsets
 from nnef_jax.formats.openvino.site import Site
 
@@ -234,7 +236,10 @@ def _signs(site: Site, x: Value) -> Value:
 
 
 def _binary(site: Site, x: Value, filter: Constant, kernel: Sequence[int]) -> Value:
-    """Convolve signs with signs; padding of value 0 adds nothing (-1 and 1 are signs of it)."""
+    """Convolve signs with signs; padding of value 0 adds nothing (-1 and 1 are signs of it).
+
+    Unlike other layers it reads a filter's bits from the low one of a byte on.
+    """
     if site.text("mode", "xnor-popcount") != "xnor-popcount":
         raise InvalidOperation(f"there is no mode '{site.text('mode')}'")
     pad = site.number("pad_value", 0)
@@ -250,9 +255,12 @@ def _binary(site: Site, x: Value, filter: Constant, kernel: Sequence[int]) -> Va
 
 @opsets("BinaryConvolution")
 def _binary_convolution(site: Site) -> Value:
-    filter = site.operand(1)
-    if not isinstance(filter, Constant):
+    from nnef_jax.formats.openvino.flatten import stored
+
+    layer = site.net.by_id[site.net.feeds[site.layer.id, site.layer.inputs[1].id][0]]
+    if layer.kind not in CONSTANTS:
         raise InvalidOperation("its filter must be stored")
+    filter = stored(replace(site, layer=layer, operands=()), "bin")
     return _binary(site, site.tensor(0), filter, filter.array.shape[2:])
 
 
@@ -261,7 +269,7 @@ def _legacy_binary_convolution(site: Site) -> Value:
     x = site.tensor(0)
     kernel = _kernel(site, len(x.type.shape) - 2)
     shape = (site.int("output"), x.type.shape[1] // site.int("group", 1), *kernel)
-    filter = site.blob("weights", shape, "u1")
+    filter = site.blob("weights", shape, "bin")
     if filter is None:
         raise InvalidShape("it has no weights")
     return _binary(site, x, filter, kernel)

@@ -14,17 +14,21 @@ from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.layers import everywhere, legacy
 from nnef_jax.formats.openvino.site import Site
 
+_BOX = 4  # steps
+
 
 def _sizes(site: Site) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the extents of the features and of the image."""
     if site.net.is_legacy:
         feature, image = (site.known_shape(i)[2:] for i in (0, 1))
-        return (feature[0], feature[1]), (image[0], image[1])
-    feature, image = (site.integers(i) for i in (0, 1))
+    else:
+        feature, image = (site.integers(i) for i in (0, 1))
+    if min(*feature[:2], *image[:2]) < 1:
+        raise InvalidOperation(f"there are no extents {list(feature)} of {list(image)}")
     return (feature[0], feature[1]), (image[0], image[1])
 
 
-def _priors(site: Site, boxes: Sequence[Sequence[float]], count: int) -> Constant:
+def _priors(site: Site, boxes: Sequence[Sequence[float]]) -> Constant:
     """Return boxes and, below, their variances."""
     variance = site.numbers("variance", []) or [0.1]
     if len(variance) not in (1, 4):
@@ -34,7 +38,6 @@ def _priors(site: Site, boxes: Sequence[Sequence[float]], count: int) -> Constan
         flat = np.clip(flat, 0, 1)
     spread = np.tile(np.asarray(variance * (4 // len(variance)), np.float32), flat.size // 4)
     rows = np.stack([flat, spread])
-    assert flat.size == 4 * count
     return Constant(rows[None] if site.net.is_legacy else rows, "f32", derived=True)
 
 
@@ -62,6 +65,7 @@ def _prior_box(site: Site) -> Constant:
     shapes: list[tuple[float, float, float, float, bool]] = []
 
     def dense(size: float, count: int, shift: float, half_w: float, half_h: float) -> None:
+        site.spend(_BOX * count**2)
         for row in range(count):
             for column in range(count):
                 right, down = (-size / 2 + shift / 2 + at * shift for at in (column, row))
@@ -95,6 +99,7 @@ def _prior_box(site: Site) -> Constant:
     is_plain = not scale_all and site.net.is_legacy  # not divided by the extents of the image
     scale_x, scale_y = (1.0, 1.0) if is_plain else (image_w, image_h)
     boxes: list[tuple[float, ...]] = []
+    site.spend(_BOX * height * width * len(shapes))
     for row in range(height):
         for column in range(width):
             if step == 0:
@@ -108,7 +113,7 @@ def _prior_box(site: Site) -> Constant:
                 if cuts:
                     low, high = (max(low[0], 0), max(low[1], 0)), (min(high[0], 1), min(high[1], 1))
                 boxes.append((*low, *high))
-    return _priors(site, boxes, height * width * len(shapes))
+    return _priors(site, boxes)
 
 
 @everywhere("PriorBoxClustered")
@@ -122,6 +127,7 @@ def _prior_box_clustered(site: Site) -> Constant:
     step_x = site.number("step_w", 0) or both or image_w / width
     step_y = site.number("step_h", 0) or both or image_h / height
     offset = site.number("offset", 0)
+    site.spend(_BOX * height * width * len(widths))
     boxes = [
         (
             ((column + offset) * step_x - w / 2) / image_w,
@@ -133,7 +139,7 @@ def _prior_box_clustered(site: Site) -> Constant:
         for column in range(width)
         for w, h in zip(widths, heights, strict=True)
     ]
-    return _priors(site, boxes, len(boxes))
+    return _priors(site, boxes)
 
 
 @everywhere("DetectionOutput")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ def _prior_grid_generator(site: Site) -> Value:
         extents.append(site.int(size, 0) or site.known_shape(1)[axis])
         step = site.number(stride, 0) or site.known_shape(2)[axis] / extents[-1]
         steps.append(step)
+    site.spend(4 * math.prod(extents))
     y, x = (step * (np.arange(n) + 0.5) for n, step in zip(extents, steps, strict=True))
     y, x = np.meshgrid(y, x, indexing="ij")
     centres = np.stack([x, y, x, y], axis=-1).reshape(-1, 1, 4).astype(np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
+from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Layer
 from nnef_jax.formats.openvino.flat_graph import Count, FlatGraph
 from nnef_jax.formats.openvino.layers import everywhere, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, layer_at, links, source_of
@@ -82,14 +82,13 @@ class _Repetition:
                     before = self.back.get(end)
                     is_fixed = before is None or source_of(self.body, before) == end
                 else:
-                    is_fixed = layer.kind in CONSTANTS and self._stored(layer.id).array.all()
+                    is_fixed = layer.kind in CONSTANTS and self._stored(layer).array.all()
                 return None if is_fixed else end
         return None
 
-    def _stored(self, id: int) -> Constant:
+    def _stored(self, layer: Layer) -> Constant:
         from nnef_jax.formats.openvino.flatten import stored
 
-        layer = next(layer for layer in self.body.net.layers if layer.id == id)
         return stored(replace(self.site, layer=layer, net=self.body.net, operands=()))
 
     def _outer(self, link: Link) -> Tensor:
@@ -148,8 +147,7 @@ class _Repetition:
             turns = self.parts() if turns is None or turns < 0 else turns
             if turns is None:
                 raise InvalidOperation("it has no tensor to cut into parts")
-            if turns > site.graph.options.meter.limits.tensor_items:
-                raise InvalidOperation(f"it is repeated {turns} times")
+            site.spend(turns)
             numbers = Constant(np.arange(turns, dtype=np.int64), "i64", derived=True)
             value = site.tensor(numbers)
             heads.append(self._enter(value, (1,), "turn"))

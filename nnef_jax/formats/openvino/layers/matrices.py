@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from lowering.errors import InvalidShape
 from lowering.extents import show
 from lowering.graph import Value
+from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.layers import opsets
+from nnef_jax.formats.openvino.layers.convolution import padding_of
 from nnef_jax.formats.openvino.site import Site
 
 
@@ -75,3 +79,24 @@ def _col_to_im(site: Site) -> Value:
     return site.emit(
         "reshape", {"input": found}, shape=(*batch, *shape[1:]), axis_start=0, axis_count=-1
     )
+
+
+@opsets("ExtractImagePatches")
+def _extract_patches(site: Site) -> Value:
+    """Return the items of windows as channels, the window's cells slowest."""
+    x = site.tensor(0)
+    sizes, strides, rates = (site.ints(n) for n in ("sizes", "strides", "rates"))
+    channels = x.type.shape[1]
+    spans = [(k - 1) * r + 1 for k, r in zip(sizes, rates, strict=True)]
+    padding = padding_of(site, x.type.shape[2:], spans, strides)
+    # A convolution with filters of one 1 each: for every cell of the window, then every channel.
+    height, width = sizes
+    site.spend((height * width * channels) ** 2 // 4)
+    filter = np.zeros((height, width, channels, channels, height, width), np.float32)
+    for r in range(height):
+        for c in range(width):
+            filter[r, c, np.arange(channels), np.arange(channels), r, c] = 1
+    filter = filter.reshape(height * width * channels, channels, height, width)
+    operands = {"input": x, "filter": Constant(filter, "f32", derived=True), "bias": 0.0}
+    window = {"padding": padding, "stride": strides, "dilation": rates}
+    return site.emit("conv", operands, groups=1, border="constant", **window)

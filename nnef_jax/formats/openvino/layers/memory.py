@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
-from lowering.extents import UNKNOWN
+from lowering.extents import UNKNOWN, volume
 from lowering.graph import TensorType, Value
 from lowering.trace import Context, trace
 from nnef_jax.formats.openvino.constants import Constant
@@ -37,9 +38,17 @@ def _variable(
     graph = site.graph
     if graph.outer is not None:
         raise InvalidOperation("a body cannot keep a state from call to call")
-    initial = np.zeros(type.shape) if initial is None else initial
-    graph.data.setdefault(label, initial.astype(type.dtype))
+    if label not in graph.data:
+        initial = _zeros(site, type.shape, type.dtype) if initial is None else initial
+        graph.data[label] = initial.astype(type.dtype, copy=False)
     return graph.builder.variable(graph.builder.unreserved(label), label, type, site.layer.span)
+
+
+def _zeros(site: Site, shape: Sequence[int], dtype: str) -> NDArray[Any]:
+    """Return zeros, which take memory that no file has; raise LimitError for too many."""
+    size = volume(shape) * np.dtype(dtype).itemsize
+    site.graph.options.meter.expand(size, f"layer '{site.name}'")
+    return np.zeros(shape, dtype)
 
 
 @opsets("ReadValue")
@@ -56,10 +65,6 @@ def _read_value(site: Site) -> Value:
         value = site.emit("copy", {"x": site.tensor(start)})
         graph.builder.starting(label, value, value, site.layer.span)
         return value
-    if start is None or variable.follows:
-        initial = np.zeros([0 if n is UNKNOWN else n for n in variable.shape])
-    else:
-        initial = _array(site, start)
     shape = options.state_shapes.get(label, variable.shape)
     extents = tuple(options.open_extent if n is UNKNOWN else n for n in shape)
     if start is None:
@@ -67,6 +72,10 @@ def _read_value(site: Site) -> Value:
         dtype = computed(element_type(given), site.real)
     else:
         dtype = computed(start.type, site.real) if isinstance(start, Constant) else start.type.dtype
+    if start is None or variable.follows:
+        initial = _zeros(site, [0 if n is UNKNOWN else n for n in variable.shape], dtype)
+    else:
+        initial = _array(site, start)
     value = _variable(site, label, opened(extents, dtype), initial)
     if graph.symbolic is not None:
         graph.symbolic.declare(value, extents)

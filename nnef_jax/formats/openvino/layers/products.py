@@ -129,6 +129,7 @@ def _with_sink(
     keys, dtype = site.known_shape(key)[-2], query.type.dtype
     sink = site.tensor(5)
     if site.flag("causal"):
+        site.spend(times * keys // 4)
         mask = Constant(np.tri(times, keys, dtype=np.bool_), "boolean", derived=True)
     if mask is False:
         mask = Constant(np.zeros((1, 1), np.float32), "f32", derived=True)

@@ -254,6 +254,7 @@ def _mask_of(site: Site, x: Value, lengths: Any) -> Value | None:
     time = x.type.shape[1]
     if lengths is None or (isinstance(lengths, Constant) and np.all(lengths.array >= time)):
         return None
+    site.spend(time)
     turns = Constant(np.arange(time, dtype=np.int64).reshape(1, time), "i64", derived=True)
     ends = site.insert("unsqueeze", {"input": site.tensor(lengths)}, axes=(1,))
     ends = site.cast(ends, site.graph.builder.integer)

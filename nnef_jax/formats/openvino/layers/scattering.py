@@ -84,6 +84,7 @@ def _slice_scatter(site: Site) -> Value:
     start, stop, step = (site.integers(i) for i in (2, 3, 4))
     shape = site.known_shape()
     axes = [site.axis(a) for a in site.integers(5)] if site.has(5) else list(range(len(start)))
+    site.spend(sum(shape[a] for a in axes))
     places = [
         np.arange(shape[a])[slice(b, e, s)]
         for a, b, e, s in zip(axes, start, stop, step, strict=True)

@@ -13,7 +13,6 @@ from lowering.graph import Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
-from nnef_jax.formats.openvino.layers.convolution import padding_of
 from nnef_jax.formats.openvino.site import Site
 from nnef_jax.formats.openvino.symbolic import numbers
 
@@ -33,12 +32,10 @@ def _shape_of(site: Site) -> Constant:
 def _reshape(site: Site) -> Value:
     """Reshape; with `special_zero` a 0 copies the extent of the input."""
     x, wanted = site.tensor(0), site.integers(1)
-    if not site.flag("special_zero"):
-        if 0 in wanted and -1 not in wanted:
-            if volume(x.type.shape) == 0:
-                return _emptied(site, x, wanted)
-            raise InvalidShape(f"{show(x.type.shape)} cannot be reshaped to {wanted}")
-        return reshaped(site, x, wanted)
+    if 0 in wanted and -1 not in wanted and not site.flag("special_zero"):
+        if volume(x.type.shape) == 0:
+            return _emptied(site, x, wanted)
+        raise InvalidShape(f"{show(x.type.shape)} cannot be reshaped to {wanted}")
     return reshaped(site, x, wanted)
 
 
@@ -139,6 +136,8 @@ def _concat(site: Site) -> Value:
 def _split(site: Site) -> list[Value]:
     axis, count = site.axis(site.integers(1)[0]), site.int("num_splits")
     extent = site.shape()[axis]
+    if count != len(site.layer.outputs):
+        raise InvalidOperation(f"'num_splits' is {count}, it has {len(site.layer.outputs)} outputs")
     if count < 1 or (extent is not UNKNOWN and extent % count):
         raise InvalidShape(f"{count} parts do not divide the {extent} items of axis {axis}")
     return _parts(site, axis, [1] * count)
@@ -234,6 +233,11 @@ def _fill(site: Site) -> Value:
     return site.emit("broadcast", {"input": site.tensor(1)}, shape=tuple(site.integers(0)))
 
 
+def _is_depth_first(site: Site) -> bool:
+    modes = ("blocks_first", "depth_first")
+    return site.choice("mode", *modes, default="blocks_first") == "depth_first"
+
+
 @everywhere("DepthToSpace")
 def _depth_to_space(site: Site) -> Value:
     """Move blocks of channels into space; `depth_first` has the block as the fastest channels."""
@@ -241,9 +245,7 @@ def _depth_to_space(site: Site) -> Value:
     batch, channels, *extents = site.known_shape()
     k = len(extents)
     depth = channels // block**k
-    is_depth_first = (
-        site.choice("mode", "blocks_first", "depth_first", default="blocks_first") == "depth_first"
-    )
+    is_depth_first = _is_depth_first(site)
     blocks = [block] * k
     split = site.reshaped(
         x, [batch, *([depth, *blocks] if is_depth_first else [*blocks, depth]), *extents]
@@ -267,9 +269,7 @@ def _space_to_depth(site: Site) -> Value:
     parts = [part for n in extents for part in (n // block, block)]
     split = site.reshaped(x, [batch, channels, *parts])
     outer, inner = [2 + 2 * i for i in range(k)], [3 + 2 * i for i in range(k)]
-    is_depth_first = (
-        site.choice("mode", "blocks_first", "depth_first", default="blocks_first") == "depth_first"
-    )
+    is_depth_first = _is_depth_first(site)
     order = [0, 1, *inner, *outer] if is_depth_first else [0, *inner, 1, *outer]
     moved = site.transposed(split, order)
     return reshaped(site, moved, [batch, channels * block**k, *(n // block for n in extents)])
@@ -372,6 +372,7 @@ def _reorg_yolo(site: Site) -> Value:
     depth = channels // stride**2
     if stride == 1:
         return site.emit("copy", {"x": x})
+    site.spend(channels * height * width)
     index = np.arange(channels * height * width).reshape(channels, height, width)
     out = np.zeros((channels, height, width), np.int64)
     c, j, i = np.meshgrid(*(np.arange(n) for n in (channels, height, width)), indexing="ij")
@@ -383,23 +384,3 @@ def _reorg_yolo(site: Site) -> Value:
     indices = Constant(out.astype(np.int64), "i64", derived=True)
     moved = site.insert("gather", {"input": flat, "indices": indices}, axis=1)
     return reshaped(site, moved, [batch, channels * stride**2, height // stride, width // stride])
-
-
-@opsets("ExtractImagePatches")
-def _extract_patches(site: Site) -> Value:
-    """Return the items of windows as channels, the window's cells slowest."""
-    x = site.tensor(0)
-    sizes, strides, rates = (site.ints(n) for n in ("sizes", "strides", "rates"))
-    channels = x.type.shape[1]
-    spans = [(k - 1) * r + 1 for k, r in zip(sizes, rates, strict=True)]
-    padding = padding_of(site, x.type.shape[2:], spans, strides)
-    # A convolution with filters of one 1 each: for every cell of the window, then every channel.
-    height, width = sizes
-    filter = np.zeros((height, width, channels, channels, height, width), np.float32)
-    for r in range(height):
-        for c in range(width):
-            filter[r, c, np.arange(channels), np.arange(channels), r, c] = 1
-    filter = filter.reshape(height * width * channels, channels, height, width)
-    operands = {"input": x, "filter": Constant(filter, "f32", derived=True), "bias": 0.0}
-    window = {"padding": padding, "stride": strides, "dilation": rates}
-    return site.emit("conv", operands, groups=1, border="constant", **window)
