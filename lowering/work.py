@@ -35,15 +35,12 @@ def is_mostly_bfloat16(graph: Graph, precision: Any) -> bool:
     """Tell whether most products of a graph are of bfloat16."""
     if is_bfloat16(precision):
         return True
-    narrow = [o for o in graph.operations if _type_of(o) == "bfloat16"]
+    narrow = [
+        operation
+        for operation in graph.operations
+        if any(value.type.dtype == "bfloat16" for value in operation.writes())
+    ]
     return bool(narrow) and 2 * sum(map(multiply_adds, narrow)) > total(graph)
-
-
-def _type_of(operation: Operation) -> str:
-    first = operation.results[0]
-    while isinstance(first, tuple):
-        first = first[0]
-    return first.type.dtype
 
 
 def _type(operand: Operand | Result) -> TensorType | list[Any]:

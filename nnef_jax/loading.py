@@ -71,8 +71,8 @@ def load(
 
     Args: How to run it
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
-            "BF16_BF16_F32" multiplies in bfloat16 and sums in float32: docs/numerics.md says how
-            exactly, docs/performance.md how fast.
+            "BF16_BF16_F32" multiplies real numbers in bfloat16 and sums in float32:
+            docs/numerics.md says how exactly.
         optimize: False computes each operation as its rule is written. True chooses layouts and
             kernels for the platform, CPUs today: results and derivatives differ by rounding. A
             function of one's own gets those of the platform that it is lowered or exported for;

@@ -29,7 +29,7 @@ _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
 # What moves items keeps the width of these.
 _MOVING = frozenset((
     *jaxprs.SHAPING, *jaxprs.JOINING, "dynamic_slice", "dynamic_update_slice", "expand_dims",
-    "gather", "optimization_barrier", "pad", "rev", "select_n", "slice", "split",
+    "gather", "optimization_barrier", "pad", "rev", "slice", "split",
 ))  # fmt: skip
 _COMPUTING = frozenset((
     *jaxprs.ELEMENTWISE, "argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod",

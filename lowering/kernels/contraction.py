@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, differ, show, volume
-from lowering.kernels.precision import left_operand_anywhere
+from lowering.kernels.precision import left_operand_anywhere, precision_of
 
 
 def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
@@ -119,7 +119,7 @@ def contract(
     optimized: bool = False,
 ) -> Array:
     """Contract operands of one dtype in that of the accumulator; `optimized` is the context's."""
-    arrays = [jnp.asarray(x) for x in operands]
+    arrays, precision = [jnp.asarray(x) for x in operands], precision_of(accumulator, precision)
     extents = _extents([x.shape for x in arrays], terms)
     letters: list[str] = []
     for k, (x, term) in enumerate(zip(arrays, terms, strict=True)):

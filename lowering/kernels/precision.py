@@ -52,6 +52,12 @@ def is_bfloat16(precision: Any) -> bool:
     return getattr(precision, "name", precision) == "BF16_BF16_F32"
 
 
+def precision_of(dtype: Any, precision: Any) -> Any:
+    """Return the precision of products of a dtype: bfloat16 is for real numbers alone."""
+    is_real = jnp.issubdtype(dtype, jnp.floating)
+    return None if is_bfloat16(precision) and not is_real else precision
+
+
 def narrowed(x: Array, filter: Array, precision: Any) -> tuple[Array, Array, Any]:
     """Return the operands of a convolution and its precision, which XLA takes no algorithm as."""
     if is_bfloat16(precision) and x.dtype == jnp.float32:

@@ -18,7 +18,7 @@ from lowering.graph import TensorType, is_complex, is_float
 from lowering.kernels import contraction
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.kernels.precision import accumulator as sums_of
-from lowering.kernels.precision import left_operand_anywhere, widened
+from lowering.kernels.precision import left_operand_anywhere, precision_of, widened
 from lowering.ops import require, rules
 from lowering.static import is_zero
 from lowering.trace import Context
@@ -79,7 +79,8 @@ def _product(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -
     right = jnp.swapaxes(right, -1, -2) if transposeB else right
     wide = sums_of(jnp.result_type(A, B))
     left = left if ctx.optimized else left_operand_anywhere(left, wide)
-    return jnp.matmul(left, right, precision=ctx.precision, preferred_element_type=wide)
+    precision = precision_of(wide, ctx.precision)
+    return jnp.matmul(left, right, precision=precision, preferred_element_type=wide)
 
 
 def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> TensorType:
