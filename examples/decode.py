@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("prompts", nargs="*", default=["ace", "zyx", "mpq"], metavar="PROMPT")
     prompts = parser.parse_args(argv).prompts
     sizes = {len(prompt) for prompt in prompts}
-    if len(sizes) > 1 or not "".join(prompts).islower() or not "".join(prompts).isascii():
+    if len(sizes) > 1 or not all("a" <= letter <= "z" for letter in "".join(prompts)):
         parser.error("prompts are letters from a to z, as many in each")
     if not 1 <= min(sizes) <= LONGEST - 2:
         parser.error(f"a prompt has 1 to {LONGEST - 2} letters")

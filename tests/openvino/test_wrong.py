@@ -53,6 +53,11 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     "unknown element type": (GOOD.replace('"f32"', '"f33"'), "no element type 'f33'"),
     "two of one id": (GOOD.replace('id="1" name="w"', 'id="0" name="w"'), "one id"),
     "edge to nowhere": (GOOD.replace('to-layer="3"', 'to-layer="77"'), "no layer of id 77"),
+    "result of nothing": (
+        re.sub('<edge [^>]*to-layer="6"[^>]*>', "", GOOD),
+        "'result_6' .Result.: nothing leads",
+    ),
+    "no body": (GOOD.replace('type="ReLU"', 'type="If"'), "it has no <then_body>"),
     "edge from no port": (GOOD.replace('from-port="2"', 'from-port="9"'), "no port 9"),
     "cycle": (
         GOOD.replace(
@@ -221,6 +226,11 @@ def test_names_and_edges_without_end(tmp_path: Path) -> None:
     layers += f'<layer id="1" type="b"><input>{ports}</input></layer>'
     with pytest.raises(nnef_jax.LimitError, match="steps"):
         load(tmp_path, f'<net version="7"><layers>{layers}</layers><edges>{edges}</edges></net>')
+
+
+def test_shapes_that_nothing_has(tmp_path: Path) -> None:
+    with pytest.raises(nnef_jax.ShapeError, match=r"input 'x': its shape \[-4,4\] has a negative"):
+        modern().load(tmp_path, input_shapes={"x": (-4, 4)})
 
 
 def test_pre_process_that_is_wrong(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_RANK, volume
+from lowering.extents import MAX_RANK, UNKNOWN, show, volume
 from lowering.graph import Graph, TensorType, Value
-from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.errors import NnefError, SemanticError, UnsupportedError, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.counted import ended, followed
@@ -73,14 +73,14 @@ def ends_of(net: Net) -> Ends:
                     outputs.append((name, (layer.id, port.id)))
         elif layer.kind == "result":
             end = net.feeds.get((layer.id, layer.inputs[0].id)) if layer.inputs else None
-            if end is not None:
-                producer = net.by_id[end[0]]
-                i = [port.id for port in producer.outputs].index(end[1])
-                named = producer.outputs[i].names or layer.inputs[0].names
-                name = (
-                    named[0] if named else _called(producer, producer.outputs[i], i, legacy=False)
-                )
-                outputs.append((name, end))
+            if end is None:
+                message = f"layer '{layer.name}' (Result): nothing leads to it"
+                raise SemanticError(message, span=layer.span)
+            producer = net.by_id[end[0]]
+            i = [port.id for port in producer.outputs].index(end[1])
+            named = producer.outputs[i].names or layer.inputs[0].names
+            name = named[0] if named else _called(producer, producer.outputs[i], i, legacy=False)
+            outputs.append((name, end))
     return Ends(_by_name(inputs), _by_name(outputs), variables_of(net))
 
 
@@ -167,6 +167,8 @@ class Flattener:
             shape = options.shape(name, shapes.get(name) or declared_shape(layer, port))
             if len(shape) > MAX_RANK:
                 raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
+            if any(n is not UNKNOWN and n < 0 for n in shape):
+                raise InvalidShape(f"its shape {show(shape)} has a negative extent")
             _require_bounds(shapes.get(name, ()), layer)
             declared = layer.attributes.get("element_type", "") or port.type or layer.precision
             type = element_type(declared or "f32")

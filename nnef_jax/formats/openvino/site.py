@@ -14,7 +14,7 @@ from lowering.extents import UNKNOWN, Shape, is_symbolic, volume
 from lowering.graph import Value
 from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.document import Blob, Layer, Net
+from nnef_jax.formats.openvino.document import Blob, Body, Layer, Net
 from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
 from nnef_jax.formats.openvino.flat_graph import FlatGraph
 from nnef_jax.formats.openvino.weights import Weights
@@ -103,6 +103,13 @@ class Site:
         if not -rank <= axis < max(rank, 1):
             raise InvalidOperation(f"there is no axis {axis} of {rank}")
         return axis % rank if rank else 0
+
+    def body(self, name: str) -> Body:
+        """Return a network inside the layer."""
+        found = self.layer.bodies.get(name)
+        if found is None:
+            raise InvalidOperation(f"it has no <{name}>")
+        return found
 
     # Attributes
 

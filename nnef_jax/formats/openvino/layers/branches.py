@@ -21,7 +21,7 @@ from nnef_jax.formats.openvino.site import Site, Tensor
 def _if(site: Site) -> list[Any]:
     """Choose one of two bodies; only the chosen one is computed."""
     condition = site.operand(0)
-    bodies = [site.layer.bodies[f"{name}_body"] for name in ("then", "else")]
+    bodies = [site.body(f"{name}_body") for name in ("then", "else")]
     if isinstance(condition, Constant):
         body = bodies[0 if condition.array.any() else 1]
         feeds = {link.end: _outer(site, link) for link in links(body, inputs=True)}

@@ -22,13 +22,13 @@ _MOST = 1 << 16  # iterations of a scan that a condition may end before
 
 @everywhere("TensorIterator")
 def _tensor_iterator(site: Site) -> list[Any]:
-    return _Repetition(site, site.layer.bodies["body"]).scanned(None)
+    return _Repetition(site, site.body("body")).scanned(None)
 
 
 @opsets("Loop")
 def _loop(site: Site) -> list[Any]:
     """Repeat as often as input 0 says at most, and as long as the condition is true."""
-    body = site.layer.bodies["body"]
+    body = site.body("body")
     repetition = _Repetition(site, body)
     count = site.operand(0)
     begins: Tensor | bool = site.operand(1) if site.has(1) else True
