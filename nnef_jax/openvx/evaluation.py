@@ -85,13 +85,14 @@ class Evaluation:
         x = Tensor(raw.astype(self.plan.profile.dtype), self.positions[read]).to_float()
         (y,) = self.computed(step, {read: x}, jax.tree.map(lax.stop_gradient, dict(operands)))
         position = self.positions[step.results[0]]
+        y = y.reshape(x.shape)  # of other operands with one item it may have the rank
         table = Tensor.quantize(y, self.plan.profile.dtype, position)
         return {"table": table.data, "beyond": beyond(y, table)}
 
     def inputs(self, arrays: Sequence[Any]) -> list[Any]:
         """Return inputs in fixed point; integers stay arrays."""
         pairs = zip(self.plan.graph.inputs, arrays, strict=True)
-        return [self.fixed(v, x) if is_float(v.type.dtype) else x for v, x in pairs]
+        return [self.fixed(value, x) for value, x in pairs]
 
     def run(
         self,
@@ -130,7 +131,7 @@ class Evaluation:
             if isinstance(operand, tuple):
                 return [read(part_name(name, i), part) for i, part in enumerate(operand)]
             x = weights.get(name)
-            if x is None and isinstance(operand, Value):
+            if x is None and isinstance(operand, Value) and operand in values:
                 x = self.fixed(operand, values[operand])
             return self._rescaled(x, position) if layer.keeps_position else x
 
@@ -155,9 +156,12 @@ class Evaluation:
         found = [self._rescaled(x, self.positions[value]) for value, x in pairs]
         return lax.optimization_barrier(found), mask
 
-    def fixed(self, value: Value, x: Any) -> Tensor:
-        """Return a tensor in fixed point: as it is, or rounded from real numbers."""
-        if isinstance(x, Tensor):
+    def fixed(self, value: Value, x: Any) -> Any:
+        """Return a tensor in fixed point: as it is, or rounded from real numbers.
+
+        Integers stay arrays.
+        """
+        if isinstance(x, Tensor) or not is_float(value.type.dtype):
             return x
         return Tensor.quantize(x, self.plan.profile.dtype, self.positions[value])
 
@@ -213,10 +217,8 @@ class Evaluation:
         values: Values = {}
 
         def keep(value: Value, x: Any) -> None:
-            found = exact[value]
-            values[value] = (
-                self._as_cut(self.fixed(value, found), x) if is_float(value.type.dtype) else found
-            )
+            found = self.fixed(value, exact[value])
+            values[value] = self._as_cut(found, x) if isinstance(found, Tensor) else found
 
         for value, x in zip(self.plan.graph.inputs, inputs, strict=True):
             keep(value, x)

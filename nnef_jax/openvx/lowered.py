@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from lowering.extents import Shape
-from lowering.graph import is_float
 from lowering.trace import Context
 from nnef_jax.analysis.question import require_model
 from nnef_jax.errors import InputError, raise_all
@@ -232,10 +231,7 @@ class Lowered:
         return jax.jit(run)
 
     def _packed(self, evaluation: Evaluation, values: Mapping[Any, Any]) -> Any:
-        outputs = [
-            evaluation.fixed(value, values[value]) if is_float(value.type.dtype) else values[value]
-            for value in evaluation.plan.graph.outputs
-        ]
+        outputs = [evaluation.fixed(v, values[v]) for v in evaluation.plan.graph.outputs]
         return self.model._execution.functions.packed(outputs)  # pyright: ignore[reportPrivateUsage]
 
     def _ready(self, shapes: Sequence[Shape]) -> tuple[Any, Evaluation]:

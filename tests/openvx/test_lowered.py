@@ -178,6 +178,29 @@ def test_a_table_is_the_nearest_number_everywhere() -> None:
     np.testing.assert_array_equal(np.asarray(found)[~near], wanted[~near])
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "batch_normalization(x, b, v, b, v, epsilon = 0.01)",
+        "prelu(x, one)",
+        "mul(one, x)",
+        "sub(x, one)",
+        "leaky_relu(x, alpha = 0.1)",
+    ],
+)
+def test_operands_that_are_parameters(operation: str, x) -> None:
+    text = f"""version 1.0; graph net(x) -> (y) {{
+        x = external(shape = [2,4,5,5]);
+        b = variable(shape = [1,4], label = 'b'); v = variable(shape = [1,4], label = 'v');
+        one = variable(shape = [1,1], label = 'one');
+        y = {operation}; }}"""
+    model = model_of(text, data={**{n: DATA[n] for n in "bv"}, "one": np.float32([[-0.6]])})
+    fixed = openvx.lower(model)
+    found = fixed.float(x)
+    np.testing.assert_allclose(found, model(x), atol=0.05)
+    np.testing.assert_array_equal(fixed.apply(model.params, x), found)
+
+
 def test_what_does_not_fit_is_computed_between(x) -> None:
     text = """version 1.0; graph net(x) -> (y, i) {
         x = external(shape = [2,4,5,5]); s = sum_reduce(x, axes = [1]); y = relu(s);
@@ -190,6 +213,15 @@ def test_what_does_not_fit_is_computed_between(x) -> None:
     wanted = np.maximum(q78(x).astype(int).sum(1, keepdims=True), 0)
     np.testing.assert_array_equal(found.y.data, wanted)
     np.testing.assert_array_equal(found.i.ravel(), wanted.reshape(2, -1).argmax(1))
+
+
+def test_integers_between_stay_integers() -> None:
+    windows = "size = [1,1,1,2], stride = [1,1,1,2], padding = [(0,0),(0,0),(0,0),(0,0)]"
+    text = f"""version 1.0; graph net(x) -> (y) {{ x = external(shape = [1,1,1,300]);
+        p, i = max_pool_with_index(x, {windows}); y = desample(p, i, {windows}); }}"""
+    x = np.linspace(0, 1, 300, dtype=np.float32).reshape(1, 1, 1, 300)
+    found = openvx.lower(model_of(text), on_unfit="float").stats(x, isolate=True)
+    assert found.tensors["y"].own_snr > 40
 
 
 def test_statistics_tell_where_numbers_are_lost() -> None:
