@@ -37,13 +37,7 @@ def _roi_pooling(site: Site) -> Value:
         found = site.insert("max_roi_pool", operands, output_size=size)
     else:
         height, width = site.known_shape()[2:]
-        ends = Constant(
-            np.array([[width - 1, height - 1, width - 1, height - 1]], np.float32),
-            "f32",
-            derived=True,
-        )
-        more = Constant(np.array([[0, 0, 1, 1]], np.float32), "f32", derived=True)
-        scaled = site.insert("add", {"x": site.insert("mul", {"x": box, "y": ends}), "y": more})
+        scaled = _scaled(site, box, [width - 1, height - 1] * 2, [0, 0, 1, 1])
         operands = {"input": x, "rois": scaled, "batch_index": image}
         method = "aligned" if min(size) > 1 else "symmetric"
         found = site.insert("roi_resample", operands, output_size=size, method=method)
