@@ -236,6 +236,8 @@ def unstack(value: Any, axis: int) -> list[Array]:
 def _cast_type(input: TensorType, dtype: str) -> TensorType:
     if is_complex(input.dtype) and not is_complex(dtype):
         raise InvalidOperation(f"{input.dtype} cannot be cast to {dtype}")
+    if dtype != "bool" and not jnp.issubdtype(np.dtype(dtype), jnp.number):
+        raise InvalidOperation(f"'dtype' must be one of numbers or 'bool', it is '{dtype}'")
     return TensorType(input.shape, dtype)
 
 

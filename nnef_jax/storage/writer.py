@@ -49,14 +49,19 @@ def write_archive(
     killed. A folder is replaced only if it holds nothing but graph.nnef, graph.quant, the tensor
     files of labels in that graph.nnef, and files named as the new ones: docs/saving.md.
 
-    Raises FileExistsError for what is not to be replaced, ArchiveError for a name that could lead
-    outside or collides with another, DataError for an array that no tensor file can hold, OSError
-    for a disk that is full or cannot be written to.
+    Raises FileExistsError for what is not to be replaced, ArchiveError for a path that ends in .zip
+    and for a name that could lead outside or collides with another, DataError for an array that no
+    tensor file can hold, OSError for a disk that is full or cannot be written to.
     """
     target = os.path.abspath(os.fsdecode(path))
     named = _by_normal_name(members)
     lowered = target.lower()
     opener = next((open for suffixes, open in _FORMATS.items() if lowered.endswith(suffixes)), None)
+    if lowered.endswith(".zip"):
+        raise ArchiveError(
+            f"'{target}' would be a zip archive, which is read and not written",
+            hint="end the path in .tgz or .tar; without such an ending it is a folder",
+        )
     if os.path.lexists(target) and not overwrite:
         raise placing.exists(target)
     if opener is None:

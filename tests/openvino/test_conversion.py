@@ -164,6 +164,9 @@ WRONG = {
              "y = nnef_jax_quux(x)", "no rule for operation 'nnef_jax_quux'"),
     "type": ("fragment nnef_jax_softmax( x: tensor<scalar>, axes: string )"
              " -> ( y: tensor<scalar> );\n", "y = nnef_jax_softmax(x, axes = 'b')", "softmax"),
+    "dtype": ("fragment nnef_jax_cast( input: tensor<scalar>, dtype: string )"
+              " -> ( y: tensor<scalar> );\n",
+              "y = nnef_jax_cast(x, dtype = 'O')", "'dtype' must be one of numbers or 'bool'"),
     "no body": ("fragment nnef_jax_branch( condition: tensor<logical>, operands: tensor<scalar>[],"
                 " then_body: (string,string), else_body: (string,string) )"
                 " -> ( y: tensor<scalar>[] );\n",

@@ -124,3 +124,10 @@ def test_no_change_of_a_byte_breaks_it():
                 archive = open_archive(bytes(data[:size]))
                 for name in archive.names():
                     archive.open_tensor(name)
+
+
+def test_no_folder_is_written_by_the_name_of_a_zip_archive(tmp_path):
+    path = tmp_path / "net.ZIP"
+    with pytest.raises(ArchiveError, match="read and not written"):
+        nnef_jax.convert(packed({"graph.nnef": GRAPH}), path)
+    assert not path.exists()
