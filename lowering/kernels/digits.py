@@ -42,6 +42,10 @@ class Slide:
     groups: int = 1
 
 
+# One cell after the other of two axes.
+_EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))
+
+
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["digits"],
@@ -128,6 +132,10 @@ def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Arra
     batch, _, *extents = x.shape
     depth = filter.digits[0].shape[1]
     whole = x.astype(np.int32)
+    if _is_by_cells(filter.digits[0], slide) and filter.largest < 1 << 31:
+        places = enumerate(filter.digits)
+        integers: Any = sum(d.astype(np.int32) << (k * filter.width) for k, d in places)
+        return [(_by_cells(whole, integers, slide), 0)]
     pieces = _digits(whole, 8, 16) if filter.pieces == 2 else [whole]
     inputs = jnp.concatenate(pieces).astype(np.float32)
     grouped = inputs.reshape(-1, slide.groups, depth, *extents)
@@ -148,10 +156,7 @@ def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Arra
 def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
     if filter.ndim == 2:
         return jnp.einsum("bi,oi->bo", x, filter, precision=_HIGHEST)
-    few = math.prod(filter.shape[2:]) <= _CHUNKS
-    if (
-        filter.shape[1] == 1 and slide.groups > 1 and few
-    ):  # 64 planes of 28x28 take 0.12 instead of 2.9 ms
+    if _is_by_cells(filter, slide):
         return _by_cells(x, filter, slide)
     # Elsewhere than on CPUs convolutions may be computed by other algorithms than sums of products.
     return lax.platform_dependent(
@@ -159,8 +164,23 @@ def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
     )
 
 
+def _is_by_cells(filter: Array, slide: Slide) -> bool:
+    """Tell whether each plane has a filter of its own: 64 of 28x28 take 0.12 instead of 2.9 ms.
+
+    They are summed as integers where these fit an int32: a MobileNet takes 10.9 ms instead of 12.7.
+    """
+    few = math.prod(filter.shape[2:]) <= _CHUNKS
+    return filter.ndim > 2 and filter.shape[1] == 1 and slide.groups > 1 and few
+
+
 def _conv(x: Array, filter: Array, slide: Slide) -> Array:
-    groups = slide.groups
+    groups, (batch, depth, *extents) = slide.groups, x.shape
+    if math.prod(filter.shape[2:]) == 1 and slide == _EACH:
+        # XLA's convolution transposes: a MobileNet takes 10.9 ms with it, 6.0 so.
+        matrix = jnp.broadcast_to(filter.reshape(-1, depth), (batch, len(filter), depth))
+        planes = x.reshape(batch, depth, -1)
+        product = jnp.einsum("boi,bip->bop", matrix, planes, precision=_HIGHEST)
+        return product.reshape(batch, len(filter), *extents)
     if 1 < groups <= _WRITTEN_OUT:  # 2 groups of 5x5 windows take 0.36 instead of 0.84 ms
         alone = replace(slide, groups=1)
         pairs = zip(jnp.split(x, groups, 1), jnp.split(filter, groups), strict=True)
@@ -179,7 +199,7 @@ def _conv(x: Array, filter: Array, slide: Slide) -> Array:
 
 def _by_cells(x: Array, filter: Array, slide: Slide) -> Array:
     steps = [(p, q, s - 1) for (p, q), s in zip(slide.padding, slide.spread, strict=True)]
-    x = lax.pad(x, np.float32(0), [(0, 0, 0), (0, 0, 0), *steps])
+    x = lax.pad(x, np.array(0, x.dtype), [(0, 0, 0), (0, 0, 0), *steps])
     size = filter.shape[2:]
     spans = [(k - 1) * d + 1 for k, d in zip(size, slide.dilation, strict=True)]
     downscaled = tuple(
@@ -189,4 +209,4 @@ def _by_cells(x: Array, filter: Array, slide: Slide) -> Array:
     none = ((0, 0),) * len(size)
     windows = Windows(size, none, slide.stride, slide.dilation, x.shape[2:], downscaled)
     with jax.default_matmul_precision("highest"):
-        return integer_conv(x, filter, windows, slide.groups, np.float32)
+        return integer_conv(x, filter, windows, slide.groups, x.dtype)
