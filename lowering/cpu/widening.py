@@ -28,8 +28,8 @@ _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
 
 # What moves items keeps the width of these.
 _MOVING = frozenset((
-    *jaxprs.SHAPING, *jaxprs.JOINING, "dynamic_slice", "dynamic_update_slice", "expand_dims",
-    "gather", "optimization_barrier", "pad", "rev", "slice", "split",
+    *jaxprs.SHAPING, *jaxprs.JOINING, "dynamic_slice", "dynamic_update_slice", "gather",
+    "optimization_barrier", "pad", "rev", "slice", "split",
 ))  # fmt: skip
 _COMPUTING = frozenset((
     *jaxprs.ELEMENTWISE, "argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod",
@@ -39,11 +39,11 @@ _COMPUTING = frozenset((
 
 
 def widened(closed: Any, *, backward: bool = False) -> Any:
-    """Return the traced function, of the same types, computed in 32 bits where it has 16.
+    """Compute a traced function in 32 bits where it has 16; its arguments and results keep types.
 
-    What has real arguments of 32 bits rounds to 16 because a document says so, and stays as it is
-    but for the precision of its products. In a backward pass results tell, and convolutions are of
-    32 bits, since their kernels there are.
+    A function with real arguments of 32 bits rounds to 16 because its document says so. It stays as
+    it is, but for the precision of its products. A backward pass goes by its results. Convolutions
+    in it are of 32 bits, for which it has kernels.
     """
     avals = [x for x in (closed.out_avals if backward else closed.in_avals) if _is_real(x)]
     chosen = bool(avals) and all(map(_is_narrow, avals))
