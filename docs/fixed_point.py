@@ -1,4 +1,4 @@
-"""Writes docs/openvx_reports.md: what OpenVX's fixed-point arithmetic does to three networks.
+"""Write docs/openvx_reports.md: what OpenVX's fixed-point arithmetic does to three networks.
 
 python docs/fixed_point.py
 

@@ -8,6 +8,7 @@ the digits' weights they are the sums of the factors' products.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -40,6 +41,17 @@ class Slide:
     spread: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
+
+    def spread_out(self, x: Array) -> Array:
+        """Return an input with zeros around it and between its items."""
+        steps = [(p, q, s - 1) for (p, q), s in zip(self.padding, self.spread, strict=True)]
+        return lax.pad(x, np.array(0, x.dtype), [(0, 0, 0), (0, 0, 0), *steps])
+
+    def places(self, extents: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
+        """Return how many places windows of a size have along each axis of such an input."""
+        spans = [(k - 1) * d + 1 for k, d in zip(size, self.dilation, strict=True)]
+        axes = zip(extents, spans, self.stride, strict=True)
+        return tuple((extent - span) // s + 1 for extent, span, s in axes)
 
 
 # One cell after the other of two axes.
@@ -198,15 +210,9 @@ def _conv(x: Array, filter: Array, slide: Slide) -> Array:
 
 
 def _by_cells(x: Array, filter: Array, slide: Slide) -> Array:
-    steps = [(p, q, s - 1) for (p, q), s in zip(slide.padding, slide.spread, strict=True)]
-    x = lax.pad(x, np.array(0, x.dtype), [(0, 0, 0), (0, 0, 0), *steps])
-    size = filter.shape[2:]
-    spans = [(k - 1) * d + 1 for k, d in zip(size, slide.dilation, strict=True)]
-    downscaled = tuple(
-        (extent - span) // s + 1
-        for extent, span, s in zip(x.shape[2:], spans, slide.stride, strict=True)
-    )
-    none = ((0, 0),) * len(size)
-    windows = Windows(size, none, slide.stride, slide.dilation, x.shape[2:], downscaled)
+    x, size = slide.spread_out(x), filter.shape[2:]
+    extents = x.shape[2:]
+    none, places = ((0, 0),) * len(size), slide.places(extents, size)
+    windows = Windows(size, none, slide.stride, slide.dilation, extents, places)
     with jax.default_matmul_precision("highest"):
         return integer_conv(x, filter, windows, slide.groups, x.dtype)

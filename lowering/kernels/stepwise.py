@@ -128,13 +128,9 @@ def _operands(
     if filter.ndim == 2:
         return lambda _: x.T[:, None], lambda _: filter.T[:, None], 1, ()
     groups, (count, depth, *size) = slide.groups, filter.shape
-    pads = [(p, q, s - 1) for (p, q), s in zip(slide.padding, slide.spread, strict=True)]
-    x = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *pads])
+    x = slide.spread_out(x)
     planes = jnp.moveaxis(x.reshape(len(x), groups, depth, *x.shape[2:]), 2, 0)
-    spans = [(k - 1) * d + 1 for k, d in zip(size, slide.dilation, strict=True)]
-    extents = tuple(
-        (n - span) // s + 1 for n, span, s in zip(x.shape[2:], spans, slide.stride, strict=True)
-    )
+    extents = slide.places(x.shape[2:], size)
     grouped = jnp.moveaxis(filter.reshape(groups, count // groups, depth, -1), (2, 3), (0, 1))
     places = [
         np.arange(k)[:, None] * d + np.arange(n) * s

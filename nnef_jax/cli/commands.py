@@ -22,14 +22,17 @@ from nnef_jax.cli.options import (
     SHAPES,
     CacheDir,
     Dialect,
+    Files,
     Json,
     Layout,
     Mean,
     NoCache,
+    Output,
     Overwrite,
     Resize,
     Scale,
     Source,
+    Top,
     Weights,
     caching,
     picture_options,
@@ -149,34 +152,13 @@ def convert_network(
 @app.command()
 def run(
     source: Source,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME=]FILE...",
-            help="The inputs by name, or in the order of the graph: .npy, .dat, .npz (arrays by "
-            "input name), .png, .jpg. Several pictures for one input are run as a batch.",
-            show_default=False,
-        ),
-    ] = None,
+    inputs: Files = None,
     mean: Mean = "0",
     scale: Scale = "1",
     layout: Layout = "nchw",
     resize: Resize = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Save the outputs: a .npz, .npy or .dat, else a folder with a .dat for each.",
-        ),
-    ] = None,
-    top: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Print only so many entries, the largest of each row (last axis longer than 1).",
-        ),
-    ] = None,
+    output: Output = None,
+    top: Top = None,
     labels: Annotated[
         Path | None, typer.Option(help="With --top: a text file of the entries' names, one a line.")
     ] = None,
@@ -208,14 +190,7 @@ def run(
             results = write.run_calls(model, calls)
     if largest:
         write.check_labels(largest, results)
-    saved = write.save_results(output, results) if output else []
-    if as_json:
-        name = model.graph.name
-        shown = write.results_as_json(name, results, largest, values=not saved, files=saved)
-    else:
-        shown = write.shown_results(results, largest, values=not saved)
-        shown += "".join(f"\nsaved {file}" for file in saved)
-    print_result(shown)
+    print_result(write.reported(model.graph.name, results, output, largest, as_json))
 
 
 @app.command("export")

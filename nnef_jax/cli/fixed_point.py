@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -21,12 +20,15 @@ from nnef_jax.cli.given import (
 )
 from nnef_jax.cli.options import (
     Dialect,
+    Files,
     Json,
     Layout,
     Mean,
+    Output,
     Resize,
     Scale,
     Source,
+    Top,
     Weights,
     picture_options,
 )
@@ -59,14 +61,6 @@ Semantics = Annotated[
 OnUnfit = Annotated[
     Literal["error", "float"],
     typer.Option(help="float: compute in real numbers what does not fit, between integers."),
-]
-Files = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[NAME=]FILE...",
-        help="The inputs in real numbers, as of `nnef-jax run`.",
-        show_default=False,
-    ),
 ]
 
 
@@ -110,21 +104,14 @@ def run(
     scale: Scale = "1",
     layout: Layout = "nchw",
     resize: Resize = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Save the outputs: a .npz, .npy or .dat, else a folder of .dat."
-        ),
-    ] = None,
-    top: Annotated[
-        int | None, typer.Option(min=1, help="Print only so many entries, the largest of each row.")
-    ] = None,
+    output: Output = None,
+    top: Top = None,
     shapes: Shapes = None,
     dialect: Dialect = "auto",
     weights: Weights = None,
     as_json: Json = False,
 ) -> None:
-    """Run a network in fixed point on files: inputs are rounded, outputs converted back."""
+    """Run a network in fixed point on files of real numbers, and convert its outputs back."""
     pictures = picture_options(inputs or (), mean, scale, layout, resize)
     model = loaded(source, shapes, dialect, weights)
     from nnef_jax.cli import inputs as read
@@ -138,15 +125,7 @@ def run(
         function = _raw_of(lowered) if raw else lowered.float
         results = write.run_calls(model, calls, function)
     largest = write.Top(top) if top else None
-    saved = write.save_results(output, results) if output else []
-    if as_json:
-        shown = write.results_as_json(
-            model.graph.name, results, largest, values=not saved, files=saved
-        )
-    else:
-        shown = write.shown_results(results, largest, values=not saved)
-        shown += "".join(f"\nsaved {file}" for file in saved)
-    print_result(shown)
+    print_result(write.reported(model.graph.name, results, output, largest, as_json))
 
 
 @openvx.command()

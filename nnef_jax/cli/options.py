@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -23,6 +24,30 @@ Source = Annotated[
         metavar="SOURCE",
         help="The network: a folder, a graph.nnef, an .xml, a tar or zip archive.",
         show_default=False,
+    ),
+]
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME=]FILE...",
+        help="The inputs by name, or in the order of the graph: .npy, .dat, .npz (arrays by "
+        "input name), .png, .jpg. Several pictures for one input are run as a batch.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Save the outputs: a .npz, .npy or .dat, else a folder with a .dat for each.",
+    ),
+]
+Top = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Print only so many entries, the largest of each row (last axis longer than 1).",
     ),
 ]
 # A string, since an empty one is an error, but Path("") the working directory.

@@ -89,7 +89,18 @@ def read_labels(path: Path) -> tuple[str, ...]:
         raise DataError(f"{path}: no UTF-8 text: {error.reason}") from None
 
 
-def shown_results(results: Sequence[Result], top: Top | None, *, values: bool) -> str:
+def reported(
+    network: str, results: Sequence[Result], output: Path | None, top: Top | None, as_json: bool
+) -> str:
+    """Save results if asked to, and return what is printed: them, else the names of files."""
+    saved = save_results(output, results) if output else []
+    if as_json:
+        return _as_json(network, results, top, values=not saved, files=saved)
+    shown = _as_text(results, top, values=not saved)
+    return shown + "".join(f"\nsaved {file}" for file in saved)
+
+
+def _as_text(results: Sequence[Result], top: Top | None, *, values: bool) -> str:
     """Show results as text, a block each; without `values` only what `top` asks for."""
     blocks: list[str] = []
     for result in results:
@@ -104,7 +115,7 @@ def shown_results(results: Sequence[Result], top: Top | None, *, values: bool) -
     return "\n\n".join(blocks)
 
 
-def results_as_json(
+def _as_json(
     network: str, results: Sequence[Result], top: Top | None, *, values: bool, files: Sequence[str]
 ) -> str:
     """Show results as one JSON object, in which "NaN", "Infinity", "-Infinity" are strings."""

@@ -137,6 +137,29 @@ def output_shape(values: Any, known: tuple[int, ...], free: int) -> tuple[int, .
     return extents
 
 
+def stride(
+    name: str,
+    given: Any,
+    wanted: Any,
+    known: tuple[int, ...],
+    infer: Callable[..., int],
+    extents: Sequence[int],
+    size: Sequence[int],
+    *more: Sequence[int],
+) -> tuple[int, int]:
+    """Return a skip or upscale (x, y): as given, or as an output's shape tells it, or 1.
+
+    `infer` takes an axis' extent, the size of windows, the output's extent and `more`; all these
+    are in C order. Raises TypeError or VxError, also where both are given.
+    """
+    if wanted is not None:
+        if given is not None:
+            wrong_parameter(f"output_shape and {name} are both given: one follows from the other")
+        y, x = map(infer, extents, size, output_shape(wanted, known, 2)[-2:], *more)
+        given = (x, y)
+    return pair(name, (1, 1) if given is None else given, 1)
+
+
 def bounded_padding(x: Tensor, padding: tuple[int, int], output: tuple[int, ...]) -> None:
     """Raise VxError where an input with its padding, or the output, has 2**31 items or more."""
     bounded("the output", output)

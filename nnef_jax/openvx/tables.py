@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -62,9 +61,11 @@ def table_layer(inputs: Tensor, table: Any, output_position: int | None = None) 
     if table.shape != (limits.max - limits.min + 1,):
         wrong_dimension(f"a table for {x.dtype} has 2**{limits.bits} items, not {table.shape}")
     position = x.fixed_point_position if output_position is None else output_position
-    return Tensor(_look_up(x.data, jnp.asarray(table), least=int(limits.min)), position)
+    return Tensor(look_up(x.data, jnp.asarray(table)), position)
 
 
-@partial(jax.jit, static_argnames="least")
-def _look_up(x: Array, table: Array, *, least: int) -> Array:
-    return table.at[x.astype(np.int32) - least].get(mode="promise_in_bounds")
+@jax.jit
+def look_up(x: Array, table: Array) -> Array:
+    """Return the items of a table of all numbers of a type, the least first, for raw integers."""
+    places = x.astype(np.int32) - int(jnp.iinfo(x.dtype).min)
+    return table.at[places].get(mode="promise_in_bounds")

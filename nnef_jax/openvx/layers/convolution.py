@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jax import Array
 
 from lowering.kernels.digits import Slide
 from nnef_jax.openvx import checks, shapes
-from nnef_jax.openvx.errors import wrong_dimension, wrong_parameter
+from nnef_jax.openvx.errors import wrong_dimension
 from nnef_jax.openvx.layers.products import (
     Arithmetic,
     ends,
@@ -62,17 +64,9 @@ def convolution_layer(
     require_fitting(x, filter.tensor, groups)
     extents, size = x.shape[-2:], filter.tensor.shape[2:]
     padding, dilation = checks.pair("padding", padding), checks.pair("dilation", dilation)
-    if output_shape is not None:
-        if skip is not None:
-            wrong_parameter("output_shape and skip are both given: one follows from the other")
-        known = (*x.shape[:-3], filter.tensor.shape[0])
-        wanted = checks.output_shape(output_shape, known, 2)
-        skip_y, skip_x = (
-            shapes.infer_skip(*axis, rounding)
-            for axis in zip(extents, size, wanted[-2:], padding[::-1], dilation[::-1], strict=True)
-        )
-        skip = (skip_x, skip_y)
-    skip = checks.pair("skip", (1, 1) if skip is None else skip, 1)
+    known = (*x.shape[:-3], filter.tensor.shape[0])
+    infer, more = partial(shapes.infer_skip, rounding=rounding), (padding[::-1], dilation[::-1])
+    skip = checks.stride("skip", skip, output_shape, known, infer, extents, size, *more)
     shape = shapes.convolution_output_shape(
         x.shape, filter.tensor.shape, padding, dilation, skip, rounding
     )

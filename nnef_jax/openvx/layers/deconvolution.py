@@ -52,17 +52,9 @@ def deconvolution_layer(
     for axis, k, p in zip("xy", size[::-1], padding, strict=True):
         if k < p + 1:
             wrong_parameter(f"padding along {axis} is {p}, weights of {k} allow up to {k - 1}")
-    if output_shape is not None:
-        if upscale is not None:
-            wrong_parameter("output_shape and upscale are both given: one follows from the other")
-        known = (*x.shape[:-3], filter.tensor.shape[0])
-        wanted = checks.output_shape(output_shape, known, 2)
-        up_y, up_x = (
-            shapes.infer_upscale(*axis)
-            for axis in zip(extents, size, wanted[-2:], padding[::-1], a[::-1], strict=True)
-        )
-        upscale = (up_x, up_y)
-    upscale = checks.pair("upscale", (1, 1) if upscale is None else upscale, 1)
+    known = (*x.shape[:-3], filter.tensor.shape[0])
+    infer, more = shapes.infer_upscale, (padding[::-1], a[::-1])
+    upscale = checks.stride("upscale", upscale, output_shape, known, infer, extents, size, *more)
     for axis, more, up in zip("xy", a, upscale, strict=True):
         if more >= up:
             wrong_parameter(f"a along {axis} is {more}, it must be below the upscale, {up}")

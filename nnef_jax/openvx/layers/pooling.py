@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from nnef_jax.openvx import checks, shapes
-from nnef_jax.openvx.errors import unsupported, wrong_dimension, wrong_parameter
+from nnef_jax.openvx.errors import unsupported, wrong_dimension
 from nnef_jax.openvx.layers.convolution import SIZE_ROUNDING
 from nnef_jax.openvx.layers.products import ends
 from nnef_jax.openvx.profiles import SEMANTICS
@@ -48,16 +48,11 @@ def pooling_layer(
     checks.same_format(strict, inputs=x)
     size = checks.pair("pooling_size", pooling_size, 1)[::-1]
     padding = checks.pair("pooling_padding", pooling_padding)
-    if output_shape is not None:
-        if skip is not None:
-            wrong_parameter("output_shape and skip are both given: one follows from the other")
-        wanted = checks.output_shape(output_shape, x.shape[:-2], 2)
-        skip_y, skip_x = (
-            shapes.infer_skip(n, k, out, p, 0, rounding)
-            for n, k, out, p in zip(x.shape[-2:], size, wanted[-2:], padding[::-1], strict=True)
-        )
-        skip = (skip_x, skip_y)
-    skip = checks.pair("skip", (1, 1) if skip is None else skip, 1)
+    *known, _, _ = x.shape
+    infer, extents = partial(shapes.infer_skip, rounding=rounding), x.shape[-2:]
+    skip = checks.stride(
+        "skip", skip, output_shape, tuple(known), infer, extents, size, padding[::-1]
+    )
     shape = shapes.pooling_output_shape(x.shape, size[::-1], padding, skip, rounding)
     checks.bounded_padding(x, padding, shape)
     if pooling_type == "avg" and size[0] * size[1] > _MOST_CELLS:

@@ -16,6 +16,7 @@ from nnef_jax.openvx.errors import unsupported
 from nnef_jax.openvx.layers.pointwise import activation_layer
 from nnef_jax.openvx.mapping import maps
 from nnef_jax.openvx.mapping.site import Computed, Layer, Node, Site, Unfit, is_real, is_single
+from nnef_jax.openvx.tables import look_up
 from nnef_jax.openvx.tensor import Tensor
 
 _FUNCTIONS = {
@@ -67,9 +68,8 @@ def table(site: Site) -> Layer:
 
     def run(node: Node) -> Computed:
         x = node[name]
-        place = x.data.astype(np.int32) - int(jnp.iinfo(x.data.dtype).min)
-        found = jnp.take(node["table"], place, axis=0)
-        return Tensor(found, node.position), jnp.take(node["beyond"], place, axis=0)
+        found = Tensor(look_up(x.data, node["table"]), node.position)
+        return found, look_up(x.data, node["beyond"])
 
     return Layer("vxTensorTableLookupNode", run, takes_numbers=True, is_table=True)
 
@@ -129,16 +129,10 @@ def _only_tensor(site: Site) -> str | None:
     """Return the name of the operand that is computed, if all others are single numbers."""
     computed = site.computed()
     operands = dict(site.operation.operands)
-    one = {operands[name] for name in computed}
-    others = [name for name in operands if name not in computed]
-    is_one = len(one) == 1 and is_real(operands[computed[0]])
-    numbers = all(is_single(site.shape(name)) for name in others)
-    same = is_one and site.shape(computed[0]) == site.result.shape
-    return computed[0] if same and numbers and site.result.dtype == _dtype(site, computed) else None
-
-
-def _dtype(site: Site, computed: Sequence[str]) -> str:
-    return site.type(computed[0]).dtype
+    if len({operands[name] for name in computed}) != 1 or not is_real(operands[computed[0]]):
+        return None
+    numbers = all(is_single(site.shape(name)) for name in operands if name not in computed)
+    return computed[0] if numbers and site.type(computed[0]) == site.result else None
 
 
 def _line(site: Site) -> tuple[float, float] | None:
