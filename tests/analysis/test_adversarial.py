@@ -13,8 +13,6 @@ from nnef_jax import InputError, analysis
 from tests.analysis.known_networks import B, W, classifier, document, linear, normal, pooled
 from tests.helpers import model_of
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 X = normal(6, 4)
 close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
 KEY = jax.random.key(0)

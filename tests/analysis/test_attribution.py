@@ -29,8 +29,6 @@ from tests.analysis.known_networks import (
 )
 from tests.helpers import model_of
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 X = normal(5, 4)
 CLASSES = np.array([2, 0, 1, 1, 2])
 CLOSE: Any = {"rtol": 1e-5, "atol": 1e-6}

@@ -19,8 +19,6 @@ from nnef_jax.analysis.matching import Tensor, match
 from tests.analysis.networks import random, two_layers
 from tests.helpers import model_of
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 _W1, _W2, _X = random(3, 4), random(4, 5, seed=1), random(2, 3, seed=2)
 
 

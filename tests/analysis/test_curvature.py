@@ -22,8 +22,6 @@ from nnef_jax.analysis.krylov import eigenpairs, singular_triplets
 from tests.analysis.networks import linear, random, two_layers
 from tests.helpers import model_of
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 _W, _W2 = random(5, 3), random(5, 4, seed=2)
 
 

@@ -7,12 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from nnef_jax import analysis
 from tests.analysis.networks import random, two_layers
-
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def loss(y: Any) -> Any:

@@ -15,8 +15,6 @@ from nnef_jax.analysis import activation_statistics, gradient_statistics
 from tests.analysis.networks import random, two_layers
 from tests.helpers import model_of
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 _W1 = random(3, 4)
 _W1[:, 1] = -np.abs(_W1[:, 1])  # a unit that positive inputs never excite
 _W2 = random(4, 5, seed=1)

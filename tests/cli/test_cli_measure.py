@@ -10,8 +10,6 @@ import pytest
 import nnef_jax
 from tests.cli_support import BIAS, FILTER, call, fails, linear_scores, ok, picture, through, write
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 

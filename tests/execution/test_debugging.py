@@ -17,8 +17,6 @@ import nnef_jax
 from tests.execution.test_citizen import compilations
 from tests.helpers import model_of
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 NET = """
 version 1.0;
 graph careful( x ) -> ( y )

@@ -17,8 +17,6 @@ from lowering.trace import Context, trace
 from nnef_jax.execution import options as run_options
 from tests.helpers import model_of
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 NET = """version 1.0;
 graph net( x ) -> ( y )
 {

@@ -24,8 +24,6 @@ from nnef_jax import InputError, Registry, UnsupportedError
 from tests.helpers import model_of
 from tests.pages import blocks
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "digits" / "model"
 BATCHES = (1, 7, 64)

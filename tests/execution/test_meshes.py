@@ -23,8 +23,6 @@ from tests.mesh_support import (
     result_and_collectives,
 )
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 ALONG, WHOLE = PartitionSpec("batch"), PartitionSpec()
 RANDOM = np.random.default_rng(0)
 XS = RANDOM.standard_normal((3, BATCH, WIDTH)).astype(np.float32)

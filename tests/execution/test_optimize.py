@@ -25,8 +25,6 @@ from tests import torch_networks
 from tests.helpers import model_of
 from tests.operation_checks import Together
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 Function = Callable[[Any, list[Any]], Any]
 
 

@@ -19,8 +19,6 @@ from lowering.platforms import chosen_at_lowering
 from tests.helpers import model_of
 from tests.operation_checks import Together
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 NET = """
 version 1.0;
 graph net( x ) -> ( y, index )

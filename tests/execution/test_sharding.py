@@ -32,8 +32,6 @@ from tests.mesh_support import (
     result_and_collectives,
 )
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 P = PartitionSpec
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = np.random.default_rng(0)

@@ -15,8 +15,6 @@ import nnef_jax
 from nnef_jax.reading import network_of_text
 from tests.helpers import model_of
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 LAYERS = """
 version 1.0
 

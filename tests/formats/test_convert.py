@@ -19,8 +19,6 @@ from tests.cli_support import fails, ok
 from tests.helpers import COMPOSITIONAL, archive, model_of
 from tests.printed import ALIASES, assert_same_results, khronos, print_graph, results_of
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 def test_a_final_document_keeps_its_text(tmp_path: Path) -> None:
     text = f"# a comment\n{ALIASES}"

@@ -24,8 +24,6 @@ graph net(x) -> (y) {
 """
 SHORT = {"rounds": 2, "seconds": 0.001}
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 @pytest.fixture(scope="module")
 def net():

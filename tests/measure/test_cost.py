@@ -30,7 +30,7 @@ def x():
     return jax.ShapeDtypeStruct((M, K), np.float32)
 
 
-def test_a_product(product, x, compiled_quickly):
+def test_a_product(product, x):
     found = nnef_jax.cost(product, x)
     assert found.flops == 2 * M * N * K
     assert found.multiply_adds == M * N * K
@@ -51,7 +51,7 @@ def test_another_platform(product, x, platform):
     assert "before fusion" in str(found)
 
 
-def test_a_device_of_a_mesh(product, x, compiled_quickly):
+def test_a_device_of_a_mesh(product, x):
     mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
     found = nnef_jax.cost(product.shard(mesh, batch="data"), x)
     assert found.flops == M * N * K

@@ -110,7 +110,7 @@ def test_table_and_picture(found):
     matplotlib.pyplot.close(axes.figure)
 
 
-def test_state_and_loops(compiled_quickly):
+def test_state_and_loops():
     model = model_of(SUM, data={"total": np.ones(2, np.float32)})
     assert set(nnef_jax.profile(model, calls=2).operations) == {"y"}
     for entry, x in (("step", np.ones(2, np.float32)), ("scan", np.ones((3, 2), np.float32))):
@@ -118,7 +118,7 @@ def test_state_and_loops(compiled_quickly):
     assert nnef_jax.profile(model, entry="scan", calls=2).by_operation()["y"] > 0
 
 
-def test_a_model_on_other_parameters(heavy, compiled_quickly):
+def test_a_model_on_other_parameters(heavy):
     half = heavy.with_params(jax.tree.map(lambda x: x / 2, heavy.params))
     assert nnef_jax.profile(half, calls=2).by_operation()["heavy"] > 0
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
 from tests.openvino.documents import Writer
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 RNG = np.random.default_rng(0)
 
 

@@ -16,7 +16,6 @@ from tests.cli_support import fails, ok
 from tests.openvino.documents import Writer
 
 RNG = np.random.default_rng(0)
-quickly = pytest.mark.usefixtures("compiled_quickly")
 
 
 def largest() -> Writer:
@@ -52,7 +51,6 @@ def test_each_layer_that_nnef_has_not_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "net.tgz").exists()
 
 
-@quickly
 def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     path = largest().write(tmp_path)
     x = RNG.integers(-9, 9, (2, 4)).astype(np.float32) / 2
@@ -96,7 +94,6 @@ def loop() -> Writer:
     return net.result((found, 3), (found, 4))
 
 
-@quickly
 def test_loops_are_kept_with_their_bodies(tmp_path: Path) -> None:
     path = loop().write(tmp_path)
     inputs = RNG.normal(size=(1, 4, 3)).astype("f4"), np.ones((1, 1, 3), "f4"), np.int32(7)
@@ -114,7 +111,6 @@ WEIGHTS = {  # each with the bits that a tensor file takes for an item
 }  # fmt: skip
 
 
-@quickly
 @pytest.mark.parametrize("type", WEIGHTS)
 def test_weights_of_few_bits(type: str, tmp_path: Path) -> None:
     dtype, bits = WEIGHTS[type]
@@ -135,7 +131,6 @@ def test_weights_of_few_bits(type: str, tmp_path: Path) -> None:
     assert size == 128 + 12 * bits // 8
 
 
-@quickly
 def test_types_that_nnef_has_not_are_kept(tmp_path: Path) -> None:
     """Sums of 8 bits wrap, bfloat16 rounds: casts make these of what a document declares."""
     net = Writer()

@@ -11,8 +11,6 @@ import pytest
 import nnef_jax
 from tests.openvino.documents import Writer
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 def test_no_boxes_are_no_detections(tmp_path: Path) -> None:
     net = Writer()

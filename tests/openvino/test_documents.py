@@ -16,7 +16,6 @@ import nnef_jax
 from tests.openvino.documents import Writer
 from tests.openvino.layers import LEGACY, shows
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 RNG = np.random.default_rng(0)
 
 

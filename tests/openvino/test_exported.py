@@ -12,7 +12,6 @@ import pytest
 import nnef_jax
 from tests.openvino.documents import Writer
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 X = np.random.default_rng(0).uniform(-1, 1, (1, 2, 4, 5)).astype(np.float32)
 
 

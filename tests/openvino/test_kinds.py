@@ -18,7 +18,6 @@ from lowering.registry import python_name
 from lowering.trace import Context
 from tests.openvino import reference
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 RNG = np.random.default_rng(0)
 
 

@@ -24,7 +24,6 @@ from tests.openvino.layers import (
     windows,
 )  # fmt: skip
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 MODULES = (arithmetic, arrangement, boxes, steps, windows)
 
 

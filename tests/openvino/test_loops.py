@@ -14,7 +14,6 @@ import nnef_jax
 from tests.openvino.documents import Writer
 from tests.openvino.layers import shows
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 END = 20.0
 
 

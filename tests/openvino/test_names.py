@@ -12,7 +12,6 @@ import pytest
 import nnef_jax
 from tests.openvino.documents import Writer
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 X = np.float32([-1, 2])
 
 

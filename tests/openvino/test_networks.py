@@ -37,7 +37,6 @@ FAMILIES = {
 Array = np.ndarray[Any, Any]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("compiled_quickly"),
     pytest.mark.filterwarnings("ignore"),  # PyTorch's and OpenVINO's, while they convert
 ]
 

@@ -15,8 +15,6 @@ import nnef_jax
 from tests.openvino.documents import Writer
 from tests.openvino.rare_layers import OLD, USES, Known, Use
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 def _written(uses: Sequence[Use], version: int, folder: Path) -> list[list[np.ndarray]]:
     """Return the results of all uses, as parts of one network."""

@@ -12,8 +12,6 @@ import nnef_jax
 from tests.openvino.documents import Writer
 from tests.openvino.test_state import BATCH, WIDTH, cache, real
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 def exported(model: nnef_jax.Model, path: Path, **options: object) -> jax.export.Exported:
     model.export(path, params="beside", platforms=("cpu", "tpu"), **options)  # type: ignore[arg-type]

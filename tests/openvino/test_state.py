@@ -14,7 +14,6 @@ import pytest
 import nnef_jax
 from tests.openvino.documents import Writer
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 RNG = np.random.default_rng(0)
 BATCH, WIDTH = 2, 3
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from lowering.kernels import digits, fixed_point
 from tests.openvx.reference import POLICIES, fitted, rounded
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 COUNT = 64
 # Shifts of three terms and of their sum: Q7.8, 8 bits, far apart, a result that is multiplied.
 SHIFTS = [((0, 8, 16), 8), ((0, 0, 0), 0), ((3, 20, 0), 31), ((0, 4, 8), -3), ((8, 8, 0), 16)]

@@ -20,7 +20,6 @@ from nnef_jax.openvx import Tensor
 from tests.openvx import reference
 from tests.openvx.reference import POLICIES, Ints
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 BATCH = 3
 SPREADS = (1.0, 0.1, 0.01)  # of numbers around 0: what overflows always, at times and never
 

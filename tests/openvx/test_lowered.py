@@ -18,8 +18,6 @@ from tests.cli_support import call, ok
 from tests.helpers import model_of
 from tests.openvx import reference
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 rng = np.random.default_rng(7)
 TEXT = """version 1.0;
 graph net(x) -> (y, z) {

@@ -20,8 +20,6 @@ import nnef_jax
 from tests.helpers import model_of
 from tests.tract_text import graph
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 Shape = tuple[int, ...]
 
 # A call with the shapes of its operands; products of less than 8 columns XLA computes itself.

@@ -22,8 +22,6 @@ from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.inference import Result
 from nnef_jax.reading import network_of_text
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 SMALL: dict[str, tuple[Callable[..., str], tuple[int, ...]]] = {
     "mobilenet_v2": (
         partial(

@@ -21,7 +21,6 @@ import pytest
 import nnef_jax
 from tests.conftest import SHARED_CASES
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DIGITS = EXAMPLES / "digits"
 SCANS = sorted((DIGITS / "scans").glob("*.png"))

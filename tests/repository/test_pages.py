@@ -16,8 +16,6 @@ import pytest
 import nnef_jax
 from tests.pages import LANGUAGES, PAGES, ROOT, Block, blocks, session, unpasteable
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 ELSEWHERE = {"docs/devices.md"}  # test_sharding runs it, by a program that has eight devices
 WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and blocks(page)]
 OPTIONAL = {(block.page, block.needs): block for page in WITH_CODE for block in blocks(page)}

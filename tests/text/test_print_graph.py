@@ -16,8 +16,6 @@ from nnef_jax.reading import network_of_text, read
 from tests.helpers import model_of
 from tests.printed import ALIASES, assert_same_results, khronos, print_graph
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 MOST_RUN = 50  # of the shared cases; compiling takes most of the time
 
 
