@@ -1,10 +1,11 @@
-"""Continue sequences of letters with a language model of OpenVINO, which keeps keys and values.
+"""Continue sequences of letters with a language model of OpenVINO and its cache.
 
     python examples/decode.py [PROMPT ...]
 
-Its cache grows from call to call, and a step is compiled for each length. Of fixed size, a window
-that moves on, it is the state of one `lax.scan`. Both give the letters that the network gives
-without a cache, reading all of them anew each time. (tests/openvino/decoder.py has trained it.)
+The cache of keys and values grows from call to call, and a step is compiled for each length. A
+cache of fixed size is a window that moves on: it is the state of one `lax.scan`. Both give the
+letters that the network gives without a cache, reading all of them anew each time.
+tests/openvino/decoder.py has trained it.
 """
 
 from __future__ import annotations

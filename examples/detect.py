@@ -57,7 +57,7 @@ def page(seed: int) -> np.ndarray:
 
 
 def boxes_of(found: Any) -> list[Box]:
-    """Return the boxes among the rows [1,1,n,7] of DetectionOutput, of which -1 ends the list."""
+    """Return the boxes of DetectionOutput: its rows [1,1,n,7] up to one that begins with -1."""
     rows = np.asarray(found)[0, 0]
     count = int(np.argmax(rows[:, 0] < 0)) if (rows[:, 0] < 0).any() else len(rows)
     return [Box(int(row[1]) - 1, float(row[2]), *(SIDE * row[3:])) for row in rows[:count]]

@@ -117,7 +117,10 @@ class GraphBuilder:
         return known and known.value
 
     def starting(self, label: str, variable: Value, initial: Value, span: Span | None) -> None:
-        """Say what the variable of a label starts with; it is that itself in a first cycle."""
+        """Declare the tensor that the variable of a label starts with.
+
+        In the graph of a first cycle `variable` is that tensor.
+        """
         known = self._variables.setdefault(label, _Variable(label, variable, span))
         self._variable_of[variable] = known
         known.initial = initial

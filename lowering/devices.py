@@ -36,7 +36,10 @@ def on_cpu() -> bool:
 
 @cache
 def processor() -> tuple[str, ...]:
-    """Tell what the host's processor is, and which instructions it has where the system says."""
+    """Return the lines of Linux that name the host's processor and its instructions.
+
+    Elsewhere return what Python says of it.
+    """
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             block = file.read().split("\n\n")[0].splitlines()

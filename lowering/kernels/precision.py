@@ -59,7 +59,7 @@ def precision_of(dtype: Any, precision: Any) -> Any:
 
 
 def narrowed(x: Array, filter: Array, precision: Any) -> tuple[Array, Array, Any]:
-    """Return the operands of a convolution and its precision, which XLA takes no algorithm as."""
+    """Return the operands of a convolution and its precision, for which XLA takes no algorithm."""
     if is_bfloat16(precision) and x.dtype == jnp.float32:
         return x.astype(jnp.bfloat16), filter.astype(jnp.bfloat16), None
     return x, filter, precision

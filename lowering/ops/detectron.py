@@ -58,7 +58,7 @@ def anchored_proposals(
     image: Any, anchors: Any, deltas: Any, scores: Any, min_size: float, pre_nms: int,
     post_nms: int, nms_threshold: float, pixel_offset: float, overlap_offset: float, scales: bool,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Return the regions (x1, y1, x2, y2) that are best, their scores, how many an image has.
+    """Return the best regions (x1, y1, x2, y2), their scores, and how many each image has.
 
     A row of `image` has height, width, and scales of these (one or two) where `min_size` is before
     them. An extent has `pixel_offset` more than the difference of its ends, for overlaps

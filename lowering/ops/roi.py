@@ -34,13 +34,15 @@ from lowering.ops import require, rules
 from lowering.ops.resample import METHODS
 
 
-def _roi_type(
+def bins_type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape
 ) -> TensorType:
-    require.real(input=input, rois=rois)
+    """Return the type of the bins of regions; raise InvalidOperation, InvalidShape.
+
+    The caller has checked the types of `input` and `rois`, and that rows of `rois` are regions.
+    """
     require.integer(batch_index=batch_index)
     require.layout("[B,C,H,W]", input=input)
-    require.layout("[N,4]", "a row holds x1, y1, x2, y2", rois=rois)
     if len(batch_index.shape) != 1 or differ(batch_index.shape[0], rois.shape[0]):
         raise InvalidShape(
             f"'batch_index' {show(batch_index.shape)} must have an item for each row of "
@@ -50,6 +52,14 @@ def _roi_type(
         raise InvalidOperation(f"'output_size' must have two items, it is {list(output_size)}")
     require_positive("output_size", output_size)
     return TensorType((rois.shape[0], input.shape[1], *output_size), input.dtype)
+
+
+def _roi_type(
+    input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape
+) -> TensorType:
+    require.real(input=input, rois=rois)
+    require.layout("[N,4]", "a row holds x1, y1, x2, y2", rois=rois)
+    return bins_type(input, rois, batch_index, output_size)
 
 
 @rules.rule("avg_roi_pool", _roi_type)

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show, volume
+from lowering.errors import InvalidShape
+from lowering.extents import Shape, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.interpolation import neighbours
-from lowering.kernels.windows import require_positive
 from lowering.ops import require, rules
+from lowering.ops.roi import bins_type
 
 _MODES = ("avg", "max")
 
@@ -23,8 +23,6 @@ def _type(
     sampling_ratio: int, mode: str,
 ) -> TensorType:  # fmt: skip
     require.same_dtype(require.real, input=input, rois=rois)
-    require.integer(batch_index=batch_index)
-    require.layout("[B,C,H,W]", input=input)
     require.one_of("mode", mode, _MODES)
     require.not_negative(sampling_ratio=sampling_ratio)
     if len(rois.shape) != 2 or rois.shape[1] not in (4, 5):
@@ -32,15 +30,7 @@ def _type(
             f"'rois' must have the shape [N,4] or [N,5], it has {show(rois.shape)}",
             hint="a row holds x1, y1, x2, y2, or centre x, y, width, height, angle",
         )
-    if len(batch_index.shape) != 1 or differ(batch_index.shape[0], rois.shape[0]):
-        raise InvalidShape(
-            f"'batch_index' {show(batch_index.shape)} must have an item for each row of "
-            f"'rois' {show(rois.shape)}"
-        )
-    if len(output_size) != 2:
-        raise InvalidOperation(f"'output_size' must have two items, it is {list(output_size)}")
-    require_positive("output_size", output_size)
-    return TensorType((rois.shape[0], input.shape[1], *output_size), input.dtype)
+    return bins_type(input, rois, batch_index, output_size)
 
 
 @rules.rule("roi_align", _type, work=lambda result: 16 * volume(result.shape))

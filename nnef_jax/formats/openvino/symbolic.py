@@ -64,7 +64,7 @@ def _struct(value: Value, shape: Sequence[Any]) -> jax.ShapeDtypeStruct:
 
 
 def opened(shape: Sequence[Any], dtype: str) -> TensorType:
-    """Return a type with UNKNOWN for symbolic extents."""
+    """Return the type of a shape, in which symbolic extents become UNKNOWN."""
     return TensorType(tuple(UNKNOWN if is_symbolic(n) else n for n in shape), dtype)
 
 

@@ -45,7 +45,7 @@ def _variable(
 
 
 def _zeros(site: Site, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-    """Return zeros, which take memory that no file has; raise LimitError for too many."""
+    """Return zeros, charged to the limits as no file holds them; raise LimitError."""
     size = volume(shape) * np.dtype(dtype).itemsize
     site.graph.options.meter.expand(size, f"layer '{site.name}'")
     return np.zeros(shape, dtype)
