@@ -66,7 +66,10 @@ PASSES = {
         "makes a convolution with a group for each channel a sum of shifted inputs",
         "MobileNetV2, batch 8: 15",
     ),
-    "grouped": Pass("makes other groups convolutions of their own", "ResNeXt-50, batch 8: 1.16"),
+    "grouped": Pass(
+        "makes other groups convolutions of their own, narrow ones several at a time",
+        "ResNeXt-50, batch 8: 1.16",
+    ),
     "tiled": Pass(
         "makes a transposed convolution without overlap a product", "U-Net, batch 1: 1.04"
     ),
@@ -80,6 +83,10 @@ PASSES = {
     ),
     "summed": Pass(
         "makes a window of few items a sum of shifted channels", "MobileNetV2, batch 8: 1.11"
+    ),
+    "stacked": Pass(
+        "makes a window of many channels to few one product with all its cells",
+        "DenseNet-121, batch 1, on 2 cores with AMX: 1.29",
     ),
     "bordered": Pass(
         "pads an input of fewer positions than a window before XLA's own convolution",

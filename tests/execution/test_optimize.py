@@ -132,6 +132,12 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
         40,
         60,
     ),
+    "grouped_joined": (
+        (2, 3),
+        Window((1, 1), ((1, 2), (0, 1)), (1, 1), (2, 1), 8, None, None),
+        48,
+        8,
+    ),
     "grouped_deep": ((3, 3), Window((1, 1), ((1, 1),) * 2, (1, 1), (1, 1), 2, None, None), 96, 98),
     "tiled": ((2, 3), Window((1, 1), ((1, 1), (2, 2)), (2, 3), (1, 1), 1, None, None), 6, 4),
     "tiled_cut": ((2, 3), Window((1, 1), ((0, 1), (2, 0)), (2, 3), (1, 1), 1, None, None), 6, 4),
@@ -143,6 +149,8 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
         1,
         6,
     ),
+    "stacked": ((3, 3), Window((1, 1), ((1, 2), (0, 1)), (1, 1), (2, 1), 1, None, None), 24, 7),
+    "stacked_cut": ((5,), Window((1,), ((-1, 2),), (1,), (2,), 1, None, None), 24, 8),
     "winograd": ((3, 3), Window((1, 1), ((1, 1), (1, 0)), (1, 1), (1, 1), 1, None, None), 48, 50),
     "winograd_cut": (
         (3, 3),
