@@ -11,7 +11,7 @@ from jax import lax
 
 from lowering import jaxprs
 from lowering.cpu.pipeline import runs
-from lowering.cpu.products import is_turned, product
+from lowering.cpu.products import is_turned, is_turned_in_loop, product
 from lowering.cpu.view import View, plain, whole
 from lowering.jaxprs import PRODUCT, is_literal, primitive
 
@@ -128,7 +128,9 @@ def _is_layer(equation: Any, is_known: Callable[[Any], bool]) -> bool:
     )
 
 
-def products(group: Sequence[Any], input: View, matrices: Sequence[View]) -> list[View]:
+def products(
+    group: Sequence[Any], input: View, matrices: Sequence[View], *, in_loop: bool = False
+) -> list[View]:
     """Return the results of all equations of a group."""
     ((left_sums, _), _) = group[0].params["dimension_numbers"]
     columns = [
@@ -141,7 +143,8 @@ def products(group: Sequence[Any], input: View, matrices: Sequence[View]) -> lis
     axis = input.position(left_sums[0])
     x = whole(input)
     params = _kind(group[0])
-    turned = is_turned(x.size // x.shape[axis], matrix.shape[1])
+    rows, (depth, width) = x.size // x.shape[axis], matrix.shape
+    turned = is_turned_in_loop(rows, depth, width) if in_loop else is_turned(rows, width)
     array = product(x, matrix, axis, params, turned)
     free = [axis for axis in input.order if axis != left_sums[0]]
     ranked = sorted(free)

@@ -458,20 +458,25 @@ def test_a_loop_computes_nothing_of_parameters() -> None:
     assert_equal(function, *arguments)
 
 
-def test_a_loop_keeps_the_layout_of_its_state() -> None:
+@pytest.mark.parametrize(("rows", "width", "turned"), [(8, 24, 0), (24, 256, 0), (32, 256, 1)])
+def test_a_loop_keeps_the_layout_of_its_state(rows: int, width: int, turned: int) -> None:
     def function(parameters: list[Any], inputs: list[Any]) -> Any:
         def turn(state: Any, x: Any) -> tuple[Any, Any]:
             a, b = (jax.nn.sigmoid(x + state @ matrix) for matrix in parameters)
             return a * state + b, a
 
-        return lax.scan(turn, jnp.zeros((8, 24)), inputs[0])
+        return lax.scan(turn, jnp.zeros((rows, width)), inputs[0])
 
-    arguments = [random(24, 24), random(24, 24, seed=1)], [random(5, 8, 24)]
+    matrices = [random(width, width, seed=seed) / width for seed in range(2)]
+    arguments = matrices, [random(5, rows, width)]
     jaxpr = jax.make_jaxpr(optimised(function))(*arguments)
     (loop,) = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
     body = _equations(loop.params["jaxpr"].jaxpr)
     gates = [e for e in body if e.primitive.name in ("add", "mul", "logistic")]
-    assert {e.outvars[0].aval.shape for e in gates} == {(8, 24)}
+    assert {e.outvars[0].aval.shape for e in gates} == {(rows, width)}
+    (product,) = [e for e in body if e.primitive.name == "dot_general"]
+    shape = (2 * width, rows) if turned else (rows, 2 * width)
+    assert product.outvars[0].aval.shape == shape
     assert_equal(function, *arguments)
 
 
