@@ -170,7 +170,8 @@ def _evaluate(
         with jaxprs.scope(equation):
             input = _computed(read(equation.invars[0]), way)
             matrices = [_computed(read(e.invars[1]), way) for e in group]
-            for e, view in zip(group, products(group, input, matrices, in_loop=way.in_loop), strict=True):
+            results = products(group, input, matrices, in_loop=way.in_loop)
+            for e, view in zip(group, results, strict=True):
                 values[e.outvars[0]] = plain(tensor(view), view.known) if way.in_loop else view
     return [_computed(read(variable), way) for variable in jaxpr.outvars]
 
