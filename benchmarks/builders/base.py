@@ -17,8 +17,8 @@ T = TypeVar("T")  # what stands for a tensor while a network is built
 class Builder(ABC, Generic[T]):
     """Builds one network; builders of one seed draw the same weights for the same description.
 
-    Pictures are (batch, channels, height, width), sequences of an `lstm` (steps, batch, features),
-    all other sequences (batch, tokens, features). Everything is float32.
+    Pictures are (batch, channels, height, width), signals (batch, channels, times), sequences of an
+    `lstm` (steps, batch, features), all others (batch, tokens, features). Everything is float32.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -36,8 +36,18 @@ class Builder(ABC, Generic[T]):
         """A parameter. Names are dotted, and unique in a network."""
 
     @abstractmethod
-    def conv(self, x: T, weight: T, bias: T | None, *, stride: int, padding: int, groups: int) -> T:
-        """Convolution of pictures; the weight is (outputs, inputs / groups, size, size)."""
+    def conv(
+        self,
+        x: T,
+        weight: T,
+        bias: T | None,
+        *,
+        stride: int,
+        padding: int,
+        dilation: int,
+        groups: int,
+    ) -> T:
+        """Convolution of pictures or signals; the weight is (outputs, inputs / groups, size...)."""
 
     @abstractmethod
     def deconv(self, x: T, weight: T, bias: T, *, stride: int) -> T:
@@ -177,16 +187,20 @@ class Builder(ABC, Generic[T]):
         *,
         stride: int = 1,
         padding: int | None = None,
+        dilation: int = 1,
         groups: int = 1,
         bias: bool = False,
+        axes: int = 2,
     ) -> T:
         """Convolution with He's initialisation; without `padding` its output is not smaller."""
-        shape = (outputs, inputs // groups, size, size)
+        shape = (outputs, inputs // groups, *(size,) * axes)
         deviation = math.sqrt(2 / math.prod(shape[1:]))
         weight = self.parameter(f"{name}.weight", self.normal(*shape, deviation=deviation))
         offsets = self._bias(name, outputs) if bias else None
-        padding = size // 2 if padding is None else padding
-        return self.conv(x, weight, offsets, stride=stride, padding=padding, groups=groups)
+        padding = size // 2 * dilation if padding is None else padding
+        return self.conv(
+            x, weight, offsets, stride=stride, padding=padding, dilation=dilation, groups=groups
+        )
 
     def deconv_layer(self, name: str, x: T, inputs: int, outputs: int, size: int) -> T:
         """Transposed convolution whose windows do not overlap."""

@@ -103,13 +103,23 @@ class NnefBuilder(Builder[str]):
         return identifier
 
     def conv(
-        self, x: str, weight: str, bias: str | None, *, stride: int, padding: int, groups: int
+        self,
+        x: str,
+        weight: str,
+        bias: str | None,
+        *,
+        stride: int,
+        padding: int,
+        dilation: int,
+        groups: int,
     ) -> str:
+        rank = self._ranks[x]
+        axes = rank - 2
         return self._add(
             f"conv({x}, {weight}, {self._row(bias) if bias else 0.0}, border = 'constant', "
-            f"padding = {[(padding, padding)] * 2}, stride = {[stride] * 2}, "
-            f"dilation = [1, 1], groups = {groups})",
-            4,
+            f"padding = {[(padding, padding)] * axes}, stride = {[stride] * axes}, "
+            f"dilation = {[dilation] * axes}, groups = {groups})",
+            rank,
         )
 
     def deconv(self, x: str, weight: str, bias: str, *, stride: int) -> str:
@@ -128,7 +138,8 @@ class NnefBuilder(Builder[str]):
         self, x: str, mean: str, variance: str, scale: str, offset: str, epsilon: float
     ) -> str:
         rows = [self._row(v) for v in (mean, variance, offset, scale)]
-        return self._add(f"batch_normalization({x}, {', '.join(rows)}, epsilon = {epsilon})", 4)
+        text = f"batch_normalization({x}, {', '.join(rows)}, epsilon = {epsilon})"
+        return self._add(text, self._ranks[x])
 
     def layer_norm(self, x: str, scale: str, offset: str, epsilon: float) -> str:
         self._need("tract_core", "layer_norm_with_affine")

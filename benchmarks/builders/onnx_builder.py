@@ -49,11 +49,24 @@ class OnnxBuilder(Builder[str]):
         return name
 
     def conv(
-        self, x: str, weight: str, bias: str | None, *, stride: int, padding: int, groups: int
+        self,
+        x: str,
+        weight: str,
+        bias: str | None,
+        *,
+        stride: int,
+        padding: int,
+        dilation: int,
+        groups: int,
     ) -> str:
-        values = [x, weight, bias] if bias else [x, weight]
+        axes = self._ranks[x] - 2
         return self._add(
-            "Conv", values, strides=[stride] * 2, pads=[padding] * 4, group=groups, rank=4
+            "Conv",
+            [x, weight, bias] if bias else [x, weight],
+            strides=[stride] * axes,
+            pads=[padding] * 2 * axes,
+            dilations=[dilation] * axes,
+            group=groups,
         )
 
     def deconv(self, x: str, weight: str, bias: str, *, stride: int) -> str:

@@ -35,9 +35,17 @@ class TorchBuilder(Builder[Node]):
         return self._graph.get_attr(name)
 
     def conv(
-        self, x: Node, weight: Node, bias: Node | None, *, stride: int, padding: int, groups: int
+        self,
+        x: Node,
+        weight: Node,
+        bias: Node | None,
+        *,
+        stride: int,
+        padding: int,
+        dilation: int,
+        groups: int,
     ) -> Node:
-        return self._call(F.conv2d, x, weight, bias, stride, padding, 1, groups)
+        return self._call(_conv, x, weight, bias, stride, padding, dilation, groups)
 
     def deconv(self, x: Node, weight: Node, bias: Node, *, stride: int) -> Node:
         return self._call(F.conv_transpose2d, x, weight, bias, stride)
@@ -125,6 +133,10 @@ class TorchBuilder(Builder[Node]):
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         return self._graph.call_function(function, args, kwargs)
+
+
+def _conv(x: Any, weight: Any, *settings: Any) -> Any:
+    return (F.conv1d if weight.ndim == 3 else F.conv2d)(x, weight, *settings)
 
 
 def _layer_norm(x: Any, scale: Any, offset: Any, epsilon: float) -> Any:

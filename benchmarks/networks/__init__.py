@@ -10,11 +10,13 @@ from benchmarks.networks.convolutional import (
     densenet121,
     efficientnet_b0,
     mobilenet_v2,
+    quartznet,
     resnet,
     resnet18,
     resnet50,
     resnext50,
     unet,
+    unet_512,
 )
 from benchmarks.networks.small import gru, lstm, mlp
 from benchmarks.networks.transformers import bert, swin_t, vit_s
@@ -39,6 +41,8 @@ NETWORKS: dict[str, Describe] = {
     "densenet121": densenet121,
     "convnext_t": convnext_t,
     "unet": unet,
+    "unet_512": unet_512,
+    "quartznet": quartznet,
     "vit_s": vit_s,
     "swin_t": swin_t,
     "bert": bert,

@@ -31,6 +31,9 @@ _EFFICIENTNET_STAGES = (
     (6, 192, 4, 2, 5),
     (6, 320, 1, 1, 3),
 )
+# Channels and window of the blocks of QuartzNet 5x5 (Kriman et al. 2019, table 1).
+_QUARTZNET_BLOCKS = ((256, 33), (256, 39), (512, 51), (512, 63), (512, 75))
+
 _BRANCH = 0.5  # scale of a residual branch, so that sums of many stay of order 1
 
 
@@ -263,6 +266,57 @@ def unet(b: Builder[T], batch: int, *, extent: int = 128, width: int = 32, depth
     return b.conv_layer("last", x, width, 2, 1, bias=True)
 
 
+def unet_512(b: Builder[T], batch: int) -> T:
+    """The U-Net for larger pictures, 512x512."""
+    return unet(b, batch, extent=512)
+
+
+def quartznet(
+    b: Builder[T],
+    batch: int,
+    *,
+    features: int = 64,
+    times: int = 400,
+    blocks: Sequence[tuple[int, int]] = _QUARTZNET_BLOCKS,
+    repeats: int = 5,
+    last: tuple[int, int, int] = (512, 87, 1024),
+    letters: int = 29,
+) -> T:
+    """Letters of speech by separable convolutions over time (Kriman et al. 2019), 4 s of it."""
+
+    def separable(
+        name: str, x: T, inputs: int, outputs: int, size: int, stride: int = 1, dilation: int = 1
+    ) -> T:
+        x = b.conv_layer(
+            f"{name}.depthwise",
+            x,
+            inputs,
+            inputs,
+            size,
+            stride=stride,
+            dilation=dilation,
+            groups=inputs,
+            axes=1,
+        )
+        return _conv_norm(b, f"{name}.pointwise", x, inputs, outputs, 1, axes=1)
+
+    x = b.input("features", batch, features, times)
+    channels, size = blocks[0]
+    x = b.relu(separable("first", x, features, channels, size, stride=2))
+    for index, (outputs, size) in enumerate(blocks):
+        name, y, inputs = f"block{index}", x, channels
+        for repeat in range(repeats):
+            y = b.relu(y) if repeat else y
+            y = separable(f"{name}.{repeat}", y, inputs, outputs, size)
+            inputs = outputs
+        x = _conv_norm(b, f"{name}.shortcut", x, channels, outputs, 1, gain=_BRANCH, axes=1)
+        x, channels = b.relu(b.add(x, y)), outputs
+    outputs, size, wide = last
+    x = b.relu(separable("last", x, channels, outputs, size, dilation=2))
+    x = b.relu(_conv_norm(b, "wide", x, outputs, wide, 1, axes=1))
+    return b.conv_layer("letters", x, wide, letters, 1, bias=True, axes=1)
+
+
 def _conv_norm(
     b: Builder[T],
     name: str,
@@ -274,6 +328,9 @@ def _conv_norm(
     stride: int = 1,
     groups: int = 1,
     gain: float = 1.0,
+    axes: int = 2,
 ) -> T:
-    x = b.conv_layer(f"{name}.conv", x, inputs, outputs, size, stride=stride, groups=groups)
+    x = b.conv_layer(
+        f"{name}.conv", x, inputs, outputs, size, stride=stride, groups=groups, axes=axes
+    )
     return b.batch_norm_layer(f"{name}.norm", x, outputs, gain)

@@ -87,6 +87,19 @@ SMALL: dict[str, tuple[Callable[..., str], tuple[int, ...]]] = {
     ),
     "gru": (partial(networks.gru, steps=7, inputs=4, hidden=5), (7, 2, 5)),
     "unet": (partial(networks.unet, extent=16, width=4, depth=2), (2, 2, 16, 16)),
+    "unet_512": (partial(networks.unet, extent=32, width=4, depth=2), (2, 2, 32, 32)),
+    "quartznet": (
+        partial(
+            networks.quartznet,
+            features=4,
+            times=20,
+            blocks=((6, 3), (8, 5)),
+            repeats=2,
+            last=(8, 3, 12),
+            letters=5,
+        ),
+        (2, 5, 10),
+    ),
     "vit_s": (
         partial(networks.vit_s, extent=32, patch=8, width=24, layers=2, heads=3, classes=5),
         (2, 5),
