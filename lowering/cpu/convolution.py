@@ -20,7 +20,7 @@ from lowering.cpu.pipeline import runs
 from lowering.cpu.products import product
 from lowering.cpu.stacked import is_stacked, stacked
 from lowering.cpu.window import Window, cells, padded
-from lowering.cpu.winograd import winograd
+from lowering.cpu.winograd import transformed_bytes, winograd
 from lowering.devices import multiplies_bfloat16
 from lowering.kernels.precision import left_operand
 
@@ -225,9 +225,19 @@ def _is_small(x: Array, filter: Array) -> bool:
     return math.prod(x.shape[:-1]) < filter.shape[-1]
 
 
+# Channels whose products take so long that transforms pay, and how many where these leave the
+# caches. In networks two cores of a Xeon with AVX-512 take, in ms, directly and by tiles: 64
+# channels at 256x256 19 to 21 and 26 to 41, 64 of 128 41 and 61, 128 at 128x128 16 and 15, 128 of
+# 256 33 and 28; alone 64 at 56x56 1.7 and 1.6, at 160x160 7.3 and 6.7, 128 at 96x96 8.8 and 6.3.
+_CHANNELS = 48
+_TRANSFORMED = 52 << 20  # bytes
+_MANY_CHANNELS = 128
+
+
 def is_winograd(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether the window is 3x3 of stride 1, with so many channels that transforms pay."""
+    """Tell whether the window is 3x3 of stride 1, of so many channels that transforms pay."""
     *size, depth, count = filter.shape
+    volume = transformed_bytes(math.prod(x.shape[:-1]) // 4, depth + count)
     return (
         tuple(size) == (3, 3)
         and tuple(window.stride) == (1, 1)
@@ -235,7 +245,7 @@ def is_winograd(x: Array, filter: Array, window: Window) -> bool:
         and window.groups == 1
         and x.dtype == jnp.float32
         and window.accumulator in (None, jnp.float32)
-        and min(depth, count) >= 48
+        and min(depth, count) >= (_CHANNELS if volume < _TRANSFORMED else _MANY_CHANNELS)
     )
 
 

@@ -30,7 +30,7 @@ def winograd(x: Array, filter: Array, precision: Any) -> Array:
     over = ((0, 0), (0, 2 * height + 2 - rows), (0, 2 * width + 2 - columns), (0, 0))
     x = extend(x, over, "constant")
     transformed = _filter_transform(filter)
-    volume = 16 * batch * height * width * (depth + filter.shape[3]) * x.dtype.itemsize
+    volume = transformed_bytes(batch * height * width, depth + filter.shape[3])
     count = min(height, -(-volume // _BLOCK))
     ends = [height * i // count for i in range(count + 1)]
     blocks = [
@@ -39,6 +39,11 @@ def winograd(x: Array, filter: Array, precision: Any) -> Array:
     ]
     result = jnp.concatenate(blocks, axis=1) if count > 1 else blocks[0]
     return result[:, : rows - 2, : columns - 2]
+
+
+def transformed_bytes(tiles: int, channels: int) -> int:
+    """Return the bytes of so many tiles, transformed, for channels of inputs and outputs."""
+    return 16 * tiles * channels * 4
 
 
 def _block(x: Array, transformed: Sequence[Array], precision: Any) -> Array:
