@@ -235,7 +235,7 @@ class Torch(Engine):
         from benchmarks.builders.torch_builder import TorchBuilder
 
         builder = TorchBuilder()
-        module = builder.module(NETWORKS[network](builder, batch))
+        module = self.compiled(builder.module(NETWORKS[network](builder, batch)))
         tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
 
         def call() -> Any:
@@ -244,10 +244,29 @@ class Torch(Engine):
 
         return call
 
+    def compiled(self, module: Any) -> Any:
+        """The module as it is called."""
+        return module
+
+
+class TorchCompiled(Torch):
+    """torch with `torch.compile`, which needs a C++ compiler."""
+
+    name = "torch_compile"
+    is_usual = False
+
+    def compiled(self, module: Any) -> Any:
+        import torch
+
+        return torch.compile(module)
+
 
 ENGINES: dict[str, type[Engine]] = {
     e.name: e
-    for e in (NnefJax, Literal, Ir, Bfloat16, OnnxRuntime, OpenVino, OpenVinoBfloat16, Tract, Torch)
+    for e in (
+        *(NnefJax, Literal, Ir, Bfloat16),
+        *(OnnxRuntime, OpenVino, OpenVinoBfloat16, Tract, Torch, TorchCompiled),
+    )
 }
 
 

@@ -1,4 +1,4 @@
-"""Value and gradient in the parameters: nnef_jax, jitted, against torch's eager backward pass."""
+"""Value and gradient in the parameters: nnef_jax, jitted, against torch, eager and compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks import timing
 from benchmarks.builders.base import Array
-from benchmarks.engines import Engine, NnefJax, example, write_nnef
+from benchmarks.engines import Engine, NnefJax, Torch, example, write_nnef
 from benchmarks.inference import Result
 from benchmarks.networks import NETWORKS
 
@@ -51,13 +51,16 @@ def run(engines: Sequence[Engine], networks: Sequence[str], rounds: int) -> list
 
 def _measure(engines: Sequence[Engine], network: str, rounds: int, folder: Path) -> Result:
     inputs = example(network, BATCH)
-    torch_step, trained = _torch_step(network, inputs)
+    torch_step, trained = _torch_step(Torch(), network, inputs)
     calls: dict[str, Callable[[], Step]] = {
         engine.name: _jax_step(engine, network, inputs, trained, folder)
         for engine in engines
         if isinstance(engine, NnefJax)
     }
     calls["torch"] = torch_step
+    for engine in engines:
+        if isinstance(engine, Torch) and engine.name not in calls:
+            calls[engine.name], _ = _torch_step(engine, network, inputs)
     differences = check({name: call() for name, call in calls.items()}, network)
     return Result(f"{network}, step", BATCH, timing.measure(calls, rounds), differences)
 
@@ -97,7 +100,9 @@ def jitted_step(
     return step, (parameters, statistics, arrays)
 
 
-def _torch_step(network: str, inputs: Mapping[str, Array]) -> tuple[Callable[[], Step], set[str]]:
+def _torch_step(
+    engine: Torch, network: str, inputs: Mapping[str, Array]
+) -> tuple[Callable[[], Step], set[str]]:
     import torch
 
     from benchmarks.builders.torch_builder import TorchBuilder
@@ -105,6 +110,7 @@ def _torch_step(network: str, inputs: Mapping[str, Array]) -> tuple[Callable[[],
     builder = TorchBuilder()
     module = builder.module(NETWORKS[network](builder, BATCH))
     parameters = dict(module.named_parameters())
+    module = engine.compiled(module)
     tensors = [torch.from_numpy(value) for value in inputs.values()]
 
     def step() -> Step:
