@@ -141,6 +141,40 @@ def called(equation: Any, platform: str | None) -> Any:
     return None if closed is None else _placeless(closed)
 
 
+def spliced(closed: Any, platform: str) -> Any:
+    """Return the function with the equations of those that it calls on a platform in their place.
+
+    Derivatives of one's own are lost.
+    """
+    equations: list[Any] = []
+    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+
+    def add(jaxpr: Any, values: dict[Any, Any], outer: Any) -> list[Any]:
+        for e in jaxpr.eqns:
+            operands = [v if is_literal(v) else values.get(v, v) for v in e.invars]
+            info = e.source_info
+            if outer is not None:  # variables are of this call alone
+                stack = outer.name_stack + info.name_stack
+                info = outer.replace(name_stack=stack)
+            callee = _callee(e, platform)
+            if callee is None:
+                results = [v if outer is None else type(v)(v.aval) for v in e.outvars]
+                equations.append(e.replace(invars=operands, outvars=results, source_info=info))
+            else:
+                own = [core.Var(v.aval) for v in callee.jaxpr.constvars]
+                constants.update(zip(own, callee.consts, strict=True))
+                taken = operands[len(operands) - len(callee.in_avals) :]
+                given = dict(zip(callee.jaxpr.constvars, own, strict=True))
+                given.update(zip(callee.jaxpr.invars, taken, strict=True))
+                results = add(callee.jaxpr, given, info)
+            values.update(zip(e.outvars, results, strict=True))
+        return [v if is_literal(v) else values.get(v, v) for v in jaxpr.outvars]
+
+    outvars = add(closed.jaxpr, {}, None)
+    jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outvars)
+    return core.ClosedJaxpr(jaxpr, list(constants.values()))
+
+
 def _placeless(closed: Any) -> Any:
     """Leave out places: jax traces such a function once, so that they are those of its first call.
 

@@ -142,7 +142,7 @@ def _for_cpu(
             parameters, inputs = plain[: recipe.count], plain[recipe.count :]
             return parts.run(assemble(parts.sources, parameters, found), inputs)
     role = "backward" if linear else "forward" if stores else "value"
-    return rewritten(jaxpr, plain, role)
+    return rewritten(jaxpr, plain, role, alone=alone)
 
 
 def _lowered_for_cpu(context: Any, *operands: Any, **params: Any) -> Any:

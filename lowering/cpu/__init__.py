@@ -32,7 +32,7 @@ def optimised(function: Function, *, in_chunks: bool = False) -> Function:
             from lowering.cpu.evaluate import evaluated
 
             known, free = jax.tree.leaves(parameters), jax.tree.leaves(inputs)
-            return evaluated(closed, known, free, in_chunks=in_chunks)
+            return evaluated(closed, known, free, in_chunks=in_chunks, alone=in_chunks)
 
         results = or_else(rewritten, lambda: jax.tree.leaves(function(parameters, inputs)))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
@@ -51,8 +51,8 @@ def folded(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[Any]:
     return or_else(evaluated, lambda: _as_written(closed, *known, *free))
 
 
-def rewritten(closed: Any, operands: Sequence[Any], role: Role) -> list[Any]:
-    """Evaluate a traced function, none of whose operands is known before.
+def rewritten(closed: Any, operands: Sequence[Any], role: Role, *, alone: bool) -> list[Any]:
+    """Evaluate a traced function, none of whose operands is known before, on one device if `alone`.
 
     A function may be the forward or the backward pass of another: its tangents, or gradients.
     """
@@ -60,7 +60,7 @@ def rewritten(closed: Any, operands: Sequence[Any], role: Role) -> list[Any]:
     def evaluated() -> list[Any]:
         from lowering.cpu import evaluate
 
-        return evaluate.evaluated(closed, (), operands, role=role)
+        return evaluate.evaluated(closed, (), operands, role=role, alone=alone)
 
     return or_else(evaluated, lambda: _as_written(closed, *operands))
 
@@ -82,7 +82,7 @@ def split_for_cpu(
     def function(parameters: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         from lowering.cpu import evaluate
 
-        return evaluate.evaluated(closed, parameters, inputs, in_chunks=in_chunks)
+        return evaluate.evaluated(closed, parameters, inputs, in_chunks=in_chunks, alone=in_chunks)
 
     return split(function, parameters, inputs, rewrite=looped)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lowering.cpu.layout import reshaped_runs
@@ -17,9 +17,15 @@ class NotSeparableError(Exception):
     """Items of the batch may depend on one another."""
 
 
-def batch_axes(jaxpr: Any, known: Mapping[Any, int]) -> dict[Any, int]:
-    """Map variables to their axis of the batch's items. Raises NotSeparableError if items mix."""
-    axes = dict(known)
+def batch_axes(
+    jaxpr: Any, known: Mapping[Any, int], *, follow: Iterable[Any] = ()
+) -> dict[Any, int]:
+    """Map variables to their axis of the batch's items. Raises NotSeparableError if items mix.
+
+    What shall `follow` has the axis of what it meets, if it has items for all of the batch.
+    """
+    axes, following = dict(known), set(follow) - set(known)
+    size = next((v.aval.shape[axis] for v, axis in known.items()), 1)
     uses = Counter(variables([*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]))
     repeated: dict[Any, set[int]] = {}  # what is the same along these axes, and read once
 
@@ -35,7 +41,10 @@ def batch_axes(jaxpr: Any, known: Mapping[Any, int]) -> dict[Any, int]:
             continue
         if primitive(equation) in (*ELEMENTWISE, "concatenate"):
             for axis in set(given) - {None}:
+                rank = len(equation.outvars[0].aval.shape)
+                beside = [v for v in variables(equation.invars) if v in following]
                 same = [v for v in equation.invars if _is_repeated(v, axis, repeated)]
+                same += [v for v in beside if _has_items(v.aval.shape, rank, axis, size)]
                 axes.update(dict.fromkeys(same, axis))
             given = axes_of(equation)
         rule = _RULES.get(primitive(equation))
@@ -51,6 +60,10 @@ def _new_axes(equation: Any) -> set[int]:
     extents = dict(zip(equation.params["broadcast_dimensions"], operand.aval.shape, strict=True))
     shape = equation.params["shape"]
     return {axis for axis, n in enumerate(shape) if extents.get(axis, 1) != n}
+
+
+def _has_items(shape: Sequence[int], rank: int, axis: int | None, size: int) -> bool:
+    return axis is not None and len(shape) == rank and shape[axis] == size
 
 
 def _is_repeated(variable: Any, axis: int | None, repeated: Mapping[Any, set[int]]) -> bool:

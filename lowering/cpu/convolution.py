@@ -116,7 +116,8 @@ def pointwise(x: Array, filter: Array, window: Window, turned: bool = False) -> 
     x = at_positions(x, window)
     *positions, depth = x.shape
     params = {"precision": window.precision, "preferred_element_type": window.accumulator}
-    result = product(x.reshape(-1, depth), filter.reshape(depth, -1), 1, params, turned)
+    matrix = filter.reshape(depth, -1)
+    result = product(x.reshape(-1, depth), matrix.T if turned else matrix, 1, params, turned)
     return result.reshape(-1, *positions) if turned else result.reshape(*positions, -1)
 
 

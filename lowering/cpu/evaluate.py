@@ -12,8 +12,9 @@ import numpy as np
 
 from lowering import jaxprs
 from lowering.cpu import chunks
+from lowering.cpu.attention import attentions, computed, may_attend
 from lowering.cpu.folding import Product, merged
-from lowering.cpu.layout import RULES
+from lowering.cpu.layout import RULES, product
 from lowering.cpu.pipeline import runs
 from lowering.cpu.siblings import products, siblings, sums_of_products
 from lowering.cpu.sums import totals_of
@@ -31,13 +32,17 @@ def evaluated(
     free: Sequence[Any],
     *,
     in_chunks: bool = False,
+    alone: bool = False,
     role: str = "value",
 ) -> list[Any]:
     """Evaluate a traced function of parameters and inputs with a CPU's layouts and kernels.
 
-    In a forward or backward pass what is costly to compute again is kept in memory.
+    On one device (`alone`) loops go over what may else be sharded. In a forward or backward pass
+    what is costly to compute again is kept in memory.
     """
     closed = widened(closed, backward=role == "backward")
+    if role == "value" and runs("attention") and may_attend(closed.jaxpr):
+        closed = jaxprs.spliced(closed, "cpu")
     if in_chunks and runs("chunks"):
         results = chunks.in_chunks(closed, known, free, _evaluate)
         if results is not None:
@@ -47,7 +52,7 @@ def evaluated(
         orders = _orders(closed.jaxpr)
         pairs = zip(closed.jaxpr.invars, views, strict=True)
         views = [turned(view, orders.get(variable, view.order)) for variable, view in pairs]
-    way = _Way(role=role)
+    way = _Way(role=role, alone=alone)
     return [tensor(view) for view in _evaluate(closed.jaxpr, closed.consts, views, way)]
 
 
@@ -97,11 +102,17 @@ def folded(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Says how to evaluate: in a loop's body, a pass of a derivative, or as it is written."""
+    """Says how to evaluate: in a loop's body, a pass of a derivative, or as it is written.
+
+    `attending` is for the equations of one attention, whose products are `exchanged`. It runs
+    `alone` on one device, or else on several.
+    """
 
     in_loop: bool = False
     role: str = "value"
     written: bool = False
+    attending: bool = False
+    alone: bool = True
 
 
 _CALL = _Way()
@@ -135,6 +146,9 @@ def _evaluate(
                 result = result.view(way.role)
             values[variable] = result
 
+    def attend(closed: Any, views: Sequence[View]) -> View:
+        return _evaluate(closed.jaxpr, closed.consts, views, replace(way, attending=True))[0]
+
     # First all that depends on parameters alone: matrices of later products are then at hand.
     later: list[Any] = []
     known = {v for v, view in values.items() if not isinstance(view, Product) and view.known}
@@ -144,10 +158,14 @@ def _evaluate(
             known.update(equation.outvars)
         else:
             later.append(equation)
+    attends = way.role == "value" and not (way.written or way.attending) and runs("attention")
+    found = [x for x in attentions(jaxpr) if x.eqns[0].outvars[0] not in known] if attends else []
+    ends = {id(x.eqns[-1]): x for x in found}
     groups = {} if way.written else siblings(later, known.__contains__, _same(jaxpr))
     is_backward = way.in_loop and way.role == "backward" and runs("sums")
     joined = sums_of_products(jaxpr, known.__contains__) if is_backward else []
     done = {id(e) for terms in joined for e in terms.steps}
+    done |= {id(e) for x in found for e in x.eqns[:-1]}
     sums = {id(terms.add): terms for terms in joined}
     for equation in later:
         if any(variable in values for variable in equation.outvars) or id(equation) in done:
@@ -162,6 +180,14 @@ def _evaluate(
                 for variable in terms.others:
                     array = array + tensor(_computed(read(variable), way))
                 (values[equation.outvars[0]],) = [plain(array, False)]
+            continue
+        if id(equation) in ends:
+            attention = ends[id(equation)]
+            with jaxprs.scope(equation):
+                operands = [_computed(read(v), way) for v in attention.reads]
+                (values[equation.outvars[0]],) = [
+                    computed(attention, operands, attend, alone=way.alone)
+                ]
             continue
         group = groups.get(id(equation))
         if group is None:
@@ -212,6 +238,8 @@ def _apply(equation: Any, views: list[View], way: _Way) -> Sequence[Operand]:
         return _bind(equation, views)
     if name == jaxprs.SCAN and runs("scan"):
         return _scan(equation, views, way)
+    if name == jaxprs.PRODUCT and way.attending:
+        return [product(equation, views, exchanged=True)]
     rule = RULES.get(name) if runs("layouts") else None
     result = None if rule is None else rule(equation, views)
     if result is None:

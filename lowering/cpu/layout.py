@@ -11,7 +11,7 @@ from jax import lax
 
 from lowering.cpu.pipeline import runs
 from lowering.cpu.pooling import maximum_gradient, window_reduction
-from lowering.cpu.products import sums_of_channels
+from lowering.cpu.products import is_narrow, is_turned, row_product, sums_of_channels
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.jaxprs import ELEMENTWISE, primitive
 from lowering.kernels.precision import left_operand
@@ -140,15 +140,23 @@ def _rev(equation: Any, views: Sequence[View]) -> View:
     return View(_bind(equation, [whole(view)], dimensions=axes), view.order, view.shape, view.known)
 
 
-def _dot_general(equation: Any, views: Sequence[View]) -> View:
-    # Axes of the result: those of the batch, then the left's others, then the right's.
-    (left, right), known = views, all(view.known for view in views)
-    (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
+def product(equation: Any, views: Sequence[View], *, exchanged: bool = False) -> View:
+    """Multiply, with operands exchanged if asked for: the right one's axes come first then."""
+    known = all(view.known for view in views)
+    if exchanged:
+        right, left = views
+        (right_sums, left_sums), (right_batch, left_batch) = equation.params["dimension_numbers"]
+    else:
+        left, right = views
+        (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
     sums = equation.params["preferred_element_type"]
     if sums is not None and sums != left.array.dtype:
         free = [axis for axis in left.order if axis not in (*left_sums, *left_batch)]
         order = (*left_batch, *free, *left_sums)
         left = View(left_operand(whole(left, order), sums), order, left.shape, left.known)
+    row = None if exchanged else _row(equation, left, right)
+    if row is not None:
+        return row
     numbers = (
         (tuple(map(left.position, left_sums)), tuple(map(right.position, right_sums))),
         (tuple(map(left.position, left_batch)), tuple(map(right.position, right_batch))),
@@ -157,12 +165,35 @@ def _dot_general(equation: Any, views: Sequence[View]) -> View:
     count = len(left_batch)
     left_free = [axis for axis in left.order if axis not in (*left_sums, *left_batch)]
     right_free = [axis for axis in right.order if axis not in (*right_sums, *right_batch)]
+    # Axes of the result: those of the batch, then the others of the first operand, the second's.
+    before_left = count + len(right_free) * exchanged
+    before_right = count + len(left_free) * (not exchanged)
     order = (
         *range(count),
-        *(count + i for i in _ranks(left_free)),
-        *(count + len(left_free) + i for i in _ranks(right_free)),
+        *(before_left + i for i in _ranks(left_free)),
+        *(before_right + i for i in _ranks(right_free)),
     )
     return View(array, order, tuple(equation.outvars[0].aval.shape), known)
+
+
+def _row(equation: Any, left: View, right: View) -> View | None:
+    """Multiply a single row by a matrix that is no parameter's, where that takes a form of its own.
+
+    Products with parameters are those of `siblings`.
+    """
+    ((_, right_sums), (batch, _)) = equation.params["dimension_numbers"]
+    if len(right.shape) != 2 or len(right_sums) != 1 or batch or right.known:
+        return None
+    (axis,), params = right_sums, equation.params
+    depth, columns = right.shape[axis], right.shape[1 - axis]
+    sums = params["preferred_element_type"]
+    is_row = math.prod(left.shape) == depth
+    if not is_row or not is_turned(1, columns, depth=depth, narrow=is_narrow(left.array, sums)):
+        return None
+    kind = {name: params[name] for name in ("precision", "preferred_element_type")}
+    row, order = whole(left).reshape(-1), right.order
+    array = row_product(row, whole(right), order.index(axis), kind)
+    return plain(array.reshape(equation.outvars[0].aval.shape), left.known)
 
 
 def _reshape(equation: Any, views: Sequence[View]) -> View | None:
@@ -234,7 +265,7 @@ RULES: dict[str, Rule] = {
     "select_and_scatter_add": maximum_gradient,
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": _along("dimension"),
-    "dot_general": _dot_general,
+    "dot_general": product,
     "pad": _by_axis("padding_config"),
     "reshape": _reshape,
     "rev": _rev,

@@ -45,6 +45,11 @@ PASSES = {
         "makes one product of those of one input with several matrices",
         "GRU, batch 8: 3.8; LSTM, batch 8: 3.3",
     ),
+    "attention": Pass(
+        "lays out scores of attention for softmax, divides by its sums last, and takes those that "
+        "leave the caches by blocks",
+        "12 heads of 64 items, 1024 tokens: 2.9; 128 tokens: 1.3",
+    ),
     "scan": Pass(
         "lays out the body of a loop, and computes before it what depends on parameters alone",
         "LSTM, batch 1: 7.2; batch 8: 1.8",

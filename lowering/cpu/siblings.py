@@ -11,7 +11,7 @@ from jax import lax
 
 from lowering import jaxprs
 from lowering.cpu.pipeline import runs
-from lowering.cpu.products import is_turned, is_turned_in_loop, product
+from lowering.cpu.products import is_narrow, is_turned, is_turned_in_loop, product
 from lowering.cpu.view import View, plain, whole
 from lowering.jaxprs import PRODUCT, is_literal, primitive
 
@@ -133,18 +133,21 @@ def products(
 ) -> list[View]:
     """Return the results of all equations of a group."""
     ((left_sums, _), _) = group[0].params["dimension_numbers"]
-    columns = [
-        whole(matrix, (sums, 1 - sums))
-        for matrix, sums in zip(
-            matrices, (e.params["dimension_numbers"][0][1][0] for e in group), strict=True
-        )
-    ]
-    matrix = jnp.concatenate(columns, axis=1) if len(columns) > 1 else columns[0]
+    sums = [e.params["dimension_numbers"][0][1][0] for e in group]
+    counts = [m.shape[1 - axis] for m, axis in zip(matrices, sums, strict=True)]
     axis = input.position(left_sums[0])
     x = whole(input)
     params = _kind(group[0])
-    rows, (depth, width) = x.size // x.shape[axis], matrix.shape
-    turned = is_turned_in_loop(rows, depth, width) if in_loop else is_turned(rows, width)
+    depth, width = x.shape[axis], sum(counts)
+    rows = x.size // depth
+    if in_loop and rows > 1:
+        turned = is_turned_in_loop(rows, depth, width)
+    else:
+        narrow = is_narrow(x, params["preferred_element_type"])
+        turned = is_turned(rows, width, depth=depth, narrow=narrow)
+    orders = [(1 - axis, axis) if turned else (axis, 1 - axis) for axis in sums]
+    parts = [whole(m, order) for m, order in zip(matrices, orders, strict=True)]
+    matrix = jnp.concatenate(parts, axis=1 - turned) if len(parts) > 1 else parts[0]
     array = product(x, matrix, axis, params, turned)
     free = [axis for axis in input.order if axis != left_sums[0]]
     ranked = sorted(free)
@@ -153,8 +156,8 @@ def products(
     along = order.index(len(free))
     views: list[View] = []
     start = 0
-    for equation, column in zip(group, columns, strict=True):
-        stop = start + column.shape[1]
+    for equation, count in zip(group, counts, strict=True):
+        stop = start + count
         part = lax.slice_in_dim(array, start, stop, axis=along)
         views.append(View(part, tuple(order), tuple(equation.outvars[0].aval.shape), False))
         start = stop

@@ -48,14 +48,17 @@ def _masked(scores: Array, mask: Any) -> Array:
     return scores + mask.astype(scores.dtype)
 
 
-def _softmax(scores: Array) -> Array:
-    """Return softmax over the last axis; zeros with zero derivatives where all are -inf."""
+def _powers(scores: Array) -> tuple[Array, Array]:
+    """Return the powers of softmax over the last axis, in 32 bits at least, and their sums.
+
+    Where all scores are -inf powers are 0, with zero derivatives, and the sum is 1.
+    """
     wide = widened(scores)
     largest = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
     largest = lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, 0.0))
     powers = jnp.exp(wide - largest)
     total = jnp.sum(powers, axis=-1, keepdims=True)
-    return (powers / jnp.where(total == 0, 1.0, total)).astype(scores.dtype)
+    return powers, jnp.where(total == 0, 1.0, total)
 
 
 def _attention_type(
@@ -110,18 +113,25 @@ def attention(
     groups = (keys.shape[-3], heads // keys.shape[-3])
     queries = query.reshape(*batch, *groups, times, items)
     scores = jnp.einsum("...hgtd,...hsd->...hgts", queries, keys, precision=ctx.precision) * scale
-    grouped = scores.shape
-    scores = scores.reshape(*grouped[:-4], heads, *grouped[-2:])
     if mask is not False:
-        scores = _masked(scores, mask)
+        scores = _masked(scores, _grouped(mask, scores.ndim, groups))
     if is_causal:
-        later = 0 if from_first else grouped[-1] - times
-        seen = jnp.tril(jnp.ones(grouped[-2:], jnp.bool_), later)
+        later = 0 if from_first else scores.shape[-1] - times
+        seen = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_), later)
         scores = _masked(scores, seen)
-    weights = _softmax(scores)
-    weights = weights.reshape(*weights.shape[:-3], *groups, *grouped[-2:])
+    powers, total = _powers(scores)
+    comes_last = powers.dtype == scores.dtype  # numbers of 16 bits would overflow
+    weights = powers if comes_last else (powers / total).astype(scores.dtype)
     result = jnp.einsum("...hgts,...hsd->...hgtd", weights, values, precision=ctx.precision)
+    result = result / total if comes_last else result
     return result.reshape(*result.shape[:-4], heads, *result.shape[-2:])
+
+
+def _grouped(mask: Any, rank: int, groups: tuple[int, int]) -> Array:
+    """Return a mask of all heads for scores of groups of them."""
+    whole = _preceded(mask, rank - 1)
+    *batch, heads, times, keys = whole.shape
+    return whole.reshape(*batch, *(groups if heads > 1 else (1, 1)), times, keys)
 
 
 def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
@@ -136,7 +146,8 @@ def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
 def masked_softmax(input: Any, mask: Any, scale: float) -> Array:
     """Return softmax over the last axis of input * scale + mask, or where a logical one is true."""
     input = jnp.asarray(input)
-    return _softmax(_masked(widened(input) * scale, mask)).astype(input.dtype)
+    powers, total = _powers(_masked(widened(input) * scale, mask))
+    return (powers / total).astype(input.dtype)
 
 
 def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorType:

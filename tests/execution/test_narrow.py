@@ -198,3 +198,21 @@ def test_other_platforms_multiply_in_bfloat16_too() -> None:
     assert "bf16" in window
     (product,) = (line for line in text.splitlines() if "stablehlo.dot_general" in line)
     assert "bf16" in product
+
+
+@pytest.mark.parametrize("transposed", (True, False))
+@pytest.mark.parametrize("known", (True, False))
+def test_one_row_is_computed_as_two(units: bool, transposed: bool, known: bool) -> None:
+    def function(parameters: Any, inputs: Any) -> Array:
+        (x, *_), (matrix, *_) = inputs, parameters or inputs[1:]
+        return x @ (matrix.T if transposed else matrix)
+
+    row = random(1, 256).astype(BF16)
+    matrix = random(*((300, 256) if transposed else (256, 300)), seed=1).astype(BF16)
+    arguments = ([matrix], [row]) if known else ([], [row, matrix])
+    traced = jax.make_jaxpr(optimised(function))(*arguments)
+    (product,) = (e for e in traced.eqns if e.primitive.name == "dot_general")
+    extents = {n for v in product.invars for n in v.aval.shape}
+    assert (2 in extents) == units
+    wanted = function(*jax.tree.map(lambda x: x.astype(F32), arguments))
+    assert error(jax.jit(optimised(function))(*arguments), wanted) < 2**-8

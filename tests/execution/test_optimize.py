@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend import core
 
 import nnef_jax
-from lowering.cpu import optimised, options
+from lowering.cpu import optimised, options, split_for_cpu
 from lowering.cpu.convolution import Window, convolution, direct
 from lowering.cpu.options import fastest
 from lowering.kernels import bounds
@@ -440,6 +440,21 @@ def test_products_of_any_number_of_rows(rows: int) -> None:
 
     matrix = random(300, 512) / 20
     assert_equal(function, [matrix, random(1, 512)], [random(rows, 300, seed=1)])
+
+
+@pytest.mark.parametrize("transposed", (True, False))
+def test_one_row_by_a_large_matrix(transposed: bool) -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        matrix = parameters[0].T if transposed else parameters[0]
+        return jnp.tanh(inputs[0] @ matrix)
+
+    shape = (4096, 256) if transposed else (256, 4096)
+    parameters, inputs = [random(*shape) / 20], [random(1, 1, 256, seed=1)]
+    assert_equal(function, parameters, inputs)
+    split = split_for_cpu(
+        jax.make_jaxpr(function)(parameters, inputs), parameters, inputs, in_chunks=False
+    )
+    assert split.sources == ((0,) if transposed else (None,))  # its rows are read as they are
 
 
 def test_a_loop_computes_nothing_of_parameters() -> None:

@@ -35,6 +35,10 @@ def scanned(p: Any, x: Any) -> Any:
     return lax.scan(lambda y, z: (jnp.tanh(y @ jnp.exp(p[0])), z), x[0], x[1])
 
 
+def attending(p: Any, x: Any) -> Any:
+    return jax.nn.softmax(x[0] @ x[0].mT) @ x[0]
+
+
 def pooled(p: Any, x: Any) -> Any:
     return lax.reduce_window(x[0], -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
 
@@ -50,6 +54,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
         ((1, 8, 4, 4),),
     ),
     "siblings": (lambda p, x: (x[0] @ p[0]) * (x[0] @ p[1]), ((8, 8), (8, 8)), ((4, 8),)),
+    "attention": (attending, (), ((2, 64, 8),)),
     "scan": (scanned, ((8, 8),), ((4, 8), (3,))),
     "turned": (lambda p, x: x[0] @ p[0], ((8, 64),), ((4, 8),)),
     "pairs": (lambda p, x: x[0] @ p[0], ((256, 1024),), ((1, 256),)),
@@ -107,7 +112,7 @@ def traced(name: str) -> str:
             return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(function(params, inputs)))
 
         closed = jax.make_jaxpr(jax.grad(total))(params)
-        return rewritten(closed, params, "backward")
+        return rewritten(closed, params, "backward", alone=True)
 
     return "".join(
         (

@@ -1,0 +1,158 @@
+"""Attention on CPUs: scores laid out for softmax, and taken by blocks where they are many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+
+from lowering import jaxprs
+from lowering.cpu import attention as pass_
+from lowering.cpu import optimised
+from lowering.cpu.pipeline import without
+from lowering.ops.attention import attention
+from lowering.platforms import chosen_at_lowering
+from lowering.trace import Context
+
+Inputs = Sequence[Array]
+HEADS, TIMES, KEYS = 4, 70, 90
+
+
+def random(*shape: int, seed: int = 0) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def operands(*more: Array) -> list[Array]:
+    shapes = ((2, HEADS, TIMES, 16), (2, HEADS, KEYS, 16), (2, HEADS, KEYS, 24))
+    return [*(random(*shape, seed=i) for i, shape in enumerate(shapes)), *more]
+
+
+def spelled(_: Any, x: Inputs) -> Array:
+    scores = x[0] @ jnp.swapaxes(x[1], -1, -2) * 0.25
+    for mask in x[3:]:
+        scores = jnp.where(mask, scores, -1e9) if mask.dtype == jnp.bool_ else scores + mask
+    return jax.nn.softmax(scores) @ x[2]
+
+
+def whole(_: Any, x: Inputs, causal: bool = False) -> Array:
+    return attention(Context(), *x[:3], x[3] if len(x) > 3 else False, 0.0, causal)
+
+
+def causal(_: Any, x: Inputs) -> Array:
+    return whole(_, x, causal=True)
+
+
+def between_layers(p: Inputs, x: Inputs) -> Array:
+    def heads(y: Array) -> Array:
+        return y.reshape(2, TIMES, HEADS, 8).transpose(0, 2, 1, 3)
+
+    y = whole((), [heads(x[0] @ matrix) for matrix in p[:3]])
+    return y.transpose(0, 2, 1, 3).reshape(2, TIMES, HEADS * 8) @ p[3]
+
+
+ROWS = jnp.asarray(np.random.default_rng(9).random((TIMES, KEYS)) > 0.5).at[3].set(False)
+CASES: dict[str, tuple[Callable[[Any, Inputs], Array], list[Array], list[Array]]] = {
+    "spelled": (spelled, [], operands()),
+    "mask of all": (spelled, [], operands(random(2, HEADS, TIMES, KEYS))),
+    "mask of items": (spelled, [], operands(random(2, 1, TIMES, KEYS))),
+    "mask of heads": (spelled, [], operands(random(1, HEADS, 1, KEYS))),
+    "logical": (spelled, [], operands(ROWS[None, None])),
+    "of itself": (spelled, [], [random(2, HEADS, TIMES, 16)] * 3),
+    "whole": (whole, [], operands()),
+    "causal": (causal, [], operands()),
+    "nothing seen": (whole, [], operands(ROWS)),
+    "grouped": (causal, [], [random(2, 2 * HEADS, TIMES, 16, seed=7), *operands()[1:]]),
+    "grouped, mask": (
+        whole,
+        [],
+        [random(2, 2 * HEADS, TIMES, 16, seed=7), *operands(random(2 * HEADS, 1, KEYS))[1:]],
+    ),
+    "between layers": (
+        between_layers,
+        [random(32, 32, seed=i) / 6 for i in range(4)],
+        [random(2, TIMES, 32)],
+    ),
+}
+
+
+@pytest.fixture(params=[True, False], ids=["blocks", "at once"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    if request.param:
+        for name in ("_WHOLE", "_BLOCK"):
+            monkeypatch.setattr(pass_, name, 40_000)
+    yield request.param
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_what_is_written(name: str, blocks: bool) -> None:
+    function, parameters, inputs = CASES[name]
+    fast = optimised(function, in_chunks=blocks)
+    traced = jax.make_jaxpr(fast)(parameters, inputs)
+    loops = [e for e in traced.eqns if jaxprs.primitive(e) == "scan"]
+    assert bool(loops) == blocks
+
+    def three(parameters: Any, inputs: Any) -> list[Array]:
+        return [f(parameters, inputs) for f in (function, fast, chosen_at_lowering(function))]
+
+    expected, *found = jax.jit(three)(parameters, inputs)
+    for result in found:
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mask of items", "grouped"])
+def test_gradients_and_batches(name: str) -> None:
+    function, parameters, inputs = CASES[name]
+    fast = chosen_at_lowering(function)
+
+    def gradients(f: Any) -> Any:
+        return jax.grad(lambda x: jnp.sum(jnp.sin(f(parameters, x))))(inputs)
+
+    def batch(f: Any) -> Any:
+        return jax.vmap(lambda x: f(parameters, x))([jnp.stack([x, x + 1]) for x in inputs])
+
+    for way in (gradients, batch):
+        pairs = zip(
+            *map(jax.tree.leaves, jax.jit(lambda w=way: (w(fast), w(function)))()), strict=True
+        )
+        for found, expected in pairs:
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_softmax_goes_over_rows_and_divides_last() -> None:
+    function, parameters, inputs = CASES["spelled"]
+    traced = jax.make_jaxpr(optimised(function))(parameters, inputs)
+    (maximum,) = (e for e in traced.eqns if jaxprs.primitive(e) == "reduce_max")
+    assert maximum.params["axes"] == (2,)
+    (division,) = (e for e in traced.eqns if jaxprs.primitive(e) == "div")
+    assert division.outvars[0].aval.size == 2 * HEADS * TIMES * 24
+
+
+def test_many_scores_are_never_in_memory_together() -> None:
+    x = [jax.ShapeDtypeStruct((1, 2, 4096, 8), jnp.float32)] * 3
+    traced = jax.make_jaxpr(optimised(spelled, in_chunks=True))([], x)
+    assert _largest(traced.jaxpr) * 4 < 10 << 20
+    with without("attention"):
+        traced = jax.make_jaxpr(optimised(spelled, in_chunks=True))([], x)
+    assert _largest(traced.jaxpr) == 2 * 4096**2
+
+
+def _largest(jaxpr: Any) -> int:
+    own = (v.aval.size for e in jaxpr.eqns for v in e.outvars)
+    inner = (_largest(x.jaxpr) for e in jaxpr.eqns for x in jaxprs.inner(e))
+    return max([*own, *inner])
+
+
+def test_scores_that_are_read_elsewhere_stay() -> None:
+    def function(_: Any, x: Inputs) -> Any:
+        weights = jax.nn.softmax(x[0] @ jnp.swapaxes(x[1], -1, -2))
+        return weights @ x[2], weights.sum(-2)
+
+    inputs = operands()
+    found = jax.jit(optimised(function))([], inputs)
+    for result, expected in zip(found, function([], inputs), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
