@@ -111,6 +111,25 @@ def changed(
     return core.ClosedJaxpr(jaxpr, closed.consts)
 
 
+def of_equations(closed: Any, equations: Sequence[Any], results: Sequence[Any]) -> Any:
+    """Return a traced function of the same arguments with other equations and results."""
+    jaxpr = closed.jaxpr.replace(eqns=list(equations), outvars=list(results))
+    return core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
+    """Return an equation with the traced functions that it holds changed."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, core.ClosedJaxpr):
+            return change(value)
+        return tuple(map(changed, value)) if isinstance(value, tuple) else value
+
+    if not inner(equation):
+        return equation
+    return equation.replace(params={k: changed(v) for k, v in equation.params.items()})
+
+
 def without_forwarded(closed: Any, keep: int) -> tuple[Any, list[int | None]]:
     """Leave out results that are arguments, but for the first ones, which are kept.
 

@@ -2,7 +2,8 @@
 
 What is traced holds the network as it is written, once, whatever the platform of the host. Its
 derivatives and batches are those of what is written, as one such operation each. Lowered for a CPU
-it gets the layouts and kernels of `lowering.cpu`, for any other platform it stays as written.
+it gets the layouts and kernels of `lowering.cpu`. For any other platform it stays as written, less
+steps that undo each other (`direct`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from jax.interpreters import ad, batching, mlir
 
 from lowering import jaxprs
 from lowering.cpu import folded, rewritten, split_for_cpu
+from lowering.direct import direct
 from lowering.extents import is_symbolic
+from lowering.fallback import or_else
 from lowering.prepare import Split, assemble
 
 # Evaluates `jaxpr` on its operands. It is linear in the last `linear` of them, and `stores` for its
@@ -153,7 +156,12 @@ def _lowered_for_cpu(context: Any, *operands: Any, **params: Any) -> Any:
     return lower(context, *operands, **params)
 
 
-mlir.register_lowering(_network, mlir.lower_fun(_as_written, multiple_results=True))
+def _without_detours(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
+    plain = or_else(lambda: direct(jaxpr), lambda: jaxpr)
+    return _as_written(*operands, jaxpr=plain)
+
+
+mlir.register_lowering(_network, mlir.lower_fun(_without_detours, multiple_results=True))
 mlir.register_lowering(_network, _lowered_for_cpu, platform="cpu")
 
 

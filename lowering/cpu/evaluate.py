@@ -153,7 +153,7 @@ def _evaluate(
     later: list[Any] = []
     known = {v for v, view in values.items() if not isinstance(view, Product) and view.known}
     for equation in jaxpr.eqns:
-        if all(is_literal(v) or v in known for v in equation.invars):
+        if not way.written and all(is_literal(v) or v in known for v in equation.invars):
             compute(equation)
             known.update(equation.outvars)
         else:

@@ -1,0 +1,215 @@
+"""Says a traced function without detours, for platforms that get a network as it is written.
+
+Rules and derivatives work on one operation at a time: a vector becomes (1,C) by the document's
+`unsqueeze`, (1,C,1,1) beside a picture and a vector again. Here such steps are one, or none. What
+is computed stays the same, to the last bit where sums are taken in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lowering import jaxprs
+from lowering.extents import is_symbolic, volume
+from lowering.jaxprs import is_literal, primitive
+
+# Takes an equation, and those that make its operands; returns one in its place, or the variable
+# that its result is equal to, or None.
+_Rule = Callable[[Any, Mapping[Any, Any]], Any]
+
+
+def direct(closed: Any) -> Any:
+    """Return a traced function that computes the same in fewer steps."""
+    return _direct(closed, {})
+
+
+def _direct(closed: Any, done: dict[int, Any]) -> Any:
+    if id(closed) in done:  # a function that is called several times stays one
+        return done[id(closed)]
+    equal: dict[Any, Any] = {}
+    made: dict[Any, Any] = {}
+    equations: list[Any] = []
+    for equation in closed.jaxpr.eqns:
+        operands = [v if is_literal(v) else equal.get(v, v) for v in equation.invars]
+        equation = jaxprs.with_inner(equation.replace(invars=operands), lambda x: _direct(x, done))
+        rule = _RULES.get(primitive(equation))
+        found = rule(equation, made) if rule is not None else None
+        if found is None or hasattr(found, "invars"):
+            equations.append(found or equation)
+            made.update((v, equations[-1]) for v in equation.outvars)
+        else:
+            equal[equation.outvars[0]] = found
+    results = [v if is_literal(v) else equal.get(v, v) for v in closed.jaxpr.outvars]
+    done[id(closed)] = made_again = jaxprs.of_equations(closed, _read(equations, results), results)
+    return made_again
+
+
+def _read(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Return the equations that results depend on, and those with effects, in order."""
+    wanted = set(jaxprs.variables(results))
+    kept: list[Any] = []
+    for equation in reversed(equations):
+        if equation.effects or not wanted.isdisjoint(equation.outvars):
+            kept.append(equation)
+            wanted.update(jaxprs.variables(equation.invars))
+    return kept[::-1]
+
+
+def _maker(operand: Any, made: Mapping[Any, Any], *names: str) -> Any:
+    """Return the equation that makes an operand, if its primitive is one of these; or None."""
+    equation = None if is_literal(operand) else made.get(operand)
+    return equation if equation is not None and primitive(equation) in names else None
+
+
+def _shapes(equation: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the shapes of the one operand and the result; None where extents are open."""
+    if len(equation.invars) != 1:
+        return None
+    before, after = (tuple(v.aval.shape) for v in (*equation.invars, *equation.outvars))
+    return None if any(map(is_symbolic, (*before, *after))) else (before, after)
+
+
+_SHAPING = ("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
+
+
+def _keeps_items(equation: Any) -> bool:
+    """Tell whether the result holds the items of the operand, in their order, in another shape."""
+    shapes = _shapes(equation)
+    if primitive(equation) == "reshape" and equation.params["dimensions"] is not None:
+        return False
+    return shapes is not None and volume(shapes[0]) == volume(shapes[1]) > 0
+
+
+def _reshaped(equation: Any, made: Mapping[Any, Any]) -> Any:
+    """Reshape what the operand was reshaped from, or return it."""
+    if not _keeps_items(equation):
+        return _broadcast(equation, made) if primitive(equation) == "broadcast_in_dim" else None
+    before = _maker(equation.invars[0], made, *_SHAPING)
+    source = before.invars[0] if before and _keeps_items(before) else equation.invars[0]
+    if is_literal(source):
+        return None
+    shape = tuple(equation.outvars[0].aval.shape)
+    if tuple(source.aval.shape) == shape:
+        return source
+    if source is equation.invars[0] and primitive(equation) != "reduce_sum":
+        return None
+    params = {"new_sizes": shape, "dimensions": None, "sharding": None}
+    return equation.replace(primitive=lax.reshape_p, invars=[source], params=params)
+
+
+def _broadcast(equation: Any, made: Mapping[Any, Any]) -> Any:
+    """Broadcast what the operand was reshaped from, if that added or removed axes of 1 alone."""
+    before = _maker(equation.invars[0], made, *_SHAPING)
+    if before is None or not _keeps_items(before) or _shapes(equation) is None:
+        return None
+    old, middle = _shapes(before) or ((), ())
+    axes = equation.params["broadcast_dimensions"]
+    places = [axis for axis, n in zip(axes, middle, strict=True) if n != 1]
+    if [n for n in old if n != 1] != [n for n in middle if n != 1]:
+        return None
+    dimensions: list[int] = []
+    remaining = iter(places)
+    for n in old:
+        least = dimensions[-1] + 1 if dimensions else 0
+        dimensions.append(next(remaining) if n != 1 else least)
+    shape = equation.params["shape"]
+    if sorted(set(dimensions)) != dimensions or dimensions[-1:] >= [len(shape)]:
+        return None
+    changed = {**equation.params, "broadcast_dimensions": tuple(dimensions)}
+    return equation.replace(invars=[before.invars[0]], params=changed)
+
+
+def _chosen(equation: Any, made: Mapping[Any, Any]) -> Any:
+    """Return what another platform than a CPU takes as it is."""
+    if not equation.params.get("branches_platforms"):
+        return None
+    branch = jaxprs.called(equation, "another").jaxpr
+    if branch.eqns or len(branch.outvars) != 1 or branch.outvars[0] not in branch.invars:
+        return None
+    return equation.invars[1 + branch.invars.index(branch.outvars[0])]
+
+
+def _converted(equation: Any, made: Mapping[Any, Any]) -> Any:
+    """Return what has the dtype already, or was widened and is narrowed again."""
+    (operand,), (result,) = equation.invars, equation.outvars
+    if is_literal(operand):
+        return None
+    if operand.aval.dtype == result.aval.dtype:
+        return operand
+    before = _maker(operand, made, "convert_element_type")
+    if before is None or is_literal(before.invars[0]):
+        return None
+    (source,) = before.invars
+    widened = _widens(source.aval.dtype, operand.aval.dtype)
+    return source if widened and source.aval.dtype == result.aval.dtype else None
+
+
+def _widens(source: Any, result: Any) -> bool:
+    return source in (jnp.bfloat16, jnp.float16) and result == np.float32
+
+
+def _narrow(equation: Any, made: Mapping[Any, Any]) -> Any:
+    """Multiply numbers of 16 bits as these, which is exact, if some were widened for it."""
+    (result,) = equation.outvars
+    sources: list[Any] = []
+    for operand in equation.invars:
+        before = _maker(operand, made, "convert_element_type")
+        source = before.invars[0] if before else operand
+        if is_literal(source) or not _widens(source.aval.dtype, result.aval.dtype):
+            return equation
+        sources.append(source)
+    precision = equation.params["precision"]
+    is_plain = precision is None or isinstance(precision, tuple | lax.Precision)
+    if len({source.aval.dtype for source in sources}) > 1 or not is_plain:
+        return equation
+    changed = {**equation.params, "preferred_element_type": result.aval.dtype}
+    return equation.replace(invars=sources, params=changed)
+
+
+def _product(equation: Any, made: Mapping[Any, Any]) -> Any:
+    """Multiply by what was transposed for it, along other axes."""
+    ends = [*zip(*equation.params["dimension_numbers"], strict=True)]  # sums, batch of each side
+    operands = list(equation.invars)
+    for side, operand in enumerate(operands):
+        before = _maker(operand, made, "transpose")
+        if before is None:
+            continue
+        permutation = before.params["permutation"]
+        taken = {axis for axes in ends[side] for axis in axes}
+        free = [old for axis, old in enumerate(permutation) if axis not in taken]
+        if free == sorted(free):
+            operands[side] = before.invars[0]
+            ends[side] = tuple(tuple(permutation[axis] for axis in axes) for axes in ends[side])
+    numbers = tuple(zip(*ends, strict=True))
+    changed = {**equation.params, "dimension_numbers": numbers}
+    return _narrow(equation.replace(invars=operands, params=changed), made)
+
+
+def _transposed(equation: Any, made: Mapping[Any, Any]) -> Any:
+    """Return what was transposed the other way before, or convert it if that came between."""
+    (operand,) = equation.invars
+    between = _maker(operand, made, "convert_element_type")
+    before = _maker(between.invars[0] if between else operand, made, "transpose")
+    if before is None or is_literal(before.invars[0]):
+        return None
+    first, second = before.params["permutation"], equation.params["permutation"]
+    if [first[axis] for axis in second] != sorted(first):
+        return None
+    if between is None:
+        return before.invars[0]
+    return between.replace(invars=before.invars, outvars=equation.outvars)
+
+
+_RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys(_SHAPING, _reshaped),
+    "cond": _chosen,
+    "convert_element_type": _converted,
+    "conv_general_dilated": _narrow,
+    "dot_general": _product,
+    "transpose": _transposed,
+}
