@@ -14,6 +14,7 @@ from lowering import jaxprs
 from lowering.cpu import chunks
 from lowering.cpu.attention import attentions, computed, may_attend
 from lowering.cpu.folding import Product, merged
+from lowering.cpu.items import parted, scanned
 from lowering.cpu.layout import RULES, product
 from lowering.cpu.pipeline import runs
 from lowering.cpu.siblings import products, siblings, sums_of_products
@@ -264,8 +265,8 @@ def _scan(equation: Any, views: Sequence[View], way: _Way) -> list[View]:
     totals = totals_of(jaxpr, count, carried)
     added = {total.place for total in totals}
     kept = [i for i in range(carried) if i not in added]
-    scanned = dict(zip(jaxpr.invars[count + carried :], stacks, strict=True))
-    asked = list(dict.fromkeys(v for x in totals for v in x.operands if v not in scanned))
+    found = dict(zip(jaxpr.invars[count + carried :], stacks, strict=True))
+    asked = list(dict.fromkeys(v for x in totals for v in x.operands if v not in found))
     inner = jaxprs.changed(
         closed,
         arguments=[v for i, v in enumerate(jaxpr.invars) if i - count not in added],
@@ -288,18 +289,12 @@ def _scan(equation: Any, views: Sequence[View], way: _Way) -> list[View]:
         results = parts.run(prepared, [*carry, *items])
         return results[: len(kept)], results[len(kept) :]
 
-    last, collected = jax.lax.scan(
-        turn,
-        first,
-        stacks,
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    last, collected = scanned(turn, first, stacks, parted(inner, len(stacks)), **options)
     carry = dict(zip(kept, last, strict=True))
-    scanned.update(zip(asked, collected[len(collected) - len(asked) :], strict=True))
+    found.update(zip(asked, collected[len(collected) - len(asked) :], strict=True))
     for total in totals:
-        left, right = map(scanned.__getitem__, total.operands)
+        left, right = map(found.__getitem__, total.operands)
         carry[total.place] = total.total(start[total.place], left, right)
     results = [*(carry[i] for i in range(carried)), *collected[: len(collected) - len(asked)]]
     known = all(view.known for view in views)

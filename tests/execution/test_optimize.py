@@ -495,6 +495,26 @@ def test_a_loop_keeps_the_layout_of_its_state(rows: int, width: int, turned: int
     assert_equal(function, *arguments)
 
 
+@pytest.mark.parametrize("reverse", (False, True))
+def test_a_loop_reads_items_first_whose_parts_are_read(reverse: bool) -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        def turn(state: Any, items: tuple[Any, Any]) -> tuple[Any, Any]:
+            a, b = jnp.split(items[0] + state @ parameters[0], 2, axis=-1)
+            state = jax.nn.sigmoid(a) * state + jnp.tanh(b) * items[1]
+            return state, state
+
+        return lax.scan(turn, jnp.zeros((4, 3)), (inputs[0], inputs[1]), reverse=reverse)
+
+    arguments = [random(3, 6)], [random(5, 4, 6), random(5, 4, 3, seed=1)]
+    jaxpr = jax.make_jaxpr(optimised(function))(*arguments)
+    (loop,) = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
+    read = [e for e in loop.params["jaxpr"].jaxpr.eqns if e.params.get("name") == "_item"]
+    assert [e.outvars[0].aval.shape for e in read] == [(4, 6)]
+    compiled = jax.jit(optimised(function)).lower(*arguments).compile().as_text()
+    assert " call(" in compiled
+    assert_equal(function, *arguments)
+
+
 # Batches
 
 
