@@ -35,6 +35,10 @@ def scanned(p: Any, x: Any) -> Any:
     return lax.scan(lambda y, z: (jnp.tanh(y @ jnp.exp(p[0])), z), x[0], x[1])
 
 
+def parted(p: Any, x: Any) -> Any:
+    return lax.scan(lambda y, z: (y * z[:4] + z[4:], y), x[0], x[1])
+
+
 def attending(p: Any, x: Any) -> Any:
     return jax.nn.softmax(x[0] @ x[0].mT) @ x[0]
 
@@ -56,6 +60,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
     "siblings": (lambda p, x: (x[0] @ p[0]) * (x[0] @ p[1]), ((8, 8), (8, 8)), ((4, 8),)),
     "attention": (attending, (), ((2, 64, 8),)),
     "scan": (scanned, ((8, 8),), ((4, 8), (3,))),
+    "items": (parted, (), ((4,), (3, 8))),
     "turned": (lambda p, x: x[0] @ p[0], ((8, 64),), ((4, 8),)),
     "pairs": (lambda p, x: x[0] @ p[0], ((256, 1024),), ((1, 256),)),
     "pointwise": (lambda p, x: conv(x[0], p[0]), ((8, 8, 1, 1),), ((1, 8, 4, 4),)),
