@@ -105,9 +105,11 @@ def small_product(x: Array, y: Array, sums: Sequence[Sequence[int]]) -> Array:
 def sums_of_channels(x: Array) -> Array:
     """Sum over all axes but the last, by a product with ones.
 
-    XLA's reduction takes two to five times as long unless YNNPACK does it. With one column of ones
-    instead of two, XLA makes product and operand a loop for each channel.
+    Among other operations XLA's reduction takes much longer: with it a training step of MobileNetV2
+    takes 561 ms instead of 300, of ResNet-18 523 instead of 481. With one row of ones instead of
+    two, XLA makes product and operand a loop for each channel. Ones on the right take four times
+    as long: 5.0 ms instead of 1.3 for 100352 rows of 64, the steps 330 and 493.
     """
     rows = x.reshape(-1, x.shape[-1])
-    ones = jnp.ones((rows.shape[0], 2), x.dtype)
-    return lax.dot_general(rows, ones, (((0,), (0,)), ((), ())), precision="highest")[:, 0]
+    ones = jnp.ones((2, rows.shape[0]), x.dtype)
+    return lax.dot_general(ones, rows, (((1,), (0,)), ((), ())), precision="highest")[0]
