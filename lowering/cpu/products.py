@@ -16,8 +16,8 @@ from lowering.kernels.precision import left_operand
 # 150, 128x1536x384 117 and 114; 196x576x96 144 and 89, 197x384x384 117 and 95.
 _FEW = 160
 
-# The state of a loop is transposed for such a product, the gates are for those after it. 128 steps
-# of an LSTM of 256 take, in ms, as written and transposed, for 8 rows 6.8 and 12.6, for 16 15 and
+# In a loop the result is transposed back in each step, by gates that read it across. 128 steps of
+# an LSTM of 256 take, in ms, as written and transposed, for 8 rows 6.8 and 12.6, for 16 15 and
 # 20, for 32 49 and 43; of one of 128 for 32 rows 10 and 12, of one of 512 for 16 64 and 67, for 32
 # 140 and 114; of a GRU of 256 for 8 rows 5.1 and 7.9, for 32 27 and 25.5.
 _FEWEST_IN_LOOP = 32
