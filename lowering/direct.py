@@ -125,10 +125,11 @@ def _broadcast(equation: Any, made: Mapping[Any, Any]) -> Any:
 
 
 def _chosen(equation: Any, made: Mapping[Any, Any]) -> Any:
-    """Return what another platform than a CPU takes as it is."""
-    if not equation.params.get("branches_platforms"):
+    """Return what all platforms but a CPU take as it is."""
+    choices = equation.params.get("branches_platforms") or ()
+    if sorted(map(str, choices)) != ["('cpu',)", "None"]:
         return None
-    branch = jaxprs.called(equation, "another").jaxpr
+    branch = equation.params["branches"][choices.index(None)].jaxpr
     if branch.eqns or len(branch.outvars) != 1 or branch.outvars[0] not in branch.invars:
         return None
     return equation.invars[1 + branch.invars.index(branch.outvars[0])]
