@@ -34,6 +34,16 @@ def on_cpu() -> bool:
     return default_device().platform == "cpu"
 
 
+def are_on_cpu(arrays: Sequence[Any]) -> bool:
+    """Tell whether the default device is a CPU, and arrays are all on one, of this process."""
+    if not on_cpu() or not all(isinstance(x, jax.Array) for x in arrays):
+        return False
+    devices = {device for x in arrays for device in x.sharding.device_set}
+    return len(devices) == 1 and all(
+        x.platform == "cpu" and x.process_index == jax.process_index() for x in devices
+    )
+
+
 @cache
 def processor() -> tuple[str, ...]:
     """Return the lines of Linux that name the host's processor and its instructions.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from lowering import jaxprs
+from lowering.host import HostProgram
+from lowering.host_writer import host_program
 
 # Beyond this growth a prepared value is a broadcast, cheaper to repeat than to read.
 _GROWTH = 4
@@ -20,8 +23,19 @@ _DIGITS = re.compile(r"[0-9]+")
 Flat = Callable[..., Sequence[Any]]
 
 
-def divided(jaxpr: Any, count: int) -> tuple[tuple[int | None, ...], tuple[int, ...], Flat, Flat]:
-    """Return `sources`, `reads`, `compute`, `run` of a `Split` of `count` leading parameters."""
+class Divided(NamedTuple):
+    """Holds what a `Split` is made of."""
+
+    sources: tuple[int | None, ...]
+    reads: tuple[int, ...]
+    compute: Flat
+    run: Flat
+    program: Callable[[], HostProgram | None]
+
+
+def divided(closed: Any, count: int) -> Divided:
+    """Divide a traced function with `count` leading parameters."""
+    jaxpr = closed.jaxpr
     parameters, inputs = jaxpr.invars[:count], jaxpr.invars[count:]
     roots = [*parameters, *jaxpr.constvars]
     early, late, kept = partition(jaxpr, roots)
@@ -31,7 +45,9 @@ def divided(jaxpr: Any, count: int) -> tuple[tuple[int | None, ...], tuple[int, 
     reads = tuple(index for variable, index in indices.items() if variable in used)
     compute = jaxprs.function("prepare", roots, computed, early)
     run = jaxprs.function("run", [*kept, *inputs], jaxpr.outvars, late)
-    return tuple(map(indices.get, kept)), reads, compute, run
+    constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    program = partial(host_program, parameters, constants, early, computed)
+    return Divided(tuple(map(indices.get, kept)), reads, compute, run, program)
 
 
 def partition(jaxpr: Any, roots: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

@@ -79,7 +79,8 @@ def prepared(function: Callable[..., Any], parameters: Any, *arguments: Any) -> 
     own = leaves[:count]
     if any(isinstance(x, Tracer) for x in own):
         return Preparation(tuple(map(jax.lax.stop_gradient, parts.compute(own))), recipe)
-    return Preparation(tuple(parts.lowered(own).compile()(own)), recipe)
+    compute = parts.on_host(own) or parts.lowered(own).compile()
+    return Preparation(tuple(compute(own)), recipe)
 
 
 def _traced(function: Callable[..., Any], parameters: Any, *arguments: Any) -> Any:

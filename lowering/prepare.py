@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
-from lowering.devices import on_cpu
+from lowering.devices import are_on_cpu, on_cpu
 from lowering.fallback import or_else
+
+if TYPE_CHECKING:
+    from lowering.host import HostProgram
 
 # A traced function, and its number of parameters, to another one with the same results.
 Rewrite = Callable[[Any, int], Any]
@@ -29,12 +32,14 @@ class Split:
     `sources` has an item for each prepared value: the index of a parameter, or None for the next
     result of `compute`, which reads the parameters of the indices `reads`. `run` takes prepared
     values, inputs, and those leaves of the inputs that come first, if they are given apart.
+    `program` gives `compute` in steps of numpy where these can be its own.
     """
 
     sources: tuple[int | None, ...]
     reads: tuple[int, ...]
     compute: Callable[[Sequence[Any]], tuple[Any, ...]]
     run: Callable[..., Any]
+    program: Callable[[], HostProgram | None]
 
     def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
         """Return what `run` takes for these parameters."""
@@ -52,8 +57,12 @@ class Split:
         """
         if None not in self.sources:
             return self.prepare
-        compute = self.lowered(example).compile()
+        compute = self.on_host(example) or self.lowered(example).compile()
         return lambda parameters: assemble(self.sources, parameters, compute(parameters))
+
+    def on_host(self, example: Sequence[Any]) -> HostProgram | None:
+        """Return `compute` in steps of numpy, for all parameters of these types, if it can be."""
+        return self.program() if are_on_cpu(example) else None
 
     def lowered(self, parameters: Sequence[Any]) -> jax.stages.Lowered:
         """Return `compute` for these parameters, to be compiled and run once.
@@ -99,12 +108,12 @@ def split(
 
         traced = inlined(closed)
         traced = traced if rewrite is None else rewrite(traced, count)
-        sources, reads, compute_flat, run_flat = divided(traced.jaxpr, count)
+        found = divided(traced, count)
 
         def compute(values: Sequence[Any]) -> tuple[Any, ...]:
-            return tuple(compute_flat(*values, *traced.consts)) if None in sources else ()
+            return tuple(found.compute(*values, *traced.consts)) if None in found.sources else ()
 
-        return Split(sources, reads, compute, run_as(run_flat))
+        return Split(found.sources, found.reads, compute, run_as(found.run), found.program)
 
     def as_one() -> Split:
         arguments = jax.tree.structure((parameters, inputs))
@@ -112,6 +121,6 @@ def split(
         def run(*leaves: Any) -> list[Any]:
             return jax.tree.leaves(function(*jax.tree.unflatten(arguments, leaves)))
 
-        return Split(tuple(range(count)), (), lambda _: (), run_as(run))
+        return Split(tuple(range(count)), (), lambda _: (), run_as(run), lambda: None)
 
     return or_else(in_parts, as_one)

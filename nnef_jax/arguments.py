@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from lowering.alignment import aligned
 from lowering.extents import shapes_differ, show
 from lowering.graph import Parameter, StateVariable, TensorType, Value
 from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, shown
-from nnef_jax.storage.alignment import aligned
 
 
 def bind_inputs(

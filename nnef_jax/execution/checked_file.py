@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowering.alignment import ALIGNMENT
 from nnef_jax.errors import ArchiveError
 from nnef_jax.storage import files
-from nnef_jax.storage.alignment import ALIGNMENT
 
 HEADER = 64  # bytes; what is aligned in the content is so in the file
 _MAGIC = b"nnef_jax checked file 1\n"

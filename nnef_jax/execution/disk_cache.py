@@ -24,6 +24,7 @@ import numpy as np
 from jax.experimental import serialize_executable
 
 from lowering.devices import Device, on_cpu
+from lowering.host import HostProgram
 from lowering.prepare import Split, assemble
 from nnef_jax.errors import InputError
 from nnef_jax.execution import checked_file
@@ -87,10 +88,7 @@ class DiskCache:
                     prepared = self._prepared(first, parameters, keeps)
                 return loading.result(), prepared, first.prepare
         parts, jit = make()
-        compute = parts.lowered(parameters)
-        text = "\n".join((*compiler_versions(), compute.as_text()))
-        identity = hashlib.sha256(text.encode()).hexdigest()
-        first = _FirstPart(parts.sources, parts.reads, identity, cache(compute.compile))
+        first = _first_part(parts, parameters)
         prepared = self._prepared(first, parameters, keeps)
         run = jit(parts.run).lower(prepared, *program.arguments).compile()
         self._keep(lambda: _write(path, first, run))
@@ -171,16 +169,30 @@ class _FirstPart:
     sources: Sequence[int | None]
     reads: Sequence[int]
     identity: str  # tells what it computes
-    compute: Callable[[], jax.stages.Compiled]
+    compute: Callable[[], HostProgram | jax.stages.Compiled]
 
     def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
         """Return what is prepared of parameters."""
         return assemble(self.sources, parameters, self.compute()(parameters))
 
 
+def _first_part(parts: Split, parameters: Sequence[jax.Array]) -> _FirstPart:
+    program = parts.on_host(parameters)
+    if program is not None:
+        text, compute = program.digest(), lambda: program
+    else:
+        lowered = parts.lowered(parameters)
+        text, compute = lowered.as_text(), cache(lowered.compile)
+    identity = hashlib.sha256("\n".join((*compiler_versions(), text)).encode()).hexdigest()
+    return _FirstPart(parts.sources, parts.reads, identity, compute)
+
+
 def _write(path: str, first: _FirstPart, run: jax.stages.Compiled) -> None:
-    # Of each part the executable and the tree of its arguments; these are tuples and lists.
-    parts = [serialize_executable.serialize(part)[:2] for part in (first.compute(), run)]
+    # Of an executable its code and the tree of its arguments; these are tuples and lists.
+    parts = [
+        part if isinstance(part, HostProgram) else serialize_executable.serialize(part)[:2]
+        for part in (first.compute(), run)
+    ]
     content = pickle.dumps((first.sources, first.reads, first.identity, *parts))
     checked_file.write_checked(path, [content])
 
@@ -202,7 +214,9 @@ def _read(
     return _FirstPart(sources, reads, identity, load), partial(_loaded, run, result, device)
 
 
-def _loaded(part: tuple[bytes, Any], result: Any, device: Device) -> jax.stages.Compiled:
+def _loaded(part: tuple[bytes, Any] | HostProgram, result: Any, device: Device) -> Any:
+    if isinstance(part, HostProgram):
+        return part
     return serialize_executable.deserialize_and_load(
         *part, result, backend=device.client, execution_devices=[device]
     )

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from lowering.alignment import aligned
 from lowering.extents import Shape, show
 from nnef_jax.errors import ArchiveError, DataError
 from nnef_jax.limits import Meter
-from nnef_jax.storage.alignment import aligned
 from nnef_jax.storage.archive import Archive
 
 _KINDS = {

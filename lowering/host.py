@@ -1,0 +1,146 @@
+"""Computes on the host, by numpy, what a network needs of its parameters alone.
+
+That is computed once, and XLA takes longer to compile it: for ResNet-18 0.75 s, then 0.11 to run,
+where numpy takes 0.09 in all. What numpy may compute otherwise (functions, integers, numbers of 16
+bits) is left to XLA.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.alignment import ALIGNMENT, aligned
+
+Array = NDArray[Any]
+
+
+def _broadcast(operands: Sequence[Array], shape: Sequence[int], axes: Sequence[int]) -> Array:
+    extents = [1] * len(shape)
+    for axis, extent in zip(axes, operands[0].shape, strict=True):
+        extents[axis] = extent
+    return np.broadcast_to(operands[0].reshape(extents), shape)
+
+
+def _slice(operands: Sequence[Array], starts: Any, stops: Any, steps: Any) -> Array:
+    return operands[0][tuple(map(slice, starts, stops, steps or [1] * len(starts)))]
+
+
+def _rsqrt(x: Array, out: Array | None) -> Array:
+    return np.divide(x.dtype.type(1), np.sqrt(x), out=out)
+
+
+# What moves and converts items: functions of operands and of these parameters. A transposition is
+# done at once: what reads 16 parts of a 3x3x512x512 filter takes 14 ms then, 26 by strides.
+MOVES: dict[str, tuple[Callable[..., Array], tuple[str, ...]]] = {
+    "broadcast_in_dim": (_broadcast, ("shape", "broadcast_dimensions")),
+    "convert_element_type": (lambda x, dtype: x[0].astype(dtype), ("new_dtype",)),
+    "concatenate": (np.concatenate, ("dimension",)),
+    "optimization_barrier": (lambda x: x[0], ()),
+    "reshape": (lambda x, shape: x[0].reshape(shape), ("new_sizes",)),
+    "rev": (lambda x, axes: np.flip(x[0], axes), ("dimensions",)),
+    "slice": (_slice, ("start_indices", "limit_indices", "strides")),
+    "squeeze": (lambda x, axes: x[0].squeeze(axes), ("dimensions",)),
+    "stack": (np.stack, ("axis",)),
+    "tile": (lambda x, counts: np.tile(x[0], counts), ("reps",)),
+    "transpose": (lambda x, axes: _in_order(x[0].transpose(axes)), ("permutation",)),
+}
+
+ARITHMETIC: dict[str, Callable[..., Array]] = {
+    "add": np.add,
+    "div": np.divide,
+    "mul": np.multiply,
+    "rsqrt": _rsqrt,
+    "sub": np.subtract,
+}
+
+
+def _in_order(x: Array) -> Array:
+    return x if x.flags.c_contiguous else _copied(x)
+
+
+def _copied(x: Array) -> Array:
+    copy = aligned(x.shape, x.dtype)
+    np.copyto(copy, x)
+    return copy
+
+
+def _for_device(x: Array) -> Array:
+    """Return what a device takes without a copy.
+
+    It is no view of an array of jax's, which cannot be written to, but may be donated.
+    """
+    fits = x.flags.c_contiguous and x.flags.writeable and x.ctypes.data % ALIGNMENT == 0
+    return x if fits else _copied(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Computes the value of a place from those of others; of these nothing later reads `last`."""
+
+    name: str
+    operands: tuple[int, ...]
+    params: tuple[Any, ...]
+    place: int
+    is_result: bool
+    last: tuple[int, ...]
+
+    def run(self, values: dict[int, Array]) -> None:
+        """Put the value at its place."""
+        operands = [values[place] for place in self.operands]
+        if self.name in MOVES:
+            found = MOVES[self.name][0](operands, *self.params)
+            values[self.place] = _for_device(found) if self.is_result else found
+        else:
+            shape = np.broadcast_shapes(*(x.shape for x in operands))
+            out = aligned(shape, operands[0].dtype) if self.is_result else None
+            values[self.place] = ARITHMETIC[self.name](*operands, out=out)
+        for place in self.last:
+            del values[place]
+
+
+@dataclass(frozen=True, slots=True)
+class HostProgram:
+    """Computes arrays from others in steps of numpy; it pickles.
+
+    The first places are those of arguments, then come `constants` and the values of steps. Groups
+    of steps read nothing of one another, so that threads take one at a time.
+    """
+
+    constants: Mapping[int, Array]
+    groups: tuple[tuple[Step, ...], ...]
+    results: tuple[int, ...]
+
+    def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """Compute from arrays on one CPU others there."""
+        with jax.ensure_compile_time_eval():  # also where a function is traced
+            values = {**dict(enumerate(map(np.asarray, arrays))), **self.constants}
+            with ThreadPoolExecutor() as pool:
+                found = list(pool.map(lambda group: _run(group, values), self.groups))
+            for part in found:
+                values |= part
+            where = next((x.sharding for x in arrays if x.committed), None)
+            return jax.device_put([_for_device(values[place]) for place in self.results], where)
+
+    def digest(self) -> str:
+        """Return what tells it from others."""
+        digest = hashlib.sha256(repr((self.groups, self.results)).encode())
+        for place, x in self.constants.items():
+            digest.update(f"{place} {x.dtype}{x.shape}".encode() + x.tobytes())
+        return digest.hexdigest()
+
+
+def _run(group: Sequence[Step], given: Mapping[int, Array]) -> dict[int, Array]:
+    """Return the values at places that results are read from, and those that were given."""
+    values = dict(given)
+    with np.errstate(all="ignore"):
+        for step in group:
+            step.run(values)
+    return values

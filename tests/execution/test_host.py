@@ -1,0 +1,158 @@
+"""What is computed of parameters alone, by numpy: as XLA computes it, and nothing is compiled."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lowering.prepare import Split, split
+from tests import torch_networks
+
+Function = Callable[..., Any]
+
+
+def parts_of(function: Function, *parameters: Any) -> Split:
+    """Split a function whose result is added to an input."""
+    result = jax.eval_shape(function, *parameters)
+    inputs = [jax.ShapeDtypeStruct(result.shape, result.dtype)]
+    return split(lambda p, x: jnp.add(function(*p), x[0]), parameters, inputs)
+
+
+def check(function: Function, *parameters: Any, exact: bool = True) -> None:
+    """Compare what numpy and XLA prepare, and that numpy does."""
+    parts = parts_of(function, *parameters)
+    program = parts.on_host(parameters)
+    assert program is not None
+    expected = jax.jit(parts.compute)(parameters)
+    assert expected
+    for run in (program, pickle.loads(pickle.dumps(program))):
+        for a, b in zip(run(parameters), expected, strict=True):
+            assert (a.shape, a.dtype, a.committed) == (b.shape, b.dtype, b.committed)
+            if a.dtype == jnp.bfloat16:  # numpy takes a NaN of it for a number
+                a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+            if exact:
+                np.testing.assert_array_equal(a, b)
+            else:
+                np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def draw(*shape: int, dtype: Any = jnp.float32, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).uniform(0.5, 2, shape)).astype(dtype)
+
+
+MOVES: dict[str, Function] = {
+    "transpose": lambda x: x.transpose(2, 0, 1),
+    "reshape": lambda x: x.transpose(2, 0, 1).reshape(-1, 3),
+    "slice": lambda x: jax.lax.slice(x, (0, 1, 2), (2, 3, 6)),
+    "slice by strides": lambda x: jax.lax.slice(x, (0, 0, 1), (2, 3, 6), (1, 2, 3)),
+    "reverse": lambda x: jax.lax.rev(x, (0, 2)),
+    "concatenate": lambda x: jnp.concatenate([x, x.transpose(1, 0, 2).reshape(2, 3, 6)], 1),
+    "stack": lambda x: jnp.stack([x, jax.lax.rev(x, (0,))], 1),
+    "tile": lambda x: jnp.tile(x, (1, 2, 1)),
+    "broadcast": lambda x: jnp.broadcast_to(x[:, None, :2], (2, 2, 2, 6)),
+    "squeeze": lambda x: jax.lax.slice(x, (0, 1, 0), (2, 2, 6)).squeeze(1),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_items_are_moved(name: str) -> None:
+    for dtype in ("float32", "bfloat16", "int8", "bool", "complex64"):
+        check(MOVES[name], jnp.asarray(np.arange(36).reshape(2, 3, 6) % 7).astype(dtype))
+
+
+def test_numbers_are_computed() -> None:
+    def function(weight: Any, mean: Any, variance: Any) -> Any:
+        scale = jax.lax.rsqrt(variance + 1e-5)
+        return jnp.concatenate([weight * scale[:, None] / 3, (mean * scale)[None] + 2 - weight])
+
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            dtype = jnp.float64 if x64 else jnp.float32
+            parameters = (draw(*s, dtype=dtype, seed=i) for i, s in enumerate([(4, 4), (4,), (4,)]))
+            check(function, *parameters, exact=False)
+
+
+def test_numbers_that_are_none() -> None:
+    """A variance of 0 or less than 0 warns nobody, and gives what XLA gives."""
+    check(lambda x: jax.lax.rsqrt(x) / x, jnp.asarray([0.0, -1, np.inf, np.nan, 1e10]), exact=False)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_are_converted(dtype: str) -> None:
+    large = jnp.asarray([[1e-6, 1.0009765, 70000, -np.inf, np.nan]]).repeat(3, 0)
+    check(lambda x: x.astype(dtype).T, large)
+    check(lambda x: x.astype(jnp.float32).T * 3, draw(3, 5, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.exp(x),
+        lambda x: (x.astype(jnp.int32) + 1).astype(jnp.float32),
+        lambda x: (x.astype(jnp.bfloat16) * 3).T,
+        lambda x: jnp.zeros_like(x).at[jnp.arange(3)].set(x[:3]),
+    ],
+)
+def test_what_else_there_is_stays_with_xla(function: Function) -> None:
+    x = draw(5, 5)
+    parts = parts_of(function, x)
+    assert parts.on_host([x]) is None
+    whole = parts.run(parts.prepare_now([x]), [jnp.zeros(function(x).shape, function(x).dtype)])
+    np.testing.assert_allclose(whole, function(x), rtol=1e-2)
+
+
+def test_values_are_let_go_and_groups_are_apart() -> None:
+    parts = parts_of(lambda x, y: jnp.stack([(x.T * 2) * 3, y.T * 4]), draw(4, 4), draw(4, 4))
+    program = parts.on_host([draw(4, 4)] * 2)
+    assert program is not None
+    (group,) = program.groups  # they meet in the end
+    left = {step.place for step in group} - {place for step in group for place in step.last}
+    assert left == set(program.results)
+    parts = split(lambda p, x: (p[0].T + x[0], p[1].T + x[0]), [draw(4, 4)] * 2, [draw(4, 4)])
+    program = parts.on_host([draw(4, 4)] * 2)
+    assert program is not None and len(program.groups) == 2
+
+
+def test_what_is_prepared_has_memory_of_its_own() -> None:
+    """Parameters may be donated after it."""
+    x = draw(64, 64)
+    program = parts_of(lambda x: x.reshape(32, 128), x).on_host([x])
+    assert program is not None
+    (found,) = program([x])
+    expected = np.array(found)
+    jax.jit(lambda x: x * 0, donate_argnums=0)(x)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_on_the_device_of_parameters() -> None:
+    x = jax.device_put(draw(4, 5), jax.devices()[0])
+    assert x.committed
+    check(lambda x: x.T, x)
+    assert parts_of(lambda x: x.T, x).on_host([np.ones((4, 5), np.float32)]) is None
+
+
+def test_a_first_call_compiles_once() -> None:
+    """What is prepared of the weights of a network takes no compiler."""
+    compiled: list[str] = []
+
+    def listener(event: str, duration_secs: float, **others: Any) -> None:
+        del duration_secs
+        if event.endswith("backend_compile_duration"):
+            compiled.append(str(others.get("fun_name")))
+
+    model = torch_networks.load("unet")
+    (run,) = torch_networks.runs("unet")[:1]
+    model.params  # noqa: B018
+    _ = model.compiler_options  # which XLA is asked for once
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        model(*run.input.values())
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert compiled == [f"jit({model.graph.name})"]
