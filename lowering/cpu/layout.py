@@ -12,6 +12,7 @@ from jax import lax
 from lowering.cpu.pipeline import runs
 from lowering.cpu.pooling import maximum_gradient, window_reduction
 from lowering.cpu.products import is_narrow, is_turned, row_product, sums_of_channels
+from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.jaxprs import ELEMENTWISE, primitive
 from lowering.kernels.precision import left_operand
@@ -81,6 +82,8 @@ def _reduction(equation: Any, views: Sequence[View]) -> View | None:
     positions = tuple(sorted(view.position(axis) for axis in axes))
     if _is_by_channel(equation, view, positions):
         array = sums_of_channels(whole(view))
+    elif _is_by_row(equation, view, positions):
+        array = sums_of_rows(whole(view))
     else:
         array = _bind(equation, [whole(view)], axes=positions)
     kept = [axis for axis in view.order if axis not in axes]
@@ -101,6 +104,12 @@ def _is_by_channel(equation: Any, view: View, positions: Sequence[int]) -> bool:
         and math.prod(view.shape) >= _MANY
         and runs("gradients")
     )
+
+
+def _is_by_row(equation: Any, view: View, positions: Sequence[int]) -> bool:
+    """Tell whether the last axis alone is summed, as in a layer norm."""
+    is_last = tuple(positions) == (len(view.order) - 1,)
+    return primitive(equation) == "reduce_sum" and is_last and is_by_lanes(whole(view))
 
 
 def _along(name: str) -> Rule:

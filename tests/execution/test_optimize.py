@@ -118,6 +118,12 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
     ),
     "depthwise_strided": ((3,), Window((2,), ((1, 1),), (1,), (1,), 4, None, None), 4, 8),
     "depthwise_cut": ((3, 3), Window((1, 1), ((-1, 0),) * 2, (1, 1), (1, 1), 6, None, None), 6, 6),
+    "depthwise_large": (
+        (7, 4),
+        Window((2, 1), ((1, 2), (0, 1)), (1, 1), (1, 2), 6, None, None),
+        6,
+        6,
+    ),
     "depthwise_multiplied": ((3,), Window((1,), ((1, 1),), (1,), (1,), 4, None, None), 4, 12),
     "grouped": ((3, 3), Window((2, 1), ((1, 2), (0, 1)), (1, 1), (2, 1), 3, None, None), 6, 12),
     "grouped_3d": (
@@ -420,6 +426,19 @@ def test_a_bound_has_half_the_gradient_where_it_is_met(kernel: Any, plain: Any) 
 
     for wanted, got in zip(results(plain), results(kernel), strict=True):
         np.testing.assert_array_equal(wanted, got)
+
+
+@pytest.mark.parametrize("length", (64, 96, 100, 3072))
+def test_rows_are_summed_by_parts(length: int) -> None:
+    def function(parameters: Any, inputs: list[Any]) -> Any:
+        x = inputs[0] + 5  # a mean that squares must not meet
+        apart = x - x.mean(-1, keepdims=True)
+        return apart / jnp.sqrt((apart**2).mean(-1, keepdims=True)) * parameters
+
+    scale, x = random(1, 1, length), random(8, 128, length, seed=1)
+    count = primitives(function, scale, [x]).count("slice")
+    assert count == {64: 4, 96: 6, 100: 0, 3072: 48}[length]
+    assert_equal(function, scale, [x])
 
 
 def test_products_of_one_input_become_one() -> None:

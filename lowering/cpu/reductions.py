@@ -1,0 +1,48 @@
+"""Sum over the last axis of an array."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering.cpu.memory import stored
+from lowering.cpu.pipeline import runs
+
+# XLA adds the items of a row one after the other, and keeps in memory first what it computes of
+# them for that: squares, say. Parts of a row that are added first are one loop over lanes, with all
+# that leads there. Milliseconds of a layer norm so, and by parts: 3136 rows of 96 items 0.58 and
+# 0.30, 784 of 192 0.31 and 0.20, 196 of 384 0.23 and 0.14, 1576 of 384 1.11 and 0.53, 128 of 384
+# 0.09 and 0.12.
+_LANES = 32
+_PARTS = 24  # at most, since each is read by instructions of its own
+_ITEMS = 64 << 10
+
+
+def is_by_lanes(x: Array) -> bool:
+    """Tell whether rows are long and many enough to be summed by parts."""
+    return (
+        x.dtype == jnp.float32
+        and x.ndim > 1
+        and math.prod(x.shape) >= _ITEMS
+        and x.shape[-1] >= 2 * _LANES
+        and _lanes(x.shape[-1]) > 0
+        and runs("lanes")
+    )
+
+
+def sums_of_rows(x: Array) -> Array:
+    """Sum over the last axis: first parts of it, then the items of their sum."""
+    lanes = _lanes(x.shape[-1])
+    parts = [lax.slice_in_dim(x, i, i + lanes, axis=-1) for i in range(0, x.shape[-1], lanes)]
+    return jnp.sum(stored(functools.reduce(lax.add, parts)), axis=-1)
+
+
+def _lanes(length: int) -> int:
+    """Return how many items of a row to keep apart; 0 where its length does not divide."""
+    lanes = _LANES
+    while length > lanes * _PARTS:
+        lanes *= 2
+    return 0 if length % lanes else lanes
