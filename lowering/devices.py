@@ -63,6 +63,14 @@ def multiplies_bfloat16() -> bool:
     return any({"avx512_bf16", "amx_bf16"} & set(line.split()) for line in processor())
 
 
+def multiplies_bytes() -> bool:
+    """Tell whether the host's processor has instructions for sums of products of 8 bits."""
+    return any(_OF_BYTES & set(line.split()) for line in processor())
+
+
+_OF_BYTES = {"amx_int8", "avx512_vnni", "avx_vnni", "asimddp"}
+
+
 def place_of(arrays: Sequence[Any]) -> Place:
     """Return where jax computes with these arrays, none of them traced."""
     for array in arrays:

@@ -145,10 +145,10 @@ class Model:
         return _on(self._execution.own.over(layout))
 
     def summary(self) -> str:
-        """Return a table: name, operation, shape, dtype, parameters, multiply-adds."""
+        """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs."""
         from nnef_jax.summary import summarise
 
-        return summarise(self._network)
+        return summarise(self._network, self._execution.compiler.in_integers)
 
     def __call__(
         self, *args: Any, edit: Edits | None = None, capture: Names | None = None, **kwargs: Any

@@ -16,8 +16,10 @@ _SIDES = "<<<<>>"  # to which columns are aligned
 _WIDEST = 60  # that a column is made; what is longer in it stays as it is
 
 
-def summarise(network: Network) -> str:
+def summarise(network: Network, in_integers: Collection[str] = ()) -> str:
     """Return a table with a line for each operation, then one for each unused parameter.
+
+    Operations of the names `in_integers` are marked.
 
     Multiply-adds count an unknown extent as 1: for one item of an open batch. Raises LimitError for
     more rows than the network's limits allow.
@@ -26,7 +28,7 @@ def summarise(network: Network) -> str:
     meter = Meter(network.options.meter.limits)
     rows: list[_Row] = []
     work = [multiply_adds(operation) for operation in graph.operations]
-    for row in _rows(graph, work, unused):
+    for row in _rows(graph, work, unused, in_integers):
         meter.spend(ROW, graph.name)
         rows.append(row)
     widths = [min(_WIDEST, max(map(len, column))) for column in zip(_HEAD, *rows, strict=True)]
@@ -43,7 +45,9 @@ def summarise(network: Network) -> str:
     return "\n".join([graph.name, "", *lines, "", ", ".join(parts)])
 
 
-def _rows(graph: Graph, counts: Iterable[int], unused: Collection[str]) -> Iterator[_Row]:
+def _rows(
+    graph: Graph, counts: Iterable[int], unused: Collection[str], in_integers: Collection[str]
+) -> Iterator[_Row]:
     for value in graph.inputs:
         yield (value.name, "external", show(value.type.shape), value.type.dtype, "", "")
     sizes = {p.value: volume(p.value.type.shape) for p in graph.parameters if p.label not in unused}
@@ -51,6 +55,7 @@ def _rows(graph: Graph, counts: Iterable[int], unused: Collection[str]) -> Itera
         # A parameter counts for the first operation that reads it.
         count = sum(sizes.pop(value, 0) for value in operation.reads())
         kind, numbers = operation.kind, (_number(count), _number(work))
+        kind += " (int8)" if operation.name in in_integers else ""
         for value in operation.writes():
             yield (value.name, kind, show(value.type.shape), value.type.dtype, *numbers)
             kind, numbers = "", ("", "")

@@ -41,8 +41,10 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
 
 
 def _choice(x: Array, filter: Array, window: Window, varies: bool) -> str | None:
-    if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
+    if not x.size:
         return None
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return "pointwise" if is_pointwise(filter, window) else None
     cells = math.prod(filter.shape[:-2])
     own = "bordered" if cells > math.prod(x.shape[1:-1]) and window.groups == 1 else None
     if window.is_spread and any(s != 1 for s in window.stride):
@@ -70,7 +72,7 @@ def direct(
     """Compute it by XLA's own convolution; `layouts` have {} for the axes of positions."""
     numbers: Any = tuple(layout.format("XYZUVW"[: x.ndim - 2]) for layout in layouts)
     return lax.conv_general_dilated(
-        x,
+        left_operand(x, window.accumulator),
         filter,
         window_strides=window.stride,
         padding=window.padding,

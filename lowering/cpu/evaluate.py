@@ -14,6 +14,7 @@ from lowering import jaxprs
 from lowering.cpu import chunks
 from lowering.cpu.attention import attentions, computed, may_attend
 from lowering.cpu.folding import Product, merged
+from lowering.cpu.integers import in_integers
 from lowering.cpu.items import parted, scanned
 from lowering.cpu.layout import RULES, product
 from lowering.cpu.pipeline import runs
@@ -22,6 +23,7 @@ from lowering.cpu.sums import totals_of
 from lowering.cpu.view import View, plain, tensor, turned
 from lowering.cpu.widening import widened
 from lowering.jaxprs import is_literal, primitive
+from lowering.kernels.levels import NOTE
 from lowering.prepare import split
 
 Operand = View | Product
@@ -41,7 +43,7 @@ def evaluated(
     On one device (`alone`) loops go over what may else be sharded. In a forward or backward pass
     what is costly to compute again is kept in memory.
     """
-    closed = widened(closed, backward=role == "backward")
+    closed = widened(in_integers(closed, role), backward=role == "backward")
     if role == "value" and runs("attention") and may_attend(closed.jaxpr):
         closed = jaxprs.spliced(closed, "cpu")
     if in_chunks and runs("chunks"):
@@ -96,7 +98,10 @@ def folded(closed: Any, known: Sequence[Any], free: Sequence[Any]) -> list[Any]:
     """Return the results with scales and offsets in the filters before them, else as written.
 
     It suits any platform, and derivatives, which then need no results without scale and offset.
+    A filter that is rounded to levels stays one.
     """
+    if any(primitive(equation) == NOTE for equation in closed.jaxpr.eqns):
+        return jaxprs.as_function(closed)(*known, *free)
     views = [*(plain(x, True) for x in known), *(plain(x, False) for x in free)]
     return [tensor(v) for v in _evaluate(closed.jaxpr, closed.consts, views, _Way(written=True))]
 

@@ -12,7 +12,7 @@ from lowering.cpu.convolution import convolution, is_pointwise, pointwise
 from lowering.cpu.derivatives import filter_gradient
 from lowering.cpu.memory import stored
 from lowering.cpu.pipeline import runs
-from lowering.cpu.products import is_turned
+from lowering.cpu.products import is_real, is_turned
 from lowering.cpu.view import View, tensor, whole
 from lowering.cpu.window import Window
 from lowering.jaxprs import bind, primitive, scope
@@ -87,7 +87,8 @@ class Product:
     @property
     def _is_turned(self) -> bool:
         channels = self.shape[self._numbers.out_spec[1]]
-        return is_turned(math.prod(self.shape) // max(channels, 1), channels)
+        rows = math.prod(self.shape) // max(channels, 1)
+        return is_real(self.input.array) and is_turned(rows, channels)
 
     def _along_channels(self, operand: View) -> Any:
         """Return the operand as (O) or a scalar; None where it is no factor for each channel."""

@@ -11,7 +11,7 @@ from jax import lax
 
 from lowering.cpu.pipeline import runs
 from lowering.cpu.pooling import maximum_gradient, window_reduction
-from lowering.cpu.products import is_narrow, is_turned, row_product, sums_of_channels
+from lowering.cpu.products import is_narrow, is_real, is_turned, row_product, sums_of_channels
 from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.jaxprs import ELEMENTWISE, primitive
@@ -196,7 +196,7 @@ def _row(equation: Any, left: View, right: View) -> View | None:
     (axis,), params = right_sums, equation.params
     depth, columns = right.shape[axis], right.shape[1 - axis]
     sums = params["preferred_element_type"]
-    is_row = math.prod(left.shape) == depth
+    is_row = math.prod(left.shape) == depth and is_real(left.array)
     if not is_row or not is_turned(1, columns, depth=depth, narrow=is_narrow(left.array, sums)):
         return None
     kind = {name: params[name] for name in ("precision", "preferred_element_type")}

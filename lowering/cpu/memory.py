@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from lowering.cpu.pipeline import runs
 
@@ -17,5 +17,7 @@ def stored(x: Array) -> Array:
     """
     if not runs("stored"):
         return x
-    one, two = (np.array(factor, x.dtype) for factor in (1, 2))
-    return x / jnp.where(x > np.array(np.inf, x.dtype), two, one)
+    is_real = jnp.issubdtype(x.dtype, jnp.floating)
+    most = np.inf if is_real else np.iinfo(x.dtype).max
+    one, two, most = (np.array(factor, x.dtype) for factor in (1, 2, most))
+    return lax.div(x, jnp.where(x > most, two, one))

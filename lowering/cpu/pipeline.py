@@ -29,6 +29,10 @@ PASSES = {
         "MobileNetV2, batch 8: 1.12",
     ),
     # Widths
+    "integers": Pass(
+        "computes products of what is rounded to 256 levels by their codes, in integers",
+        "ResNet-50 in 8 bits, batch 8: 114 ms; in float32 274",
+    ),
     "widened": Pass(
         "computes numbers of 16 bits in 32, but for what products read",
         "in bfloat16 MobileNetV2, batch 8: 1.76",

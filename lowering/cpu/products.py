@@ -56,6 +56,11 @@ def row_product(row: Array, matrix: Array, axis: int, params: dict[str, Any]) ->
     return lax.dot_general(left_operand(matrix, sums), two, numbers, **params)[:, 0]
 
 
+def is_real(x: Array) -> bool:
+    """Tell real numbers from integers, whose products YNNPACK computes as they are."""
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
 def is_narrow(x: Array, sums: Any) -> bool:
     """Tell whether items of 16 bits are summed in 32."""
     return x.dtype == jnp.bfloat16 and sums == jnp.float32
@@ -80,7 +85,7 @@ def product(x: Array, matrix: Array, axis: int, params: dict[str, Any], turned: 
     if sums is not None and sums != x.dtype:
         x, axis = left_operand(jnp.moveaxis(x, axis, -1), sums), x.ndim - 1
     depth, columns = matrix.shape
-    is_row = x.size == depth and matrix.size >= _LARGE and columns % _PARTS == 0
+    is_row = x.size == depth and matrix.size >= _LARGE and columns % _PARTS == 0 and is_real(x)
     if is_row and runs("pairs"):
         parts = jnp.swapaxes(matrix.reshape(depth, _PARTS, columns // _PARTS), 0, 1)
         row = jnp.broadcast_to(x.reshape(1, 1, depth), (_PARTS, 1, depth))

@@ -11,7 +11,7 @@ from jax import lax
 
 from lowering import jaxprs
 from lowering.cpu.pipeline import runs
-from lowering.cpu.products import is_narrow, is_turned, is_turned_in_loop, product
+from lowering.cpu.products import is_narrow, is_real, is_turned, is_turned_in_loop, product
 from lowering.cpu.view import View, plain, whole
 from lowering.jaxprs import PRODUCT, is_literal, primitive
 
@@ -145,7 +145,7 @@ def products(
         turned = len(group) > 1 and is_turned_in_loop(rows, depth, width)
     else:
         narrow = is_narrow(x, params["preferred_element_type"])
-        turned = is_turned(rows, width, depth=depth, narrow=narrow)
+        turned = is_real(x) and is_turned(rows, width, depth=depth, narrow=narrow)
     orders = [(1 - axis, axis) if turned else (axis, 1 - axis) for axis in sums]
     parts = [whole(m, order) for m, order in zip(matrices, orders, strict=True)]
     matrix = jnp.concatenate(parts, axis=1 - turned) if len(parts) > 1 else parts[0]

@@ -14,11 +14,13 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
+from lowering.kernels.levels import noted
 from lowering.ops import require, rules
 from lowering.ops.elementwise import TIES, rounded, straight_through
 from lowering.trace import Context
@@ -74,7 +76,8 @@ def min_max_linear_quantize(
     span = high - low
     inside = jnp.maximum(jnp.minimum(x, high), low) - low
     level = rounded(inside / jnp.where(span == 0, 1.0, span) * steps, ties)
-    return _as_cut(ctx, level / steps * span + low, x, low, high).astype(dtype)
+    result = _as_cut(ctx, level / steps * span + low, x, low, high).astype(dtype)
+    return noted(result, level, span / steps, low, 0, int(steps))
 
 
 def _zero_point_type(
@@ -102,10 +105,12 @@ def zero_point_linear_quantize(
     x, zero, scale = align(jnp.asarray(x), zero_point, scale)
     dtype = x.dtype
     x, scale = _wide(x), _wide(scale)
+    start = -(zero if isinstance(zero, int) else zero.astype(np.float32)) * scale
     zero = jnp.asarray(zero).astype(x.dtype)
     level = jnp.maximum(jnp.minimum(rounded(x / scale, ties) + zero, float(top)), float(bottom))
     low, high = ((float(end) - zero) * scale for end in (bottom, top))
-    return _as_cut(ctx, (level - zero) * scale, x, low, high).astype(dtype)
+    result = _as_cut(ctx, (level - zero) * scale, x, low, high).astype(dtype)
+    return noted(result, level, scale, start, bottom, top)
 
 
 def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
@@ -161,6 +166,7 @@ def fake_quantize(
     below, beyond = jnp.minimum(low, high), jnp.maximum(low, high)
     span, steps = high - low, float(levels - 1)
     level = rounded((x - low) / jnp.where(span == 0, 1.0, span) * steps, "even")
-    inside = level / steps * (last - first) + first
-    result = jnp.where(x <= below, first, jnp.where(x > beyond, last, inside))
-    return _as_cut(ctx, result, x, below, beyond).astype(dtype)
+    level = jnp.where(x <= below, 0.0, jnp.where(x > beyond, steps, level))
+    result = jnp.where(level == steps, last, level / steps * (last - first) + first)
+    result = _as_cut(ctx, result, x, below, beyond).astype(dtype)
+    return noted(result, level, (last - first) / steps, first, 0, levels - 1)

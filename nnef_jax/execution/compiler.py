@@ -71,17 +71,31 @@ class Compiler:
     @property
     def xla_options(self) -> dict[str, str]:
         """Return the options of XLA that suit the network on the default device."""
+        return self._xla_options(self._graph)
+
+    def _xla_options(self, graph: Graph) -> dict[str, str]:
         if not self._options.for_cpu:
             return {}
+        from lowering.cpu.graphs import in_integers
         from lowering.cpu.options import compiler_options
 
-        return compiler_options(self._nbytes, bfloat16=self._is_bfloat16)
+        in_bytes = bool(in_integers(graph))
+        return compiler_options(self._nbytes, bfloat16=self._is_bfloat16, in_bytes=in_bytes)
 
     @cached_property
     def _is_bfloat16(self) -> bool:
         from lowering.work import is_mostly_bfloat16
 
         return is_mostly_bfloat16(self._graph, self._options.precision)
+
+    @property
+    def in_integers(self) -> frozenset[str]:
+        """Return the names of operations that the default device computes in integers."""
+        if not self._options.for_cpu:
+            return frozenset()
+        from lowering.cpu.graphs import in_integers
+
+        return in_integers(self._graph)
 
     def compile(self, program: Program, place: Place, *, is_shared: bool) -> Executable:
         """Compile for a place and for shapes; what `is_shared` is for other arrays of a network.
@@ -124,7 +138,7 @@ class Compiler:
         own, arrays = program.own, list(program.arrays)
         rewrite = looped if self._options.for_cpu else None
         parts = split(program.function, own, arrays, rewrite=rewrite)
-        options = self.xla_options
+        options = self._xla_options(program.graph)
         if self._options.autotune and self._options.for_cpu:
             from lowering.cpu.options import candidates, fastest
 

@@ -11,9 +11,10 @@ import pytest
 from jax import lax
 
 from lowering.cpu import convolution as kernels
-from lowering.cpu import looped, optimised, rewritten, widening
+from lowering.cpu import integers, looped, optimised, rewritten, widening
 from lowering.cpu.options import compiler_options
 from lowering.cpu.pipeline import PASSES, without
+from lowering.kernels.levels import noted
 from lowering.prepare import split
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -45,6 +46,10 @@ def attending(p: Any, x: Any) -> Any:
 
 def pooled(p: Any, x: Any) -> Any:
     return lax.reduce_window(x[0], -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+
+def bytes_of(x: Any) -> Any:
+    return noted(x, jnp.round(x), 1.0, 0.0, -128, 127)
 
 
 # A function of parameters and inputs, and their shapes.
@@ -92,6 +97,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
         ((16, 16, 3, 3),),
         ((1, 16, 8, 8),),
     ),
+    "integers": (lambda p, x: bytes_of(x[0]) @ bytes_of(p[0]), ((32, 8),), ((4, 32),)),
     "winograd": (lambda p, x: conv(x[0], p[0]), ((48, 48, 3, 3),), ((1, 48, 8, 8),)),
     "summed": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 8, 8),)),
     "stacked": (lambda p, x: conv(x[0], p[0]), ((8, 24, 3, 3),), ((1, 24, 8, 8),)),
@@ -133,6 +139,7 @@ def traced(name: str) -> str:
 def test_a_pass_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (widening, kernels):
         monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(integers, "multiplies_bytes", lambda: True)
     whole = traced(name)
     with without(name):
         assert traced(name) != whole

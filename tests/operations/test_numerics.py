@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from lowering.cpu import integers as passes
+from lowering.jaxprs import as_function
+from lowering.kernels.levels import noted
 from tests.helpers import model_of
 
 pytestmark = pytest.mark.optimised
@@ -448,3 +451,19 @@ graph g( x, m ) -> ( y ) {{
 """
     model = model_of(text, precision="BF16_BF16_F32")
     same(model(np.full((1, 32), 1001), np.full((32, 1), 1003)), [32 * 1001 * 1003])
+
+
+def test_products_of_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "multiplies_bytes", lambda: True)
+
+    def rounded(x: jax.Array) -> jax.Array:
+        level = jnp.round(x)
+        return noted(level * 0.1, level, 0.1, 0.0, -128, 127)
+
+    codes = np.random.default_rng(0).integers(-128, 128, (2, 64, 64))
+    x, w = codes.astype(np.float32)
+    closed = jax.make_jaxpr(lambda x, w: rounded(x) @ rounded(w))(x, w)
+    (found,) = as_function(passes.in_integers(closed))(x, w)
+    wanted = (codes[0] @ codes[1]) * 0.01
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    assert passes.names_of_products(closed)

@@ -1,0 +1,99 @@
+"""Times networks of 8 bits against those in real numbers, and against other engines.
+
+    python -m benchmarks.quantised [--networks resnet50,mobilenet_v2,bert] [--batch 1,8]
+
+onnxruntime quantises its model of each network, with ranges of one random input: activations of 8
+bits, weights with a scale for each channel. onnxruntime and OpenVINO run that; nnef_jax runs what
+OpenVINO makes of it. Calls take turns in one process. Ratios are of nnef_jax in 8 bits to each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.builders.base import Array
+from benchmarks.engines import cores, example, imported_openvino, onnx_session, write_nnef
+from benchmarks.engines import write_onnx as write_real
+from benchmarks.timing import measure, relative_difference
+
+NETWORKS = "resnet50,mobilenet_v2,bert"
+_OURS = "nnef_jax, 8 bits"
+
+
+class _Once:
+    """Gives one input to calibrate with."""
+
+    def __init__(self, inputs: Mapping[str, Array]) -> None:
+        self._given = iter([inputs])
+
+    def get_next(self) -> Mapping[str, Array] | None:
+        """Return the input, then None."""
+        return next(self._given, None)
+
+
+def write_quantised(network: str, batch: int, inputs: Mapping[str, Array], folder: Path) -> Path:
+    """Return the path of the ONNX model with nodes that quantise; beside it is OpenVINO's .xml."""
+    from onnxruntime import quantization as q
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    path, prepared = folder / "quantised.onnx", folder / "prepared.onnx"
+    quant_pre_process(write_real(network, batch, folder), prepared, skip_symbolic_shape=True)
+    reader: Any = _Once(inputs)
+    q.quantize_static(prepared, path, reader, quant_format=q.QuantFormat.QDQ, per_channel=True)
+    openvino = imported_openvino()
+    model = openvino.convert_model(path)
+    openvino.save_model(model, path.with_suffix(".xml"), compress_to_fp16=False)
+    return path
+
+
+def calls_of(network: str, batch: int, folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return what is timed of a network, by name; each returns its result in numpy."""
+    import nnef_jax
+
+    inputs = example(network, batch)
+    path = write_quantised(network, batch, inputs, folder)
+    (name,), (x,) = inputs, inputs.values()
+    session = onnx_session(path)
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": cores()}
+    openvino = imported_openvino().Core().compile_model(path, "CPU", settings)
+    request = openvino.create_infer_request()
+    ours = nnef_jax.load(path.with_suffix(".xml"))
+    real = nnef_jax.load(write_nnef(network, batch, folder))
+    return {
+        _OURS: lambda: np.asarray(ours(x)),
+        "float32": lambda: np.asarray(real(x)),
+        "onnxruntime": lambda: session.run(None, {name: x})[0],
+        "OpenVINO": lambda: request.infer([x])[0],
+    }
+
+
+def main() -> None:
+    """Print times, their ratios, and how far results are from those in float32."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", default=NETWORKS)
+    parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each")
+    given = parser.parse_args()
+    for network in given.networks.split(","):
+        for batch in map(int, given.batch.split(",")):
+            with tempfile.TemporaryDirectory() as folder:
+                calls = calls_of(network, batch, Path(folder))
+                wanted = calls["float32"]()
+                found = measure(calls, given.rounds)
+                print(f"{network}, batch {batch} (others used {found.elsewhere:.1f} cores)")
+                for name, seconds in found.medians.items():
+                    ratio = found.medians[_OURS] / seconds
+                    off = relative_difference(wanted, calls[name]())
+                    print(f"  {name:16} {1e3 * seconds:8.2f} ms {ratio:6.2f}   off {off:.3f}")
+
+
+if __name__ == "__main__":
+    main()

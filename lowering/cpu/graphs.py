@@ -1,0 +1,48 @@
+"""Tells of a graph which operations a CPU computes in integers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowering.extents import known
+from lowering.graph import Graph, Value
+
+# Kinds that round to levels.
+_ROUNDING = frozenset(("min_max_linear_quantize", "zero_point_linear_quantize", "fake_quantize"))
+
+
+@lru_cache(maxsize=16)
+def in_integers(graph: Graph) -> frozenset[str]:
+    """Return the names of operations whose products are sums of codes, on this host.
+
+    An unknown extent counts as 1. Nothing is told of a graph that cannot be traced so.
+    """
+    if not any(operation.kind in _ROUNDING for operation in graph.operations):
+        return frozenset()
+    try:
+        return frozenset(_found(graph))
+    except Exception:  # reshapes that do not fit the extent 1, say
+        return frozenset()
+
+
+def _found(graph: Graph) -> list[str]:
+    from lowering.cpu.integers import names_of_products
+    from lowering.trace import Context, trace
+
+    def typed(value: Value) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(known(value.type.shape), np.dtype(value.type.dtype))
+
+    parameters = {p.label: typed(p.value) for p in graph.parameters}
+    states = {s.label: typed(s.value) for s in graph.states}
+    wanted = [*graph.outputs, *(s.update for s in graph.states)]
+
+    def function(parameters: Any, states: Any, inputs: Any) -> list[Any]:
+        values = trace(graph, Context(), parameters, states, inputs, wanted)
+        return [values[value] for value in wanted]
+
+    closed = jax.make_jaxpr(function)(parameters, states, [typed(x) for x in graph.inputs])
+    return names_of_products(closed)
