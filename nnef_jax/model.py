@@ -480,7 +480,7 @@ class Model:
 
     @cached_property
     def _states(self) -> dict[str, StateVariable]:
-        return {state.label: state for state in self.graph.states}
+        return {x.label: x for x in sorted(self.graph.states, key=lambda x: x.label)}
 
 
 def _on(own: OwnArrays) -> Model:

@@ -163,7 +163,7 @@ def product(equation: Any, views: Sequence[View], *, exchanged: bool = False) ->
         free = [axis for axis in left.order if axis not in (*left_sums, *left_batch)]
         order = (*left_batch, *free, *left_sums)
         left = View(left_operand(whole(left, order), sums), order, left.shape, left.known)
-    row = None if exchanged else _row(equation, left, right)
+    row = None if exchanged else _row(equation, left, right) or _rows(equation, left, right)
     if row is not None:
         return row
     numbers = (
@@ -203,6 +203,30 @@ def _row(equation: Any, left: View, right: View) -> View | None:
     row, order = whole(left).reshape(-1), right.order
     array = row_product(row, whole(right), order.index(axis), kind)
     return plain(array.reshape(equation.outvars[0].aval.shape), left.known)
+
+
+def _rows(equation: Any, left: View, right: View) -> View | None:
+    """Multiply a single row of each item of a batch of several axes, as a batch of one axis.
+
+    XLA transposes the other operand of several: 12 heads of 1024 keys in 2.5 ms, read in 0.13.
+    """
+    ((sums, (summed, *others)), (batch, right_batch)) = equation.params["dimension_numbers"]
+    count, last = len(batch), len(left.shape) - 1
+    if (
+        count < 2
+        or others
+        or sums != (last,)
+        or len(right.shape) != count + 2
+        or right.order[:count] != batch
+        or not batch == right_batch == tuple(range(count))
+        or math.prod(left.shape[count:last]) != 1
+    ):
+        return None
+    row, matrix = tensor(left), whole(right)
+    operands = row.reshape(-1, 1, row.shape[-1]), matrix.reshape(-1, *matrix.shape[count:])
+    numbers = ((2,), (right.position(summed) - count + 1,)), ((0,), (0,))
+    array = _bind(equation, operands, dimension_numbers=numbers)
+    return plain(array.reshape(equation.outvars[0].aval.shape), left.known and right.known)
 
 
 def _reshape(equation: Any, views: Sequence[View]) -> View | None:

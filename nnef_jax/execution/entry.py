@@ -50,7 +50,9 @@ class Entry:
         self._compiled = partial(functions.compiled, function)
         states = functions.network.graph.states
         self.takes_state = takes_state
-        self._labels = tuple(state.label for state in states) if takes_state else ()
+        # In the order of the results, a dict: jax pairs what is donated with these one by one, and
+        # copies a state that gets another one's memory.
+        self._labels = tuple(sorted(state.label for state in states)) if takes_state else ()
         self.time_axes = time_axes
         self._donated = len(self._labels) if donates else 0
         # Items of a batch may follow one another where nobody asks for derivatives.

@@ -152,3 +152,24 @@ graph g( x ) -> ( y )
         _, state = model.step(state, stored)
     np.testing.assert_array_equal(state["s"], 4 * stored)
     np.testing.assert_array_equal(nnef_jax.load(tmp_path / "net").init_state()["s"], stored)
+
+
+def test_each_donated_state_becomes_its_own_next_one() -> None:
+    """Labels that are not in order, of one shape: the wrong one's memory would need a copy."""
+    labels = ["b10", "b9", "a"]
+    lines = [f"{x} = variable<scalar>(label = '{x}', shape = [4, 4]);" for x in labels]
+    for i, label in enumerate(labels):
+        lines += [f"m{label} = mul(x, {i + 1}.0); n{label} = add({label}, m{label});"]
+        lines += [f"u{label} = update({label}, n{label});"]
+    body = "x = external<scalar>(shape = [4, 4]); " + " ".join(lines)
+    text = f"version 1.0; graph net(x) -> (y) {{ {body} y = sum_reduce(na, axes = [1]); }}"
+    data = {x: np.full((4, 4), i, np.float32) for i, x in enumerate(labels)}
+    model = model_of(text, data=data, donate_state=True)
+    x, state = jnp.ones((4, 4)), model.init_state()
+    for turn in range(1, 4):
+        _, state = model.step(state, x)
+        for i, label in enumerate(labels):
+            np.testing.assert_array_equal(state[label], i + (i + 1) * turn)
+    places = {label: x.unsafe_buffer_pointer() for label, x in state.items()}
+    _, state = model.step(state, x)
+    assert {label: x.unsafe_buffer_pointer() for label, x in state.items()} == places

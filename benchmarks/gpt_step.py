@@ -1,0 +1,283 @@
+"""Tokens a second of a language model with a cache of keys and values, by nnef_jax and others.
+
+    python -m benchmarks.gpt_step [--layers 12] [--positions 128,900] [--tokens 16]
+
+GPT-2's shape (124 million parameters; batch 1, random weights): each call reads one token and gives
+the logits of the next one. nnef_jax keeps 1024 places as states, written in place (`donate_state`);
+torch writes in place, too, and attends to a slice; onnxruntime joins the past and a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper
+
+from benchmarks import timing
+from benchmarks.builders.nnef_builder import NnefBuilder
+from benchmarks.builders.onnx_builder import OnnxBuilder
+from benchmarks.builders.torch_builder import TorchBuilder
+from benchmarks.engines import onnx_session
+from benchmarks.networks.transformers import feed_forward
+
+WIDTH, HEADS, PLACES, LETTERS = 768, 12, 1024, 50257
+SIZE = WIDTH // HEADS
+REST = 0.02  # seconds, after which threads of the engine before have stopped spinning
+
+
+def network(b: Any, layers: int) -> Any:
+    """Describe the model for a builder that also has `read`, `attend` and `logits`."""
+    tokens = b.parameter("tokens", b.normal(LETTERS, WIDTH, deviation=0.02))
+    places = b.parameter("places", b.normal(PLACES, WIDTH, deviation=0.02))
+    x = b.add(b.read(tokens, "token"), b.read(places, "place"))
+    for layer in range(layers):
+        name = f"layer{layer}"
+        y = b.layer_norm_layer(f"{name}.norm1", x, WIDTH)
+        y = b.dense_layer(f"{name}.qkv", y, WIDTH, 3 * WIDTH)
+        parts = [b.slice(y, 2, i * WIDTH, (i + 1) * WIDTH) for i in range(3)]
+        q, k, v = (b.transpose(b.reshape(p, (1, 1, HEADS, SIZE)), (0, 2, 1, 3)) for p in parts)
+        y = b.reshape(b.transpose(b.attend(name, q, k, v), (0, 2, 1, 3)), (1, 1, WIDTH))
+        x = b.add(x, b.dense_layer(f"{name}.output", y, WIDTH, WIDTH))
+        y = b.layer_norm_layer(f"{name}.norm2", x, WIDTH)
+        x = b.add(x, feed_forward(b, name, y, WIDTH))
+    return b.logits(b.layer_norm_layer("norm", x, WIDTH), tokens)
+
+
+class _Nnef(NnefBuilder):
+    """Keeps keys and values as states of 1024 places: inputs, each with the output that is next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: dict[str, str] = {}
+
+    def read(self, table: str, name: str) -> str:
+        """Return the row of a table that an input names."""
+        self._need("tract_core")
+        self.inputs[name] = (1, 1)
+        self._ranks[name] = 2
+        self._statements.append(f"{name} = external<integer>(shape = [1, 1])")
+        return self._add(f"tract_core_gather({table}, {name}, axis = 0)", 3)
+
+    def attend(self, name: str, q: str, k: str, v: str) -> str:
+        """Write the token's key and value in their place, and attend to all up to it."""
+        self._need("tract_transformers")
+        if name == "layer0":
+            self._shared()
+        joined = [self._kept(f"{name}.{kind}", x) for kind, x in (("keys", k), ("values", v))]
+        call = f"tract_transformers_sdpa({q}, {', '.join(joined)}, seen, datum_type = 'f32', "
+        return self._same(q, call + "acc_datum_type = 'f32', is_causal = false)")
+
+    def logits(self, x: str, tokens: str) -> str:
+        """Return how well each token would follow."""
+        return self._add(f"matmul({x}, unsqueeze({tokens}, axes = [0]), transposeB = true)", 3)
+
+    def _shared(self) -> None:
+        indices = {"heads": np.arange(HEADS).reshape(HEADS, 1, 1), "range": np.arange(PLACES)}
+        for name, values in indices.items():
+            self.parameter(name, values.astype(np.float32))
+        self._statements += [
+            "seen = le(unsqueeze(range, axes = [0]), tract_core_cast(place, to = 'f32'))",
+            f"row = tile(unsqueeze(place, axes = [0]), repeats = [{HEADS}, 1, 1])",
+            "head = tract_core_cast(heads, to = 'i64')",
+            "at = concat([head, tract_core_cast(row, to = 'i64')], axis = 2)",
+        ]
+
+    def _kept(self, label: str, x: str) -> str:
+        past = self.input(label.replace(".", "_"), HEADS, PLACES, SIZE)
+        kept = self._add(f"tract_core_scatter_nd({past}, at, squeeze({x}, axes = [0]))", 3)
+        self.states[past] = kept
+        return self._add(f"unsqueeze({kept}, axes = [0])", 4)
+
+
+class _Onnx(OnnxBuilder):
+    """Takes the past of keys and values, and returns it with the token's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.integers: list[str] = []
+        self.pasts: list[str] = []
+        self.presents: list[str] = []
+
+    def read(self, table: str, name: str) -> str:
+        """Return the row of a table that an input names."""
+        self.integers.append(name)
+        return self._add("Gather", [table, name], axis=0, rank=3)
+
+    def attend(self, name: str, q: str, k: str, v: str) -> str:
+        """Join the past and the token's, and attend to all of it."""
+        joined: list[str] = []
+        for kind, x in (("keys", k), ("values", v)):
+            past = f"{name}.{kind}"
+            self._ranks[past] = 4
+            joined.append(self.concat([past, x], 2))
+            self.pasts.append(past)
+        self.presents += joined
+        return self.spelled_attention(q, *joined, SIZE, None)
+
+    def logits(self, x: str, tokens: str) -> str:
+        """Return how well each token would follow."""
+        return self.matmul(x, self.transpose(tokens, (1, 0)))
+
+    def model(self, output: str) -> Any:
+        """The model that has this output, and all presents."""
+        typed = helper.make_tensor_value_info
+        shape = [1, HEADS, None, SIZE]
+        inputs = [typed(name, TensorProto.INT64, [1, 1]) for name in self.integers]
+        inputs += [typed(name, TensorProto.FLOAT, shape) for name in self.pasts]
+        outputs = [typed(output, TensorProto.FLOAT, [1, 1, LETTERS])]
+        outputs += [typed(name, TensorProto.FLOAT, shape) for name in self.presents]
+        graph = helper.make_graph(self._nodes, "network", inputs, outputs, self._initialisers)
+        opset = helper.make_opsetid("", 20)
+        return helper.make_model(graph, opset_imports=[opset], ir_version=10)
+
+
+class _Torch(TorchBuilder):
+    """Writes keys and values in their place, and attends to those up to it."""
+
+    caches: dict[str, torch.Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.caches = {}
+
+    def read(self, table: Any, name: str) -> Any:
+        """Return the row of a table that an input names."""
+        return self._call(F.embedding, self.declare(name, (1, 1)), table)
+
+    def attend(self, name: str, q: Any, k: Any, v: Any) -> Any:
+        """Write the token's key and value in their place, and attend to those up to it."""
+        for kind in ("keys", "values"):
+            self.caches[f"{name}.{kind}"] = torch.zeros(1, HEADS, PLACES, SIZE)
+        keys, values = (self.caches[f"{name}.{kind}"] for kind in ("keys", "values"))
+
+        def step(q: Any, k: Any, v: Any) -> Any:
+            stop = self.place + 1
+            keys[:, :, self.place : stop], values[:, :, self.place : stop] = k, v
+            return F.scaled_dot_product_attention(q, keys[:, :, :stop], values[:, :, :stop])
+
+        return self._call(step, q, k, v)
+
+    place = 0
+
+    def logits(self, x: Any, tokens: Any) -> Any:
+        """Return how well each token would follow."""
+        return self._call(F.linear, x, tokens)
+
+
+Step = Callable[[int, int], np.ndarray[Any, Any]]  # a token and its place to logits
+
+
+def _by_nnef_jax(
+    path: Path, past: np.ndarray[Any, Any], states: dict[str, str], **options: Any
+) -> Step:
+    import jax.numpy as jnp
+
+    import nnef_jax
+
+    model = nnef_jax.load(path, state=states, donate_state=True, **options)
+    state = {name: jnp.asarray(past, x.dtype) for name, x in model.init_state().items()}
+
+    def step(token: int, place: int) -> np.ndarray[Any, Any]:
+        nonlocal state
+        inputs = (np.array([[x]], np.int32) for x in (token, place))
+        logits, state = model.step(state, *inputs)
+        return np.asarray(logits)
+
+    return step
+
+
+def _by_onnxruntime(path: Path, past: np.ndarray[Any, Any], builder: _Onnx, first: int) -> Step:
+    import onnxruntime
+
+    session = onnx_session(path)
+    value = onnxruntime.OrtValue.ortvalue_from_numpy
+    found = [value(past[None, :, :first].copy()) for _ in builder.pasts]
+    names = [output.name for output in session.get_outputs()]
+
+    def step(token: int, place: int) -> np.ndarray[Any, Any]:
+        nonlocal found
+        binding = session.io_binding()
+        for name, x in zip(builder.integers, (token, place), strict=True):
+            binding.bind_ortvalue_input(name, value(np.array([[x]], np.int64)))
+        for name, x in zip(builder.pasts, found, strict=True):
+            binding.bind_ortvalue_input(name, x)
+        for name in names:
+            binding.bind_output(name)
+        session.run_with_iobinding(binding)
+        logits, *found = binding.get_outputs()
+        return logits.numpy()
+
+    return step
+
+
+def _by_torch(builder: _Torch, module: Any, past: np.ndarray[Any, Any]) -> Step:
+    for cache in builder.caches.values():
+        cache.copy_(torch.from_numpy(past)[None])
+
+    def step(token: int, place: int) -> np.ndarray[Any, Any]:
+        builder.place = place
+        with torch.inference_mode():
+            return module(torch.tensor([[token]]), torch.tensor([[place]])).numpy()
+
+    return step
+
+
+def _generated(step: Step, place: int, count: int) -> tuple[list[int], list[float]]:
+    """Return the likeliest tokens from a place on, and the seconds that each took."""
+    token, tokens, seconds = 1, list[int](), list[float]()
+    for i in range(count):
+        start = time.perf_counter()
+        token = int(step(token, place + i).argmax())
+        seconds.append(time.perf_counter() - start)
+        tokens.append(token)
+    return tokens, seconds
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print tokens a second of each engine, from each position on."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--positions", default="128,900")
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=4)
+    given = parser.parse_args(argv)
+    positions = [int(x) for x in given.positions.split(",")]
+    past = np.random.default_rng(1).standard_normal((HEADS, PLACES, SIZE)).astype(np.float32)
+    with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+        nnef, onnx = Path(folder, "gpt"), Path(folder, "gpt.onnx")
+        builder = _Nnef()
+        logits = network(builder, given.layers)
+        builder.write(nnef, ", ".join([logits, *builder.states.values()]))
+        of_onnx, of_torch = _Onnx(), _Torch()
+        onnx.write_bytes(of_onnx.model(network(of_onnx, given.layers)).SerializeToString())
+        module = of_torch.module(network(of_torch, given.layers))
+        for first in positions:
+            steps = {
+                "nnef_jax": _by_nnef_jax(nnef, past, builder.states),
+                "bfloat16": _by_nnef_jax(nnef, past, builder.states, dtype="bfloat16"),
+                "onnxruntime": _by_onnxruntime(onnx, past, of_onnx, first),
+                "torch": _by_torch(of_torch, module, past),
+            }
+            seconds: dict[str, list[float]] = {name: [] for name in steps}
+            logits = {name: step(1, first) for name, step in steps.items()}
+            timing.check_agreement(logits, {"bfloat16": timing.OF_BFLOAT16})
+            for turn in range(given.rounds):
+                for name, step in steps.items():
+                    time.sleep(REST)
+                    start = first + 1 + turn * given.tokens
+                    seconds[name] += _generated(step, start, given.tokens)[1][1:]
+            speeds = (f"{name} {1 / median(taken):.1f}" for name, taken in seconds.items())
+            print(f"tokens a second from place {first} on: {', '.join(speeds)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
