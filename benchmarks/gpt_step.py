@@ -121,7 +121,8 @@ class _Onnx(OnnxBuilder):
             joined.append(self.concat([past, x], 2))
             self.pasts.append(past)
         self.presents += joined
-        return self.spelled_attention(q, *joined, SIZE, None)
+        keys, values = joined
+        return self.spelled_attention(q, keys, values, SIZE, None)
 
     def logits(self, x: str, tokens: str) -> str:
         """Return how well each token would follow."""
