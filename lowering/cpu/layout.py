@@ -210,11 +210,10 @@ def _rows(equation: Any, left: View, right: View) -> View | None:
 
     XLA transposes the other operand of several: 12 heads of 1024 keys in 2.5 ms, read in 0.13.
     """
-    ((sums, (summed, *others)), (batch, right_batch)) = equation.params["dimension_numbers"]
+    ((sums, right_sums), (batch, right_batch)) = equation.params["dimension_numbers"]
     count, last = len(batch), len(left.shape) - 1
     if (
         count < 2
-        or others
         or sums != (last,)
         or len(right.shape) != count + 2
         or right.order[:count] != batch
@@ -222,9 +221,9 @@ def _rows(equation: Any, left: View, right: View) -> View | None:
         or math.prod(left.shape[count:last]) != 1
     ):
         return None
-    row, matrix = tensor(left), whole(right)
-    operands = row.reshape(-1, 1, row.shape[-1]), matrix.reshape(-1, *matrix.shape[count:])
-    numbers = ((2,), (right.position(summed) - count + 1,)), ((0,), (0,))
+    row, matrix, items = tensor(left), whole(right), math.prod(left.shape[:count])
+    operands = row.reshape(items, 1, row.shape[-1]), matrix.reshape(items, *matrix.shape[count:])
+    numbers = ((2,), (right.position(right_sums[0]) - count + 1,)), ((0,), (0,))
     array = _bind(equation, operands, dimension_numbers=numbers)
     return plain(array.reshape(equation.outvars[0].aval.shape), left.known and right.known)
 

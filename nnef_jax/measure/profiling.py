@@ -264,7 +264,7 @@ def _profile(graph: Graph, program: Program, data: Any, unrecorded: float, devic
         if key
     ]
     rows.sort(key=lambda row: -row.seconds)
-    other = whole - sum([row.seconds for row in rows])
+    other = max(0.0, whole - sum([row.seconds for row in rows]))  # rounded, it may be below 0
     return Profile(
         graph.name, device, len(calls), unrecorded, whole, tuple(rows), other, operations
     )
