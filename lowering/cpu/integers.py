@@ -66,7 +66,8 @@ def _found(closed: Any) -> _Found:
 
 def _traced(closed: Any, found: _Found) -> Any:
     def run(*arguments: Any) -> list[Any]:
-        results, _ = _evaluate(closed, arguments, {}, found, "")
+        with np.errstate(all="ignore"):  # numbers may overflow, or be divided by 0
+            results, _ = _evaluate(closed, arguments, {}, found, "")
         return results
 
     return jax.make_jaxpr(run)(*closed.in_avals)

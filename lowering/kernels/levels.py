@@ -62,7 +62,7 @@ def _level_of_zero(step: Any, start: Any, lowest: int, highest: int) -> int | No
     if any(isinstance(v, Tracer) for v in (step, start)):
         return None
     steps, starts = np.asarray(step, np.float64), np.asarray(start, np.float64)
-    if not steps.size or not np.all(steps):
+    if not (steps.size and np.all(steps) and np.all(np.isfinite(steps) & np.isfinite(starts))):
         return None
     found = -starts / steps
     level = int(np.clip(np.rint(found.flat[0]), lowest, highest))

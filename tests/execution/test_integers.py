@@ -161,3 +161,24 @@ def test_derivatives_of_notes() -> None:
     x = np.array([[1.0, 2.5], [3.0, 4.0]], np.float32)
     np.testing.assert_array_equal(jax.jit(jax.grad(function))(x), 2 * x)
     np.testing.assert_array_equal(jax.jit(jax.vmap(function, 1))(x), np.sum(x**2, 0))
+
+
+@pytest.mark.parametrize("ends", [(np.nan, 1.0), (-np.inf, np.inf)])
+def test_ends_that_are_no_numbers(ends: tuple[float, float]) -> None:
+    low, high = (np.full((1, 1), end, np.float32) for end in ends)
+    with np.errstate(invalid="ignore"):
+        step = (high - low) / 9
+    function = jax.jit(lambda x: noted(x, jnp.round(x), step, low, 0, 9))
+    x = np.arange(4, dtype=np.float32).reshape(2, 2)
+    np.testing.assert_array_equal(function(x), x)
+
+
+def test_codes_by_zero() -> None:
+    def function(codes: Array, x: Array) -> Array:
+        level = jnp.round(x)
+        x = noted(level, level, 1.0, 0.0, 0, 9) / np.float32(0)
+        return x @ (codes.astype(jnp.float32) * np.float32(3e38) * np.float32(3e38))
+
+    codes, x = np.ones((16, 2), np.int8), np.ones((3, 16), np.float32)
+    (found,) = as_function(in_integers(jax.make_jaxpr(function)(codes, x)))(codes, x)
+    np.testing.assert_array_equal(found, np.full((3, 2), np.inf))

@@ -340,6 +340,25 @@ def test_division_by_zero() -> None:
     same(call("rcp(x)", x="scalar[1]")(floats(0)), INF)
 
 
+def test_infinity_beyond_its_group() -> None:
+    text = """version 1.0;
+graph g( x, f ) -> ( y ) {
+    x = external(shape = [1,32,3,3]);
+    f = external(shape = [32,4,3,3]);
+    y = conv(x, f, groups = 8, border = 'constant');
+}
+"""
+    x, f = np.ones((1, 32, 3, 3), np.float32), np.ones((32, 4, 3, 3), np.float32)
+    x[0, 0, 1, 1] = INF
+    written = np.asarray(model_of(text, optimize=False)(x, f))
+    assert np.isinf(written[:, :4]).all()
+    assert np.isfinite(written[:, 4:]).all()
+    found = np.asarray(model_of(text)(x, f))
+    kept = ~np.isnan(found)
+    assert not kept.all()
+    np.testing.assert_allclose(found[kept], written[kept], rtol=1e-6)
+
+
 # Pools, indices and ranges
 
 
