@@ -126,7 +126,8 @@ class HostProgram:
                 found = list(pool.map(lambda group: _run(group, values), self.groups))
             for part in found:
                 values |= part
-            where = next((x.sharding for x in arrays if x.committed), None)
+            # A sharding over a mesh of one device would name axes that results may not have.
+            (where,) = {x for array in arrays if array.committed for x in array.devices()} or {None}
             return jax.device_put([_for_device(values[place]) for place in self.results], where)
 
     def digest(self) -> str:

@@ -34,6 +34,8 @@ def _is_known(equation: Any) -> bool:
         return len(types) == 1 and types <= _COMPUTED
     if name == "convert_element_type":
         return types <= _REAL
+    if name == "reshape" and equation.params["dimensions"] is not None:
+        return False
     _, names = MOVES.get(name, (None, ("",)))
     moved = all(x in _REAL or (isinstance(x, np.dtype) and x.kind in _MOVED) for x in types)
     return moved and len(equation.outvars) == 1 and all(x in equation.params for x in names)

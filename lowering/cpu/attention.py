@@ -71,10 +71,16 @@ def attentions(jaxpr: Any) -> list[Attention]:
     if len(places) < 2:
         return []
     uses = _uses(jaxpr.eqns) + Counter(variables(jaxpr.outvars))
-    after = {e.invars[0]: e for e in jaxpr.eqns if primitive(e) == "div"}
-    pairs = itertools.pairwise(places)
-    found = (_attention(jaxpr.eqns[start : stop + 1], after, uses) for start, stop in pairs)
-    return [x for x in found if x is not None]
+    divisions = (e for e in jaxpr.eqns if primitive(e) == "div")
+    after = {e.invars[0]: e for e in divisions if not any(map(is_literal, e.invars))}
+    found: list[Attention] = []
+    taken = -1  # the last product of the attention before
+    for start, stop in itertools.pairwise(places):
+        one = None if start == taken else _attention(jaxpr.eqns[start : stop + 1], after, uses)
+        if one is not None:
+            found.append(one)
+            taken = stop
+    return found
 
 
 def _uses(equations: Sequence[Any]) -> Counter[Any]:
@@ -135,8 +141,8 @@ def _division(between: Sequence[Any], last: Any, uses: Mapping[Any, int]) -> Any
         maker = makers.get(weights)
     if maker is None or primitive(maker) != "div" or uses[weights] != 1:
         return None
-    divisor = maker.invars[1]
-    spread = None if is_literal(divisor) else makers.get(divisor)
+    numerator, divisor = maker.invars
+    spread = None if is_literal(divisor) or is_literal(numerator) else makers.get(divisor)
     if spread is None or primitive(spread) != "broadcast_in_dim":
         return None
     extents = dict(

@@ -46,7 +46,7 @@ def scanned(
     step: Step, first: list[Any], stacks: Sequence[Any], apart: Sequence[bool], **options: Any
 ) -> tuple[list[Any], list[Any]]:
     """Do as `lax.scan`, which has these options; read the items that are `apart` first."""
-    if not any(apart):
+    if not (any(apart) and options["length"]):
         return lax.scan(step, first, list(stacks), **options)
     joined = [None if alone else x for x, alone in zip(stacks, apart, strict=True)]
 

@@ -202,7 +202,7 @@ def _row(equation: Any, left: View, right: View) -> View | None:
     kind = {name: params[name] for name in ("precision", "preferred_element_type")}
     row, order = whole(left).reshape(-1), right.order
     array = row_product(row, whole(right), order.index(axis), kind)
-    return plain(array.reshape(equation.outvars[0].aval.shape), left.known)
+    return plain(array.reshape(equation.outvars[0].aval.shape), False)
 
 
 def _rows(equation: Any, left: View, right: View) -> View | None:

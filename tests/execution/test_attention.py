@@ -39,6 +39,19 @@ def spelled(_: Any, x: Inputs) -> Array:
     return jax.nn.softmax(scores) @ x[2]
 
 
+def beside_numbers(_: Any, x: Inputs) -> Array:
+    return 1 / (2 + jnp.abs(spelled((), x) / 2))
+
+
+def evenly(_: Any, x: Inputs) -> Array:
+    largest = jnp.max(x[0] @ jnp.swapaxes(x[1], -1, -2), axis=-1, keepdims=True)
+    return 1 / jnp.broadcast_to(1 + jnp.abs(largest), (2, HEADS, TIMES, KEYS)) @ x[2]
+
+
+def chained(_: Any, x: Inputs) -> Array:
+    return jax.nn.softmax(spelled((), x[:3])) @ x[3]
+
+
 def whole(_: Any, x: Inputs, causal: bool = False) -> Array:
     return attention(Context(), *x[:3], x[3] if len(x) > 3 else False, 0.0, causal)
 
@@ -63,6 +76,13 @@ CASES: dict[str, tuple[Callable[[Any, Inputs], Array], list[Array], list[Array]]
     "mask of heads": (spelled, [], operands(random(1, HEADS, 1, KEYS))),
     "logical": (spelled, [], operands(ROWS[None, None])),
     "of itself": (spelled, [], [random(2, HEADS, TIMES, 16)] * 3),
+    "beside numbers": (beside_numbers, [], operands()),
+    "evenly": (evenly, [], operands()),
+    "chained": (
+        chained,
+        [],
+        [*operands()[:2], random(2, HEADS, KEYS, 40), random(2, HEADS, 40, 8, seed=7)],
+    ),
     "whole": (whole, [], operands()),
     "causal": (causal, [], operands()),
     "nothing seen": (whole, [], operands(ROWS)),

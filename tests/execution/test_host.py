@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lowering.prepare import Split, split
 from tests import torch_networks
@@ -96,6 +97,7 @@ def test_numbers_are_converted(dtype: str) -> None:
         lambda x: jnp.exp(x),
         lambda x: (x.astype(jnp.int32) + 1).astype(jnp.float32),
         lambda x: (x.astype(jnp.bfloat16) * 3).T,
+        lambda x: jax.lax.reshape(x, (25,), (1, 0)),
         lambda x: jnp.zeros_like(x).at[jnp.arange(3)].set(x[:3]),
     ],
 )
@@ -135,6 +137,12 @@ def test_on_the_device_of_parameters() -> None:
     assert x.committed
     check(lambda x: x.T, x)
     assert parts_of(lambda x: x.T, x).on_host([np.ones((4, 5), np.float32)]) is None
+
+
+def test_parameters_on_a_mesh_of_one_device() -> None:
+    mesh = Mesh(jax.devices()[:1], ("i",))
+    x = jax.device_put(draw(4, 5), NamedSharding(mesh, PartitionSpec("i", None)))
+    check(lambda x: x.T.reshape(-1), x)
 
 
 def test_a_first_call_compiles_once() -> None:

@@ -18,7 +18,9 @@ from jax.extend import core
 import nnef_jax
 from lowering.cpu import optimised, options, split_for_cpu
 from lowering.cpu.convolution import Window, convolution, direct
+from lowering.cpu.layout import product
 from lowering.cpu.options import fastest
+from lowering.cpu.view import plain
 from lowering.kernels import bounds
 from lowering.platforms import chosen_at_lowering
 from tests import torch_networks
@@ -461,6 +463,19 @@ def test_products_of_any_number_of_rows(rows: int) -> None:
     assert_equal(function, [matrix, random(1, 512)], [random(rows, 300, seed=1)])
 
 
+def test_products_without_items_to_sum() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        return inputs[0][:, :0] @ parameters[0][:0] + 1
+
+    assert_equal(function, [random(3, 5)], [random(4, 3)])
+
+
+def test_one_row_of_parameters_does_not_make_a_matrix_one() -> None:
+    row, matrix = plain(random(1, 1024), True), plain(random(1024, 1024), False)
+    (equation,) = jax.make_jaxpr(jnp.matmul)(row.array, matrix.array).eqns
+    assert not product(equation, [row, matrix]).known
+
+
 @pytest.mark.parametrize("transposed", (True, False))
 def test_one_row_by_a_large_matrix(transposed: bool) -> None:
     def function(parameters: list[Any], inputs: list[Any]) -> Any:
@@ -532,6 +547,13 @@ def test_a_loop_reads_items_first_whose_parts_are_read(reverse: bool) -> None:
     compiled = jax.jit(optimised(function)).lower(*arguments).compile().as_text()
     assert " call(" in compiled
     assert_equal(function, *arguments)
+
+
+def test_a_loop_of_no_steps_reads_no_item() -> None:
+    def function(_: Any, inputs: list[Any]) -> Any:
+        return lax.scan(lambda y, z: (y * z[:4] + z[4:], y), inputs[0], inputs[1][:0])
+
+    assert_equal(function, [], [random(4), random(3, 8)])
 
 
 # Batches
