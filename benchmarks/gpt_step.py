@@ -60,7 +60,7 @@ class _Nnef(NnefBuilder):
         self.states: dict[str, str] = {}
 
     def read(self, table: str, name: str) -> str:
-        """Return the row of a table that an input names."""
+        """Look up the row of a table at an input's index."""
         self._need("tract_core")
         self.inputs[name] = (1, 1)
         self._ranks[name] = 2
@@ -108,7 +108,7 @@ class _Onnx(OnnxBuilder):
         self.presents: list[str] = []
 
     def read(self, table: str, name: str) -> str:
-        """Return the row of a table that an input names."""
+        """Look up the row of a table at an input's index."""
         self.integers.append(name)
         return self._add("Gather", [table, name], axis=0, rank=3)
 
@@ -151,7 +151,7 @@ class _Torch(TorchBuilder):
         self.caches = {}
 
     def read(self, table: Any, name: str) -> Any:
-        """Return the row of a table that an input names."""
+        """Look up the row of a table at an input's index."""
         return self._call(F.embedding, self.declare(name, (1, 1)), table)
 
     def attend(self, name: str, q: Any, k: Any, v: Any) -> Any:

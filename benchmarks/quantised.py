@@ -54,7 +54,7 @@ def write_quantised(network: str, batch: int, inputs: Mapping[str, Array], folde
 
 
 def calls_of(network: str, batch: int, folder: Path) -> dict[str, Callable[[], Any]]:
-    """Return what is timed of a network, by name; each returns its result in numpy."""
+    """Return the calls to time by engine. Each returns a numpy array."""
     import nnef_jax
 
     inputs = example(network, batch)

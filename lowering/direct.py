@@ -7,7 +7,7 @@ is computed stays the same, to the last bit where sums are taken in the same ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,19 +45,8 @@ def _direct(closed: Any, done: dict[int, Any]) -> Any:
         else:
             equal[equation.outvars[0]] = found
     results = [v if is_literal(v) else equal.get(v, v) for v in closed.jaxpr.outvars]
-    done[id(closed)] = made_again = jaxprs.of_equations(closed, _read(equations, results), results)
+    done[id(closed)] = made_again = jaxprs.of_equations(closed, equations, results)
     return made_again
-
-
-def _read(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """Return the equations that results depend on, and those with effects, in order."""
-    wanted = set(jaxprs.variables(results))
-    kept: list[Any] = []
-    for equation in reversed(equations):
-        if equation.effects or not wanted.isdisjoint(equation.outvars):
-            kept.append(equation)
-            wanted.update(jaxprs.variables(equation.invars))
-    return kept[::-1]
 
 
 def _maker(operand: Any, made: Mapping[Any, Any], *names: str) -> Any:
@@ -155,7 +144,7 @@ def _widens(source: Any, result: Any) -> bool:
 
 
 def _narrow(equation: Any, made: Mapping[Any, Any]) -> Any:
-    """Multiply numbers of 16 bits as these, which is exact, if some were widened for it."""
+    """Multiply numbers of 16 bits without widening them first: in float32 both give the same."""
     (result,) = equation.outvars
     sources: list[Any] = []
     for operand in equation.invars:

@@ -112,13 +112,22 @@ def changed(
 
 
 def of_equations(closed: Any, equations: Sequence[Any], results: Sequence[Any]) -> Any:
-    """Return a traced function of the same arguments with other equations and results."""
-    jaxpr = closed.jaxpr.replace(eqns=list(equations), outvars=list(results))
+    """Return a traced function of the same arguments with other equations and results.
+
+    Equations that no result depends on are left out, unless they have effects.
+    """
+    wanted = set(variables(results))
+    kept: list[Any] = []
+    for equation in reversed(equations):
+        if equation.effects or not wanted.isdisjoint(equation.outvars):
+            kept.append(equation)
+            wanted.update(variables(equation.invars))
+    jaxpr = closed.jaxpr.replace(eqns=kept[::-1], outvars=list(results))
     return core.ClosedJaxpr(jaxpr, closed.consts)
 
 
 def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
-    """Return an equation with the traced functions that it holds changed."""
+    """Apply `change` to each traced function that an equation holds."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, core.ClosedJaxpr):

@@ -66,7 +66,7 @@ def _count(jaxpr: Any) -> int:
 
 
 def attentions(jaxpr: Any) -> list[Attention]:
-    """Find pairs of products between which there is softmax over keys, and nobody else reads."""
+    """Find attentions: softmax over keys between two products, whose values nothing else reads."""
     places = [i for i, e in enumerate(jaxpr.eqns) if _is_batched(e)]
     if len(places) < 2:
         return []
@@ -226,7 +226,7 @@ def _loops(attention: Attention, *, alone: bool) -> list[_Loop]:
 
 
 def _part(view: View, variable: Any, places: Iterable[tuple[_Loop, Any]]) -> View:
-    """Return the items of a block; what is the same for all stays as it is."""
+    """Slice the items of a block out of a view."""
     array, shape = view.array, list(view.shape)
     for loop, start in places:
         axis = loop.axes.get(variable)

@@ -90,29 +90,28 @@ def shape_of_steps(x: Codes) -> tuple[int, ...]:
 
 
 def product(left: Codes, right: Codes, params: dict[str, Any]) -> Array | None:
-    """Compute `lax.dot_general`; None where steps vary along its sums, or these are too long."""
+    """Compute a `lax.dot_general` without batches; None where codes cannot.
+
+    Steps may not vary along its sums, nor these be too long.
+    """
     sums, batch = params["dimension_numbers"]
     depth = math.prod(left.shape[axis] for axis in sums[0])
     for x, axes in zip((left, right), sums, strict=True):
         if any(shape_of_steps(x)[axis] > 1 for axis in axes):
             return None
-    if depth > _MOST:
+    if any(batch) or depth > _MOST:
         return None
-    free = [
-        [axis for axis in range(len(x.shape)) if axis not in (*s, *b)]
-        for x, s, b in zip((left, right), sums, batch, strict=True)
-    ]
+    ranks = [len(x.shape) for x in (left, right)]
+    free = [rank - len(axes) for rank, axes in zip(ranks, sums, strict=True)]
 
     def placed(x: Any, side: int) -> Any:
         """Lay what belongs to one operand, but for its axes of sums, along axes of the result."""
         if np.ndim(x) == 0:
             return x
-        if np.ndim(x) == len((left, right)[side].shape):
+        if np.ndim(x) == ranks[side]:
             x = jnp.squeeze(x, tuple(sums[side]))
-        kept = sorted((*batch[side], *free[side]))
-        x = jnp.transpose(x, [kept.index(axis) for axis in (*batch[side], *free[side])])
-        first = len(batch[0]) + (len(free[0]) if side == 0 else 0)
-        return lax.expand_dims(x, range(first, first + len(free[1 - side])))
+        first = 0 if side else free[0]
+        return lax.expand_dims(x, range(first, first + free[1 - side]))
 
     def total(side: int) -> Any:
         codes = (left, right)[side].codes

@@ -169,7 +169,7 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
 
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:
-    """Compute a convolution for each group or several, faster than one batch of products."""
+    """Compute the convolutions of groups one after the other, narrow groups joined."""
     few = is_summed(x, filter, window)
     count = 1 if few else joined_at_a_time(filter.shape[-2], window.groups)
     filter, groups = joined(filter, window.groups, count), window.groups // count

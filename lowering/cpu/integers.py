@@ -40,7 +40,8 @@ def in_integers(closed: Any, role: str = "value") -> Any:
     if not _has_codes(closed.jaxpr):
         return closed
     found = _found(closed) if role == "value" and runs("integers") else _Found()
-    return _pruned(_traced(closed, replace(found, is_settled=True)))
+    traced = _traced(closed, replace(found, is_settled=True))
+    return jaxprs.of_equations(traced, traced.jaxpr.eqns, traced.jaxpr.outvars)
 
 
 def names_of_products(closed: Any) -> list[str]:
@@ -108,7 +109,7 @@ def _evaluate(
         if is_literal(variable):
             return np.asarray(variable.val, variable.aval.dtype)
         x = slim.get(variable, values[variable])
-        return x if np.ndim(x) == 0 or sum(n > 1 for n in np.shape(x)) <= 1 else None
+        return x if codes.is_slim(x) else None
 
     def compute(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         name, variables, (result, *_) = primitive(equation), equation.invars, equation.outvars
@@ -178,9 +179,9 @@ def _product(equation: Any, left: Codes | None, right: Codes | None) -> Any:
         return None
     params = equation.params
     if primitive(equation) == jaxprs.PRODUCT:
-        ((sums, _), (batch, _)) = params["dimension_numbers"]
+        ((sums, _), _) = params["dimension_numbers"]
         deep = math.prod(left.shape[axis] for axis in sums) >= _DEPTH
-        return codes.product(left, right, params) if deep and not batch else None
+        return codes.product(left, right, params) if deep else None
     channels = right.shape[params["dimension_numbers"].rhs_spec[1]]
     plain = params["feature_group_count"] == params["batch_group_count"] == 1
     undilated = all(d == 1 for d in params["lhs_dilation"])
@@ -215,15 +216,3 @@ def _transposed(x: Codes, order: Sequence[int]) -> Codes:
         step=turned(x.step),
         start=turned(x.start),
     )
-
-
-def _pruned(closed: Any) -> Any:
-    """Leave out what no result needs."""
-    needed = set(jaxprs.variables(closed.jaxpr.outvars))
-    unused: list[Any] = []
-    for equation in reversed(closed.jaxpr.eqns):
-        if equation.effects or not needed.isdisjoint(equation.outvars):
-            needed.update(jaxprs.variables(equation.invars))
-        else:
-            unused.append(equation)
-    return jaxprs.changed(closed, closed.jaxpr.invars, closed.jaxpr.outvars, unused)

@@ -37,9 +37,10 @@ from lowering.ops.resample import METHODS
 def bins_type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape
 ) -> TensorType:
-    """Return the type of the bins of regions; raise InvalidOperation, InvalidShape.
+    """Return the type of the bins that regions are pooled to.
 
     The caller has checked the types of `input` and `rois`, and that rows of `rois` are regions.
+    Raises InvalidOperation or InvalidShape.
     """
     require.integer(batch_index=batch_index)
     require.layout("[B,C,H,W]", input=input)
