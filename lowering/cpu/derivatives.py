@@ -12,17 +12,20 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from lowering.cpu import depthwise
 from lowering.cpu.convolution import direct
 from lowering.cpu.pipeline import runs
+from lowering.cpu.products import over_rows
 from lowering.cpu.view import View, plain, tensor, whole
 from lowering.cpu.window import Window, cells
 from lowering.jaxprs import bind
 
 
-def filter_gradient(equation: Any, input: View, gradient: View, window: Window) -> View | None:
+def filter_gradient(
+    equation: Any, input: View, gradient: View, window: Window, *, alone: bool
+) -> View | None:
     """Return the result of a convolution whose window has more cells than positions.
 
     The input's batch and features are the features and batch of what was differentiated. None where
@@ -51,14 +54,16 @@ def filter_gradient(equation: Any, input: View, gradient: View, window: Window) 
     if groups > 1 and groups == x.shape[-1]:
         result = depthwise.filter_gradient(g, x, size, original)
     elif groups > 1 or (math.prod(size) == 1 and not window.is_spread):
-        result = _by_cells(g, x, size, original)
+        result = _by_cells(g, x, size, original, alone=alone)
     else:
         result = direct(x, g, window, ("C{}N", "I{}O", "{}NC"))
     order = (*cell_axes, out_batch, out)
     return View(result, order, shape, input.known and gradient.known)
 
 
-def _by_cells(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
+def _by_cells(
+    gradient: Array, x: Array, size: Sequence[int], window: Window, *, alone: bool
+) -> Array:
     """Sum products of the items that each cell covers: (f...,C/G,O)."""
     groups, count = window.groups, gradient.shape[-1]
     depth = x.shape[-1] // groups
@@ -68,9 +73,8 @@ def _by_cells(gradient: Array, x: Array, size: Sequence[int], window: Window) ->
     if groups == 1:  # of one cell
         ((_, part),) = cells(x, size, window, positions)
         left, right = part.reshape(-1, depth), gradient.reshape(-1, count)
-        sums = (((0,), (0,)), ((), ()))
-        product = lax.dot_general(left, right, sums, precision=window.precision)
-        return product.reshape(*size, depth, count)
+        total = over_rows(left, right, window.precision, alone=alone)
+        return total.reshape(*size, depth, count)
     right = gradient.reshape(-1, groups, count // groups)
     parts = [
         jnp.einsum(

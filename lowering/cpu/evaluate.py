@@ -149,7 +149,7 @@ def _evaluate(
             results = [found]
         for variable, result in zip(equation.outvars, results, strict=True):
             if isinstance(result, Product) and uses[variable] != 1:
-                result = result.view(way.role)
+                result = result.view(way.role, alone=way.alone)
             values[variable] = result
 
     def attend(closed: Any, views: Sequence[View]) -> View:
@@ -222,7 +222,7 @@ def _same(jaxpr: Any) -> dict[Any, Any]:
 
 
 def _computed(operand: Operand, way: _Way) -> View:
-    return operand.view(way.role) if isinstance(operand, Product) else operand
+    return operand.view(way.role, alone=way.alone) if isinstance(operand, Product) else operand
 
 
 def _merged(equation: Any, operands: list[Operand]) -> Product | None:
@@ -244,8 +244,8 @@ def _apply(equation: Any, views: list[View], way: _Way) -> Sequence[Operand]:
         return _bind(equation, views)
     if name == jaxprs.SCAN and runs("scan"):
         return _scan(equation, views, way)
-    if name == jaxprs.PRODUCT and way.attending:
-        return [product(equation, views, exchanged=True)]
+    if name == jaxprs.PRODUCT and (way.attending or runs("layouts")):
+        return [product(equation, views, exchanged=way.attending, alone=way.alone)]
     rule = RULES.get(name) if runs("layouts") else None
     result = None if rule is None else rule(equation, views)
     if result is None:

@@ -41,12 +41,12 @@ class Product:
     def _numbers(self) -> Any:
         return self.equation.params["dimension_numbers"]
 
-    def view(self, role: str) -> View:
-        """Compute the result in a value, or in a forward or backward pass."""
+    def view(self, role: str, *, alone: bool) -> View:
+        """Compute the result in a value, a forward or a backward pass, on one device if `alone`."""
         with scope(self.equation):
-            return self._view(role)
+            return self._view(role, alone)
 
-    def _view(self, role: str) -> View:
+    def _view(self, role: str, alone: bool) -> View:
         numbers, known = self._numbers, self.input.known and self.filter.known
         outputs, inputs, *cells = numbers.rhs_spec
         batch, channel, *spatial = numbers.out_spec
@@ -59,7 +59,9 @@ class Product:
         else:
             window = _window(self.equation)
             if role == "backward" or self.equation.params["batch_group_count"] > 1:
-                gradient = filter_gradient(self.equation, self.input, self.filter, window)
+                gradient = filter_gradient(
+                    self.equation, self.input, self.filter, window, alone=alone
+                )
                 if gradient is not None:
                     return gradient
             first, feature, *places = numbers.lhs_spec

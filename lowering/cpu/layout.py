@@ -11,7 +11,14 @@ from jax import lax
 
 from lowering.cpu.pipeline import runs
 from lowering.cpu.pooling import maximum_gradient, window_reduction
-from lowering.cpu.products import is_narrow, is_real, is_turned, row_product, sums_of_channels
+from lowering.cpu.products import (
+    is_narrow,
+    is_real,
+    is_turned,
+    over_rows,
+    row_product,
+    sums_of_channels,
+)
 from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.jaxprs import ELEMENTWISE, primitive
@@ -149,8 +156,13 @@ def _rev(equation: Any, views: Sequence[View]) -> View:
     return View(_bind(equation, [whole(view)], dimensions=axes), view.order, view.shape, view.known)
 
 
-def product(equation: Any, views: Sequence[View], *, exchanged: bool = False) -> View:
-    """Multiply, with operands exchanged if asked for: the right one's axes come first then."""
+def product(
+    equation: Any, views: Sequence[View], *, exchanged: bool = False, alone: bool = False
+) -> View:
+    """Multiply, with operands exchanged if asked for: the right one's axes come first then.
+
+    No operand is sharded where this runs `alone` on one device.
+    """
     known = all(view.known for view in views)
     if exchanged:
         right, left = views
@@ -163,9 +175,11 @@ def product(equation: Any, views: Sequence[View], *, exchanged: bool = False) ->
         free = [axis for axis in left.order if axis not in (*left_sums, *left_batch)]
         order = (*left_batch, *free, *left_sums)
         left = View(left_operand(whole(left, order), sums), order, left.shape, left.known)
-    row = None if exchanged else _row(equation, left, right) or _rows(equation, left, right)
-    if row is not None:
-        return row
+    if not exchanged:
+        row = _row(equation, left, right) or _rows(equation, left, right)
+        found = row or (_matrix_gradient(equation, left, right) if alone else None)
+        if found is not None:
+            return found
     numbers = (
         (tuple(map(left.position, left_sums)), tuple(map(right.position, right_sums))),
         (tuple(map(left.position, left_batch)), tuple(map(right.position, right_batch))),
@@ -226,6 +240,31 @@ def _rows(equation: Any, left: View, right: View) -> View | None:
     numbers = ((2,), (right.position(right_sums[0]) - count + 1,)), ((0,), (0,))
     array = _bind(equation, operands, dimension_numbers=numbers)
     return plain(array.reshape(equation.outvars[0].aval.shape), left.known and right.known)
+
+
+def _matrix_gradient(equation: Any, left: View, right: View) -> View | None:
+    """Sum over all axes but the last of both, as in the gradient of a matrix.
+
+    Where these are several, XLA transposes an operand in one loop with what computes it: 25088 rows
+    of 384 items with the derivative of gelu take 130 ms, 20 in their own layout.
+    """
+    (sums, batch), precision = equation.params["dimension_numbers"], equation.params["precision"]
+    places = [
+        [view.position(axis) for axis in axes]
+        for view, axes in zip((left, right), sums, strict=True)
+    ]
+    leading = list(range(len(left.shape) - 1))
+    if (
+        any(batch)
+        or not leading
+        or places != [leading, leading]
+        or len(right.shape) != len(left.shape)
+        or not left.array.dtype == equation.outvars[0].aval.dtype == jnp.float32
+        or not runs("gradients")
+    ):
+        return None
+    x, y = (whole(view).reshape(-1, view.shape[view.order[-1]]) for view in (left, right))
+    return plain(over_rows(x, y, precision, alone=True), left.known and right.known)
 
 
 def _reshape(equation: Any, views: Sequence[View]) -> View | None:
@@ -297,7 +336,6 @@ RULES: dict[str, Rule] = {
     "select_and_scatter_add": maximum_gradient,
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": _along("dimension"),
-    "dot_general": product,
     "pad": _by_axis("padding_config"),
     "reshape": _reshape,
     "rev": _rev,

@@ -115,8 +115,8 @@ PASSES = {
     ),
     # Derivatives
     "gradients": Pass(
-        "gives derivatives of windows and sums over positions kernels of their own",
-        "training step of MobileNetV2: 1.9; of ResNet-18: 1.3",
+        "gives derivatives of windows and matrices, and sums over positions, kernels of their own",
+        "training step of MobileNetV2: 1.9; of ResNet-18: 1.3; of ConvNeXt-T: 1.75",
     ),
     "sums": Pass(
         "takes sums of products out of a loop, and makes those of a step one product",

@@ -94,6 +94,36 @@ def product(x: Array, matrix: Array, axis: int, params: dict[str, Any], turned: 
     return lax.dot_general(x, matrix, (((axis,), (0,)), ((), ())), **params)
 
 
+# Sums of outer products of rows, as in gradients of matrices. Eigen computes them faster as two
+# products of half of the rows, best with the narrower operand first. Milliseconds of rows, columns
+# of both, as one product, two, two with operands exchanged, and torch's: 25088, 384, 96: 19.9,
+# 13.3, 8.6, 8.0; 25088, 96, 384: 11.3, 8.5, 13.7, 7.3; 25088, 96, 288: 9.4, 6.7, 7.5, 5.8; 6272,
+# 768, 192: 11.5, 9.2, 7.8, 6.8; 6272, 192, 768: 10, 8.2, 9.4, 6.7; 1568, 1152, 384: 6.1, 6.0, 6.1,
+# 4.8; 1568, 1536, 384: 7.9, 7.8, 9.8, 6.5; 392, 3072, 768: 6.6, 7.3, -, 6.8.
+_FEWEST_ROWS = 256
+_MANY_ROWS = 1024
+_SMALL = 256 << 10  # items of a result, which is transposed back
+_DIVISORS = (2, 3, 4, 5, 7)
+
+
+def over_rows(x: Array, y: Array, precision: Any = None, *, alone: bool) -> Array:
+    """Sum the outer products of the rows of two matrices: of (R,K) and (R,N) to (K,N).
+
+    Rows may be sharded unless it runs `alone` on one device.
+    """
+    (rows, count), other = x.shape, y.shape[1]
+    parts = next((k for k in _DIVISORS if rows % k == 0), 1)
+    if not alone or parts == 1 or rows < _FEWEST_ROWS:
+        return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision)
+    is_exchanged = count > other and count * other <= _SMALL and rows >= _MANY_ROWS
+    left, right = (
+        m.reshape(parts, rows // parts, -1) for m in ((y, x) if is_exchanged else (x, y))
+    )
+    numbers = ((1,), (1,)), ((0,), (0,))
+    total = jnp.sum(lax.dot_general(left, right, numbers, precision=precision), axis=0)
+    return total.T if is_exchanged else total
+
+
 def small_product(x: Array, y: Array, sums: Sequence[Sequence[int]]) -> Array:
     """Sum a few thousand products over axes of both.
 

@@ -1,0 +1,81 @@
+"""Kernels of backward passes: in value as what is written, and computed as intended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lowering.cpu.products import over_rows
+from lowering.platforms import chosen_at_lowering
+
+
+def random(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def assert_close(got: Any, wanted: Any) -> None:
+    """Within 1e-5 of the largest item of each array."""
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        scale = max(float(jnp.max(jnp.abs(y))), 1e-3)
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * scale)
+
+
+def assert_as_written(function: Callable[[Any, Any], Any], parameters: Any, x: Any) -> None:
+    """Compare the gradients, and those of gradients, tangents and batches."""
+
+    def results(f: Callable[[Any, Any], Any]) -> Any:
+        def loss(p: Any, x: Any) -> Any:
+            return jnp.sum(jnp.sin(f(p, x)))
+
+        gradient = jax.grad(loss, (0, 1))
+        second = jax.grad(lambda p: jnp.sum(jnp.sin(jax.grad(loss, 1)(p, x))))
+        along = jax.jvp(gradient, (parameters, x), (parameters, x))[1]
+        each = jax.vmap(gradient, (None, 0))(parameters, jnp.stack([x, 2 * x]))
+        return gradient(parameters, x), second(parameters), along, each
+
+    assert_close(
+        *(jax.jit(results, static_argnums=0)(f) for f in (chosen_at_lowering(function), function))
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "left", "right"),
+    (
+        (1024, 96, 32),
+        (1024, 32, 96),
+        (1089, 40, 8),
+        (256, 3, 5),
+        (255, 5, 3),
+        (257, 5, 3),
+        (0, 2, 3),
+    ),
+)
+def test_outer_products_of_rows_are_summed(rows: int, left: int, right: int) -> None:
+    x, y = random(rows, left), random(rows, right, seed=1)
+    wanted = np.asarray(x, np.float64).T @ np.asarray(y, np.float64)
+    np.testing.assert_allclose(
+        jax.jit(partial(over_rows, alone=True))(x, y), wanted, rtol=0, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("is_turned", (True, False))
+def test_gradients_of_matrices(is_turned: bool) -> None:
+    def function(matrices: list[Any], x: Any) -> Any:
+        x = jnp.swapaxes(x, 1, 3) if is_turned else x
+        x = jnp.tanh(x @ matrices[0])
+        return jnp.einsum("nhwc,oc->nhwo", x, matrices[1])
+
+    parameters, x = [random(24, 96) / 5, random(16, 96) / 5], random(4, 24, 12, 24, seed=1)
+    assert_as_written(function, parameters, x)
+    gradient = jax.grad(lambda p, x: jnp.sum(jnp.sin(chosen_at_lowering(function)(p, x))))
+    text = jax.jit(gradient).lower(parameters, x).as_text()
+    products = re.findall(r"stablehlo.dot_general .*batching_dims = \[0\] x \[0\]", text)
+    assert len(products) == 2, text
