@@ -14,6 +14,7 @@ from lowering import jaxprs
 from lowering.cpu import chunks
 from lowering.cpu.attention import attentions, computed, may_attend
 from lowering.cpu.folding import Product, merged
+from lowering.cpu.gates import Gate, gated, may_wait
 from lowering.cpu.integers import in_integers
 from lowering.cpu.items import parted, scanned
 from lowering.cpu.layout import RULES, product
@@ -26,7 +27,7 @@ from lowering.jaxprs import is_literal, primitive
 from lowering.kernels.levels import NOTE
 from lowering.prepare import split
 
-Operand = View | Product
+Operand = View | Product | Gate
 
 
 def evaluated(
@@ -148,8 +149,8 @@ def _evaluate(
         else:
             results = [found]
         for variable, result in zip(equation.outvars, results, strict=True):
-            if isinstance(result, Product) and uses[variable] != 1:
-                result = result.view(way.role, alone=way.alone)
+            if not isinstance(result, View) and uses[variable] != 1:
+                result = _computed(result, way)
             values[variable] = result
 
     def attend(closed: Any, views: Sequence[View]) -> View:
@@ -157,7 +158,7 @@ def _evaluate(
 
     # First all that depends on parameters alone: matrices of later products are then at hand.
     later: list[Any] = []
-    known = {v for v, view in values.items() if not isinstance(view, Product) and view.known}
+    known = {v for v, view in values.items() if isinstance(view, View) and view.known}
     for equation in jaxpr.eqns:
         if not way.written and all(is_literal(v) or v in known for v in equation.invars):
             compute(equation)
@@ -222,14 +223,18 @@ def _same(jaxpr: Any) -> dict[Any, Any]:
 
 
 def _computed(operand: Operand, way: _Way) -> View:
-    return operand.view(way.role, alone=way.alone) if isinstance(operand, Product) else operand
+    if isinstance(operand, Product):
+        return operand.view(way.role, alone=way.alone)
+    return operand.view() if isinstance(operand, Gate) else operand
 
 
-def _merged(equation: Any, operands: list[Operand]) -> Product | None:
-    if primitive(equation) not in jaxprs.ARITHMETIC or not runs("folding"):
-        return None
+def _merged(equation: Any, operands: list[Operand]) -> View | Product | None:
+    ready = [operand for operand in operands if not isinstance(operand, Gate)]
     with jaxprs.scope(equation):
-        return merged(equation, operands)
+        if len(ready) < len(operands):
+            return gated(equation, operands)
+        is_folded = primitive(equation) in jaxprs.ARITHMETIC and runs("folding")
+        return merged(equation, ready) if is_folded else None
 
 
 def _apply(equation: Any, views: list[View], way: _Way) -> Sequence[Operand]:
@@ -242,6 +247,8 @@ def _apply(equation: Any, views: list[View], way: _Way) -> Sequence[Operand]:
         return [Product(equation, *views, as_written=way.written)]
     if way.written and not all(view.known for view in views):
         return _bind(equation, views)
+    if may_wait(equation) and runs("gates"):
+        return [Gate(equation, *views)]
     if name == jaxprs.SCAN and runs("scan"):
         return _scan(equation, views, way)
     if name == jaxprs.PRODUCT and (way.attending or runs("layouts")):

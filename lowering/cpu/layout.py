@@ -88,7 +88,7 @@ def _reduction(equation: Any, views: Sequence[View]) -> View | None:
     axes = equation.params["axes"]
     positions = tuple(sorted(view.position(axis) for axis in axes))
     if _is_by_channel(equation, view, positions):
-        array = sums_of_channels(whole(view))
+        array = sums_of_channels(whole(view), kept=len(view.order) - 1 - len(axes))
     elif _is_by_row(equation, view, positions):
         array = sums_of_rows(whole(view))
     else:
@@ -101,12 +101,12 @@ _MANY = 16 << 10  # items to sum that are worth a product
 
 
 def _is_by_channel(equation: Any, view: View, positions: Sequence[int]) -> bool:
-    """Tell whether all but the last axis is summed, as in the derivative of a bias."""
-    rank = len(view.order)
+    """Tell whether axes before the last are summed: in a mean of positions, a bias's derivative."""
+    last = len(view.order) - 1
     return (
         primitive(equation) == "reduce_sum"
-        and rank > 1
-        and tuple(positions) == tuple(range(rank - 1))
+        and len(positions) > 0
+        and tuple(positions) == tuple(range(last - len(positions), last))
         and view.array.dtype == jnp.float32
         and math.prod(view.shape) >= _MANY
         and runs("gradients")

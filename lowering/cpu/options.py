@@ -28,6 +28,11 @@ _BYTES = {
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
 }
 
+# Loops with vectors of 512 bits instead of LLVM's 256, where a processor does not slow down by
+# them: EfficientNet-B0 takes 0.94 and 0.91 of the time (batch 1, 8), MobileNetV2 0.95 and 0.94,
+# ConvNeXt-T 0.94, an LSTM 0.97, an encoder 0.98, training steps 0.94 to 1.00.
+_WIDTH = {"xla_cpu_prefer_vector_width": "512"}
+
 # YNNPACK starts faster: of 100 products of 8x8 items it computes 8 rows in 0.20 ms, Eigen in 0.30.
 _TINY = 256 << 10  # bytes of parameters
 
@@ -38,7 +43,7 @@ _RUNS = 20
 
 def candidates() -> list[dict[str, str]]:
     """Return all options that may be the best for a network."""
-    return [_CPU, _BFLOAT16, _BYTES, {}] if _is_known() else [{}]
+    return [*map(_widest, (_CPU, _BFLOAT16, _BYTES)), {}] if _is_known() else [{}]
 
 
 def fastest(runs: Sequence[Callable[[], Any]]) -> int:
@@ -67,14 +72,19 @@ def compiler_options(
     if not runs("eigen") or parameters < _TINY or not _is_known():
         return {}
     if in_bytes:
-        return _BYTES
-    return _BFLOAT16 if bfloat16 and multiplies_bfloat16() else _CPU
+        return _widest(_BYTES)
+    return _widest(_BFLOAT16 if bfloat16 and multiplies_bfloat16() else _CPU)
+
+
+def _widest(options: dict[str, str]) -> dict[str, str]:
+    """Add vectors of 512 bits on processors with products of bfloat16, which are young enough."""
+    return options | _WIDTH if multiplies_bfloat16() else options
 
 
 @cache
 def _is_known() -> bool:
     try:
-        jax.jit(lambda: 0, compiler_options=_CPU).lower().compile()
+        jax.jit(lambda: 0, compiler_options=_CPU | _WIDTH).lower().compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True

@@ -310,6 +310,10 @@ AFTER: dict[str, Callable[[Any], Any]] = {
     "concat": lambda y: jnp.concatenate([y, y * 2.0, random(2, 1, 7, 8, seed=4)], 1),
     "broadcast": lambda y: y + jnp.broadcast_to(jnp.max(y, (2, 3), keepdims=True), y.shape),
     "gate": lambda y: y * jax.nn.sigmoid(jnp.mean(y, (2, 3), keepdims=True)),
+    "silu": lambda y: jnp.sin(y) * jax.nn.sigmoid(2.0 * y),
+    "gates": lambda y: jax.nn.sigmoid(y) * jax.nn.sigmoid(-y) * y,
+    "gate_read_twice": lambda y: (lambda z: z * y + z)(jax.nn.sigmoid(y)),
+    "turned_gate": lambda y: jnp.swapaxes(y, 2, 1) * jax.nn.sigmoid(random(2, 7, 6, 8, seed=6)),
     "product": lambda y: jnp.einsum("bchw,bdhw->bcd", y, jnp.sin(y)),
     "product_of_channels": lambda y: jnp.einsum("bchw,cd->bhwd", y, random(6, 5, seed=4)),
     "max_pool": lambda y: lax.reduce_window(
@@ -342,6 +346,31 @@ followed = Together(list(AFTER), after)
 @pytest.mark.parametrize("name", AFTER)
 def test_what_follows_a_convolution(name: str) -> None:
     assert_same(*followed(name))
+
+
+def test_gates_of_extreme_numbers() -> None:
+    x = np.float32([0.0, -0.0, 1e-30, 80.0, 89.0, 104.0, 3e38, np.inf])
+    x = np.concatenate([x, -x, [np.float32(np.nan)]])
+    y = np.float32([1.0, -3e38, np.inf, 0.0])[:, None]
+
+    def function(parameters: Any, inputs: list[Any]) -> Any:
+        return jnp.broadcast_to(inputs[1], (4, 17)) * jax.nn.sigmoid(inputs[0])
+
+    arguments = [], [np.broadcast_to(x, (4, 17)), y]
+    assert "logistic" not in str(jax.make_jaxpr(optimised(function))(*arguments))
+    found, wanted = (jax.jit(f)(*arguments) for f in (optimised(function), function))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize(("items", "kept"), [(1, 1), (3, 1), (3, 0)])
+def test_means_of_positions(items: int, kept: int) -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        y = conv(inputs[0], parameters[0]) / 50
+        return jnp.mean(y, (0, 2, 3)[kept:])
+
+    arguments = [random(48, 3, 3, 3)], [random(items, 3, 20, 24, seed=2)]
+    assert "reduce_sum" not in str(jax.make_jaxpr(optimised(function))(*arguments))
+    assert_equal(function, *arguments)
 
 
 def test_a_stretch_of_convolutions_is_transposed_at_its_borders_alone() -> None:

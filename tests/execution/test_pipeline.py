@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from lowering.cpu import convolution as kernels
-from lowering.cpu import integers, looped, optimised, rewritten, widening
+from lowering.cpu import integers, looped, optimised, options, rewritten, widening
 from lowering.cpu.options import compiler_options
 from lowering.cpu.pipeline import PASSES, without
 from lowering.kernels.levels import noted
@@ -102,6 +102,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
     "summed": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 8, 8),)),
     "stacked": (lambda p, x: conv(x[0], p[0]), ((8, 24, 3, 3),), ((1, 24, 8, 8),)),
     "lanes": (lambda p, x: x[0].sum(-1), (), ((1024, 96),)),
+    "gates": (lambda p, x: x[0] * jax.nn.sigmoid(x[0]), (), ((4, 8),)),
     "pooling": (pooled, (), ((1, 1, 4, 4),)),
     "gradients": (lambda p, x: conv(x[0], p[0]), ((8, 8, 1, 1),), ((1, 8, 4, 4),)),
     "sums": (
@@ -150,3 +151,14 @@ def test_compiler_options_can_be_left_out() -> None:
     assert compiler_options(1 << 20)
     with without("eigen"):
         assert not compiler_options(1 << 20)
+
+
+@pytest.mark.parametrize("is_young", [True, False])
+def test_young_processors_get_vectors_of_512_bits(
+    is_young: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "multiplies_bfloat16", lambda: is_young)
+    chosen = [compiler_options(1 << 20, in_bytes=x) for x in (True, False)]
+    assert all((x.get("xla_cpu_prefer_vector_width") == "512") == is_young for x in chosen)
+    assert all(x in options.candidates() for x in chosen)
+    assert not compiler_options(1 << 10)
