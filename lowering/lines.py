@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lowering.graph import Operation
 from lowering.location import Span
 
-try:
-    from jax.extend.source_info_util import register_exclusion
-except ImportError:  # a later jax may lack it, and names a file of ours instead
-    pass
-else:
-    # Frames of these packages are no places in a user's program; those around them are.
-    for package in ("lowering", "nnef_jax"):
-        register_exclusion(f"{Path(__file__).parents[1] / package}/")
-
 
 def call_at(operation: Operation, run: Callable[[], Any]) -> Any:
     """Return what `run` returns, called by a frame at the operation's place in the document."""
+    _leave_out_packages()
     return run() if operation.span is None else _frame(operation.span, operation.name)(run)
+
+
+@cache
+def _leave_out_packages() -> None:
+    """Make frames of these packages no places in a user's program; those around them are.
+
+    What it imports takes 15 ms, which a process that finds all in a cache does without.
+    """
+    try:
+        from jax.extend.source_info_util import register_exclusion
+    except ImportError:  # a later jax may lack it, and names a file of ours instead
+        return
+    for package in ("lowering", "nnef_jax"):
+        register_exclusion(f"{Path(__file__).parents[1] / package}/")
 
 
 def _frame(span: Span, name: str) -> Callable[..., Any]:

@@ -85,9 +85,12 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'nnef_jax' has no attribute {name!r}")
     from importlib import import_module
 
+    from nnef_jax.garbage import uncollected
+
     home = _HOMES[name]
     is_module = home == __name__
-    value: object = import_module(f"{home}.{name}" if is_module else home)
+    with uncollected():
+        value: object = import_module(f"{home}.{name}" if is_module else home)
     value = value if is_module else getattr(value, name)
     globals()[name] = value
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -120,19 +119,3 @@ def within_memory(what: str) -> Generator[None]:
         raise LimitError(f"{what} does not fit into memory") from None
     except RecursionError:
         raise LimitError(f"{what} is nested too deeply for Python's stack") from None
-
-
-@contextmanager
-def uncollected() -> Generator[None]:
-    """Look for no cycles of garbage meanwhile: reading makes many objects and hardly any garbage.
-
-    It would go through all objects time and again: with 50,000 statements it takes more than half
-    of the time (7.5 s against 3.5 s in all), with 5,000 a tenth.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -16,7 +16,8 @@ from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic, show
 from lowering.graph import Graph, Operation, StateVariable, TensorType, Value, substituted
 from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Shapes
-from nnef_jax.limits import Meter, uncollected
+from nnef_jax.garbage import uncollected
+from nnef_jax.limits import Meter
 
 # Of extents that are open: masks and batches of 1 fit others; 64 has windows in it, and halves.
 _GUESSES = (1, 64)

@@ -15,7 +15,8 @@ from lowering.registry import Registry
 from nnef_jax.errors import InputError
 from nnef_jax.formats import FORMATS, format_of, graphs
 from nnef_jax.formats.base import Expand, Options, Progress
-from nnef_jax.limits import Limits, Meter, uncollected, within_memory
+from nnef_jax.garbage import uncollected
+from nnef_jax.limits import Limits, Meter, within_memory
 from nnef_jax.network import Network
 from nnef_jax.options import require, require_choice, require_readable, shapes_by_name, word_pairs
 from nnef_jax.storage.archive import Archive, archive_of_texts, open_archive

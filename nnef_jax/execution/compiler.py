@@ -18,6 +18,7 @@ from lowering.graph import Graph
 from lowering.prepare import Split, split
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.options import Jit, Program, RunOptions, parted, title
+from nnef_jax.garbage import uncollected
 
 if TYPE_CHECKING:
     from nnef_jax.execution.disk_cache import DiskCache
@@ -104,7 +105,7 @@ class Compiler:
         all, since it is jitted.
         """
         prepare = None
-        with computing_at(place.where):
+        with uncollected(), computing_at(place.where):
             if self._cache is not None and not isinstance(place.where, Sharding):
                 key = self._key(program, place)
                 make = partial(self._in_parts, program)

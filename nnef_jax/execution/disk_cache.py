@@ -193,6 +193,8 @@ def _write(path: str, first: _FirstPart, run: jax.stages.Compiled) -> None:
         part if isinstance(part, HostProgram) else serialize_executable.serialize(part)[:2]
         for part in (first.compute(), run)
     ]
+    # The first part, of a thousand steps, is loaded only where nothing is prepared yet.
+    parts = pickle.dumps(parts[0]), parts[1]
     content = pickle.dumps((first.sources, first.reads, first.identity, *parts))
     checked_file.write_checked(path, [content])
 
@@ -210,7 +212,7 @@ def _read(
         computed = jax.tree.structure((0,) * sources.count(None))
     except Exception:  # pickle raises anything for what is not its own
         return None
-    load = cache(partial(_loaded, compute, computed, device))
+    load = cache(lambda: _loaded(pickle.loads(compute), computed, device))
     return _FirstPart(sources, reads, identity, load), partial(_loaded, run, result, device)
 
 

@@ -10,7 +10,7 @@ from lowering.graph import Graph, Operand, Operation, Value
 from lowering.location import Span
 from lowering.ops import FAMILIES
 from lowering.work import multiply_adds
-from nnef_jax.limits import uncollected
+from nnef_jax.garbage import uncollected
 from nnef_jax.network import Network
 from nnef_jax.viewing.measures import Fields
 from nnef_jax.viewing.statistics import statistics_of

@@ -21,7 +21,7 @@ import pytest
 import nnef_jax
 from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.registry import Registry
-from nnef_jax.execution import cache_key, functions
+from nnef_jax.execution import cache_key, disk_cache, functions
 from nnef_jax.execution.checked_file import (
     digest_of,
     read_arrays,
@@ -327,6 +327,21 @@ def test_what_is_prepared_is_read_as_it_is(tmp_path: Path) -> None:
     write_arrays(str(path), [2 * stored])
     after = net(tmp_path, PREPARED, 0.1)(X)
     np.testing.assert_allclose(after - data()["bias"], 2 * (before - data()["bias"]), rtol=1e-6)
+
+
+def test_what_prepares_is_loaded_where_nothing_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = net(tmp_path, PREPARED, 0.1)(X)
+    loads, loaded = [], disk_cache._loaded
+    monkeypatch.setattr(disk_cache, "_loaded", lambda *x: loads.append(x) or loaded(*x))
+    np.testing.assert_array_equal(net(tmp_path, PREPARED, 0.1)(X), before)
+    assert len(loads) == 1
+    (path,) = tmp_path.glob("*.bin")
+    path.unlink()
+    np.testing.assert_array_equal(net(tmp_path, PREPARED, 0.1)(X), before)
+    assert len(loads) == 3
+    assert path.exists()
 
 
 def test_files_of_arrays(tmp_path: Path) -> None:
