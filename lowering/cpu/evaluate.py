@@ -18,10 +18,12 @@ from lowering.cpu.gates import Gate, gated, may_wait
 from lowering.cpu.integers import in_integers
 from lowering.cpu.items import parted, scanned
 from lowering.cpu.layout import RULES, product
+from lowering.cpu.memory import stored
 from lowering.cpu.pipeline import runs
+from lowering.cpu.rereads import reread
 from lowering.cpu.siblings import products, siblings, sums_of_products
 from lowering.cpu.sums import totals_of
-from lowering.cpu.view import View, plain, tensor, turned
+from lowering.cpu.view import View, plain, tensor, turned, whole
 from lowering.cpu.widening import widened
 from lowering.jaxprs import is_literal, primitive
 from lowering.kernels.levels import NOTE
@@ -133,6 +135,8 @@ def _evaluate(
     read_by_all = [*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]
     uses = Counter(jaxprs.variables(read_by_all))
 
+    kept = reread(jaxpr, way.role)
+
     def read(variable: Any) -> Operand:
         if is_literal(variable):
             aval: Any = variable.aval
@@ -151,7 +155,7 @@ def _evaluate(
         for variable, result in zip(equation.outvars, results, strict=True):
             if not isinstance(result, View) and uses[variable] != 1:
                 result = _computed(result, way)
-            values[variable] = result
+            values[variable] = result if variable not in kept else _stored(_computed(result, way))
 
     def attend(closed: Any, views: Sequence[View]) -> View:
         return _evaluate(closed.jaxpr, closed.consts, views, replace(way, attending=True))[0]
@@ -226,6 +230,10 @@ def _computed(operand: Operand, way: _Way) -> View:
     if isinstance(operand, Product):
         return operand.view(way.role, alone=way.alone)
     return operand.view() if isinstance(operand, Gate) else operand
+
+
+def _stored(view: View) -> View:
+    return replace(view, array=stored(whole(view)))
 
 
 def _merged(equation: Any, operands: list[Operand]) -> View | Product | None:

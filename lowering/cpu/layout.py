@@ -61,7 +61,9 @@ def _broadcast_in_dim(equation: Any, views: Sequence[View]) -> View | None:
     (view,) = views
     shape = tuple(equation.params["shape"])
     axes = equation.params["broadcast_dimensions"]
-    new = [axis for axis in range(len(shape)) if axis not in axes]
+    new = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    if view.is_plain and list(axes) == sorted(axes):
+        return View(lax.expand_dims(view.array, new), tuple(range(len(shape))), shape, view.known)
     # New axes go in front: their place does not matter while their extent is 1.
     array = lax.expand_dims(view.array, tuple(range(len(new))))
     order = (*new, *(axes[axis] for axis in view.order))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from lowering.cpu.products import over_rows
+from lowering.cpu.rereads import reread
 from lowering.platforms import chosen_at_lowering
 
 
@@ -79,3 +80,18 @@ def test_gradients_of_matrices(is_turned: bool) -> None:
     text = jax.jit(gradient).lower(parameters, x).as_text()
     products = re.findall(r"stablehlo.dot_general .*batching_dims = \[0\] x \[0\]", text)
     assert len(products) == 2, text
+
+
+def test_what_several_products_read_is_computed_once() -> None:
+    def function(w: Any, x: Any) -> Any:
+        several = jnp.tanh(x)  # by a product of rows, and as what is summed over rows
+        once = jnp.sin(several @ w)
+        small = jnp.cos(x[:1])
+        products = several.reshape(-1, 32).T @ once.reshape(-1, 32), small @ w, small[0].T @ x[0]
+        return *products, jnp.exp(x) + 1, once
+
+    jaxpr = jax.make_jaxpr(function)(random(32, 32), random(64, 32, 32)).jaxpr
+    results = {name: reread(jaxpr, name) for name in ("value", "forward", "backward")}
+    made = {v: e.primitive.name for e in jaxpr.eqns for v in e.outvars}
+    names = {role: {made[v] for v in found} for role, found in results.items()}
+    assert names == {"value": set(), "forward": {"tanh", "sin"}, "backward": {"tanh"}}

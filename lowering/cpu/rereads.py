@@ -1,0 +1,48 @@
+"""Find what several kernels of a training step read, to be computed once for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import jax.numpy as jnp
+
+from lowering.cpu.pipeline import runs
+from lowering.jaxprs import ELEMENTWISE, PRODUCT, SHAPING, primitive, variables
+
+_ITEMS = 64 << 10  # worth keeping: 0.25 MB
+
+
+def reread(jaxpr: Any, role: str) -> set[Any]:
+    """Return variables that elementwise operations compute and several products or sums read.
+
+    XLA computes them again for each reader that wants another shape: rows for a product, halves of
+    the rows for the gradient of a matrix. What a forward pass leaves, a backward pass reads.
+    """
+    if role == "value" or not runs("stored"):
+        return set()
+    readers = Counter(variables(jaxpr.outvars) if role == "forward" else ())
+    chosen: set[Any] = set()
+    products: set[Any] = set()
+    for equation in reversed(jaxpr.eqns):
+        name = primitive(equation)
+        operands = variables(equation.invars)
+        if name in (PRODUCT, "reduce_sum"):
+            readers.update(operands)
+            products.update(operands if name == PRODUCT else ())
+        elif name in SHAPING:
+            (result,) = equation.outvars
+            readers.update({v: readers[result] for v in operands})
+            products.update(operands if result in products else ())
+        elif name in ELEMENTWISE:
+            (result,) = equation.outvars
+            aval = result.aval
+            if (
+                readers[result] > 1
+                and result in products
+                and aval.dtype == jnp.float32
+                and math.prod(aval.shape) >= _ITEMS
+            ):
+                chosen.add(result)
+    return chosen
