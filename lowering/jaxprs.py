@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import jax
 from jax.extend import core, source_info_util
 
 CALL, SCAN, PRODUCT, CONVOLUTION = "jit", "scan", "dot_general", "conv_general_dilated"
@@ -174,6 +173,19 @@ def spliced(closed: Any, platform: str) -> Any:
 
     Derivatives of one's own are lost.
     """
+    return _spliced(closed, lambda equation: _callee(equation, platform))
+
+
+def inlined(closed: Any) -> Any:
+    """Inline calls of functions; derivatives of one's own are lost."""
+    return _spliced(closed, _called_function)
+
+
+def _spliced(closed: Any, callee_of: Callable[[Any], Any]) -> Any:
+    """Put equations of called functions into the place of calls, without tracing them anew.
+
+    ResNet-18 has 3000 equations, which would take 0.13 s.
+    """
     equations: list[Any] = []
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
@@ -184,7 +196,7 @@ def spliced(closed: Any, platform: str) -> Any:
             if outer is not None:  # variables are of this call alone
                 stack = outer.name_stack + info.name_stack
                 info = outer.replace(name_stack=stack)
-            callee = _callee(e, platform)
+            callee = callee_of(e)
             if callee is None:
                 results = [v if outer is None else type(v)(v.aval) for v in e.outvars]
                 equations.append(e.replace(invars=operands, outvars=results, source_info=info))
@@ -222,6 +234,10 @@ def _callee(equation: Any, platform: str | None) -> Any:
         choices = equation.params["branches_platforms"]
         fits = [x is None or platform in x for x in choices]
         return equation.params["branches"][fits.index(True)]
+    return _called_function(equation)
+
+
+def _called_function(equation: Any) -> Any:
     parameter = _CALLS.get(primitive(equation))
     return None if parameter is None else equation.params[parameter]
 
@@ -252,35 +268,11 @@ def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
     return run(*given.values())
 
 
-def inlined(closed: Any) -> Any:
-    """Inline calls of functions; derivatives of one's own are lost."""
-
-    def run(*arguments: Any) -> list[Any]:
-        return evaluate(closed.jaxpr, values_of(closed, arguments))
-
-    return jax.make_jaxpr(run)(*closed.in_avals)
-
-
 def values_of(closed: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
     """Return the values of a function's constants and arguments by variable."""
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, arguments, strict=True))
     return values
-
-
-def evaluate(jaxpr: Any, values: dict[Any, Any]) -> list[Any]:
-    """Return the results of all equations, called functions included."""
-
-    def compute(equation: Any, operands: Sequence[Any]) -> list[Any]:
-        parameter = _CALLS.get(primitive(equation))
-        if parameter is None:
-            return bind(equation, operands)
-        callee = _placeless(equation.params[parameter])
-        return evaluate(callee.jaxpr, values_of(callee, operands))
-
-    for equation in jaxpr.eqns:
-        place(equation, values, compute)
-    return [read(v, values) for v in jaxpr.outvars]
 
 
 def place(

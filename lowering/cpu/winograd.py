@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+from jax.lax import add, mul, sub  # tracing the operators of arrays takes three times as long
 
 from lowering.cpu.memory import stored
 from lowering.kernels.windows import extend
@@ -67,8 +69,10 @@ def _filter_transform(filter: Array) -> list[Array]:
     """Compute G g G^T of each channel: 16 times (C,O)."""
 
     def transform(a: Array, b: Array, c: Array) -> tuple[Array, ...]:
-        return a, (a + b + c) / 2, (a - b + c) / 2, c
+        both = add(a, c)
+        return a, mul(add(both, b), half), mul(sub(both, b), half), c
 
+    half = np.array(0.5, filter.dtype)
     return [cell for row in transform(*filter) for cell in transform(*row)]
 
 
@@ -83,7 +87,7 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
         return lax.slice_in_dim(x, i, i + 2 * width - 1, 2, axis=2)
 
     def transform(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, ...]:
-        return a - c, b + c, c - b, b - d
+        return sub(a, c), add(b, c), sub(c, b), sub(b, d)
 
     by_rows = transform(*(rows(i) for i in range(4)))
     if by_rows[0].nbytes > _KEPT:
@@ -96,7 +100,7 @@ def _output_transform(products: Sequence[Array]) -> Array:
     """Compute A^T m A of each tile, the tiles put side by side: (N,2*height,2*width,O)."""
 
     def transform(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array]:
-        return a + b + c, b - c - d
+        return add(add(a, b), c), sub(sub(b, c), d)
 
     by_rows = [transform(*products[column::4]) for column in range(4)]
     batch, height, width, count = products[0].shape
