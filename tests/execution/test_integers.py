@@ -54,12 +54,13 @@ def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     return request.param
 
 
-def network(quant: str, **options: Any) -> nnef_jax.Model:
+def network(quant: str, items: int = 2, **options: Any) -> nnef_jax.Model:
     rng = np.random.default_rng(0)
     data = {
         n: floats(rng.uniform(-20, 20, shape).astype(np.float32)) for n, shape in SHAPES.items()
     }
-    return nnef_jax.load(archive(graph=NET, quant=quant, **data), **options)
+    text = NET.replace("[2,", f"[{items},")
+    return nnef_jax.load(archive(graph=text, quant=quant, **data), **options)
 
 
 def exact(**options: Any) -> nnef_jax.Model:
@@ -76,16 +77,17 @@ def rounded(x: Any, zero: int, scale: float, signed: str) -> Any:
     )
 
 
-def test_sums_are_those_of_integers() -> None:
-    model = exact()
-    x, f, g = (rounded(v, *EXACT[n]) for n, v in (("x", X), *model.params.items()))
+@pytest.mark.parametrize("items", [1, 2])
+def test_sums_are_those_of_integers(items: int) -> None:
+    model = exact(items=items)
+    x, f, g = (rounded(v, *EXACT[n]) for n, v in (("x", X[:items]), *model.params.items()))
     x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     c = sum(
         np.einsum("bchw,oc->bohw", x[:, :, i : i + 6, j : j + 5], f[:, :, i, j])
         for i, j in itertools.product(range(3), range(3))
     )
     r = rounded(np.maximum(c, 0) * (0.125 * 0.25), *EXACT["r"])
-    np.testing.assert_array_equal(model(X), r.reshape(2, 240) @ g.T * (8.0 * 0.5))
+    np.testing.assert_array_equal(model(X[:items]), r.reshape(items, 240) @ g.T * (8.0 * 0.5))
 
 
 def test_summary_says_what_ran(units: bool) -> None:
