@@ -102,7 +102,8 @@ def _training(
 def _startup(
     options: Any, engines: list[Engine], console: Console, document: dict[str, Any]
 ) -> None:
-    document["startup"] = startup.run(options.rounds)
+    chosen = options.networks if options.networks != list(NETWORKS) else startup.NETWORKS
+    document["startup"] = startup.run(options.rounds, chosen, options.batch)
     for title, rows in document["startup"].items():
         report.print_facts(console, title, rows)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,20 +18,29 @@ import numpy as np
 from benchmarks import timing
 from benchmarks.engines import OnnxRuntime, example, write_nnef, write_onnx
 
-NETWORK = "resnet50"
+NETWORK = "resnet50"  # of memory, and against a commit
+NETWORKS = ("resnet18", "resnet50")
 _RUNS = 5
 
 
-def run(rounds: int) -> dict[str, list[dict[str, Any]]]:
+def run(rounds: int, networks: Sequence[str], batches: Sequence[int]) -> dict[str, Any]:
     """Tables by name: time, memory and dispatch."""
+    seconds: list[dict[str, Any]] = []
+    memory: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
-        seconds, memory = _processes(Path(folder))
+        for network in networks:
+            for batch in batches:
+                place = Path(folder) / f"{network}-{batch}"
+                place.mkdir()
+                found = _processes(network, batch, place)
+                seconds += found[0]
+                memory += found[1]
         return {"startup": seconds, "memory": memory, "dispatch": _dispatch(rounds, Path(folder))}
 
 
-def _processes(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _processes(network: str, batch: int, folder: Path) -> tuple[list[Any], list[Any]]:
     """Each task in fresh processes, in turns; medians."""
-    archive = write_nnef(NETWORK, 1, folder)
+    archive = write_nnef(network, batch, folder)
     cached = ["nnef_jax run", str(archive), str(folder / "cache")]
     probe(cached)  # fills the cache
     tasks = {
@@ -37,54 +48,69 @@ def _processes(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
         "nnef_jax, load": ["nnef_jax load", str(archive)],
         "nnef_jax, cold": ["nnef_jax run", str(archive)],
         "nnef_jax, warm": cached,
+        "literal, cold": ["literal run", str(archive)],
     }
     if not OnnxRuntime.missing():
-        model = str(write_onnx(NETWORK, 1, folder))
+        model = str(write_onnx(network, batch, folder))
         tasks["onnxruntime, load"] = ["onnxruntime load", model]
         tasks["onnxruntime"] = ["onnxruntime run", model]
-    probes: dict[str, list[dict[str, float]]] = {name: [] for name in tasks}
+    probes: dict[str, list[dict[str, Any]]] = {name: [] for name in tasks}
     for _ in range(_RUNS):
         for name, arguments in tasks.items():
             probes[name].append(probe(arguments))
-    medians = {
-        name: {key: median(p[key] for p in found) for key in found[0]}
-        for name, found in probes.items()
-    }
-    return _times(medians), _memory(medians, archive)
+    medians = {name: _medians(found) for name, found in probes.items()}
+    title = {"network": f"{network}, {batch}"}
+    tables = _times(medians), _memory(medians, archive)
+    return tuple([title | row for row in rows] for rows in tables)  # pyright: ignore[reportReturnType]
 
 
-def probe(arguments: list[str]) -> dict[str, float]:
+def _medians(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    parts = found[0].get("parts", {})
+    medians: dict[str, Any] = {k: median(p[k] for p in found) for k in found[0] if k != "parts"}
+    return medians | {"parts": {key: median(p["parts"][key] for p in found) for key in parts}}
+
+
+def probe(arguments: list[str]) -> dict[str, Any]:
     """What `benchmarks.probe` finds in a fresh process; its times count from the process's start.
 
-    Raises RuntimeError with the last line of what a process that failed wrote.
+    Python writes byte code, as it does for users. Raises RuntimeError with the last line of what a
+    process that failed wrote.
     """
     command = [sys.executable, "-m", "benchmarks.probe", *arguments]
+    given = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     start, used = time.time(), timing.used_elsewhere()
-    process = subprocess.run(command, capture_output=True, text=True)
+    process = subprocess.run(command, capture_output=True, text=True, env=given)
     elsewhere = (timing.used_elsewhere() - used) / (time.time() - start)
     if process.returncode:
         lines = process.stderr.strip().splitlines() or [f"status {process.returncode}"]
         raise RuntimeError(lines[-1])
     found = json.loads(process.stdout)
-    times = {key: value - start for key, value in found.items() if key != "peak"}
-    return {**times, "peak": found["peak"], "elsewhere": elsewhere}
+    kept = {key: found.pop(key) for key in ("parts", "peak") if key in found}
+    times = {key: value - start for key, value in found.items()}
+    return {**times, **kept, "elsewhere": elsewhere}
 
 
-def _times(medians: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    """Seconds since the process was started, and the ratio to onnxruntime's first result."""
-    reference = medians.get("onnxruntime", {}).get("done")
+def _times(medians: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Seconds by part, to the first result, and ratios to that of others."""
     rows: list[dict[str, Any]] = []
-    for name in ("nnef_jax, cold", "nnef_jax, warm", "onnxruntime"):
-        if name in medians:
-            done = medians[name]["done"]
-            ratio = done / reference if reference else "-"
-            row: dict[str, Any] = {"process": name, "s_to_loaded": medians[name]["loaded"]}
-            row |= {"s_to_first_result": done, "to_onnxruntime": ratio}
-            rows.append({**row, "cores_used_elsewhere": medians[name]["elsewhere"]})
+    for name in ("import jax", "nnef_jax, cold", "nnef_jax, warm", "literal, cold", "onnxruntime"):
+        if name not in medians:
+            continue
+        found = medians[name]
+        row: dict[str, Any] = {"process": name, "s_to_first_result": found["done"]}
+        for other in ("literal, cold", "onnxruntime"):
+            done = medians.get(other, {}).get("done")
+            row[f"to {other}"] = found["done"] / done if done else "-"
+        parts = {"load": found["loaded"]}
+        if "imported" in found:
+            parts = {"imports": found["imported"], "load": found["loaded"] - found["imported"]}
+        parts |= found["parts"] or {"call": found["done"] - found["loaded"]}
+        row["parts"] = ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items())
+        rows.append({**row, "cores_used_elsewhere": found["elsewhere"]})
     return rows
 
 
-def _memory(medians: dict[str, dict[str, float]], archive: Path) -> list[dict[str, Any]]:
+def _memory(medians: dict[str, dict[str, Any]], archive: Path) -> list[dict[str, Any]]:
     """Most bytes resident, over those of a process that imported jax, in units of the weights."""
     weights = sum(file.stat().st_size for file in archive.glob("*.dat"))
     empty = medians["import jax"]["peak"]

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from benchmarks import networks, parsing, passes, report, timing
+from benchmarks import networks, parsing, passes, report, startup, timing
 from benchmarks.__main__ import main
 from benchmarks.builders.nnef_builder import NnefBuilder
+from benchmarks.engines import write_nnef
 from benchmarks.inference import Result
 from nnef_jax.reading import network_of_text
 
@@ -275,6 +276,21 @@ def test_command_line(tmp_path: Path) -> None:
     assert found["inference"][0]["network"] == "mlp"
     assert found["inference"][0]["timed"]["samples"]["nnef_jax"][0] > 0
     assert found["machine"]["versions"].keys() >= {"jax", "nnef_jax"}
+
+
+def test_parts_of_a_start(tmp_path: Path) -> None:
+    archive = str(write_nnef("mlp", 1, tmp_path))
+    cold, warm = (
+        startup.probe(["nnef_jax run", archive, str(tmp_path / "cache")]) for _ in range(2)
+    )
+    assert set(cold["parts"]) == {"key", "trace", "prepare", "compile", "lower and call"}
+    assert set(warm["parts"]) == {"key", "read", "call"}
+    for found in (cold, warm):
+        assert 0 < found["imported"] < found["loaded"] < found["done"]
+        call = found["done"] - found["loaded"]
+        assert all(0 <= seconds <= call for seconds in found["parts"].values())
+        assert sum(found["parts"].values()) == pytest.approx(call, rel=0.2)
+    assert cold["parts"]["compile"] > warm["parts"]["read"]
 
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
