@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 from lowering.cpu import depthwise
 from lowering.cpu.convolution import direct
+from lowering.cpu.groups import WIDEST, fewest_wide, items_at_a_time
 from lowering.cpu.pipeline import runs
 from lowering.cpu.products import over_rows
 from lowering.cpu.view import View, plain, tensor, whole
@@ -75,6 +78,8 @@ def _by_cells(
         left, right = part.reshape(-1, depth), gradient.reshape(-1, count)
         total = over_rows(left, right, window.precision, alone=alone)
         return total.reshape(*size, depth, count)
+    if alone and depth < WIDEST:
+        return _of_narrow_groups(gradient, x, size, window)
     right = gradient.reshape(-1, groups, count // groups)
     parts = [
         jnp.einsum(
@@ -86,3 +91,34 @@ def _by_cells(
         for _, part in cells(x, size, window, positions)
     ]
     return jnp.stack(parts).reshape(*size, depth, count)
+
+
+def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
+    """Multiply several groups with each other for each cell, and keep what is of one: (f...,C/G,O).
+
+    A few items are taken at a time, so that what the cells cover stays in the caches.
+    """
+    groups, count, depth = window.groups, gradient.shape[-1], x.shape[-1] // window.groups
+    joined = fewest_wide(depth, groups)
+    blocks = groups // joined
+    batch = items_at_a_time(x.shape[0], (x.size + gradient.size) * x.dtype.itemsize // x.shape[0])
+
+    def of_block(x: Array, gradient: Array) -> list[Array]:
+        right = gradient.reshape(-1, count // blocks)
+        sums = ((0,), (0,)), ((), ())
+        return [
+            lax.dot_general(part.reshape(-1, depth * joined), right, sums, window.precision)
+            for _, part in cells(x, size, window, gradient.shape[1:-1])
+        ]
+
+    def add(total: Array, items: Sequence[Array]) -> tuple[Array, None]:
+        x, g = (jnp.moveaxis(y.reshape(*y.shape[:-1], blocks, -1), -2, 0) for y in items)
+        return total + jnp.stack(jax.vmap(of_block)(x, g)), None
+
+    start = jnp.zeros((math.prod(size), blocks, depth * joined, count // blocks), x.dtype)
+    items = [y.reshape(-1, batch, *y.shape[1:]) for y in (x, gradient)]
+    total, _ = lax.scan(add, start, tuple(items))
+    pairs = total.reshape(*start.shape[:2], joined, depth, joined, count // groups)
+    own = np.eye(joined, dtype=bool).reshape(1, 1, joined, 1, joined, 1)
+    alike = jnp.sum(jnp.where(own, pairs, np.array(0, x.dtype)), axis=-2)
+    return jnp.moveaxis(alike, 3, 1).reshape(*size, depth, count)

@@ -20,12 +20,18 @@ WRITTEN_OUT = 16
 #   16 groups of 24 channels, 14x14   0.7   0.9   1.3         0.3
 # A sum of shifted channels for each is faster: 32 groups of 2 channels at 28x28 take 0.32, 8 of
 # them at a time 0.55.
-_WIDE, _WIDEST = 16, 32
+_WIDE, WIDEST = 16, 32
+
+# Bytes that items of a batch may have for the gradient in the filter, but two of them at least.
+# Milliseconds for 3x3 windows and 8 items, at once, 2 and 4 at a time: 32 groups of 4 channels at
+# 56x56 90, 37, 46; of 8 at 28x28 38, 19, 30; of 16 at 14x14 21, 11, 12; 4 groups of 24 at 28x28,
+# 16 items, 24, 18, 11. Groups of 32 channels by themselves, at 7x7 6, at a time 8.
+_ITEMS = 7 << 19
 
 
 def joined_at_a_time(depth: int, groups: int) -> int:
     """Return how many groups of so many channels to join to one."""
-    counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= _WIDEST]
+    counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= WIDEST]
     wide = [n for n in counts if n * depth >= _WIDE] or counts[-1:]
     return next((n for n in wide if groups // n <= WRITTEN_OUT), wide[-1] if wide else 1)
 
@@ -38,3 +44,15 @@ def joined(filter: Array, groups: int, count: int) -> Array:
     parts = filter.reshape(*size, 1, depth, groups // count, count, outputs // groups)
     own = np.eye(count, dtype=bool).reshape(*(1,) * len(size), count, 1, 1, count, 1)
     return jnp.where(own, parts, np.array(0, filter.dtype)).reshape(*size, count * depth, outputs)
+
+
+def fewest_wide(depth: int, groups: int) -> int:
+    """Return the fewest groups of so many channels that are wide together, or all of them."""
+    counts = [n for n in range(1, groups + 1) if groups % n == 0]
+    return next((n for n in counts if n * depth >= _WIDE), groups)
+
+
+def items_at_a_time(batch: int, size: int) -> int:
+    """Return how many items of so many bytes to take at a time."""
+    counts = [n for n in range(1, batch + 1) if batch % n == 0]
+    return max(n for n in counts if n <= 2 or n * size <= _ITEMS)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from lowering.cpu.products import over_rows
 from lowering.cpu.rereads import reread
@@ -95,3 +96,29 @@ def test_what_several_products_read_is_computed_once() -> None:
     made = {v: e.primitive.name for e in jaxpr.eqns for v in e.outvars}
     names = {role: {made[v] for v in found} for role, found in results.items()}
     assert names == {"value": set(), "forward": {"tanh", "sin"}, "backward": {"tanh"}}
+
+
+@pytest.mark.parametrize(
+    ("shape", "filter", "groups"),
+    (
+        ((4, 24, 24, 32), (3, 3, 4, 32), 8),  # two items at a time, two blocks of four groups
+        ((3, 9, 7, 12), (3, 2, 2, 24), 6),  # all groups at once, one item at a time
+        ((2, 8, 8, 64), (3, 3, 32, 64), 2),  # wide: by themselves
+    ),
+)
+def test_gradients_of_groups(
+    shape: tuple[int, ...], filter: tuple[int, ...], groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowering.cpu.groups._ITEMS", 1)
+
+    def function(filter: Any, x: Any) -> Any:
+        return lax.conv_general_dilated(
+            x,
+            filter,
+            (2, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )
+
+    assert_as_written(function, random(*filter) / 5, random(*shape, seed=1))
