@@ -43,6 +43,19 @@ def is_mostly_bfloat16(graph: Graph, precision: Any) -> bool:
     return bool(narrow) and 2 * sum(map(multiply_adds, narrow)) > total(graph)
 
 
+def writes_bfloat16(graph: Graph) -> bool:
+    """Tell whether items are written into arrays of bfloat16, as into a cache of keys and values.
+
+    It is false where there are convolutions, too.
+    """
+    kinds = {operation.kind for operation in graph.operations}
+    return not any("conv" in kind for kind in kinds) and any(
+        operation.kind in ("scatter_nd", "scatter_elements")
+        and any(value.type.dtype == "bfloat16" for value in operation.writes())
+        for operation in graph.operations
+    )
+
+
 def _type(operand: Operand | Result) -> TensorType | list[Any]:
     match operand:
         case Value():

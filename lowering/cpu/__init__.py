@@ -18,12 +18,16 @@ Function = Callable[[Any, Sequence[Any]], Any]
 Role = Literal["value", "forward", "backward"]
 
 
-def optimised(function: Function, *, in_chunks: bool = False) -> Function:
+def optimised(
+    function: Function, *, in_chunks: bool = False, alone: bool | None = None
+) -> Function:
     """Return the function of parameters and inputs (pytrees of arrays), laid out for a CPU.
 
     What depends on parameters alone is computed once for many calls, so it may be written anew.
-    `in_chunks` takes a large batch a few items at a time; derivatives are slow then.
+    `in_chunks` takes a large batch a few items at a time; derivatives are slow then. It is `alone`
+    where nothing is sharded, as a batch in chunks is.
     """
+    alone = in_chunks if alone is None else alone
 
     def run(parameters: Any, inputs: Sequence[Any]) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
@@ -32,7 +36,7 @@ def optimised(function: Function, *, in_chunks: bool = False) -> Function:
             from lowering.cpu.evaluate import evaluated
 
             known, free = jax.tree.leaves(parameters), jax.tree.leaves(inputs)
-            return evaluated(closed, known, free, in_chunks=in_chunks, alone=in_chunks)
+            return evaluated(closed, known, free, in_chunks=in_chunks, alone=alone)
 
         results = or_else(rewritten, lambda: jax.tree.leaves(function(parameters, inputs)))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lowering.cpu.layout import reshaped_runs
-from lowering.jaxprs import ELEMENTWISE, is_literal, primitive, variables
+from lowering.jaxprs import ELEMENTWISE, PRODUCT, is_literal, primitive, variables
 
 Axes = Mapping[Any, int]
 Rule = Callable[[Any, list[int | None]], int | None]
@@ -18,11 +18,12 @@ class NotSeparableError(Exception):
 
 
 def batch_axes(
-    jaxpr: Any, known: Mapping[Any, int], *, follow: Iterable[Any] = ()
+    jaxpr: Any, known: Mapping[Any, int], *, follow: Iterable[Any] = (), reduces: bool = False
 ) -> dict[Any, int]:
     """Map variables to their axis of the batch's items. Raises NotSeparableError if items mix.
 
-    What shall `follow` has the axis of what it meets, if it has items for all of the batch.
+    What shall `follow` has the axis of what it meets, if it has items for all of the batch. If it
+    `reduces`, maxima and sums over items are allowed: they have no such axis.
     """
     axes, following = dict(known), set(follow) - set(known)
     size = next((v.aval.shape[axis] for v, axis in known.items()), 1)
@@ -49,10 +50,22 @@ def batch_axes(
             given = axes_of(equation)
         rule = _RULES.get(primitive(equation))
         axis = None if rule is None else rule(equation, given)
+        if axis is None and reduces and _is_over(equation, given):
+            continue
         if axis is None:
             raise NotSeparableError
         axes.update((variable, axis) for variable in equation.outvars)
     return axes
+
+
+def _is_over(equation: Any, given: Sequence[int | None]) -> bool:
+    """Tell whether a maximum, sum or product is taken over the items."""
+    if primitive(equation) in ("reduce_max", "reduce_sum"):
+        return given[0] in equation.params["axes"]
+    if primitive(equation) != PRODUCT:
+        return False
+    (sums, _) = equation.params["dimension_numbers"]
+    return all(axis in axes for axis, axes in zip(given, sums, strict=True))
 
 
 def _new_axes(equation: Any) -> set[int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lowering import jaxprs
 from lowering.cpu import chunks
-from lowering.cpu.attention import attentions, computed, may_attend
+from lowering.cpu.attention import attentions, computed, exchanges, may_attend
 from lowering.cpu.folding import Product, merged
 from lowering.cpu.gates import Gate, gated, may_wait
 from lowering.cpu.integers import in_integers
@@ -260,7 +260,8 @@ def _apply(equation: Any, views: list[View], way: _Way) -> Sequence[Operand]:
     if name == jaxprs.SCAN and runs("scan"):
         return _scan(equation, views, way)
     if name == jaxprs.PRODUCT and (way.attending or runs("layouts")):
-        return [product(equation, views, exchanged=way.attending, alone=way.alone)]
+        exchanged = way.attending and exchanges(equation)
+        return [product(equation, views, exchanged=exchanged, alone=way.alone)]
     rule = RULES.get(name) if runs("layouts") else None
     result = None if rule is None else rule(equation, views)
     if result is None:

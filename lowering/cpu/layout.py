@@ -238,9 +238,12 @@ def _rows(equation: Any, left: View, right: View) -> View | None:
     ):
         return None
     row, matrix, items = tensor(left), whole(right), math.prod(left.shape[:count])
-    operands = row.reshape(items, 1, row.shape[-1]), matrix.reshape(items, *matrix.shape[count:])
+    # Of bfloat16 a library computes two rows, XLA a loop over widened copies of one.
+    rows = 1 + is_narrow(left.array, equation.params["preferred_element_type"])
+    row = jnp.broadcast_to(row.reshape(items, 1, row.shape[-1]), (items, rows, row.shape[-1]))
+    operands = row, matrix.reshape(items, *matrix.shape[count:])
     numbers = ((2,), (right.position(right_sums[0]) - count + 1,)), ((0,), (0,))
-    array = _bind(equation, operands, dimension_numbers=numbers)
+    array = _bind(equation, operands, dimension_numbers=numbers)[:, :1]
     return plain(array.reshape(equation.outvars[0].aval.shape), left.known and right.known)
 
 

@@ -79,9 +79,14 @@ class Compiler:
             return {}
         from lowering.cpu.graphs import in_integers
         from lowering.cpu.options import compiler_options
+        from lowering.work import writes_bfloat16
 
-        in_bytes = bool(in_integers(graph))
-        return compiler_options(self._nbytes, bfloat16=self._is_bfloat16, in_bytes=in_bytes)
+        return compiler_options(
+            self._nbytes,
+            bfloat16=self._is_bfloat16,
+            in_bytes=bool(in_integers(graph)),
+            in_place=self._is_bfloat16 and writes_bfloat16(graph),
+        )
 
     @cached_property
     def _is_bfloat16(self) -> bool:

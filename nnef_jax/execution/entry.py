@@ -87,8 +87,8 @@ class Entry:
         if is_shared and key in self._shared:
             return self._shared[key].on(values)
         # Over several devices the batch is divided already: a loop would gather it first.
-        in_chunks = self._in_chunks and not isinstance(place.where, Sharding)
-        program = self._program(list(own), values, arrays, in_chunks)
+        alone = not isinstance(place.where, Sharding)
+        program = self._program(list(own), values, arrays, alone=alone)
         executable = self.compiler.compile(program, place, is_shared=is_shared)
         if is_shared:
             self._shared[key] = executable.on(None)
@@ -96,17 +96,19 @@ class Entry:
 
     def is_kept(self, own: Mapping[str, jax.Array], arrays: Sequence[Any], place: Place) -> bool:
         """Tell whether what would be compiled for these is in the folder."""
-        program = self._program(list(own), list(own.values()), arrays, self._in_chunks)
+        program = self._program(list(own), list(own.values()), arrays, alone=True)
         return self.compiler.is_kept(program, place)
 
     def _program(
-        self, labels: list[str], own: list[jax.Array], arrays: Sequence[Any], in_chunks: bool
+        self, labels: list[str], own: list[jax.Array], arrays: Sequence[Any], *, alone: bool
     ) -> Program:
         def function(own: Sequence[Any], arrays: Sequence[Any]) -> Any:
             named = dict(zip(labels, own, strict=True))
             state, inputs = self.parted(arrays)
-            return self._results(self._compiled(named, named | state, inputs, in_chunks))
+            options = {"in_chunks": in_chunks, "alone": alone}
+            return self._results(self._compiled(named, named | state, inputs, **options))
 
+        in_chunks = self._in_chunks and alone
         functions, (state, inputs) = self.functions, self.parted(arrays)
         state = state or dict(zip(labels, own, strict=True))
         before = {label: tuple(x.shape) for label, x in state.items()}

@@ -165,11 +165,18 @@ class Functions:
         return or_else(found, nothing)
 
     def compiled(
-        self, function: Function, params: Arrays, state: Arrays, inputs: Inputs, in_chunks: bool
+        self,
+        function: Function,
+        params: Arrays,
+        state: Arrays,
+        inputs: Inputs,
+        *,
+        in_chunks: bool,
+        alone: bool,
     ) -> Results:
-        """Compute `cycle` or `scan` for the default device alone, without derivatives.
+        """Compute `cycle` or `scan` for the default device, without derivatives.
 
-        `in_chunks` takes a large batch a few items at a time.
+        `in_chunks` takes a large batch a few items at a time, `alone` says that nothing is sharded.
         """
         inputs = [jnp.asarray(x) for x in inputs]
         # Kernels for CPUs need items.
@@ -178,6 +185,7 @@ class Functions:
         optimal = optimised(
             lambda known, free: function(known, *free, NOTHING, optimized=True),
             in_chunks=in_chunks,
+            alone=alone,
         )
         return optimal(params, (self._own(state), inputs))
 

@@ -44,6 +44,11 @@ def attending(p: Any, x: Any) -> Any:
     return jax.nn.softmax(x[0] @ x[0].mT) @ x[0]
 
 
+def hiding(p: Any, x: Any) -> Any:
+    query, keys, mask = x
+    return jax.nn.softmax(query @ keys.mT + mask) @ keys
+
+
 def pooled(p: Any, x: Any) -> Any:
     return lax.reduce_window(x[0], -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
 
@@ -64,6 +69,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
     ),
     "siblings": (lambda p, x: (x[0] @ p[0]) * (x[0] @ p[1]), ((8, 8), (8, 8)), ((4, 8),)),
     "attention": (attending, (), ((2, 64, 8),)),
+    "hidden": (hiding, (), ((2, 2048, 64), (2, 2048, 64), (1, 2048, 2048))),
     "scan": (scanned, ((8, 8),), ((4, 8), (3,))),
     "items": (parted, (), ((4,), (3, 8))),
     "turned": (lambda p, x: x[0] @ p[0], ((8, 64),), ((4, 8),)),
