@@ -53,6 +53,8 @@ def row_product(row: Array, matrix: Array, axis: int, params: dict[str, Any]) ->
     sums = params["preferred_element_type"]
     if not is_narrow(row, sums):
         if axis == 1 and matrix.shape[0] % _SHARES == 0:
+            # Beside the row it is no matter of parameters alone, which would be copied for it.
+            row, matrix = lax.optimization_barrier((row, matrix))
             matrices = matrix.reshape(_SHARES, -1, row.size)
             same = jnp.broadcast_to(row, (_SHARES, row.size))
             numbers = ((2,), (1,)), ((0,), (0,))
