@@ -44,12 +44,8 @@ def is_mostly_bfloat16(graph: Graph, precision: Any) -> bool:
 
 
 def writes_bfloat16(graph: Graph) -> bool:
-    """Tell whether items are written into arrays of bfloat16, as into a cache of keys and values.
-
-    It is false where there are convolutions, too.
-    """
-    kinds = {operation.kind for operation in graph.operations}
-    return not any("conv" in kind for kind in kinds) and any(
+    """Tell whether items are written into arrays of bfloat16, as into a cache of keys."""
+    return any(
         operation.kind in ("scatter_nd", "scatter_elements")
         and any(value.type.dtype == "bfloat16" for value in operation.writes())
         for operation in graph.operations

@@ -23,7 +23,8 @@ _BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVI
 
 # To write into an array of bfloat16 XLA widens it, and rounds all of it again: 1 ms for 12 heads of
 # 1024 keys of 64 items, where a token's keys are written in 2 us. Without the pass that asks for
-# it they are written in place. What computes is in 32 bits (`widening`), but for convolutions.
+# it they are written in place. It is for functions that compute nothing in 16 bits, as `widening`
+# leaves them: else XLA has no product for them. So it is for none that users write.
 _IN_PLACE = {"xla_disable_hlo_passes": "float-normalization-bf16"}
 
 # It computes products and convolutions of 8 bits too, which Eigen does by plain loops: 6272x512x128
@@ -73,7 +74,7 @@ def compiler_options(
     """Return `jax.jit`'s options for so many bytes of parameters; none where jaxlib lacks them.
 
     `bfloat16` tells that most products are of it, `in_bytes` that some are of 8 bits, `in_place`
-    that arrays of bfloat16 are written into, and nothing is a convolution.
+    that arrays of bfloat16 are written into, and nothing is computed in them.
     """
     if not runs("eigen") or parameters < _TINY or not _is_known():
         return {}

@@ -31,6 +31,7 @@ _MOVING = frozenset((
     *jaxprs.SHAPING, *jaxprs.JOINING, "dynamic_slice", "dynamic_update_slice", "gather",
     "optimization_barrier", "pad", "rev", "slice", "split",
 ))  # fmt: skip
+_KEPT = _MOVING | {"convert_element_type", "copy", "iota", "scatter", "select_n", "stop_gradient"}
 _COMPUTING = frozenset((
     *jaxprs.ELEMENTWISE, "argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod",
     "cumsum", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum", "reduce_window_max",
@@ -56,6 +57,21 @@ def widened(closed: Any, *, backward: bool = False) -> Any:
         return [x.astype(a.dtype) for x, a in zip(results, closed.out_avals, strict=True)]
 
     return jax.make_jaxpr(run)(*closed.in_avals)
+
+
+def computes_narrow(jaxpr: Any) -> bool:
+    """Tell whether numbers of 16 bits are more than moved, or multiplied with sums of 32 bits."""
+    return any(map(_computes_narrow, jaxpr.eqns))
+
+
+def _computes_narrow(equation: Any) -> bool:
+    inner = jaxprs.inner(equation)
+    if inner:
+        return any(computes_narrow(closed.jaxpr) for closed in inner)
+    if primitive(equation) == jaxprs.PRODUCT:
+        return any(map(_is_narrow, equation.outvars))
+    reads_or_makes = (*equation.invars, *equation.outvars)
+    return primitive(equation) not in _KEPT and any(map(_is_narrow, reads_or_makes))
 
 
 @dataclass(frozen=True, slots=True)

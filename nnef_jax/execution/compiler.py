@@ -74,19 +74,30 @@ class Compiler:
         """Return the options of XLA that suit the network on the default device."""
         return self._xla_options(self._graph)
 
-    def _xla_options(self, graph: Graph) -> dict[str, str]:
+    def _xla_options(self, graph: Graph, *, in_place: bool = False) -> dict[str, str]:
         if not self._options.for_cpu:
             return {}
         from lowering.cpu.graphs import in_integers
         from lowering.cpu.options import compiler_options
-        from lowering.work import writes_bfloat16
 
         return compiler_options(
             self._nbytes,
             bfloat16=self._is_bfloat16,
             in_bytes=bool(in_integers(graph)),
-            in_place=self._is_bfloat16 and writes_bfloat16(graph),
+            in_place=in_place,
         )
+
+    def _is_in_place(self, program: Program, parts: Split) -> bool:
+        """Tell whether a function writes into arrays of bfloat16, and computes nothing in them."""
+        from lowering.work import writes_bfloat16
+
+        if not (self._options.for_cpu and self._is_bfloat16 and writes_bfloat16(program.graph)):
+            return False
+        from lowering.cpu.widening import computes_narrow
+
+        prepared = jax.eval_shape(parts.prepare, list(program.own))
+        traced = jax.make_jaxpr(parts.run)(prepared, list(program.arrays))
+        return not computes_narrow(traced.jaxpr)
 
     @cached_property
     def _is_bfloat16(self) -> bool:
@@ -144,7 +155,8 @@ class Compiler:
         own, arrays = program.own, list(program.arrays)
         rewrite = looped if self._options.for_cpu else None
         parts = split(program.function, own, arrays, rewrite=rewrite)
-        options = self._xla_options(program.graph)
+        in_place = self._is_in_place(program, parts)
+        options = self._xla_options(program.graph, in_place=in_place)
         if self._options.autotune and self._options.for_cpu:
             from lowering.cpu.options import candidates, fastest
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from lowering.cpu import options
 from lowering.cpu.products import row_product
+from lowering.cpu.widening import computes_narrow
+from tests.helpers import model_of
 
 PARAMS = {"precision": None, "preferred_element_type": np.dtype(np.float32)}
 
@@ -46,3 +52,53 @@ def test_other_networks_keep_their_options(monkeypatch: pytest.MonkeyPatch) -> N
     in_place = set(options.compiler_options(1 << 20, bfloat16=True, in_place=True))
     assert in_place > set(options.compiler_options(1 << 20, bfloat16=True))
     assert options.compiler_options(1 << 20, in_place=True) == options.compiler_options(1 << 20)
+
+
+CACHED = """version 1.0;
+extension tract_registry tract_core;
+graph net(x, at, cache) -> (y) {
+  x = external(shape = [4, 256]); at = external<integer>(shape = [4, 1]);
+  cache = external(shape = [40, 640]); w = variable(shape = [256, 640], label = 'w');
+  y = tract_core_scatter_nd(cache, tract_core_cast(at, to = 'i64'), matmul(x, w));
+}
+"""
+
+
+def test_users_functions_may_compute_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "multiplies_bfloat16", lambda: True)
+    found: list[dict[str, str]] = []
+    chosen = options.compiler_options
+
+    def spy(*sizes: int, **kinds: bool) -> dict[str, str]:
+        found.append(chosen(*sizes, **kinds))
+        return found[-1]
+
+    monkeypatch.setattr(options, "compiler_options", spy)
+    draw = np.random.default_rng(0).standard_normal
+    w, x, cache = (draw(shape).astype(np.float32) for shape in ((256, 640), (4, 256), (40, 640)))
+    model = model_of(CACHED, data={"w": w}, dtype="bfloat16")
+    at = np.array([[3], [0], [39], [7]], np.int32)
+    expected = cache.copy()
+    expected[at[:, 0]] = x @ w
+    y = np.asarray(model(x, at, cache), np.float32)
+    np.testing.assert_allclose(y, expected, rtol=0.05, atol=0.3)
+    assert "xla_disable_hlo_passes" in found[-1]
+    given = model.compiler_options
+    product = jax.jit(lambda x, y: x @ y, compiler_options=given)
+    assert product(jnp.ones((2, 64), jnp.bfloat16), jnp.ones((64, 48), jnp.bfloat16))[0, 0] == 64
+
+
+@pytest.mark.parametrize(
+    ("function", "computes"),
+    [
+        (lambda x: lax.dot(x.at[2].set(x[0]), x, preferred_element_type=jnp.float32), False),
+        (lambda x: lax.scan(lambda c, y: (c, y[::-1]), x, x)[1], False),
+        (lambda x: x @ x, True),
+        (lambda x: lax.scan(lambda c, y: (c + y, y), x[0], x)[0], True),
+        (lambda x: x.at[2].add(x[0]), True),
+        (lambda x: lax.conv(x[None, None], x[None, None], (1, 1), "SAME"), True),
+    ],
+)
+def test_what_computes_in_16_bits(function: Callable[[Any], Any], computes: bool) -> None:
+    traced = jax.make_jaxpr(function)(jnp.ones((8, 8), jnp.bfloat16))
+    assert computes_narrow(traced.jaxpr) == computes
