@@ -255,7 +255,7 @@ def _apply(equation: Any, views: list[View], way: _Way) -> Sequence[Operand]:
         return [Product(equation, *views, as_written=way.written)]
     if way.written and not all(view.known for view in views):
         return _bind(equation, views)
-    if may_wait(equation) and runs("gates"):
+    if may_wait(equation) and not views[0].known and runs("gates"):
         return [Gate(equation, *views)]
     if name == jaxprs.SCAN and runs("scan"):
         return _scan(equation, views, way)

@@ -83,6 +83,16 @@ def test_gradients_of_matrices(is_turned: bool) -> None:
     assert len(products) == 2, text
 
 
+@pytest.mark.parametrize("is_left", (True, False))
+def test_sums_of_products_of_no_columns(is_left: bool) -> None:
+    def function(_: Any, x: Any) -> Any:
+        left, right = (x[..., :0], x) if is_left else (x, x[..., :0])
+        return lax.dot_general(left, right, (((0, 1), (0, 1)), ((), ())))
+
+    found = jax.jit(chosen_at_lowering(function))(None, random(2, 5, 3))
+    assert found.shape == ((0, 3) if is_left else (3, 0))
+
+
 def test_what_several_products_read_is_computed_once() -> None:
     def function(w: Any, x: Any) -> Any:
         several = jnp.tanh(x)  # by a product of rows, and as what is summed over rows

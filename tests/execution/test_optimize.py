@@ -362,6 +362,21 @@ def test_gates_of_extreme_numbers() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-37)
 
 
+def test_a_gate_of_parameters_is_a_factor() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        return inputs[0] * jax.nn.sigmoid(parameters[0])
+
+    assert primitives(function, [random(4, 8)], [random(4, 8)]) == ["logistic", "mul"]
+
+
+def test_many_sums_of_few_positions_are_reductions() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        return jnp.sum(inputs[0], 1)
+
+    assert primitives(function, [], [random(128, 16, 32)])[-1] != "reduce_sum"
+    assert primitives(function, [], [random(4096, 2, 8)]) == ["reduce_sum"]
+
+
 @pytest.mark.parametrize(("items", "kept"), [(1, 1), (3, 1), (3, 0)])
 def test_means_of_positions(items: int, kept: int) -> None:
     def function(parameters: list[Any], inputs: list[Any]) -> Any:
