@@ -135,7 +135,7 @@ def _evaluate(
     read_by_all = [*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]
     uses = Counter(jaxprs.variables(read_by_all))
 
-    kept = reread(jaxpr, way.role)
+    kept = set[Any]() if way.attending else reread(jaxpr, way.role)
 
     def read(variable: Any) -> Operand:
         if is_literal(variable):

@@ -16,6 +16,7 @@ from jax import lax
 from jax.extend import core
 
 import nnef_jax
+from lowering.cpu.pipeline import without
 from lowering.cpu import optimised, options, split_for_cpu
 from lowering.cpu.convolution import Window, convolution, direct
 from lowering.cpu.layout import product
@@ -385,6 +386,20 @@ def test_means_of_positions(items: int, kept: int) -> None:
 
     arguments = [random(48, 3, 3, 3)], [random(items, 3, 20, 24, seed=2)]
     assert "reduce_sum" not in str(jax.make_jaxpr(optimised(function))(*arguments))
+    assert_equal(function, *arguments)
+
+
+def test_what_a_product_and_others_read_is_kept() -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        y = jnp.tanh(inputs[0] + 1.0)
+        return jnp.sin(y @ parameters[0]) + y
+
+    arguments = [random(64, 64, seed=1) / 8], [random(1024, 64)]
+    kept = str(jax.make_jaxpr(optimised(function))(*arguments))
+    with without("stored"):
+        assert str(jax.make_jaxpr(optimised(function))(*arguments)).count(" div ") < kept.count(
+            " div "
+        )
     assert_equal(function, *arguments)
 
 
