@@ -16,11 +16,11 @@ from jax import lax
 from jax.extend import core
 
 import nnef_jax
-from lowering.cpu.pipeline import without
 from lowering.cpu import optimised, options, split_for_cpu
 from lowering.cpu.convolution import Window, convolution, direct
 from lowering.cpu.layout import product
 from lowering.cpu.options import fastest
+from lowering.cpu.pipeline import without
 from lowering.cpu.view import plain
 from lowering.kernels import bounds
 from lowering.platforms import chosen_at_lowering
