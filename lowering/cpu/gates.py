@@ -10,8 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from lowering.cpu.folding import Product
+from lowering.cpu.layout import RULES
 from lowering.cpu.view import View, arranged, common_order
-from lowering.jaxprs import bind, primitive, scope
+from lowering.jaxprs import primitive, scope
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,10 +24,10 @@ class Gate:
 
     def view(self) -> View:
         """Compute the function itself."""
-        argument = self.argument
         with scope(self.equation):
-            (array,) = bind(self.equation, [argument.array])
-        return View(array, argument.order, argument.shape, argument.known)
+            view = RULES[primitive(self.equation)](self.equation, [self.argument])
+        assert isinstance(view, View)
+        return view
 
 
 def may_wait(equation: Any) -> bool:

@@ -27,7 +27,8 @@ from lowering.kernels.precision import left_operand
 Rule = Callable[[Any, Sequence[View]], View | list[View] | None]
 
 
-def _elementwise(equation: Any, views: Sequence[View]) -> View:
+def elementwise(equation: Any, views: Sequence[View]) -> View:
+    """Compute an operation of each item, in the order of axes that moves the fewest."""
     known = all(view.known for view in views)
     shape = tuple(equation.outvars[0].aval.shape)
     if not shape:
@@ -337,7 +338,7 @@ def _window(equation: Any, views: Sequence[View]) -> View | list[View] | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
         _reduction,

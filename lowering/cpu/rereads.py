@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from lowering.cpu.pipeline import runs
+from lowering.extents import is_symbolic
 from lowering.jaxprs import ELEMENTWISE, PRODUCT, SHAPING, primitive, variables
 
 _ITEMS = 64 << 10  # worth keeping: 0.25 MB
@@ -47,6 +48,7 @@ def reread(jaxpr: Any, role: str) -> set[Any]:
                 readers[result] > 1
                 and result in products
                 and aval.dtype == jnp.float32
+                and not any(map(is_symbolic, aval.shape))
                 and math.prod(aval.shape) >= _ITEMS
             ):
                 chosen.add(result)
