@@ -59,9 +59,11 @@ def _processes(network: str, batch: int, folder: Path) -> tuple[list[Any], list[
         for name, arguments in tasks.items():
             probes[name].append(probe(arguments))
     medians = {name: _medians(found) for name, found in probes.items()}
-    title = {"network": f"{network}, {batch}"}
-    tables = _times(medians), _memory(medians, archive)
-    return tuple([title | row for row in rows] for rows in tables)  # pyright: ignore[reportReturnType]
+
+    def titled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"network": f"{network}, {batch}"} | row for row in rows]
+
+    return titled(_times(medians)), titled(_memory(medians, archive))
 
 
 def _medians(found: Sequence[dict[str, Any]]) -> dict[str, Any]:

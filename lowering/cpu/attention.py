@@ -200,7 +200,7 @@ def computed(
     def block(starts: Any, count: Any) -> View:
         given = parts(starts)
         if hidden is None:
-            return evaluate(_traced(attention, given, loops), given)
+            return _at_once(attention, given, loops, evaluate)
         return _of_seen(attention, hidden, count, given, loops, evaluate)
 
     if not loops:
@@ -265,6 +265,13 @@ def _loops(attention: Attention, *, alone: bool) -> list[_Loop]:
     return loops
 
 
+def _at_once(
+    attention: Attention, views: Sequence[View], loops: Sequence[_Loop], evaluate: Evaluate
+) -> View:
+    given = dict(zip(attention.reads, views, strict=True))
+    return evaluate(_traced(attention.eqns, given, loops, attention.division), views)
+
+
 def _of_seen(
     attention: Attention,
     hidden: Hidden,
@@ -273,7 +280,7 @@ def _of_seen(
     loops: Sequence[_Loop],
     evaluate: Evaluate,
 ) -> View:
-    """Return the result of so many keys, which others do not change, and some more."""
+    """Compute attention over the first keys: those that are seen, rounded up to a part of all."""
     extent = hidden.masked.aval.shape[hidden.axes[hidden.masked]]
     sizes = [-(-extent * i // 4) for i in (_OF_BLOCK if loops else _OF_FEW)]
 
@@ -283,7 +290,7 @@ def _of_seen(
         def run(views: Sequence[View]) -> View:
             pairs = zip(views, attention.reads, strict=True)
             parts = [_part(view, variable, [(loop, 0)]) for view, variable in pairs]
-            return evaluate(_traced(attention, parts, [*loops, loop]), parts)
+            return _at_once(attention, parts, [*loops, loop], evaluate)
 
         return run
 
@@ -307,28 +314,12 @@ def _seen(
     pairs = zip(attention.reads, views, strict=True)
     given = {v: view for v, view in pairs if v in hidden.reads}
     given[scores] = View(zero, tuple(range(len(shape))), tuple(shape), True)
-    masked = evaluate(_replayed(hidden.eqns, given, loops), list(given.values()))
+    masked = evaluate(_traced(hidden.eqns, given, loops), list(given.values()))
     own = masked.position(hidden.axes[hidden.masked])
     found = masked.array != -jnp.inf
     seen = found.any([axis for axis in range(found.ndim) if axis != own])
     extent = masked.shape[hidden.axes[hidden.masked]]
     return jnp.max(jnp.where(seen, jnp.arange(1, extent + 1, dtype=np.int32), 0))
-
-
-def _replayed(equations: Sequence[Any], given: Mapping[Any, View], loops: Sequence[_Loop]) -> Any:
-    """Trace equations for so many items, of the variables that are given, to their last result."""
-    changes = [resized(loop.axes, loop.size) for loop in loops]
-
-    def run(*tensors: Any) -> Any:
-        values = dict(zip(given, tensors, strict=True))
-        for equation in equations:
-            for change in changes:
-                equation = change(equation)
-            jaxprs.place(equation, values)
-        return values[equations[-1].outvars[0]]
-
-    types = [jax.ShapeDtypeStruct(view.shape, view.array.dtype) for view in given.values()]
-    return jax.make_jaxpr(run)(*types)
 
 
 def _part(view: View, variable: Any, places: Iterable[tuple[_Loop, Any]]) -> View:
@@ -343,26 +334,34 @@ def _part(view: View, variable: Any, places: Iterable[tuple[_Loop, Any]]) -> Vie
     return View(array, view.order, tuple(shape), view.known)
 
 
-def _traced(attention: Attention, views: Sequence[View], loops: Sequence[_Loop]) -> Any:
-    """Trace the equations for so many items, the division after the last product."""
+def _traced(
+    equations: Sequence[Any],
+    given: Mapping[Any, View],
+    loops: Sequence[_Loop],
+    division: Any = None,
+) -> Any:
+    """Trace equations for blocks of what is given, to their last result.
+
+    A division among them is done after the last one.
+    """
     changes = [resized(loop.axes, loop.size) for loop in loops]
 
     def run(*tensors: Any) -> Any:
-        values = dict(zip(attention.reads, tensors, strict=True))
+        values = dict(zip(given, tensors, strict=True))
         divisor: Any = None
-        for equation in attention.eqns:
-            if equation is attention.division:
+        for equation in equations:
+            if equation is division:
                 numerator, divisor = equation.invars
                 values[equation.outvars[0]] = values[numerator]
                 continue
             for change in changes:
                 equation = change(equation)
             jaxprs.place(equation, values)
-        result = values[attention.outvars[0]]
+        result = values[equations[-1].outvars[0]]
         if divisor is None:
             return result
         total = values[divisor]
         return result / lax.slice_in_dim(total, 0, 1, axis=total.ndim - 1).astype(result.dtype)
 
-    types = [jax.ShapeDtypeStruct(view.shape, view.array.dtype) for view in views]
+    types = [jax.ShapeDtypeStruct(view.shape, view.array.dtype) for view in given.values()]
     return jax.make_jaxpr(run)(*types)

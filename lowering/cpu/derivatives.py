@@ -94,9 +94,10 @@ def _by_cells(
 
 
 def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
-    """Multiply several groups with each other for each cell, and keep what is of one: (f...,C/G,O).
+    """Compute the gradient of a filter of narrow groups: (f...,C/G,O).
 
-    A few items are taken at a time, so that what the cells cover stays in the caches.
+    Several groups are multiplied with each other, and what is of one is kept. A few items are
+    taken at a time, so that what the cells cover stays in the caches.
     """
     groups, count, depth = window.groups, gradient.shape[-1], x.shape[-1] // window.groups
     joined = fewest_wide(depth, groups)

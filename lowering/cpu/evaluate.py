@@ -134,7 +134,6 @@ def _evaluate(
     values.update((v, plain(x, True)) for v, x in zip(jaxpr.constvars, constants, strict=True))
     read_by_all = [*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]
     uses = Counter(jaxprs.variables(read_by_all))
-
     kept = set[Any]() if way.attending else reread(jaxpr, way.role)
 
     def read(variable: Any) -> Operand:
@@ -153,9 +152,11 @@ def _evaluate(
         else:
             results = [found]
         for variable, result in zip(equation.outvars, results, strict=True):
-            if not isinstance(result, View) and uses[variable] != 1:
+            if variable in kept:
+                result = _stored(_computed(result, way))
+            elif uses[variable] != 1:
                 result = _computed(result, way)
-            values[variable] = result if variable not in kept else _stored(_computed(result, way))
+            values[variable] = result
 
     def attend(closed: Any, views: Sequence[View]) -> View:
         return _evaluate(closed.jaxpr, closed.consts, views, replace(way, attending=True))[0]

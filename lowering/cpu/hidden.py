@@ -42,7 +42,7 @@ class Hidden:
 
 
 def hidden_keys(attention: Any) -> Hidden | None:
-    """Find the masks of an attention, or None where what they hide may make a difference."""
+    """Find the masks of an attention; None where keys that they hide may change its result."""
     if not runs("hidden"):
         return None
     first, *rest = attention.eqns

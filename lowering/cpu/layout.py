@@ -27,8 +27,8 @@ from lowering.kernels.precision import left_operand
 Rule = Callable[[Any, Sequence[View]], View | list[View] | None]
 
 
-def elementwise(equation: Any, views: Sequence[View]) -> View:
-    """Compute an operation of each item, in the order of axes that moves the fewest."""
+def _elementwise(equation: Any, views: Sequence[View]) -> View:
+    """Apply an elementwise operation, transposing as few items as possible."""
     known = all(view.known for view in views)
     shape = tuple(equation.outvars[0].aval.shape)
     if not shape:
@@ -63,6 +63,7 @@ def _broadcast_in_dim(equation: Any, views: Sequence[View]) -> View | None:
     shape = tuple(equation.params["shape"])
     axes = equation.params["broadcast_dimensions"]
     new = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    # A plain tensor stays plain, as the gradient of a matrix wants its operands.
     if view.is_plain and list(axes) == sorted(axes):
         return View(lax.expand_dims(view.array, new), tuple(range(len(shape))), shape, view.known)
     # New axes go in front: their place does not matter while their extent is 1.
@@ -338,7 +339,7 @@ def _window(equation: Any, views: Sequence[View]) -> View | list[View] | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
         _reduction,

@@ -49,7 +49,7 @@ _RUNS = 20
 
 def candidates() -> list[dict[str, str]]:
     """Return all options that may be the best for a network."""
-    return [*map(_widest, (_CPU, _BFLOAT16, _BYTES)), {}] if _is_known() else [{}]
+    return [*map(_widest, (_CPU, _BFLOAT16, _BYTES)), {}] if _knows(_CPU | _WIDTH) else [{}]
 
 
 def fastest(runs: Sequence[Callable[[], Any]]) -> int:
@@ -76,14 +76,13 @@ def compiler_options(
     `bfloat16` tells that most products are of it, `in_bytes` that some are of 8 bits, `in_place`
     that arrays of bfloat16 are written into, and nothing is computed in them.
     """
-    if not runs("eigen") or parameters < _TINY or not _is_known():
+    if not runs("eigen") or parameters < _TINY or not _knows(_CPU | _WIDTH):
         return {}
     if in_bytes:
         return _widest(_BYTES)
     if not bfloat16 or not multiplies_bfloat16():
         return _widest(_CPU)
-    is_written = in_place and _is_known(*_IN_PLACE.items())
-    return _widest(_BFLOAT16 | _IN_PLACE if is_written else _BFLOAT16)
+    return _widest(_BFLOAT16 | _IN_PLACE if in_place and _knows(_IN_PLACE) else _BFLOAT16)
 
 
 def _widest(options: dict[str, str]) -> dict[str, str]:
@@ -91,10 +90,14 @@ def _widest(options: dict[str, str]) -> dict[str, str]:
     return options | _WIDTH if multiplies_bfloat16() else options
 
 
+def _knows(options: dict[str, str]) -> bool:
+    return _compiles(*options.items())
+
+
 @cache
-def _is_known(*options: tuple[str, str]) -> bool:
+def _compiles(*options: tuple[str, str]) -> bool:
     try:
-        jax.jit(lambda: 0, compiler_options=dict(options) or _CPU | _WIDTH).lower().compile()
+        jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True
