@@ -17,7 +17,7 @@ from jax.extend import core
 
 import nnef_jax
 from lowering.cpu import optimised, options, split_for_cpu
-from lowering.cpu.convolution import Window, convolution, direct
+from lowering.cpu.convolution import Window, convolution, direct, is_winograd
 from lowering.cpu.layout import product
 from lowering.cpu.options import fastest
 from lowering.cpu.pipeline import without
@@ -282,6 +282,15 @@ def test_winograd_in_blocks_equals_the_general_convolution() -> None:
     window = Window((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 1, None, None)
     x, filter = random(2, 61, 67, 48), random(3, 3, 48, 64, seed=1)  # 15 MB of tiles
     assert_close(direct(x, filter, window), convolution(x, filter, window))
+
+
+def test_few_tiles_of_a_large_filter_are_convolved_directly() -> None:
+    window = Window((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 1, None, None)
+    filter = jax.ShapeDtypeStruct((3, 3, 512, 512), jnp.float32)
+    few, many = (jax.ShapeDtypeStruct((n, 7, 7, 512), jnp.float32) for n in (1, 4))
+    assert not is_winograd(few, filter, window)
+    assert is_winograd(many, filter, window)
+    assert is_winograd(few, jax.ShapeDtypeStruct((3, 3, 512, 256), jnp.float32), window)
 
 
 # Layouts: what follows a convolution finds its result channels last
