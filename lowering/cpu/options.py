@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from lowering.cpu.pipeline import runs
-from lowering.devices import multiplies_bfloat16
+from lowering.devices import keeps_wide_vectors, multiplies_bfloat16
 
 # Eigen instead of YNNPACK, XLA's other library for products and convolutions.
 _CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
@@ -80,14 +80,13 @@ def compiler_options(
         return {}
     if in_bytes:
         return _widest(_BYTES)
-    if not bfloat16 or not multiplies_bfloat16():
-        return _widest(_CPU)
-    return _widest(_BFLOAT16 | _IN_PLACE if in_place and _knows(_IN_PLACE) else _BFLOAT16)
+    options = _BFLOAT16 if bfloat16 and multiplies_bfloat16() else _CPU
+    return _widest(options | _IN_PLACE if in_place and _knows(_IN_PLACE) else options)
 
 
 def _widest(options: dict[str, str]) -> dict[str, str]:
-    """Add vectors of 512 bits on processors with products of bfloat16, which are young enough."""
-    return options | _WIDTH if multiplies_bfloat16() else options
+    """Add vectors of 512 bits where they do not slow the processor down."""
+    return options | _WIDTH if keeps_wide_vectors() else options
 
 
 def _knows(options: dict[str, str]) -> bool:

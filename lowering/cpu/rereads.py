@@ -12,7 +12,9 @@ from lowering.cpu.pipeline import runs
 from lowering.extents import is_symbolic
 from lowering.jaxprs import ELEMENTWISE, PRODUCT, SHAPING, primitive, variables
 
-_ITEMS = 64 << 10  # worth keeping: 0.25 MB
+# Worth keeping. An encoder of 128x384 items, rounded to 256 levels, takes 21 ms instead of 29 with
+# all of this size kept: XLA would compute each layer's sum anew from the first one on.
+_ITEMS = 16 << 10
 
 
 def reread(jaxpr: Any, role: str) -> set[Any]:

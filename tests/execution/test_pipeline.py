@@ -163,7 +163,7 @@ def test_compiler_options_can_be_left_out() -> None:
 def test_young_processors_get_vectors_of_512_bits(
     is_young: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "multiplies_bfloat16", lambda: is_young)
+    monkeypatch.setattr(options, "keeps_wide_vectors", lambda: is_young)
     chosen = [compiler_options(1 << 20, in_bytes=x) for x in (True, False)]
     assert all((x.get("xla_cpu_prefer_vector_width") == "512") == is_young for x in chosen)
     assert all(x in options.candidates() for x in chosen)
