@@ -30,8 +30,13 @@ def check(function: Any, params: list[Any], inputs: list[Any]) -> tuple[list[int
     whole, found = function(params, inputs), parts.run(prepared, inputs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole, found)
     jaxpr: Any = jax.make_jaxpr(parts.run)(prepared, inputs).jaxpr
-    scans = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
-    return [e.params["length"] for e in scans], prepared
+    return lengths(jaxpr), prepared
+
+
+def lengths(jaxpr: Any) -> list[int]:
+    """Return the steps of loops, each before those within it."""
+    scans = [e.params for e in jaxpr.eqns if e.primitive.name == "scan"]
+    return [n for p in scans for n in (p["length"], *lengths(p["jaxpr"].jaxpr))]
 
 
 def dense(x: Any, weight: Any, bias: Any) -> Any:
@@ -123,6 +128,40 @@ def read_elsewhere(x: Any, params: list[Any]) -> Any:
     return results[3], results[-1]
 
 
+@pytest.mark.parametrize(("rows", "parts"), [(8, [2]), (12, [2]), (16, [4]), (9, []), (64, [])])
+def test_a_loop_over_parts_is_handed_to_no_other_thread(rows: int, parts: list[int]) -> None:
+    x = RNG.standard_normal((rows, 8)).astype(np.float32)
+    params = layers(13)
+
+    def network(params: Any, inputs: Any) -> Any:
+        x = inputs[0]
+        for i in range(0, len(params), 2):
+            x = dense(x, params[i], params[i + 1])
+        return x
+
+    loops, prepared = check(network, params, [x])
+    assert loops == [*parts, 13]
+    run = split(network, params, [x], rewrite=looped).run
+    cost: Any = jax.jit(run).lower(prepared, [x]).compile().cost_analysis()
+    assert (cost["flops"] < 1000) == bool(parts)
+
+
+@pytest.mark.parametrize(
+    "mixed", [lambda x, _: x - x.mean(0, keepdims=True), lambda x, first: x + first]
+)
+def test_items_that_read_others_are_no_parts(mixed: Any) -> None:
+    """What all parts of the batch read would have to be divided as well."""
+    x = RNG.standard_normal((8, 8)).astype(np.float32)
+
+    def network(params: Any, inputs: Any) -> Any:
+        x = inputs[0]
+        for i in range(0, len(params), 2):
+            x = dense(mixed(x, inputs[0]), params[i], params[i + 1])
+        return x
+
+    assert check(network, layers(12), [x])[0] in ([12], [11])
+
+
 @pytest.mark.parametrize("network", [different, computed, few, without_parameters, read_elsewhere])
 def test_other_steps_stay_as_they_are(network: Any) -> None:
     assert check(lambda params, inputs: network(inputs[0], params), layers(12), [X])[0] == []
@@ -130,7 +169,7 @@ def test_other_steps_stay_as_they_are(network: Any) -> None:
 
 def test_steps_may_be_pairs_of_layers() -> None:
     loops, _ = check(lambda params, inputs: two_back(inputs[0], params), layers(24), [X])
-    assert loops in ([12], [11])
+    assert loops[-1] in (12, 11)
 
 
 def test_a_network_of_equal_layers(tmp_path: Path) -> None:
