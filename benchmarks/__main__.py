@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +79,8 @@ def _write(options: Any, document: dict[str, Any]) -> None:
 
 
 def _infer(options: Any, engines: list[Engine], console: Console, document: dict[str, Any]) -> None:
-    results: list[inference.Result] = []
-    for result in inference.run(engines, options.networks, options.batch, options.rounds):
-        results.append(result)
-        console.print(f"{result.network}, batch {result.batch}: {report.line(result)}")
-    report.print_results(console, results)
+    found = inference.run(engines, options.networks, options.batch, options.rounds)
+    results = _print_each(found, console)
     document["inference"] = [result.as_dict() for result in results]
     document["summary"] = report.summarise(results)
     if options.plot:
@@ -94,9 +91,18 @@ def _training(
     options: Any, engines: list[Engine], console: Console, document: dict[str, Any]
 ) -> None:
     networks = [name for name in training.TRAINED if name in options.networks]
-    results = training.run(engines, networks, options.rounds)
-    report.print_results(console, results)
+    results = _print_each(training.run(engines, networks, options.rounds), console)
     document["training"] = [result.as_dict() for result in results]
+
+
+def _print_each(found: Iterable[inference.Result], console: Console) -> list[inference.Result]:
+    """Print each result when it is there, and all of them at the end."""
+    results: list[inference.Result] = []
+    for result in found:
+        results.append(result)
+        console.print(f"{result.network}, batch {result.batch}: {report.line(result)}")
+    report.print_results(console, results)
+    return results
 
 
 def _startup(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,15 @@ _TOLERANCE = 1e-2
 Step = tuple[Any, dict[str, Any]]
 
 
-def run(engines: Sequence[Engine], networks: Sequence[str], rounds: int) -> list[Result]:
-    """Measure a step of each network; the loss is the mean of the squared outputs.
+def run(engines: Sequence[Engine], networks: Sequence[str], rounds: int) -> Iterator[Result]:
+    """Measure a step of each network, one after another.
 
-    Batch normalisation uses its stored statistics, which are no parameters here. Raises
-    DisagreementError where losses or gradients differ.
+    The loss is the mean of the squared outputs. Batch normalisation uses its stored statistics,
+    which are no parameters here. Raises DisagreementError where losses or gradients differ.
     """
-    results: list[Result] = []
     for network in networks:
         with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
-            results.append(_measure(engines, network, rounds, Path(folder)))
-    return results
+            yield _measure(engines, network, rounds, Path(folder))
 
 
 def _measure(engines: Sequence[Engine], network: str, rounds: int, folder: Path) -> Result:
