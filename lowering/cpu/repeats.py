@@ -153,8 +153,7 @@ def _parts(step: Any, carried: Collection[Any], others: Sequence[Any]) -> Parts 
 
 def _operations(equation: Any) -> int:
     """Return about how many operations on numbers XLA counts."""
-    (result, *_) = equation.outvars
-    size = math.prod(result.aval.shape)
+    size = sum(math.prod(v.aval.shape) for v in equation.outvars)
     if primitive(equation) != PRODUCT:
         return size if primitive(equation) in ELEMENTWISE else 0
     ((sums, _), _) = equation.params["dimension_numbers"]
