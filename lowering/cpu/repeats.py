@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, groupby, product
+from itertools import count, groupby
 from typing import Any
 
 import jax
@@ -20,7 +20,9 @@ from lowering.cpu.pipeline import runs
 from lowering.cpu.products import small_product
 from lowering.jaxprs import (
     ELEMENTWISE,
+    JOINING,
     PRODUCT,
+    SHAPING,
     bind,
     is_literal,
     place,
@@ -37,10 +39,12 @@ _LONGEST = 64  # equations of a step
 # items 119 in a loop and 181 as they are, for 8 rows of 64 items 318 and 211.
 _SMALL = 8 << 10
 
-# Operations from which on XLA hands a call to another thread, a step of a loop counted once. That
-# takes longer than the loop: 100 layers of 8 items take 22 us for two times 4 rows, 115 for 8 rows.
+# XLA hands a call of so many operations to another thread, and counts a step of a loop once. That
+# takes longer than the loop: 100 layers of 8 items take 25 us for two times 4 rows, for 8 rows 55
+# to 110.
 _HANDED = 1000
 _PARTS = (2, 4)
+_MOVING = frozenset((*SHAPING, *JOINING, "convert_element_type", "copy", "pad", "rev", "slice"))
 
 Defined = Mapping[Any, tuple[int, int]]  # the equation of a variable, and which result it is
 
@@ -139,25 +143,33 @@ def _parts(step: Any, carried: Collection[Any], others: Sequence[Any]) -> Parts 
     """Find parts for which XLA takes a call of a loop and other equations to be cheap."""
     outside, own = (sum(map(_operations, equations)) for equations in (others, step.eqns))
     numbers = [n for n in _PARTS if outside + own / n < _HANDED <= outside + own]
-    for number, axis in product(numbers, range(min(len(v.aval.shape) for v in carried))):
-        extents = {v.aval.shape[axis] for v in carried}
+    for axis in range(min((len(v.aval.shape) for v in carried), default=0) if numbers else 0):
         try:
             axes = batch_axes(step, dict.fromkeys(carried, axis))
         except NotSeparableError:
             continue
-        size, rest = divmod(min(extents), number)
-        if len(extents) == 1 and not rest and all(axes.get(v) == axis for v in step.outvars):
-            return Parts([resized(axes, size)(e) for e in step.eqns], axis, number)
+        extent, *different = {v.aval.shape[axis] for v in carried}
+        number = next((n for n in numbers if extent % n == 0), None)
+        if number and not different and all(axes.get(v) == axis for v in step.outvars):
+            change = resized(axes, extent // number)
+            return Parts([change(e) for e in step.eqns], axis, number)
     return None
 
 
 def _operations(equation: Any) -> int:
-    """Return about how many operations on numbers XLA counts."""
-    size = sum(math.prod(v.aval.shape) for v in equation.outvars)
-    if primitive(equation) != PRODUCT:
-        return size if primitive(equation) in ELEMENTWISE else 0
-    ((sums, _), _) = equation.params["dimension_numbers"]
-    return 2 * size * math.prod(equation.invars[0].aval.shape[axis] for axis in sums)
+    """Return about how many operations on numbers XLA counts; many where that is not known."""
+    name = primitive(equation)
+    operands, results = (
+        [math.prod(v.aval.shape) for v in side] for side in (equation.invars, equation.outvars)
+    )
+    if name == PRODUCT:
+        ((sums, _), _) = equation.params["dimension_numbers"]
+        return 2 * sum(results) * math.prod(equation.invars[0].aval.shape[i] for i in sums)
+    if name in ELEMENTWISE:
+        return sum(results)
+    if name in _MOVING:
+        return 0
+    return sum(operands) if name.startswith("reduce_") else _HANDED
 
 
 def _find(equations: Sequence[Any], outputs: Sequence[Any], known: Container[Any]) -> Loop | None:

@@ -12,8 +12,8 @@ from lowering.cpu.pipeline import runs
 from lowering.extents import is_symbolic
 from lowering.jaxprs import CONVOLUTION, ELEMENTWISE, PRODUCT, SHAPING, primitive, variables
 
-# Worth keeping. An encoder of 128x384 items, rounded to 256 levels, takes 21 ms instead of 29 with
-# all of this size kept: XLA would compute each layer's sum anew from the first one on.
+# Arrays of fewer items are computed again. An encoder whose 128x384 items are rounded to 256 levels
+# takes 21 ms with them kept, else 29: XLA computes each layer's sum anew from the first one on.
 _ITEMS = 16 << 10
 
 

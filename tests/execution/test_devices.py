@@ -191,10 +191,11 @@ INTEL, AMD = ("vendor_id\t: GenuineIntel", "cpu family\t: 6"), "vendor_id\t: Aut
         ((AMD, "cpu family\t: 26", "flags\t: avx512_bf16 avx512_vnni"), (True, True, True)),
         ((AMD, "cpu family\t: 25", "flags\t: avx512_bf16 avx512_vnni"), (False, False, True)),
         ((AMD, "cpu family\t: 25", "flags\t: avx2"), (False, False, False)),
+        ((AMD, "flags\t: avx512_bf16"), (False, False, True)),
         (("Features\t: fp asimd asimddp",), (False, True, False)),
         (("AMD64", "Intel64 Family 6 Model 143"), (False, False, False)),
     ],
-    ids=["AMX", "Xeon", "avx2", "Zen 5", "Zen 4", "Zen 3", "ARM", "Windows"],
+    ids=["AMX", "Xeon", "avx2", "Zen 5", "Zen 4", "Zen 3", "no family", "ARM", "Windows"],
 )
 def test_what_is_known_of_processors(
     lines: tuple[str, ...], expected: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch

@@ -115,6 +115,11 @@ def few(x: Any, params: list[Any]) -> Any:
     return x
 
 
+def unused(x: Any, params: list[Any]) -> Any:
+    [jnp.tanh(x @ weight) for weight in params[::2]]
+    return x + 1
+
+
 def without_parameters(x: Any, params: list[Any]) -> Any:
     for _ in range(20):
         x = jnp.sin(x) + x

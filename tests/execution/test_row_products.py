@@ -29,8 +29,11 @@ def test_a_row_by_a_matrix(columns: int, axis: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_cache_of_bfloat16_is_written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "multiplies_bfloat16", lambda: True)
+@pytest.mark.parametrize("has_units", [True, False])
+def test_a_cache_of_bfloat16_is_written_in_place(
+    has_units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "multiplies_bfloat16", lambda: has_units)
     chosen = options.compiler_options(1 << 20, bfloat16=True, in_place=True)
 
     def write(cache: jax.Array, x: jax.Array, place: jax.Array) -> jax.Array:
@@ -48,7 +51,7 @@ def test_a_cache_of_bfloat16_is_written_in_place(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("has_units", [True, False])
-def test_other_networks_keep_their_options(
+def test_writing_in_place_is_one_more_option(
     has_units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(options, "multiplies_bfloat16", lambda: has_units)
