@@ -19,9 +19,9 @@ def test_export_and_call(scores, tmp_path):
     net = tmp_path / "net.npz"
     out = ok("export", scores, "-o", net, "--platforms", "cpu, tpu", "--vjp-order", 1)
     assert out == f"exported scores for x: float32[?,4] on cpu, tpu\nsaved {net}\n"
-    file = np.load(net)
-    function = jax.export.deserialize(file["function"])
-    params = {label: file[f"params/{label}.npy"] for label in ("bias", "dense/filter")}
+    with np.load(net) as file:
+        function = jax.export.deserialize(file["function"])
+        params = {label: file[f"params/{label}.npy"] for label in ("bias", "dense/filter")}
     x = np.float32([[1, 2, 3, 4], [0, 1, 0, 0]])
     np.testing.assert_allclose(function.call(params, x), x @ FILTER.T + BIAS)
     slope = jax.grad(lambda x: function.call(params, x).sum())(x)

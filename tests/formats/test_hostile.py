@@ -125,7 +125,7 @@ UNITS = [
     *("graph ", "graph a(", "extension ", "extension\n", "fragment ", "version ", "] ; } ", '("'),
     *("< ", "<?", " \n", "{{", "a.", "1e", "1.", "0.e", ") -> (", "'a' ", '" )', "=\n="),
 ]
-_LENGTH = 100_000
+_LENGTH = 50_000
 _SHORT = 20_000  # a token takes the grammar 10 us; pairs of tokens would still take too long
 
 
