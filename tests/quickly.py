@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import jax
 import pytest
 from jax._src import compiler
+from jax._src.interpreters import mlir
 
 # Options of `jax.jit`. Programs are small: what LLVM would gain when they run, it takes tenfold
 # when they are compiled. Loops are written as LLVM's own code, without MLIR and its passes before
@@ -24,23 +26,36 @@ UNOPTIMISED: dict[str, Any] = {
     "xla_cpu_parallel_codegen_split_count": 1,
 }
 
+# Programs that are lowered in one context of MLIR. A context keeps their constants; to make one
+# takes longer than to lower a small program.
+_LOWERED = 50
+
 
 @contextmanager
 def unoptimised() -> Iterator[None]:
     """Compile everything by these options, but for those that are asked for.
 
-    Where a later jax has not the function that is replaced here, LLVM's part alone is left out.
+    Where a later jax has not the functions that are replaced here, LLVM's part alone is left out.
     """
     original: Any = getattr(compiler, "get_compile_options", None)
+    make_context: Any = getattr(mlir, "make_ir_context", None)
+    lowered, context = count(), None
 
     def get_compile_options(*args: Any, **others: Any) -> Any:
         asked = others.pop("env_options_overrides", None) or {}
         return original(*args, **others, env_options_overrides={**UNOPTIMISED, **asked})
 
+    def make_ir_context() -> Any:
+        nonlocal context
+        if next(lowered) % _LOWERED == 0:
+            context = make_context()
+        return context
+
     jax.config.update("jax_disable_most_optimizations", True)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compiler, "get_compile_options", get_compile_options, raising=False)
+            patch.setattr(mlir, "make_ir_context", make_ir_context, raising=False)
             yield
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
