@@ -15,6 +15,7 @@ import jax
 import pytest
 from jax._src import compiler
 from jax._src.interpreters import mlir
+from jaxlib.mlir import ir
 
 # Options of `jax.jit`. Programs are small: what LLVM would gain when they run, it takes tenfold
 # when they are compiled. Loops are written as LLVM's own code, without MLIR and its passes before
@@ -47,6 +48,8 @@ def unoptimised() -> Iterator[None]:
 
     def make_ir_context() -> Any:
         nonlocal context
+        if ir.Context.current is not None:  # while a program is lowered: it would be written into
+            return make_context()
         if next(lowered) % _LOWERED == 0:
             context = make_context()
         return context
