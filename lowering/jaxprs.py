@@ -31,6 +31,8 @@ ELEMENTWISE = (
 # Primitives that call a function, and the parameter that holds it.
 _CALLS = {CALL: "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
+INLINED = "inlineable"  # XLA's name for whether a call may be inlined
+
 
 _NAMES = ("ClosedJaxpr", "DebugInfo", "Jaxpr", "Literal", "Primitive", "jaxpr_as_fun")
 
@@ -229,7 +231,7 @@ def _placeless(closed: Any) -> Any:
 
 def _callee(equation: Any, platform: str | None) -> Any:
     if platform is None:
-        return equation.params["jaxpr"] if primitive(equation) == CALL else None
+        return _called_function(equation) if primitive(equation) == CALL else None
     if primitive(equation) == "cond" and equation.params.get("branches_platforms"):
         choices = equation.params["branches_platforms"]
         fits = [x is None or platform in x for x in choices]
@@ -239,7 +241,8 @@ def _callee(equation: Any, platform: str | None) -> Any:
 
 def _called_function(equation: Any) -> Any:
     parameter = _CALLS.get(primitive(equation))
-    return None if parameter is None else equation.params[parameter]
+    stays = INLINED in (getattr(equation.ctx, "xla_metadata", None) or ())
+    return None if parameter is None or stays else equation.params[parameter]
 
 
 def inner(equation: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -12,16 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.cpu.memory import stored
+from lowering.cpu.memory import as_laid_out, stored
 from lowering.cpu.phases import covered, spread
 from lowering.cpu.products import sums_of_channels
-from lowering.cpu.window import Window, cells
+from lowering.cpu.window import Window, cells, padded
 from lowering.kernels.precision import accumulator
 from lowering.kernels.windows import Windows
 
 # Cells whose sum XLA may compute again in each loop that reads it. ConvNeXt-T, where a layer norm
 # follows 7x7 cells, takes 69 ms unless it is kept in memory, then 59.
 _CELLS = 25
+
+# Channels that lie together in memory where a window has more cells than that along an axis, one
+# vector of 512 bits: all that a window reads of them stays in the first cache then. On two cores of
+# a Xeon 75 cells of 8x200 positions of 512 channels take 2.7 ms instead of 5.7, 33 of 256 channels
+# 0.75 instead of 1.3 (medians), QuartzNet 0.8 to 0.98 of the time, its training step 0.94 to 0.99.
+# 7x7 cells by themselves take 0.7 to 0.9, but ConvNeXt-T 0.97 and its training step 1.08.
+_VECTOR = 16
 
 
 def depthwise(x: Array, filter: Array, window: Window) -> Array:
@@ -30,12 +38,36 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
         return _spread_out(x, filter, window)
     *size, _, count = filter.shape
     wide = _accumulator(x, window)
+    if max(size) > _CELLS and count > _VECTOR and count % _VECTOR == 0:
+        total = _by_vectors(_repeated(x, count).astype(wide), filter.astype(wide), window)
+        return total.astype(window.accumulator or x.dtype)
     total: Any = None
     for cell, part in cells(x, size, window):
         product = _repeated(part, count).astype(wide) * _factors(filter, cell, wide)
         total = product if total is None else total + product
     total = stored(total) if math.prod(size) > _CELLS else total
     return total.astype(window.accumulator or x.dtype)
+
+
+def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
+    """Compute it for a vector of channels after the other."""
+    *size, _, count = filter.shape
+    x = padded(x, window)
+    vectors = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, _VECTOR), -2, 0)
+    factors = jnp.moveaxis(filter.reshape(*size, -1, _VECTOR), -2, 0)
+    bare = replace(window, padding=[(0, 0)] * len(size))
+
+    def sums(vectors: Array, factors: Array) -> Array:
+        number, batch, *extents = vectors.shape
+        terms: list[Array] = []
+        for cell, part in cells(vectors.reshape(-1, *extents), size, bare):
+            factor = factors[:, *cell].reshape(number, *(1,) * (len(size) + 1), _VECTOR)
+            terms.append(part.reshape(number, batch, *part.shape[1:]) * factor)
+        # Each addition waits for the one before: two sums take half the time of one.
+        return reduce(lax.add, terms[::2]) + reduce(lax.add, terms[1::2])
+
+    total = jnp.moveaxis(as_laid_out(sums)(vectors, factors), 0, -2)
+    return total.reshape(*total.shape[:-2], count)
 
 
 def _spread_out(x: Array, filter: Array, window: Window) -> Array:

@@ -1,11 +1,17 @@
-"""Keep XLA's loops from computing anew what several of them read."""
+"""Keep XLA from computing anew what several loops read, and from laying out arrays otherwise."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
+from lowering import jaxprs
 from lowering.cpu.pipeline import runs
 
 
@@ -21,3 +27,21 @@ def stored(x: Array) -> Array:
     most = np.inf if is_real else np.iinfo(x.dtype).max
     one, two, most = (np.array(factor, x.dtype) for factor in (1, 2, most))
     return lax.div(x, jnp.where(x > most, two, one))
+
+
+def as_laid_out(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with arguments and results that lie in memory as their axes are written.
+
+    XLA copies no array to transpose it for a loop, it turns the loop. A call that stays a call it
+    compiles by itself.
+    """
+
+    def laid_out(*args: Any) -> Any:
+        with set_xla_metadata(**{jaxprs.INLINED: None}):
+            return function(*args)
+
+    def call(*args: Any) -> Any:
+        with set_xla_metadata(**{jaxprs.INLINED: "false"}):
+            return jax.jit(laid_out)(*args)
+
+    return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from jax import lax
 from jax.extend import core
 
 import nnef_jax
+from lowering import jaxprs
 from lowering.cpu import optimised, options, split_for_cpu
 from lowering.cpu.convolution import Window, convolution, direct, is_winograd
 from lowering.cpu.layout import product
@@ -127,6 +129,18 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
         6,
         6,
     ),
+    "depthwise_long": (
+        (27,),
+        Window((2,), ((20, 26),), (1,), (2,), 32, None, None),
+        32,
+        32,
+    ),
+    "depthwise_long_multiplied": (
+        (27, 2),
+        Window((1, 1), ((13, 13), (1, 0)), (1, 1), (1, 1), 16, None, None),
+        16,
+        32,
+    ),
     "depthwise_multiplied": ((3,), Window((1,), ((1, 1),), (1,), (1,), 4, None, None), 4, 12),
     "grouped": ((3, 3), Window((2, 1), ((1, 2), (0, 1)), (1, 1), (2, 1), 3, None, None), 6, 12),
     "grouped_3d": (
@@ -231,6 +245,21 @@ def test_kernels_equal_the_general_convolution(name: str) -> None:
     made = jax.make_jaxpr(lambda x, f: convolution(x, f, KERNELS[name][1]))(*arguments)
     assert "conv_general_dilated" not in {e.primitive.name for e in _equations(made.jaxpr)}
     assert_same(*jax.jit(function)(*arguments))
+
+
+def test_what_long_windows_read_lies_as_vectors_of_channels() -> None:
+    def function(filter: Any, x: Any) -> Any:
+        y = lax.conv_general_dilated(x, filter, (1,), [(16, 16)], feature_group_count=64)
+        return jnp.tanh(y)
+
+    arguments = random(64, 1, 33), random(3, 64, 50, seed=1)
+    chosen = chosen_at_lowering(function)
+    traced = jax.make_jaxpr(lambda w, x: optimised(lambda w, x: function(w[0], x[0]))([w], [x]))
+    split = jaxprs.as_function(jaxprs.inlined(traced(*arguments)))  # as what is prepared is
+    for made in (chosen, lambda w, x: split(w, x)[0]):
+        program = jax.jit(made).lower(*arguments).compile()
+        assert re.search(r"f32\[4,3,50,16\]\{3,2,1,0\} call\(", program.as_text() or "")
+        assert_close(jax.jit(function)(*arguments), program(*arguments))
 
 
 @pytest.mark.parametrize("spread", (1, 2))
