@@ -50,7 +50,7 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
-    """Compute it for a vector of channels after the other."""
+    """Compute it for one vector of channels after the other."""
     *size, _, count = filter.shape
     x = padded(x, window)
     vectors = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, _VECTOR), -2, 0)

@@ -32,8 +32,8 @@ def stored(x: Array) -> Array:
 def as_laid_out(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function with arguments and results that lie in memory as their axes are written.
 
-    XLA copies no array to transpose it for a loop, it turns the loop. A call that stays a call it
-    compiles by itself.
+    XLA does not copy an array that is transposed for a loop: it turns the loop instead. What it
+    does not inline it compiles by itself, for arrays in the usual order.
     """
 
     def laid_out(*args: Any) -> Any:
