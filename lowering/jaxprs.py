@@ -33,7 +33,6 @@ _CALLS = {CALL: "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "ca
 
 INLINED = "inlineable"  # XLA's name for whether a call may be inlined
 
-
 _NAMES = ("ClosedJaxpr", "DebugInfo", "Jaxpr", "Literal", "Primitive", "jaxpr_as_fun")
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.cpu.memory import as_laid_out, stored
+from lowering.cpu.memory import stored, uninlined
 from lowering.cpu.phases import covered, spread
 from lowering.cpu.products import sums_of_channels
 from lowering.cpu.window import Window, cells, padded
@@ -50,11 +50,12 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
-    """Compute it for one vector of channels after the other."""
+    """Compute the convolution, one vector of channels after the other."""
     *size, _, count = filter.shape
-    x = padded(x, window)
-    vectors = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, _VECTOR), -2, 0)
-    factors = jnp.moveaxis(filter.reshape(*size, -1, _VECTOR), -2, 0)
+    vectors, factors = (
+        jnp.moveaxis(y.reshape(*y.shape[:-1], -1, _VECTOR), -2, 0)
+        for y in (padded(x, window), filter)
+    )
     bare = replace(window, padding=[(0, 0)] * len(size))
 
     def sums(vectors: Array, factors: Array) -> Array:
@@ -66,7 +67,7 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
         # Each addition waits for the one before: two sums take half the time of one.
         return reduce(lax.add, terms[::2]) + reduce(lax.add, terms[1::2])
 
-    total = jnp.moveaxis(as_laid_out(sums)(vectors, factors), 0, -2)
+    total = jnp.moveaxis(uninlined(sums)(vectors, factors), 0, -2)
     return total.reshape(*total.shape[:-2], count)
 
 

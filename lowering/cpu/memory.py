@@ -1,4 +1,4 @@
-"""Keep XLA from computing anew what several loops read, and from laying out arrays otherwise."""
+"""Tell XLA what to compute once, or by itself."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ def stored(x: Array) -> Array:
     return lax.div(x, jnp.where(x > most, two, one))
 
 
-def as_laid_out(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with arguments and results that lie in memory as their axes are written.
+def uninlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as a call that XLA does not inline.
 
-    XLA does not copy an array that is transposed for a loop: it turns the loop instead. What it
-    does not inline it compiles by itself, for arrays in the usual order.
+    It is no part of the kernels that read its results. Its arguments and results lie in memory in
+    the order of their axes: XLA turns its own loops instead of copying what is transposed.
     """
 
-    def laid_out(*args: Any) -> Any:
+    def plain(*args: Any) -> Any:
         with set_xla_metadata(**{jaxprs.INLINED: None}):
             return function(*args)
 
+    program = jax.jit(plain)
+
     def call(*args: Any) -> Any:
         with set_xla_metadata(**{jaxprs.INLINED: "false"}):
-            return jax.jit(laid_out)(*args)
+            return program(*args)
 
     return call

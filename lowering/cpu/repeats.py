@@ -157,7 +157,7 @@ def _parts(step: Any, carried: Collection[Any], others: Sequence[Any]) -> Parts 
 
 
 def _operations(equation: Any) -> int:
-    """Return about how many operations on numbers XLA counts; many where that is not known."""
+    """Estimate the operations that XLA counts for an equation, `_HANDED` if that is unknown."""
     name = primitive(equation)
     operands, results = (
         [math.prod(v.aval.shape) for v in side] for side in (equation.invars, equation.outvars)
