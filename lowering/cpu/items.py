@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from lowering import jaxprs
+from lowering.cpu.memory import uninlined
 from lowering.cpu.pipeline import runs
 from lowering.jaxprs import primitive
 
@@ -52,18 +51,16 @@ def scanned(
 
     def turn(carry: list[Any], given: tuple[Array, list[Any]]) -> tuple[list[Any], list[Any]]:
         index, items = given
-        # A call that stays one is no part of the kernels that read its result.
-        with set_xla_metadata(inlineable="false"):
-            items = [
-                _item(stack, index) if item is None else item
-                for stack, item in zip(stacks, items, strict=True)
-            ]
+        items = [
+            _item(stack, index) if item is None else item
+            for stack, item in zip(stacks, items, strict=True)
+        ]
         return step(carry, items)
 
     return lax.scan(turn, first, (jnp.arange(options["length"]), joined), **options)
 
 
-@jax.jit
+@uninlined
 def _item(stack: Array, index: Array) -> Array:
     starts = (index, *(jnp.zeros_like(index) for _ in stack.shape[1:]))
     return lax.dynamic_slice(stack, starts, (1, *stack.shape[1:])).reshape(stack.shape[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import jax
@@ -36,6 +37,7 @@ def uninlined(function: Callable[..., Any]) -> Callable[..., Any]:
     the order of their axes: XLA turns its own loops instead of copying what is transposed.
     """
 
+    @wraps(function)
     def plain(*args: Any) -> Any:
         with set_xla_metadata(**{jaxprs.INLINED: None}):
             return function(*args)
