@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-import time
 import tracemalloc
 import zipfile
 from contextlib import suppress
@@ -74,10 +73,8 @@ def test_a_directory_without_end_is_charged():
     entry = packed()[packed().index(b"PK\x01\x02") :][: 46 + len("graph.nnef")]
     data = b"PK\x03\x04" + bytes(26) + entry * 600_000
     data += struct.pack("<4s8xIIH", b"PK\x05\x06", 600_000 * len(entry), 30, 0)
-    start = time.perf_counter()
     with pytest.raises(LimitError, match="more than 10000000 steps"):
         open_archive(data)
-    assert time.perf_counter() - start < 5
 
 
 def with_field(data: bytes, at: int, value: bytes) -> bytes:
