@@ -55,9 +55,12 @@ def line(result: Result) -> str:
 
 
 def summarise(results: Sequence[Result]) -> dict[str, dict[str, float]]:
-    """Geometric mean and worst of the ratios to each engine, where nothing else was running."""
+    """Geometric mean and worst of the ratios to each engine, where nothing else was running.
+
+    The mlp is in neither: its time is that of a call, which would hide that of arithmetic.
+    """
     by_engine: dict[str, list[float]] = {}
-    for result in (r for r in results if r.timed.elsewhere <= QUIET):
+    for result in (r for r in results if r.timed.elsewhere <= QUIET and r.network != "mlp"):
         for name, ratio in result.ratios.items():
             by_engine.setdefault(name, []).append(ratio)
     return {n: {"mean": geometric_mean(v), "worst": max(v)} for n, v in by_engine.items()}

@@ -117,7 +117,7 @@ def _serialised(
 ) -> bytes:
     if importlib.util.find_spec("flatbuffers") is None:  # which jax serialises with
         message = "exporting needs flatbuffers"
-        raise UnsupportedError(message, hint="pip install 'nnef_jax[export]'")
+        raise UnsupportedError(message, hint='pip install -e ".[export]" in a checkout')
     try:
         with _without_paths():
             exported = jax.export.export(jax.jit(function), platforms=platforms)(*types)

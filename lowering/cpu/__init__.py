@@ -1,6 +1,6 @@
 """Layouts and kernels of a CPU for traced functions; `pipeline` lists the passes.
 
-Another platform has a folder like this one, with the same functions and compiler's `options`.
+No other platform has such a folder: a network runs there as it is written, as `direct` says it.
 Parts are imported in calls: `fallback` is there where jax lacks something that they need.
 """
 

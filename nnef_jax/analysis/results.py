@@ -142,8 +142,9 @@ def plotting(module: str) -> Any:
         import_module("matplotlib")
         return import_module(f"matplotlib.{module}")
     except ImportError:
-        message = 'a picture needs matplotlib: pip install "nnef_jax[plot]"'
-        raise UnsupportedError(message) from None
+        raise UnsupportedError(
+            "a picture needs matplotlib", hint='pip install -e ".[plot]" in a checkout'
+        ) from None
 
 
 def literally(name: str) -> str:

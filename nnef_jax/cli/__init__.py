@@ -1,4 +1,4 @@
-"""The command line, `nnef-jax`: what a terminal shows of the library, over its public names."""
+"""The command line, `nnef-jax`: what a terminal shows of the library."""
 
 from nnef_jax.cli import batch, contrast, fixed_point, measure, view  # each adds its commands
 from nnef_jax.cli.commands import app, main

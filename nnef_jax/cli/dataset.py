@@ -152,7 +152,7 @@ def reading_ahead(
         import grain
     except ImportError:
         raise UnsupportedError(
-            "reading a dataset needs grain", hint="pip install 'nnef_jax[batch]'"
+            "reading a dataset needs grain", hint='pip install -e ".[batch]" in a checkout'
         ) from None
 
     def attempt(item: Item) -> Read:

@@ -117,6 +117,6 @@ def _image_module() -> Any:
     except ImportError:
         raise UnsupportedError(
             "reading pictures needs Pillow",
-            hint="pip install 'nnef_jax[images]', or give arrays as .npy",
+            hint='pip install -e ".[images]" in a checkout, or give arrays as .npy',
         ) from None
     return Image

@@ -181,6 +181,7 @@ def test_the_literal_form_is_none_of_the_others() -> None:
 def test_summary_and_plot(tmp_path: Path) -> None:
     results = [result("x", nnef_jax=1.0, torch=2.0), result("y", nnef_jax=8.0, torch=1.0)]
     results.append(result("disturbed", elsewhere=1.0, nnef_jax=1.0, torch=100.0))
+    results.append(result("mlp", nnef_jax=1.0, torch=100.0))
     assert report.summarise(results)["torch"] == {"mean": pytest.approx(2), "worst": 8}
     pytest.importorskip("matplotlib")
     report.plot(results, tmp_path / "ratios.png")

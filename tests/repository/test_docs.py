@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 import nnef_jax
+from benchmarks.timing import geometric_mean
 from nnef_jax.formats.syntax.standard import standard
 from tests.operations import test_numerics
 from tests.wrong_documents import SECTIONS, WRONG_DOCUMENTS, WrongDocument, message
@@ -117,6 +118,23 @@ def test_pictures_are_small_and_all_are_shown() -> None:
         assert f"pictures/{path.name}" in texts, f"no page shows docs/pictures/{path.name}"
     for name in re.findall(r"pictures/([\w-]+\.\w+)", texts):
         assert (DOCS / "pictures" / name).is_file(), f"there is no docs/pictures/{name}"
+
+
+def test_means_of_speed_are_those_of_the_rows() -> None:
+    text = (DOCS / "performance.md").read_text(encoding="utf-8")
+    tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
+    cells = [[[x.strip() for x in row.split("|")[1:-1]] for row in table] for table in tables]
+    found = [rows for rows in cells if rows[-1][0].startswith("geometric mean")]
+    assert len(found) == 2
+    for _, _, *rows, mean in found:
+        chain = next((i for i, row in enumerate(rows) if "dense layers" in row[0]), len(rows))
+        for column, wanted in [(i, x) for i, x in enumerate(mean[1:], 1) if x]:
+            values = [float(row[column]) for row in rows[:chain] if row[column]]
+            assert float(wanted) == pytest.approx(geometric_mean(values), abs=0.006)
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    row = next(x for x in readme.splitlines() if x.startswith("| nnef_jax's time"))
+    onnxruntime, openvino, _, torch = re.findall(r"\d\.\d+", row)
+    assert [onnxruntime, openvino, torch] == found[0][-1][2:]
 
 
 def test_each_promise_of_security_names_a_test_that_is_there() -> None:

@@ -1,6 +1,6 @@
 """A network in Ray's workers: how its weights get there, and what is there after one is killed.
 
-The second test needs `pip install 'nnef_jax[ray]'`, and takes half a minute.
+The second test needs `pip install -e ".[ray]"`, and takes half a minute.
 """
 
 from __future__ import annotations
