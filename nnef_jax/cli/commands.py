@@ -282,7 +282,7 @@ def cache(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show where `run` and `compile` keep what is compiled, and how much it is."""
+    """Show where `run`, `batch` and `compile` keep what is compiled, and how much it is."""
     print_result(shown(clear=clear, as_json=as_json))
 
 
