@@ -1,4 +1,4 @@
-"""Counts multiply-adds of tensor products, convolutions and interpolation, of nothing else."""
+"""Counts multiply-adds as rules tell them: of products, convolutions, interpolation and bodies."""
 
 from __future__ import annotations
 
