@@ -12,8 +12,8 @@ import importlib.util
 import os
 import re
 import zipfile
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
 
 import jax
@@ -95,16 +95,14 @@ def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     return function
 
 
-@contextmanager
-def _without_paths() -> Generator[None]:
-    """Keep the sources' paths on this machine out of what jax lowers; names of operations stay."""
-    setting = "jax_traceback_in_locations_limit"
-    limit = getattr(jax.config, setting)
-    jax.config.update(setting, 0)
-    try:
-        yield
-    finally:
-        jax.config.update(setting, limit)
+def _without_paths() -> AbstractContextManager[Any]:
+    """Keep the sources' paths on this machine out of what jax lowers; names of operations stay.
+
+    This holds in the current thread alone, where `jax.config.update` would hold in all.
+    """
+    # It has no public name.
+    config: Any = importlib.import_module("jax._src.config")
+    return config.traceback_in_locations_limit(0)
 
 
 def _plain(outputs: Any) -> Any:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -165,10 +166,27 @@ def test_convolutions_are_those_of_the_document(tmp_path: Path, platform: str, s
 
 
 def test_files_hold_no_paths_of_the_machine(tmp_path: Path) -> None:
-    limit = jax.config.values["jax_traceback_in_locations_limit"]
     convolutions().export(tmp_path / "net", params="beside", vjp_order=1)
     assert not re.search(rb"\w/\w+\.py", (tmp_path / "net").read_bytes())
-    assert jax.config.values["jax_traceback_in_locations_limit"] == limit
+
+
+def test_other_threads_keep_their_settings_meanwhile(tmp_path: Path) -> None:
+    before, rules = dict(jax.config.values), Registry()
+    seen: list[dict[str, Any]] = []
+
+    @rules.rule("watched", lambda x: x)
+    def watched(x: Any) -> Any:
+        thread = threading.Thread(target=lambda: seen.append(dict(jax.config.values)))
+        thread.start()
+        thread.join()
+        return x
+
+    text = "fragment watched( x: tensor<scalar> ) -> ( y: tensor<scalar> ); "
+    text += "graph g(x) -> (y) { x = external(shape = [2]); y = watched(x); }"
+    text = f"version 1.0; extension KHR_enable_fragment_definitions; {text}"
+    model_of(text, rules=rules).export(tmp_path / "net")
+    assert seen and all(values == before for values in seen)
+    assert dict(jax.config.values) == before
 
 
 def test_arrays_are_stored_once_by_label(tmp_path: Path) -> None:
