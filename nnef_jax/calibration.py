@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.graph import Graph, Value
-from nnef_jax import Model
 from nnef_jax.errors import InputError
+from nnef_jax.execution.entry_points import Execution
+from nnef_jax.network import Network
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_samples
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
@@ -24,8 +25,20 @@ Array = NDArray[Any]
 _Range = tuple[Array, Array]
 
 
+class AnyModel(Protocol):
+    """Tells what is used of a `nnef_jax.Model`, whose module imports this one."""
+
+    _execution: Execution
+
+    def intermediates(
+        self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Compute tensors inside the network, by name."""
+        ...
+
+
 def calibrate(
-    model: Model,
+    model: AnyModel,
     samples: Iterable[Any],
     *,
     bits: int = 8,
@@ -39,7 +52,7 @@ def calibrate(
     """Return the text of a graph.quant, from the ranges of a network's tensors over sample inputs.
 
     Args:
-        model: the network, in real numbers: `load(..., quantization="ignore")` if it has a
+        model: a `nnef_jax.Model` in real numbers: `load(..., quantization="ignore")` if it has a
             graph.quant. A recurrent one runs a single cycle from its initial state.
         samples: for each call an array, a tuple of arrays, or a dict of arrays by input name.
         bits: of the codes, 2 to 16.
@@ -58,7 +71,7 @@ def calibrate(
     >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
     >>> nnef_jax.save("quantised", document, model.params, quantization=text)
     """
-    require("model", model, Model, "a nnef_jax.Model")
+    require("model", getattr(model, "_execution", model), Execution, "a nnef_jax.Model")
     require_samples("samples", samples)
     require_choice("algorithm", algorithm, get_args(Algorithm))
     require("bits", bits, int, "an integer")
@@ -72,11 +85,11 @@ def calibrate(
         raise ValueError("symmetric codes are signed: give signed=True too")
     if percentile is not None and not 50 < percentile <= 100:
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
-    activations, weights = _chosen(model, names)
+    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    activations, weights = _chosen(execution.network, names)
     ranges = _ranges_of_runs(model, samples, activations, percentile)
-    own = model._execution.own  # pyright: ignore[reportPrivateUsage]
     for name, label in weights.items():
-        array = np.asarray(own.select([label])[label], np.float32)
+        array = np.asarray(execution.own.select([label])[label], np.float32)
         axes = tuple(range(int(per_channel), array.ndim))
         ranges[name] = array.min(axes), array.max(axes)
     codes = f"bits = {bits}, signed = {signed}, symmetric = {symmetric}".lower()
@@ -93,19 +106,18 @@ def calibrate(
     return "".join(lines)
 
 
-def _chosen(model: Model, names: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
+def _chosen(network: Network, names: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
     """Return the tensors to quantise: those that a run computes, and variables with labels."""
-    network = model._network  # pyright: ignore[reportPrivateUsage]
     if network.frontend.quantizes:
         raise InputError(
             "the network is quantised already, its ranges would be those of rounded values",
             hint="load it with quantization='ignore'",
         )
-    values = model.graph.values
+    values = network.graph.values
     known = {name: values[name] for name in network.frontend.spans()}
-    labels = {parameter.value: parameter.label for parameter in model.graph.parameters}
+    labels = {parameter.value: parameter.label for parameter in network.graph.parameters}
     if names is None:
-        names = _by_default(model.graph, known)
+        names = _by_default(network.graph, known)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise InputError(f"the graph has no tensor {', '.join(map(repr, unknown))}")
@@ -139,7 +151,7 @@ def _by_default(graph: Graph, known: Mapping[str, Value]) -> list[str]:
 
 
 def _ranges_of_runs(
-    model: Model, samples: Iterable[Any], names: list[str], percentile: float | None
+    model: AnyModel, samples: Iterable[Any], names: list[str], percentile: float | None
 ) -> dict[str, _Range]:
     @jax.jit
     def extremes(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:

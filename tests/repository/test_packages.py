@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -39,14 +40,29 @@ def test_the_graph_knows_no_jax(name: str) -> None:
     assert "jax" not in imported(ROOT / "lowering" / f"{name}.py")
 
 
-def dependencies() -> dict[str, set[str]]:
-    """What each module imports, anywhere in it; a package does not depend on what is in it."""
+def modules_of_both() -> dict[str, Path]:
+    """The modules of both packages by name."""
     paths = [
         path for package in ("nnef_jax", "lowering") for path in (ROOT / package).rglob("*.py")
     ]
     names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in paths}
-    modules = {name.removesuffix(".__init__"): path for name, path in names.items()}
-    found: dict[str, set[str]] = {}
+    return {name.removesuffix(".__init__"): path for name, path in names.items()}
+
+
+def dependencies() -> dict[str, set[str]]:
+    """What each module imports, anywhere in it; a package does not depend on what is in it.
+
+    A name that a package has of a module is had from that module.
+    """
+    modules, found = modules_of_both(), dict[str, set[str]]()
+    homes = {
+        f"{package}.{alias.asname or alias.name}": node.module or ""
+        for package, path in modules.items()
+        if path.name == "__init__.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     for module, path in modules.items():
         wanted: set[str] = set()
         pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
@@ -60,6 +76,7 @@ def dependencies() -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 wanted.update(f"{node.module}.{alias.name}" for alias in node.names)
                 wanted.add(node.module)
+        wanted |= {homes[name] for name in wanted & homes.keys()}
         inside = f"{module}." if path.name == "__init__.py" else f"{module}:"
         found[module] = {
             x for x in wanted & modules.keys() if x != module and not x.startswith(inside)
@@ -102,6 +119,7 @@ def test_modules_are_in_layers() -> None:
 
 def test_layers_are_told() -> None:
     graph = dependencies()
+    assert "nnef_jax.model" in graph["nnef_jax.analysis.layers"]  # by `from nnef_jax import Model`
     graph["nnef_jax.errors"].add("nnef_jax.model")
     assert {"nnef_jax.errors", "nnef_jax.model", "nnef_jax.network"} <= {*circles(graph)}
     graph["nnef_jax.formats.tract.frontend"].add("nnef_jax.formats.nnef.parser")
@@ -134,6 +152,47 @@ def test_import_leaves_jax_as_it_is() -> None:
         "assert dict(jax.config.values) == before"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# What changes jax or the environment for all threads of a process, user's ones too.
+_CHANGES = (
+    r"config\.(update|_set|set_global|parse_flags_with_absl)\(|\.set_global\("
+    r"|setattr\((jax\.)?config|config\.jax_\w+ = "
+    r"|environ(\[[^]]*\] (=|\|=)|\.(update|setdefault|pop|popitem|clear)\()|del os\.environ"
+    r"|\b(putenv|unsetenv)\("
+)
+
+
+def changes(source: str) -> list[str]:
+    """The statements of a source, without texts and comments, that change what others have."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return [line for line in ast.unparse(tree).splitlines() if re.search(_CHANGES, line)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "jax.config.update('jax_enable_x64', True)",
+        "config.update(setting, 0)",
+        "setattr(jax.config, name, 1)",
+        "jax.config.jax_enable_x64 = True",
+        "os.environ['XLA_FLAGS'] = flags",
+        "os.environ.setdefault('XLA_FLAGS', flags)",
+        "del os.environ['XLA_FLAGS']",
+        "os.putenv('XLA_FLAGS', flags)",
+    ],
+)
+def test_changes_are_told(source: str) -> None:
+    assert changes(f"def f(flags):\n    {source}")
+    assert not changes(f"def f(flags):\n    return jax.config.jax_enable_x64, {source!r}")
+
+
+@pytest.mark.parametrize("module", sorted(modules_of_both()))
+def test_nothing_changes_jax_or_the_environment(module: str) -> None:
+    assert changes(modules_of_both()[module].read_text(encoding="utf-8")) == []
 
 
 def test_public_names_resolve_and_are_all_there_is() -> None:
