@@ -67,6 +67,19 @@ def is_symbolic(extent: object) -> bool:
     return hasattr(extent, "scope")
 
 
+def at_least(size: int, other: int) -> bool:
+    """Tell whether a size is known to be no smaller than another: open ones may be of any size.
+
+    Passes compare sizes by it, and leave as written what they do not know.
+    """
+    if not (is_symbolic(size) or is_symbolic(other)):
+        return size >= other
+    try:
+        return bool(size >= other)
+    except Exception:  # InconclusiveDimensionOperation of jax, which nothing here imports
+        return False
+
+
 def is_known(shape: Iterable[int]) -> bool:
     """Tell whether all extents are known."""
     return all([extent is not UNKNOWN for extent in shape])

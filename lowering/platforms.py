@@ -25,12 +25,12 @@ from lowering import jaxprs
 from lowering.cpu import folded, rewritten, split_for_cpu
 from lowering.direct import direct
 from lowering.extents import is_symbolic
-from lowering.fallback import or_else
+from lowering.fallback import named, or_else
 from lowering.prepare import Split, assemble
 
 # Evaluates `jaxpr` on its operands. It is linear in the last `linear` of them, and `stores` for its
 # derivative what is costly to compute again. Where it has a `recipe`, what was prepared by it
-# follows the operands.
+# follows the operands. Warnings call it by its `name`.
 _network = jaxprs.operation("network")
 
 
@@ -55,25 +55,28 @@ class Preparation:
 
 
 def chosen_at_lowering(
-    function: Callable[..., Any], preparation: Preparation | None = None
+    function: Callable[..., Any], preparation: Preparation | None = None, name: str = ""
 ) -> Callable[..., Any]:
-    """Return the function of parameters and other pytrees of arrays as one operation."""
+    """Return the function of parameters and other pytrees of arrays as one operation of a name."""
 
     def run(parameters: Any, *arguments: Any) -> Any:
         jaxprs.require_names()  # now, since derivatives are asked for later
         closed, leaves, shapes = _traced(function, parameters, *arguments)
-        results = _bind(closed, leaves, preparation=preparation)
+        results = _bind(closed, leaves, name, preparation=preparation)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return run
 
 
-def prepared(function: Callable[..., Any], parameters: Any, *arguments: Any) -> Preparation:
+def prepared(function: Callable[..., Any], parameters: Any, *arguments: Any) -> Preparation | None:
     """Prepare parameters for the function of arguments of these types; all may be traced.
 
-    What is prepared has no derivatives: those of the function are in its parameters.
+    Return None where it runs as it is written. What is prepared has no derivatives: those of the
+    function are in its parameters.
     """
     closed, leaves, _ = _traced(function, parameters, *arguments)
+    if not _suits_kernels(closed):
+        return None
     count = len(jax.tree.leaves(parameters))
     parts, recipe = _in_parts(closed, count, alone=True)
     own = leaves[:count]
@@ -107,6 +110,7 @@ def _in_parts(closed: Any, count: int, *, alone: bool) -> tuple[Split, Recipe]:
 def _bind(
     closed: Any,
     operands: Sequence[Any],
+    name: str,
     *,
     linear: int = 0,
     stores: bool = False,
@@ -119,7 +123,9 @@ def _bind(
     operands, recipe = [*traced, *operands], None
     if preparation is not None and not traced:
         operands, recipe = [*operands, *preparation.arrays], preparation.recipe
-    return _network.bind(*operands, jaxpr=closed, linear=linear, stores=stores, recipe=recipe)
+    return _network.bind(
+        *operands, jaxpr=closed, linear=linear, stores=stores, recipe=recipe, name=name
+    )
 
 
 @_network.def_impl
@@ -132,12 +138,16 @@ def _types(*_: Any, jaxpr: Any, **__: Any) -> list[Any]:
     return jaxpr.out_avals
 
 
+def _suits_kernels(closed: Any) -> bool:
+    """Tell whether a traced function has items, and extents that are numbers."""
+    extents = [n for aval in closed.in_avals for n in getattr(aval, "shape", ())]
+    return not any(is_symbolic(n) or n == 0 for n in extents)
+
+
 def _for_cpu(
     *operands: Any, jaxpr: Any, linear: int, stores: bool, recipe: Recipe | None, alone: bool
 ) -> list[Any]:
-    # Kernels for CPUs need items, and extents that are numbers.
-    extents = [n for aval in jaxpr.in_avals for n in getattr(aval, "shape", ())]
-    if any(is_symbolic(n) or n == 0 for n in extents):
+    if not _suits_kernels(jaxpr):
         return _as_written(*operands, jaxpr=jaxpr)
     plain, found = operands[: len(jaxpr.in_avals)], operands[len(jaxpr.in_avals) :]
     if recipe is not None:
@@ -149,16 +159,18 @@ def _for_cpu(
     return rewritten(jaxpr, plain, role, alone=alone)
 
 
-def _lowered_for_cpu(context: Any, *operands: Any, **params: Any) -> Any:
+def _lowered_for_cpu(context: Any, *operands: Any, name: str, **params: Any) -> Any:
     # The number of devices is known here, shardings are not: a loop over a batch that is sharded
     # would gather it.
     alone = getattr(context.module_context.axis_context, "num_devices", None) == 1
     lower = mlir.lower_fun(partial(_for_cpu, alone=alone), multiple_results=True)
-    return lower(context, *operands, **params)
+    with named(name):
+        return lower(context, *operands, **params)
 
 
-def _without_detours(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
-    plain = or_else(lambda: direct(jaxpr), lambda: jaxpr)
+def _without_detours(*operands: Any, jaxpr: Any, name: str, **_: Any) -> list[Any]:
+    with named(name):
+        plain = or_else(lambda: direct(jaxpr), lambda: jaxpr)
     return _as_written(*operands, jaxpr=plain)
 
 
@@ -167,7 +179,13 @@ mlir.register_lowering(_network, _lowered_for_cpu, platform="cpu")
 
 
 def _jvp(
-    operands: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any, linear: int, **params: Any
+    operands: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    jaxpr: Any,
+    linear: int,
+    name: str,
+    **params: Any,
 ) -> tuple[list[Any], list[Any]]:
     """Compute results with what tangents need, then tangents by a function that is linear."""
     count = len(jaxpr.in_avals)
@@ -179,11 +197,11 @@ def _jvp(
     moved = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]
     first = count - linear
     if not moved or moved[0] >= first:  # it is linear in all that changes
-        results = _network.bind(*operands, jaxpr=jaxpr, linear=linear, **params)
+        results = _network.bind(*operands, jaxpr=jaxpr, linear=linear, name=name, **params)
         if not moved:
             return results, [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.out_avals]
         changes = [*operands[:first], *map(ad.instantiate_zeros, tangents[first:count])]
-        return results, _bind(jaxpr, changes, linear=linear)
+        return results, _bind(jaxpr, changes, name, linear=linear)
     operands, changes = operands[:count], [tangents[i] for i in moved]
     real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in jaxpr.out_avals]
     pulled: list[Any] = []  # the tree of the linear function
@@ -200,7 +218,7 @@ def _jvp(
 
     made, shapes = jax.make_jaxpr(with_residuals, return_shape=True)(*operands)
     made, sources = jaxprs.without_forwarded(made, keep=sum(map(len, shapes[:2])))
-    found = iter(_bind(made, operands, stores=True))
+    found = iter(_bind(made, operands, name, stores=True))
     results, others = ([next(found) for _ in part] for part in shapes[:2])
     residuals = [next(found) if i is None else operands[i] for i in sources]
 
@@ -208,7 +226,7 @@ def _jvp(
         return jax.tree.unflatten(pulled[0], residuals)(*changes)
 
     pushed = jax.make_jaxpr(push)(residuals, changes)
-    out = iter(_bind(pushed, [*residuals, *changes], linear=len(changes)))
+    out = iter(_bind(pushed, [*residuals, *changes], name, linear=len(changes)))
     values, rest = iter(results), iter(others)
     return [next(values) if x else next(rest) for x in real], [
         next(out) if x else ad.Zero(aval.to_tangent_aval())
@@ -230,7 +248,9 @@ def _merged(items: Sequence[Any], places: Iterable[int], others: Iterable[Any]) 
     return merged
 
 
-def _transpose(changes: Sequence[Any], *operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
+def _transpose(
+    changes: Sequence[Any], *operands: Any, jaxpr: Any, name: str, **_: Any
+) -> list[Any]:
     count = len(jaxpr.in_avals)
     asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     known = [i for i in range(count) if i not in asked]
@@ -247,7 +267,7 @@ def _transpose(changes: Sequence[Any], *operands: Any, jaxpr: Any, **_: Any) -> 
 
     fixed, given_changes = [operands[i] for i in known], [changes[i] for i in given]
     made = jax.make_jaxpr(turned)(fixed, given_changes)
-    results = _bind(made, [*fixed, *given_changes], linear=len(given_changes))
+    results = _bind(made, [*fixed, *given_changes], name, linear=len(given_changes))
     return _merged([None] * len(operands), asked, results)
 
 
@@ -255,7 +275,14 @@ ad.primitive_transposes[_network] = _transpose
 
 
 def _batched(
-    operands: Sequence[Any], axes: Sequence[Any], *, jaxpr: Any, linear: int, stores: bool, **_: Any
+    operands: Sequence[Any],
+    axes: Sequence[Any],
+    *,
+    jaxpr: Any,
+    linear: int,
+    stores: bool,
+    name: str,
+    **_: Any,
 ) -> tuple[list[Any], list[int | None]]:
     count = len(jaxpr.in_avals)
     operands, axes = operands[:count], axes[:count]
@@ -263,7 +290,7 @@ def _batched(
     out = [0 if x else None for x in depends]
     function = jax.vmap(jaxprs.as_function(jaxpr), tuple(axes), out)
     closed = jax.make_jaxpr(function)(*operands)
-    return _bind(closed, operands, linear=linear, stores=stores), out
+    return _bind(closed, operands, name, linear=linear, stores=stores), out
 
 
 batching.primitive_batchers[_network] = _batched

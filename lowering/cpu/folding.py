@@ -15,6 +15,7 @@ from lowering.cpu.pipeline import runs
 from lowering.cpu.products import is_real, is_turned
 from lowering.cpu.view import View, tensor, whole
 from lowering.cpu.window import Window
+from lowering.extents import at_least
 from lowering.jaxprs import bind, primitive, scope
 
 
@@ -100,7 +101,7 @@ class Product:
             return None
         channel = self._numbers.out_spec[1]
         items = {
-            axis for axis, n in zip(operand.order, jnp.shape(operand.array), strict=True) if n > 1
+            axis for axis, n in zip(operand.order, jnp.shape(operand.array), strict=True) if n != 1
         }
         if not items <= {channel}:
             return None
@@ -114,7 +115,7 @@ class Product:
         """
         factor = self._along_channels(operand)
         if factor is None or (
-            self.as_written and math.prod(self.filter.shape) > math.prod(self.shape)
+            self.as_written and not at_least(math.prod(self.shape), math.prod(self.filter.shape))
         ):
             return None
         bias = None if self.bias is None else self.bias * factor

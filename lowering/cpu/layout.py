@@ -21,6 +21,7 @@ from lowering.cpu.products import (
 )
 from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
+from lowering.extents import at_least
 from lowering.jaxprs import ELEMENTWISE, primitive
 from lowering.kernels.precision import left_operand
 
@@ -118,8 +119,8 @@ def _is_by_channel(equation: Any, view: View, positions: Sequence[int]) -> bool:
         and len(positions) > 0
         and tuple(positions) == tuple(range(len(kept), last))
         and view.array.dtype == jnp.float32
-        and math.prod(view.shape) >= _MANY
-        and math.prod(view.shape[axis] for axis in kept) <= _FEW
+        and at_least(math.prod(view.shape), _MANY)
+        and at_least(_FEW, math.prod(view.shape[axis] for axis in kept))
         and runs("gradients")
     )
 
@@ -300,7 +301,10 @@ def _reshape(equation: Any, views: Sequence[View]) -> View | None:
 def reshaped_runs(
     old: tuple[int, ...], new: tuple[int, ...]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Pair runs of axes with those that a reshape makes of them; None for an empty tensor."""
+    """Pair runs of axes with those that a reshape makes of them.
+
+    Return None for an empty tensor, and where open extents do not tell.
+    """
     if math.prod(old) == 0:
         return None
     groups: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -310,10 +314,12 @@ def reshaped_runs(
         left, i = (old[i], i + 1) if i < len(old) else (1, i)
         right, j = (new[j], j + 1) if j < len(new) else (1, j)
         while left != right:
-            if left < right:
+            if i < len(old) and at_least(right, left):
                 left, i = left * old[i], i + 1
-            else:
+            elif j < len(new) and at_least(left, right):
                 right, j = right * new[j], j + 1
+            else:
+                return None
         groups.append((tuple(range(first, i)), tuple(range(other, j))))
     return groups
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.cpu.pipeline import runs
+from lowering.extents import at_least
 from lowering.kernels.precision import left_operand
 
 # Eigen shares out the rows of the result: few rows and many columns are better transposed. GFLOP/s
@@ -134,9 +135,10 @@ def over_rows(x: Array, y: Array, precision: Any = None, *, alone: bool) -> Arra
     """
     (rows, count), other = x.shape, y.shape[1]
     parts = next((k for k in _DIVISORS if rows % k == 0), 1)
-    if not alone or parts == 1 or rows < _FEWEST_ROWS:
+    if not alone or parts == 1 or not at_least(rows, _FEWEST_ROWS):
         return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision)
-    is_exchanged = count > other and count * other <= _SMALL and rows >= _MANY_ROWS
+    is_small = at_least(count, other + 1) and at_least(_SMALL, count * other)
+    is_exchanged = is_small and at_least(rows, _MANY_ROWS)
     left, right = (
         m.reshape(parts, rows // parts, -1) for m in ((y, x) if is_exchanged else (x, y))
     )

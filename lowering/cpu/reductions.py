@@ -10,6 +10,7 @@ from jax import Array, lax
 
 from lowering.cpu.memory import stored
 from lowering.cpu.pipeline import runs
+from lowering.extents import at_least, is_symbolic
 
 # XLA adds the items of a row one after the other, and keeps in memory first what it computes of
 # them for that: squares, say. Parts of a row that are added first are one loop over lanes, with all
@@ -26,7 +27,8 @@ def is_by_lanes(x: Array) -> bool:
     return (
         x.dtype == jnp.float32
         and x.ndim > 1
-        and math.prod(x.shape) >= _ITEMS
+        and not is_symbolic(x.shape[-1])
+        and at_least(math.prod(x.shape), _ITEMS)
         and x.shape[-1] >= 2 * _LANES
         and _lanes(x.shape[-1]) > 0
         and runs("lanes")

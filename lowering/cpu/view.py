@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from lowering.extents import at_least
 
 Order = tuple[int, ...]
 
@@ -77,5 +79,12 @@ def common_order(views: Sequence[View]) -> Order:
     """Return the order in which an operation on several tensors moves the fewest items."""
     rank = max(len(view.order) for view in views)
     full = [view for view in views if len(view.order) == rank]
-    largest = max(full, key=lambda view: (jnp.size(view.array), not view.is_plain))
-    return largest.order
+    return reduce(_larger, full).order
+
+
+def _larger(first: View, second: View) -> View:
+    """Return the one with more items, of as many the one that is not plain, else the first."""
+    sizes = jnp.size(second.array), jnp.size(first.array)
+    if sizes[0] == sizes[1]:
+        return second if first.is_plain and not second.is_plain else first
+    return second if at_least(*sizes) else first

@@ -14,6 +14,7 @@ from jax.sharding import Sharding
 
 from lowering.cpu import looped
 from lowering.devices import Place, computing_at
+from lowering.fallback import named
 from lowering.graph import Graph
 from lowering.prepare import Split, split
 from nnef_jax.execution.cache_key import key_of
@@ -121,7 +122,7 @@ class Compiler:
         all, since it is jitted.
         """
         prepare = None
-        with uncollected(), computing_at(place.where):
+        with uncollected(), computing_at(place.where), named(program.graph.name):
             if self._cache is not None and not isinstance(place.where, Sharding):
                 key = self._key(program, place)
                 make = partial(self._in_parts, program)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from lowering.cpu import optimised
 from lowering.errors import InvalidComputation
 from lowering.extents import shapes_differ, show
-from lowering.fallback import or_else
+from lowering.fallback import named, or_else
 from lowering.graph import Graph, Value
 from lowering.trace import Context, trace
 from nnef_jax.errors import InputError, SemanticError
@@ -133,11 +133,12 @@ class Functions:
             raw = params.params
             found = None if probe.edits or probe.capture else params.found.get(function.__name__)
         arguments = raw, self._own(state), list(map(jnp.asarray, inputs)), probe
+        name = self.network.graph.name
 
         def chosen() -> Results:
             from lowering.platforms import chosen_at_lowering
 
-            return chosen_at_lowering(function, found)(*arguments)
+            return chosen_at_lowering(function, found, name)(*arguments)
 
         def as_written() -> Results:
             return function(*arguments)
@@ -145,7 +146,8 @@ class Functions:
         # Tensors alone are as the network is written. So is it where operations have values, which
         # edits see, or where jax looks for the one that computes a NaN.
         rewritten = self._options.optimize and probe.results and not is_watched()
-        return or_else(chosen, as_written) if rewritten else as_written()
+        with named(name):
+            return or_else(chosen, as_written) if rewritten else as_written()
 
     def prepared(self, function: Function, params: Arrays, state: Arrays, inputs: Inputs) -> Any:
         """Return what kernels for the default device need of parameters; None if nothing."""
@@ -162,7 +164,8 @@ class Functions:
         def nothing() -> None:
             jax.eval_shape(partial(function, probe=NOTHING), *arguments)  # for errors of its own
 
-        return or_else(found, nothing)
+        with named(self.network.graph.name):
+            return or_else(found, nothing)
 
     def compiled(
         self,
@@ -187,7 +190,8 @@ class Functions:
             in_chunks=in_chunks,
             alone=alone,
         )
-        return optimal(params, (self._own(state), inputs))
+        with named(self.network.graph.name):
+            return optimal(params, (self._own(state), inputs))
 
     def _own(self, state: Arrays) -> dict[str, Any]:
         return {s.label: state[s.label] for s in self.network.graph.states if s.label in state}

@@ -314,6 +314,58 @@ def test_open_extents_have_names(tmp_path: Path) -> None:
     assert types(tract)[-3:] == ["int32[1,S]", "[2,1,4,P,8]", "[2,1,4,P,8]"]
 
 
+def residual() -> nnef_jax.Model:
+    """A residual network as for CIFAR: filters with more items than results of one picture."""
+    random, lines, data = np.random.default_rng(2), list[str](), dict[str, np.ndarray]()
+
+    def variable(name: str, array: np.ndarray) -> str:
+        lines.append(f"{name} = variable(shape = {list(array.shape)}, label = '{name}');")
+        data[name] = np.float32(array)
+        return name
+
+    def normal(result: str, x: str, inputs: int, outputs: int, size: int, stride: int) -> None:
+        filter = random.normal(0, 1 / (size * inputs**0.5), (outputs, inputs, size, size))
+        moments = (variable(result + x, random.uniform(0.5, 1.5, (1, outputs))) for x in "mvos")
+        names = f"{variable(result + 'f', filter)}, stride = [{stride},{stride}]", *moments
+        lines.append(f"{result}c = conv({x}, {names[0]});")
+        normal = f"batch_normalization({result}c, {', '.join(names[1:])}, epsilon = 0.001)"
+        lines.append(f"{result} = {normal};")
+
+    normal("a", "x", 3, 16, 3, 1)
+    for block, before, inputs, stride in (("b", "a", 16, 1), ("c", "b", 32, 2)):
+        normal(f"{block}1", before, inputs, 32, 3, stride)
+        lines.append(f"{block}2 = relu({block}1);")
+        normal(f"{block}3", f"{block}2", 32, 32, 3, 1)
+        normal(f"{block}4", before, inputs, 32, 1, stride)
+        lines.append(f"{block} = relu(add({block}3, {block}4));")
+    lines.append("y = mean_reduce(c, axes = [2,3]);")
+    text = "graph net(x) -> (y) { x = external(shape = [0,3,8,8]);"
+    return model_of(f"version 1.0; {text} {' '.join(lines)} }}", data=data)
+
+
+def test_an_open_batch_leaves_a_network_optimised(tmp_path: Path) -> None:
+    model = residual()
+    model.export(tmp_path / "net", batch="b")
+    function, arrays = loaded(tmp_path / "net")
+    params = {name.removeprefix("params/"): x for name, x in arrays.items()}
+    literal = nnef_jax.Model(model._execution.literal())
+    for count in (1, 3):
+        x = np.random.default_rng(count).normal(size=(count, 3, 8, 8)).astype(np.float32)
+        found = function.call(params, x)
+        np.testing.assert_allclose(found, model(x), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found, literal(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_prepared_within_has_open_extents(tmp_path: Path) -> None:
+    model = residual()
+    prepared = jax.jit(lambda params, x: model.apply(model.prepare(params, x), x))
+    x = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 3, 8, 8), jnp.float32)
+    params = model.params
+    image = np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32)
+    found = jax.export.export(prepared)(params, x).call(params, image)
+    np.testing.assert_allclose(found, model(image), rtol=1e-4, atol=1e-5)
+
+
 def test_extents_that_jax_must_know(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"inputs \[b,2,x_2\], \[b,2,z_2\]") as error:
         model_of(TWO).export(tmp_path / "net")

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from lowering import fallback, jaxprs
+from lowering.cpu.folding import Product
 from lowering.fallback import or_else
 from nnef_jax import Model
 from tests.helpers import model_of
@@ -59,7 +61,7 @@ def test_a_name_is_missing(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
             kept = model_of(NET, data=DATA, cache_dir=tmp_path)
             np.testing.assert_allclose(kept(X), wanted, rtol=1e-5, atol=1e-5)
     (warning,) = caught
-    assert missing in str(warning.message) and "slower" in str(warning.message)
+    assert missing in str(warning.message) and "'net' runs" in str(warning.message)
 
 
 def test_the_module_is_missing() -> None:
@@ -80,6 +82,32 @@ print(*(f"{{type(w.message).__name__}} {{w.message}}" for w in caught), sep="\\n
     value, *messages = run.stdout.splitlines()
     assert float(value) == 54
     assert len(messages) == 1 and "jax.extend" in messages[0]
+
+
+def test_a_failure_is_that_of_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is rewritten next is optimised, and another network's failure is told too."""
+
+    def is_folded(model: Model) -> bool:
+        traced = str(jax.make_jaxpr(model.apply)(model.params, X))
+        return ":f32[4,3,3,3] = mul" in traced  # the filter is scaled, not the result
+
+    def fail(*_: Any) -> Any:
+        raise ArithmeticError("on purpose\nand more of it")
+
+    wanted = model_of(NET, data=DATA, optimize=False)(X)
+    with monkeypatch.context() as patch:
+        patch.setattr(Product, "scaled", fail)
+        for name in ("net", "other"):
+            failing = model_of(NET.replace("graph net", f"graph {name}"), data=DATA)
+            with pytest.warns(UserWarning, match=f"'{name}' runs as .*: on purpose$") as caught:
+                np.testing.assert_allclose(failing(X), wanted, rtol=1e-5, atol=1e-5)
+                assert not is_folded(failing)
+            assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = model_of(NET, data=DATA)
+        np.testing.assert_allclose(model(X), wanted, rtol=1e-5, atol=1e-5)
+        assert is_folded(model)
 
 
 def test_a_network_at_fault_raises_its_own_error() -> None:

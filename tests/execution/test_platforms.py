@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import nnef_jax
+from lowering.extents import UNKNOWN, at_least
 from lowering.platforms import chosen_at_lowering
 from tests.helpers import model_of
 from tests.operation_checks import Together
@@ -399,3 +401,25 @@ def test_a_large_batch_is_divided_on_one_device_alone() -> None:
         sharded = NamedSharding(mesh, PartitionSpec("data"))
         x = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharded)
         assert "stablehlo.while" not in jax.jit(model.apply).lower(prepared, x).as_text()
+
+
+def test_passes_leave_open_sizes_that_they_cannot_compare() -> None:
+    def function(p: Any, x: Any) -> Any:
+        """Compute of parameters alone what has the open batch: it meets rules of all kinds."""
+        items = jnp.arange(x.shape[0], dtype=jnp.float32)[:, None] * p
+        many = jnp.broadcast_to(items[:, None], (x.shape[0], 64, 96)) + p[:, None]
+        first, last = jnp.swapaxes(many, 0, 1), jnp.swapaxes(many, 1, 2)
+        sums = [jnp.sum(many, axes) for axes in ((0, 1), (1,), (2,), (0, 1, 2))]
+        flat = [jnp.sum(x, -1) for x in (first, first.reshape(64, -1), last.reshape(-1, 64))]
+        over_rows = lax.dot_general(many, many, (((0, 1), (0, 1)), ((), ())))
+        return x + sum(jnp.sum(y) for y in (*sums, *flat, over_rows)) / 1e6
+
+    p = jnp.linspace(0, 1, 96)[None]
+    open_batch = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 96), jnp.float32)
+    run = jax.jit(chosen_at_lowering(function))
+    exported = jax.export.export(run, platforms=["cpu", "tpu"])(p, open_batch)
+    x = jnp.ones((3, 96))
+    np.testing.assert_allclose(exported.call(p, x), function(p, x), rtol=1e-5)
+    (b,) = jax.export.symbolic_shape("b")
+    known = [at_least(3, 2), at_least(2, 2), at_least(b, 1), at_least(2 * b, b)]
+    assert all(known) and not any(map(at_least, (2, 1, b, 8 * b, UNKNOWN), (3, b, 2, 9, 1)))
