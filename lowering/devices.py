@@ -9,6 +9,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 Device = Any  # a jax.Device, which is no type to a type checker
@@ -27,6 +29,11 @@ def default_device() -> Device:
     if chosen is None or isinstance(chosen, str):
         return jax.local_devices(backend=chosen)[0]
     return chosen
+
+
+def is_traced() -> bool:
+    """Tell whether jax records now what it would compute, as in a function that a user compiles."""
+    return isinstance(jax.lax.stop_gradient(np.float32(0)), Tracer)  # else it computes nothing
 
 
 def on_cpu() -> bool:

@@ -45,7 +45,7 @@ class Executable:
             return self.run(self.prepared, *parted(arrays, self.donated))
         return self.run(self.prepared, arrays)
 
-    def compiled(self, arrays: list[Any]) -> jax.stages.Compiled:
+    def compiled(self, arrays: Sequence[Any]) -> jax.stages.Compiled:
         """Return what a call of such arrays runs, which jax has at hand once it ran."""
         run: Any = self.run
         if isinstance(run, jax.stages.Compiled):

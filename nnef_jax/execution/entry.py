@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import jax
 from jax.sharding import Sharding
 
-from lowering.devices import Place
+from lowering.devices import Place, is_traced
 from nnef_jax.execution.compiler import Compiler, Executable
 from nnef_jax.execution.functions import Arrays, Function, Functions, Results
 from nnef_jax.execution.meshes import Layout, over_mesh
 from nnef_jax.execution.options import Program, title
 from nnef_jax.execution.probe import NOTHING, Probe
+from nnef_jax.execution.threads import Once
 
 
 class Entry:
@@ -57,10 +58,10 @@ class Entry:
         self._donated = len(self._labels) if donates else 0
         # Items of a batch may follow one another where nobody asks for derivatives.
         self._in_chunks = not (states or time_axes)
-        self._shared: dict[tuple[Any, ...], Executable] = {}
+        self._shared = Once()
+        self.jitted = self._jitted()  # one for all threads
 
-    @cached_property
-    def jitted(self) -> Callable[..., Any]:
+    def _jitted(self) -> Callable[..., Any]:
         """Return the network as a jitted function of parameters, state, inputs and probe."""
 
         def run(params: Arrays, state: Arrays, inputs: Sequence[Any], probe: Probe) -> Any:
@@ -75,23 +76,34 @@ class Entry:
         own: Mapping[str, jax.Array],
         arrays: Sequence[Any],
         place: Place,
-        key: tuple[Any, ...],
-        *,
-        is_shared: bool,
+        made: Once | None,
     ) -> Executable:
-        """Return the network compiled for a place and for arrays of a call.
+        """Return the network compiled for a place and for arrays of a call, once for all threads.
 
-        Where it `is_shared` it is compiled once for a `key`, whatever the model's `own` arrays are.
+        It is kept among what is `made` for a model. Without that it is for all models, whatever
+        their `own` arrays are.
         """
-        values = list(own.values())
-        if is_shared and key in self._shared:
-            return self._shared[key].on(values)
-        # Over several devices the batch is divided already: a loop would gather it first.
-        alone = not isinstance(place.where, Sharding)
-        program = self._program(list(own), values, arrays, alone=alone)
-        executable = self.compiler.compile(program, place, is_shared=is_shared)
+        values, is_shared = list(own.values()), made is None
+        made = self._shared if made is None else made
+        shapes = tuple([x.shape for x in arrays])
+        first: list[Executable] = []  # with these arrays prepared
+
+        def make() -> Executable:
+            # Over several devices the batch is divided already: a loop would gather it first.
+            alone = not isinstance(place.where, Sharding)
+            program = self._program(list(own), values, arrays, alone=alone)
+            executable = self.compiler.compile(program, place, is_shared=is_shared)
+            first.append(executable)
+            return executable.on(None) if is_shared else executable
+
+        # A jitted function is the same whether or not its arguments are committed. What jax
+        # compiles of it is not, and is compiled here, since jax would do it for each thread.
+        where = place if self.compiler.keeps else place.where
+        executable: Executable = made.get((where, shapes), make)
         if is_shared:
-            self._shared[key] = executable.on(None)
+            executable = first[0] if first else executable.on(values)
+        if not is_traced():
+            made.get(("run", place, shapes), lambda: executable.compiled(arrays))
         return executable
 
     def is_kept(self, own: Mapping[str, jax.Array], arrays: Sequence[Any], place: Place) -> bool:

@@ -21,6 +21,7 @@ from nnef_jax.execution.options import RunOptions, is_watched
 from nnef_jax.execution.own_arrays import OwnArrays
 from nnef_jax.execution.prepared import Prepared
 from nnef_jax.execution.probe import NOTHING, Probe
+from nnef_jax.execution.threads import Once
 from nnef_jax.network import Network
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class EntryPoint:
         self._entry = entry
         self.time_axes = entry.time_axes
         self._own = own
+        self._made = None if own.is_shared else Once()
         self._executables: dict[tuple[Any, ...], Executable] = {}
         self._known: dict[tuple[Any, ...], Executable] = {}
 
@@ -159,13 +161,10 @@ class EntryPoint:
         return jitted.lower(own, state, inputs, NOTHING).compile()
 
     def _executable(self, arrays: list[Any], place: Place) -> Executable:
-        # Jitted functions are the same whether or not their arguments are committed.
-        where = place if self._entry.compiler.keeps else place.where
-        key = where, tuple([x.shape for x in arrays])
+        key = place, tuple([x.shape for x in arrays])
         executable = self._executables.get(key)
         if executable is None:
-            own, shared = self._arrays(place), self._own.is_shared
-            executable = self._entry.executable(own, arrays, place, key, is_shared=shared)
+            executable = self._entry.executable(self._arrays(place), arrays, place, self._made)
             self._executables[key] = executable
         return executable
 

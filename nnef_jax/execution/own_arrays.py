@@ -18,6 +18,7 @@ from nnef_jax.arguments import bind_variables
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.meshes import Layout
+from nnef_jax.execution.threads import Once
 from nnef_jax.storage import files
 
 _Where = Device | Sharding
@@ -35,7 +36,7 @@ class OwnArrays:
     def __init__(self, definition: Definition, stored: Mapping[str, Any]) -> None:
         self.definition = definition
         self._stored: dict[str, Any] = dict(stored)  # of numpy, of jax once they are put
-        self._placed: dict[tuple[_Where, tuple[str, ...]], dict[str, jax.Array]] = {}
+        self._placed = Once()  # by place and labels
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OwnArrays, (self.definition, _on_host(self._stored))
@@ -92,11 +93,13 @@ class OwnArrays:
 
     def _at(self, where: _Where | None, labels: tuple[str, ...]) -> dict[str, jax.Array]:
         where = default_device() if where is None else where
-        found = self._placed.get((where, labels))
-        if found is None:
-            found = self._placed[where, labels] = self._put(where, labels)
+
+        def put() -> dict[str, jax.Array]:
+            found = self._put(where, labels)
             self._stored.update(found)
-        return found
+            return found
+
+        return self._placed.get((where, labels), put)
 
     def _put(self, where: _Where, labels: tuple[str, ...]) -> dict[str, jax.Array]:
         """Put arrays on a device without committing them to it, so that results follow the inputs.
@@ -192,11 +195,8 @@ class GivenArrays(OwnArrays):
     def _at(self, where: _Where | None, labels: tuple[str, ...]) -> dict[str, Any]:
         if where is None or self._own_place is None or self._own_place.is_committed:
             return {label: self._all[label] for label in labels}
-        found = self._placed.get((where, labels))
-        if found is None:
-            self._stored = self._all
-            found = self._placed[where, labels] = self._put(where, labels)
-        return found
+        self._stored = self._all
+        return self._placed.get((where, labels), lambda: self._put(where, labels))
 
 
 def _on_host(tree: Any) -> Any:
