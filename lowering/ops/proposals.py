@@ -197,26 +197,28 @@ def proposal(
     """Return the regions (image, x1, y1, x2, y2) that are best, and their scores.
 
     `anchors` are boxes around the place of an item; `image` [1,3 or 4] has height, width, scales.
-    Behind the last region of an image one row has image -1, and others are zeros.
+    With `swaps` y is before x in anchors, deltas and regions, as in TensorFlow. Behind the last
+    region of an image one row has image -1, and others are zeros.
     """
     scores, deltas = (widened(jnp.asarray(x)) for x in (scores, deltas))
     info = widened(jnp.asarray(image)).reshape(-1)
     batch, _, height, width = scores.shape
     around = np.array(anchors, np.float32).reshape(-1, 4)
     count = len(around)
-    shift_x, shift_y = np.meshgrid(np.arange(width), np.arange(height))
-    shifts = np.stack([shift_x, shift_y, shift_x, shift_y], axis=-1) * feature_stride
-    boxes = jnp.asarray(shifts[:, :, None] + around, scores.dtype)  # [h,w,anchors,4]
-    limit_y, limit_x = info[0], info[1]
+    shifts = np.stack(np.meshgrid(np.arange(width), np.arange(height)), axis=-1) * feature_stride
+    limits = info[1::-1]
+    if swaps:
+        shifts, limits = shifts[..., ::-1], info[:2]
+    boxes = np.concatenate([shifts, shifts], axis=-1)[:, :, None] + around  # [h,w,anchors,4]
+    boxes, limits = jnp.asarray(boxes, scores.dtype), jnp.concatenate([limits, limits])
     least = jnp.stack([info[2], info[3 if info.shape[0] > 3 else 2]]) * min_size
 
-    def clipped(boxes: Array) -> Array:
-        ends = jnp.stack([limit_x, limit_y, limit_x, limit_y]) - pixel_offset
-        return jnp.minimum(jnp.maximum(boxes, 0), ends.reshape((1,) * (boxes.ndim - 1) + (4,)))
+    def clipped(boxes: Array, offset: float = pixel_offset) -> Array:
+        ends = (limits - offset).reshape((1,) * (boxes.ndim - 1) + (4,))
+        return jnp.minimum(jnp.maximum(boxes, 0), ends)
 
     def of_image(score: Array, delta: Array) -> tuple[Array, Array, Array]:
         moves = delta.reshape(count, 4, height, width).transpose(2, 3, 0, 1)
-        moves = moves[..., jnp.array([1, 0, 3, 2])] if swaps else moves
         start = clipped(boxes) if clips_anchors else boxes
         extent = start[..., 2:] - start[..., :2] + pixel_offset
         centre = start[..., :2] + extent / 2
@@ -241,9 +243,9 @@ def proposal(
         chosen = suppressed(sides, ranked, allowed, post_nms, nms_threshold, shared)
         filled = chosen >= 0
         box = sides[jnp.maximum(chosen, 0)]
-        box = clipped(box) if clips_after else box
+        box = clipped(box, 0.0) if clips_after else box
         if normalizes:
-            box = box / jnp.stack([limit_x, limit_y, limit_x, limit_y])[None, :]
+            box = box / limits[None, :]
         return jnp.where(filled[:, None], box, 0.0), jnp.where(filled, ranked[chosen], 0.0), filled
 
     found, values, filled = jax.vmap(of_image)(scores, deltas)

@@ -302,28 +302,32 @@ def proposal(
     pixel_offset: float, clips_before: bool, clips_after: bool, clips_anchors: bool, swaps: bool,
     truncates: bool, normalizes: bool, later_ties: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
-    assert not (clips_anchors or swaps or truncates or later_ties or normalizes or clips_after)
+    assert not (truncates or later_ties)
     around = np.array(anchors).reshape(-1, 4)
     height, width = scores.shape[2:]
-    limit = np.array([image[0, 1], image[0, 0]] * 2) - pixel_offset
+    limit = np.array([image[0, 0], image[0, 1]] if swaps else [image[0, 1], image[0, 0]])
+    limit = np.concatenate([limit, limit])
+    least = min_size * np.array([image[0, -1], image[0, 2]])
     rows, values = [], []
     for n in range(len(scores)):
         boxes, ranked = [], []
         for y, x, a in np.ndindex(height, width, len(around)):
-            start = around[a] + feature_stride * np.array([x, y, x, y])
+            start = around[a] + feature_stride * np.array([y, x, y, x] if swaps else [x, y, x, y])
+            start = np.clip(start, 0, limit) if clips_anchors else start
             move = deltas[n, 4 * a : 4 * a + 4, y, x]
             extent = start[2:] - start[:2] + pixel_offset
             centre = start[:2] + extent / 2 + move[:2] / coordinate_scale * extent
             extent = extent * np.exp(move[2:] / size_scale)
             box = np.concatenate([centre - extent / 2, centre + extent / 2])
-            box = np.clip(box, 0, limit) if clips_before else box
-            sizes = box[2:] - box[:2] + pixel_offset
-            large = np.all(sizes >= min_size * image[0, 2])
+            box = np.clip(box, 0, limit - pixel_offset) if clips_before else box
+            large = np.all(box[2:] - box[:2] + pixel_offset >= least)
             boxes.append(box)
             ranked.append(scores[n, len(around) + a, y, x] if large else 0.0)
         order = list(np.argsort(-np.array(ranked), kind="stable"))[:pre_nms]
         kept = greedy(np.array(boxes), order, post_nms, nms_threshold, pixel_offset)
-        mine = [[n, *boxes[i]] for i in kept] + [[-1, 0, 0, 0, 0]] + [[0] * 5] * post_nms
+        ends = [np.clip(box, 0, limit) if clips_after else box for box in boxes]
+        ends = [box / limit if normalizes else box for box in ends]
+        mine = [[n, *ends[i]] for i in kept] + [[-1, 0, 0, 0, 0]] + [[0] * 5] * post_nms
         rows += mine[:post_nms]
         values += ([ranked[i] for i in kept] + [0.0] * post_nms)[:post_nms]
     return np.array(rows, float), np.array(values)

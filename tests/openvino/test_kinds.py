@@ -346,32 +346,40 @@ CASES = [
             {"center_size": False, "background_label": -1},
         )
     ),
-    Case(
-        "proposal",
-        {
-            "scores": real(2, 4, 3, 4, low=0),
-            "deltas": 0.3 * real(2, 8, 3, 4),
-            "image": np.float32([[48, 64, 1]]),
-        },
-        {
-            "anchors": (-8.0, -8.0, 8.0, 8.0, -16.0, -8.0, 16.0, 8.0),
-            "feature_stride": 16,
-            "min_size": 6.0,
-            "pre_nms": 20,
-            "post_nms": 8,
-            "nms_threshold": 0.4,
-            "coordinate_scale": 1.0,
-            "size_scale": 1.0,
-            "pixel_offset": 1.0,
-            "clips_before": True,
-            "clips_after": False,
-            "clips_anchors": False,
-            "swaps": False,
-            "truncates": False,
-            "normalizes": False,
-            "later_ties": False,
-        },
-        batched=("scores",),
+    *(
+        Case(
+            "proposal",
+            {
+                "scores": real(2, 4, 3, 4, low=0),
+                "deltas": 0.3 * real(2, 8, 3, 4),
+                "image": np.float32([[48, 64, 1]]),
+            },
+            {
+                "anchors": (-8.0, -8.0, 8.0, 8.0, -16.0, -8.0, 16.0, 8.0),
+                "feature_stride": 16,
+                "min_size": 6.0,
+                "pre_nms": 20,
+                "post_nms": 8,
+                "nms_threshold": 0.4,
+                "coordinate_scale": 1.0,
+                "size_scale": 1.0,
+                "pixel_offset": 1.0,
+                "clips_before": True,
+                "clips_after": False,
+                "clips_anchors": False,
+                "swaps": False,
+                "truncates": False,
+                "normalizes": False,
+                "later_ties": False,
+            }
+            | changed,
+            batched=("scores",),
+        )
+        for changed in (
+            {},
+            {"clips_after": True, "clips_before": False, "normalizes": True},
+            {"pixel_offset": 0.0, "clips_anchors": True, "swaps": True},
+        )
     ),
     Case(
         "inverse",

@@ -97,6 +97,21 @@ X, FEATURES, PICTURE = real(2, 8, 6, 6), real(1, 2, 2, 3), real(1, 3, 40, 60)
 SIZES, PLACES = Known(np.array([2, 3])), Known(np.array([40, 60]))
 _VARIANCE = "0.1,0.1,0.2,0.2"
 _CLUSTERED = _centred([8, 20], [10, 6], (20, 20), 0.5)
+# Of MXNet: old converters multiplied sizes and step by the height, newer runtimes do.
+_SIZES = [0.2, 0.27, 0.2 * 2**0.5], [0.2, 0.27, 0.2 / 2**0.5]  # the ratio is of the first
+_UNSCALED = _centred(*_SIZES, (0.1, 0.1), 0.5)
+_OF_HEIGHT = _centred(*(40 * np.array(_SIZES)), (4, 4), 0.5)
+_OF_CELLS = _centred(*(40 * np.array(_SIZES)), (20, 20), 0.5)
+# Four boxes of 9 x 9, 4 apart from 4 - 2 before the middle on; the image cuts them.
+_DENSE = np.float32(
+    [
+        [max((x - 4.5) / 60, 0), max((y - 4.5) / 40, 0), (x + 4.5) / 60, (y + 4.5) / 40]
+        for i, j in np.ndindex(2, 3)
+        for y in (15 * i - 2, 15 * i + 2)
+        for x in (15 * j - 2, 15 * j + 2)
+    ]
+).reshape(-1)
+_DENSE = np.stack([_DENSE, np.full_like(_DENSE, 0.1)])
 _SSD = _centred([8, np.sqrt(8 * 18), 8 * 2**0.5], [8, np.sqrt(8 * 18), 8 / 2**0.5], (20, 20), 0.5)
 _PRIORS = np.stack([corners(6).reshape(-1), np.tile(np.float32([0.1, 0.1, 0.2, 0.2]), 6)])[None]
 _LOCATIONS, _CONFIDENCES = real(2, 24), real(2, 18, low=0)
@@ -115,6 +130,24 @@ _PROPOSED = reference.proposal(
     _SCORES, _DELTAS, _IMAGE, _anchors([1, 2, 3]).reshape(-1), 16, 6, 30, 8, 0.4, 1, 1, 1, True,
     False, False, False, False, False, False,
 )  # fmt: skip
+_FRAME = np.float32([[40, 56, 1, 2]])  # 40 high, 56 wide, with two scales
+_SMALL = [16 * scale / 2 * side for scale in (1, 2, 3) for side in (-1, -1, 1, 1)]  # of one ratio
+_BY_TENSORFLOW = reference.proposal(
+    _SCORES[:, :6], 5 * _DELTAS[:, :12], _FRAME, _SMALL, 16, 6, 30, 8, 0.4, 10, 5, 0, False,
+    True, True, True, False, True, False,
+)  # fmt: skip
+_CUT_AFTER = reference.proposal(
+    _SCORES, _DELTAS, _IMAGE, _anchors([1, 2, 3]).reshape(-1), 16, 6, 30, 8, 0.4, 1, 1, 1, False,
+    True, False, False, False, False, False,
+)  # fmt: skip
+_GIVEN = {
+    "base_size": 16, "scale": "1,2,3", "feat_stride": 16, "min_size": 6, "pre_nms_topn": 30,
+    "post_nms_topn": 8, "nms_thresh": 0.4,
+}  # fmt: skip
+_TENSORFLOW = _GIVEN | {
+    "framework": "tensorflow", "ratio": 1, "normalize": 1, "clip_after_nms": 1,
+    "clip_before_nms": 0, "box_coordinate_scale": 10, "box_size_scale": 5,
+}  # fmt: skip
 _ROIS = np.float32([[1, 0, 0, 4, 4], [0, 3, 1, 9, 7], [0, 5, 5, 4, 12]])
 _FAR = np.float32([[1, 0, 0, 40, 44], [0, 13, 9, 70, 60]])
 _MOVES, _SHAPES = real(2, 4, 2, 2), real(2, 4)
@@ -164,6 +197,14 @@ PRIORS = [
     new("PriorBox", [SIZES, PLACES], _SSD, opset="opset8", min_size=8, max_size=18,
         aspect_ratio=2, flip=False, clip=False, step=0, offset=0.5, variance=_VARIANCE,
         scale_all_sizes=True),
+    old("PriorBox", [FEATURES, PICTURE], _UNSCALED[None], min_size="0.2,0.27", max_size="",
+        aspect_ratio=2, scale_all_sizes=0, step=0.1, offset=0.5, variance=_VARIANCE),
+    new("PriorBox", [SIZES, PLACES], _OF_HEIGHT, opset="opset8", min_size="0.2,0.27",
+        aspect_ratio=2, scale_all_sizes=False, step=0.1, offset=0.5, variance=_VARIANCE),
+    new("PriorBox", [SIZES, PLACES], _OF_CELLS, min_size="0.2,0.27", aspect_ratio=2,
+        scale_all_sizes=False, step=-1, offset=0.5, variance=_VARIANCE),
+    new("PriorBox", [SIZES, PLACES], _DENSE, fixed_size=9, density=2, step=15, offset=0),
+    old("PriorBox", [FEATURES, PICTURE], _DENSE[None], fixed_size=9, density=2, step=15, offset=0),
     old("PriorBoxClustered", [FEATURES, PICTURE], _CLUSTERED[None], width="8,20", height="10,6",
         step=20, offset=0.5, clip=0, variance=_VARIANCE),
     new("PriorBoxClustered", [SIZES, PLACES], _CLUSTERED, width="8,20", height="10,6", step=20,
@@ -174,9 +215,13 @@ PRIORS = [
 ]  # fmt: skip
 CHOSEN = [
     old("DetectionOutput", [_LOCATIONS, _CONFIDENCES, _PRIORS], *_float(_DETECTED), **_SSD_GIVEN),
-    old("Proposal", [_SCORES, _DELTAS, _IMAGE], *_float(_PROPOSED[0]), base_size=16,
-        ratio="0.5,1,2", scale="1,2,3", feat_stride=16, min_size=6, pre_nms_topn=30,
-        post_nms_topn=8, nms_thresh=0.4),
+    old("Proposal", [_SCORES, _DELTAS, _IMAGE], *_float(_PROPOSED[0]), ratio="0.5,1,2", **_GIVEN),
+    old("Proposal", [_SCORES, _DELTAS, _IMAGE], *_float(_CUT_AFTER[0]), ratio="0.5,1,2",
+        clip_before_nms=0, clip_after_nms=1, **_GIVEN),
+    old("Proposal", [_SCORES[:, :6], 5 * _DELTAS[:, :12], _FRAME], *_float(_BY_TENSORFLOW[0]),
+        **_TENSORFLOW),
+    new("Proposal", [_SCORES[:, :6], 5 * _DELTAS[:, :12], _FRAME[0]], _float(*_BY_TENSORFLOW),
+        opset="opset4", **_TENSORFLOW),
     old("SimplerNMS", [_SCORES, _DELTAS, _IMAGE], _simpler_nms(_SCORES, _DELTAS, (40, 56)),
         iou_threshold=0.4, min_bbox_size=6, feat_stride=16, pre_nms_topn=30, post_nms_topn=8,
         scale="1,2,3"),

@@ -51,9 +51,18 @@ def _ratios(site: Site) -> list[float]:
     return found
 
 
+def _halves(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
+    """Return half the extents of boxes of a size in some ratios."""
+    return [(size / 2 * math.sqrt(ratio), size / 2 / math.sqrt(ratio)) for ratio in ratios]
+
+
 @everywhere("PriorBox")
 def _prior_box(site: Site) -> Constant:
-    """Return boxes of given sizes and ratios around each item (SSD, arXiv:1512.02325)."""
+    """Return boxes of given sizes and ratios around each item (SSD, arXiv:1512.02325).
+
+    Without `scale_all_sizes` all ratios are of the first size, and operation sets give sizes and
+    step in heights of the image (MXNet's MultiBoxPrior). Old converters have multiplied them.
+    """
     (height, width), (image_h, image_w) = _sizes(site)
     smallest, largest = site.numbers("min_size", []), site.numbers("max_size", [])
     fixed, fixed_ratios = site.numbers("fixed_size", []), site.numbers("fixed_ratio", [])
@@ -61,43 +70,30 @@ def _prior_box(site: Site) -> Constant:
     ratios, scale_all = _ratios(site), site.flag("scale_all_sizes", True)
     step, offset = site.number("step", 0), site.number("offset", 0.5)
     in_order = site.flag("min_max_aspect_ratios_order", True)
+    if not scale_all and not site.net.is_legacy:  # as of MXNet: in heights of the image
+        step = image_h / height if step == -1 else step * image_h
+        smallest = [size * image_h for size in smallest]
     # Half extents, shifts of the centre, and whether the image cuts the box: of fixed sizes alone.
     shapes: list[tuple[float, float, float, float, bool]] = []
-
-    def dense(size: float, count: int, shift: float, half_w: float, half_h: float) -> None:
-        site.spend(_BOX * count**2)
-        for row in range(count):
-            for column in range(count):
-                right, down = (-size / 2 + shift / 2 + at * shift for at in (column, row))
-                shapes.append((half_w, half_h, right, down, True))
-
-    for i, size in enumerate(fixed):
-        count = int(density[i]) if i < len(density) else 1
-        if fixed_ratios:
-            for ratio in fixed_ratios:
-                root = math.sqrt(ratio)
-                dense(size, count, float(int(size) // count), size / 2 * root, size / 2 / root)
-        elif density:
-            dense(size, count, float(int(size / count)), size / 2, size / 2)
-        else:
-            shapes.append((size / 2, size / 2, 0, 0, True))
-        if not fixed_ratios:
-            for ratio in ratios[1:]:
-                root = math.sqrt(ratio)
-                dense(size, count, float(int(size) // count), size / 2 * root, size / 2 / root)
+    for size, per_side in zip(fixed, density, strict=False):
+        count, whole = int(per_side), int(size)
+        shift = int(size / count)
+        halves = [] if fixed_ratios else [(whole / 2, whole / 2)]
+        halves += _halves(size, fixed_ratios or ratios[1:])
+        site.spend(_BOX * len(halves) * count**2)
+        places = [shift / 2 + at * shift - whole // 2 for at in range(count)]
+        shapes += [
+            (*half, right, down, True) for half in halves for down in places for right in places
+        ]
     for i, size in enumerate(smallest):
-        half = size / 2
-        halves = [(half, half)]
+        halves = _halves(size, [1.0])
         if i < len(largest):
-            root = math.sqrt(size * largest[i]) / 2
-            halves.append((root, root))
+            halves += _halves(math.sqrt(size * largest[i]), [1.0])
         others: list[tuple[float, float]] = []
         if scale_all or i == len(smallest) - 1:
-            others = [(half * math.sqrt(r), half / math.sqrt(r)) for r in ratios[1:]]
+            others = _halves(size if scale_all else smallest[0], ratios[1:])
         halves = [*halves, *others] if in_order else [halves[0], *others, *halves[1:]]
         shapes += [(w, h, 0.0, 0.0, False) for w, h in halves]
-    is_plain = not scale_all and site.net.is_legacy  # not divided by the extents of the image
-    scale_x, scale_y = (1.0, 1.0) if is_plain else (image_w, image_h)
     boxes: list[tuple[float, ...]] = []
     site.spend(_BOX * height * width * len(shapes))
     for row in range(height):
@@ -108,8 +104,8 @@ def _prior_box(site: Site) -> Constant:
                 x, y = (column + offset) * step, (row + offset) * step
             for half_w, half_h, right, down, cuts in shapes:
                 cx, cy = x + right, y + down
-                low = (cx - half_w) / scale_x, (cy - half_h) / scale_y
-                high = (cx + half_w) / scale_x, (cy + half_h) / scale_y
+                low = (cx - half_w) / image_w, (cy - half_h) / image_h
+                high = (cx + half_w) / image_w, (cy + half_h) / image_h
                 if cuts:
                     low, high = (max(low[0], 0), max(low[1], 0)), (min(high[0], 1), min(high[1], 1))
                 boxes.append((*low, *high))
