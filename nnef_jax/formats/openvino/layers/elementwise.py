@@ -126,6 +126,8 @@ def _activation(site: Site) -> Value:
             return _swish(site)
         case "gelu":
             return _gelu(site)
+        case "prelu":
+            return _prelu_of_channels(site)
         case _ if kind in _FUNCTIONS:
             return site.emit(_FUNCTIONS[kind], {"x": x})
         case _:
@@ -150,9 +152,12 @@ def _prelu(site: Site) -> Value:
 
 @legacy("PReLU")
 def _prelu_of_channels(site: Site) -> Value:
+    """Return the positive part, and the negative one times a slope, of each channel or of all.
+
+    How many are stored decides, whatever `channel_shared` says.
+    """
     x = site.tensor(0)
-    is_shared = site.flag("channel_shared") or site.has_one_weight()
-    slope = site.blob("weights", (1, 1 if is_shared else x.type.shape[1]))
+    slope = site.blob("weights", (1, 1 if site.has_one_weight() else x.type.shape[1]))
     if slope is None:
         raise InvalidOperation("it has no weights")
     return site.emit("prelu", {"x": x, "alpha": slope})
