@@ -127,6 +127,16 @@ def test_it_starts_with_an_input(tmp_path: Path) -> None:
         model.init_state()
 
 
+def test_what_nothing_writes_is_its_start(tmp_path: Path) -> None:
+    net, given = Writer(), {"variable_id": "v", "variable_type": "f32", "variable_shape": "2,3"}
+    x = net.input("x", (2, 3))
+    past = net.layer("ReadValue", [x], [(2, 3)], attributes=given, opset="opset6")
+    model = net.result(net.layer("Exp", [past], [(2, 3)])).load(tmp_path)
+    assert not model.init_state()
+    for x in (real(2, 3), real(2, 3)):
+        np.testing.assert_allclose(model(x), np.exp(x), rtol=1e-6)
+
+
 def test_what_is_written_before_it_is_read(tmp_path: Path) -> None:
     """A layer that writes does not depend on the one that reads: a delay by one call."""
     net = Writer()

@@ -202,7 +202,7 @@ class Flattener:
                     span=layer.span,
                 )
                 for layer in layers
-                if layer.kind not in table and layer.kind not in (*CONSTANTS, *_INPUTS, *_SINKS)
+                if layer.kind not in (*table, *CONSTANTS, *_INPUTS, "result")
             ]
         )
         for layer in layers:

@@ -32,16 +32,18 @@ def label_of(layer: Layer) -> str:
 
 
 def variables_of(net: Net) -> Mapping[str, Variable]:
-    """Return the variables of a network by label."""
+    """Return the variables of a network by label, without those that always are their start."""
     found: dict[str, Variable] = {}
+    written = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
     following = set[int]()  # layers that depend on inputs
     for layer in net.layers:
         sources = {net.feeds.get((layer.id, port.id), (-1, -1))[0] for port in layer.inputs}
         follows = not following.isdisjoint(sources)
         if follows or layer.kind == "parameter":
             following.add(layer.id)
-        if layer.kind == "readvalue" and layer.outputs:
-            found.setdefault(label_of(layer), Variable(_shape(layer), follows, layer.span))
+        label = label_of(layer)
+        if layer.kind == "readvalue" and layer.outputs and (label in written or not follows):
+            found.setdefault(label, Variable(_shape(layer), follows, layer.span))
     return found
 
 

@@ -37,11 +37,15 @@ def _variable(
     """Return the variable of a label, which starts with an array or with zeros."""
     graph = site.graph
     if graph.outer is not None:
-        raise InvalidOperation("a body cannot keep a state from call to call")
+        raise _body_keeps_nothing()
     if label not in graph.data:
         initial = _zeros(site, type.shape, type.dtype) if initial is None else initial
         graph.data[label] = initial.astype(type.dtype, copy=False)
     return graph.builder.variable(graph.builder.unreserved(label), label, type, site.layer.span)
+
+
+def _body_keeps_nothing() -> InvalidOperation:
+    return InvalidOperation("a body cannot keep a state from call to call")
 
 
 def _zeros(site: Site, shape: Sequence[int], dtype: str) -> NDArray[Any]:
@@ -59,8 +63,12 @@ def _read_value(site: Site) -> Value:
     extent that is open starts with 0.
     """
     label, options, graph = label_of(site.layer), site.graph.options, site.graph
-    variable = graph.variables[label]
+    if graph.outer is not None:
+        raise _body_keeps_nothing()
     start = site.operand(0) if site.has(0) else None
+    variable = graph.variables.get(label)
+    if variable is None:  # which nothing writes
+        return site.emit("copy", {"x": site.tensor(0)})
     if start is not None and variable.follows and options.starts:
         value = site.emit("copy", {"x": site.tensor(start)})
         graph.builder.starting(label, value, value, site.layer.span)

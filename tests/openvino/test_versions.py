@@ -1,0 +1,57 @@
+"""Every type of layer in every version: a model, or an error that says where and what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import pytest
+
+import nnef_jax
+from nnef_jax.formats.openvino.document import CONSTANTS
+from nnef_jax.formats.openvino.layers import meanings, spelled
+from tests.openvino.documents import Writer
+
+ENDS = ("assign", "input", "memory", "parameter", "readvalue", "result")
+TYPES = sorted({*meanings(is_legacy=True), *meanings(is_legacy=False), *CONSTANTS, *ENDS})
+PORTS = ((1, 1), (0, 1), (1, 0))  # inputs and outputs of a layer
+SHAPE = (1, 4, 4, 4)
+
+
+def network(version: int, layers: Sequence[tuple[str, int, int]]) -> Writer:
+    """Return a network of layers that read its input side by side."""
+    net = Writer(version)
+    x = net.input("x", SHAPE)
+    ends: list[tuple[int, int]] = []
+    for type, inputs, outputs in layers:
+        added = net.layer(spelled(type), [x] * inputs, [SHAPE] * outputs)
+        ends += [(added, inputs + i) for i in range(outputs)]
+    return net.result(*ends) if version >= 10 else net
+
+
+@pytest.mark.parametrize("version", [2, 3, 4, 5, 6, 7, 10, 11])
+def test_every_type_is_read_or_refused(version: int, tmp_path: Path) -> None:
+    read: list[tuple[str, int, int]] = []
+    for type in TYPES:
+        for inputs, outputs in PORTS if version in (7, 11) else PORTS[:1]:
+            layer = (type, inputs, outputs)
+            try:
+                network(version, [layer]).load(tmp_path)
+                read.append(layer)
+            except nnef_jax.NnefError as error:
+                assert f"{tmp_path}/net.xml:1:" in str(error), error
+    model = network(version, read).load(tmp_path)
+    assert "relu_" in model.summary()
+    given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in model.inputs]
+    jax.eval_shape(model.step, jax.eval_shape(model.init_state, *given), *given)
+
+
+@pytest.mark.parametrize(
+    ("type", "version", "spelling"),
+    [("Memory", 11, "opset1"), ("Assign", 7, "version 7"), ("ReadValue", 7, "version 7")],
+)
+def test_a_layer_of_another_version(type: str, version: int, spelling: str, tmp_path: Path) -> None:
+    message = rf"net.xml:1:\d+: layer '.*': '{type}' of {spelling} is not supported"
+    with pytest.raises(nnef_jax.UnsupportedError, match=message):
+        network(version, [(type, 1, 1)]).load(tmp_path)
