@@ -69,3 +69,37 @@ def test_bounds(declared: str, extents: tuple[int, ...], tmp_path: Path) -> None
         message = rf"net\.xml:1:.*input 'x': axis 0 has {extent} items, declared are {declared}"
         with pytest.raises(nnef_jax.ShapeError, match=message):
             model(np.ones((extent, 3)))
+
+
+def _of_open_rank(folder: Path, shape: str = "...") -> Path:
+    net = Writer()
+    x = net.layer("Parameter", outputs=[()], name="x", attributes={"shape": shape})
+    return net.result(net.layer("Exp", [x], name="y")).write(folder)
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (None, 3)])
+def test_a_rank_that_is_open(shape: tuple[int | None, ...], tmp_path: Path) -> None:
+    model = nnef_jax.load(_of_open_rank(tmp_path), input_shapes={"x": shape})
+    assert model.inputs[0].shape == model.outputs[0].shape == shape
+    x = np.full([n or 2 for n in shape], 0.5, np.float32)
+    np.testing.assert_allclose(model(x), np.exp(x), rtol=1e-6)
+
+
+def test_a_rank_that_nothing_says(tmp_path: Path) -> None:
+    message = (
+        r"(?s)net.xml:1:\d+: input 'x': its rank is open.*input_shapes=\{'x': \(None, None\)\}"
+    )
+    with pytest.raises(nnef_jax.NnefError, match=message):
+        nnef_jax.load(_of_open_rank(tmp_path))
+
+
+def test_what_is_no_shape_is_refused_whatever_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(nnef_jax.NnefError, match=r"input 'x': a shape has the extent '\.\.\.'"):
+        nnef_jax.load(_of_open_rank(tmp_path, "...,3"), input_shapes={"x": (2, 3)})
+
+
+def test_a_variable_of_open_rank(tmp_path: Path) -> None:
+    net, given = Writer(), {"variable_id": "v", "variable_type": "f32", "variable_shape": "..."}
+    net.result(net.layer("ReadValue", attributes=given, opset="opset6", name="past"))
+    with pytest.raises(nnef_jax.NnefError, match=r"'past' \(ReadValue\): its rank is open"):
+        net.load(tmp_path)

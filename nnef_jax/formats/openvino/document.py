@@ -19,6 +19,7 @@ FIRST_OF_OPSETS = 10  # the version from which weights are layers
 CONSTANTS = ("const", "constant")  # layers, in lower case
 _BODIES = ("body", "then_body", "else_body")
 _LARGEST = 1 << 40  # of an extent
+OPEN_RANK = "..."  # a shape
 BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")  # of an extent that is open
 
 
@@ -317,6 +318,8 @@ def _extent(text: str) -> int:
 
 def extents(text: str) -> list[int | None]:
     """Return a shape as attributes have it: `?`, -1 and bounds `1..8` are open, None."""
+    if text.strip() == OPEN_RANK:
+        raise InvalidOperation("its rank is open")
     found: list[int | None] = []
     for part in map(str.strip, text.split(",") if text.strip() else ()):
         is_open = part in ("?", "-1") or BOUNDS.fullmatch(part)

@@ -21,6 +21,7 @@ from nnef_jax.formats.openvino.counted import ended, followed
 from nnef_jax.formats.openvino.document import (
     BOUNDS,
     CONSTANTS,
+    OPEN_RANK,
     Body,
     End,
     Layer,
@@ -102,15 +103,12 @@ def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
     return table
 
 
-def declared_shape(layer: Layer, port: Port) -> list[int | None]:
-    """Return the declared shape of an input; None for an extent that is open."""
+def declared_shape(layer: Layer, port: Port) -> list[int | None] | None:
+    """Return the declared shape of an input, None if its rank is open; None for an open extent."""
     text = layer.attributes.get("shape")
     if layer.kind != "parameter" or text is None:
         return [None if n < 0 else n for n in port.shape or ()]
-    if text.strip() == "...":
-        hint = "say it by load(..., input_shapes={name: (None, None)}): extents may stay open"
-        raise InvalidOperation("its rank is open", hint)
-    return extents(text)
+    return None if text.strip() == OPEN_RANK else extents(text)
 
 
 def _require_bounds(shape: Sequence[int | None], layer: Layer) -> None:
@@ -164,7 +162,11 @@ class Flattener:
         options = self.graph.options
         try:
             shapes = options.input_shapes
-            shape = options.shape(name, shapes.get(name) or declared_shape(layer, port))
+            declared_extents = declared_shape(layer, port)
+            if declared_extents is None and name not in shapes:
+                hint = f"give it: load(..., input_shapes={{{name!r}: (None, None)}}), None is open"
+                raise InvalidOperation("its rank is open", hint)
+            shape = options.shape(name, declared_extents or ())
             if len(shape) > MAX_RANK:
                 raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
             if any(n is not UNKNOWN and n < 0 for n in shape):

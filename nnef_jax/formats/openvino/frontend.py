@@ -57,8 +57,10 @@ class OpenvinoFrontend(Frontend):
         """Return the shapes of its inputs; those whose rank is open are left out."""
         found: dict[str, Any] = {}
         for name, (layer, port) in self._ends.inputs.items():
-            with suppress(InvalidOperation):
-                found[name] = declared_shape(layer, port)
+            with suppress(InvalidOperation):  # raised where it is flattened, with its line
+                shape = declared_shape(layer, port)
+                if shape is not None:
+                    found[name] = shape
         return found
 
     def state_shapes(self) -> Shapes:
