@@ -92,7 +92,8 @@ def test_proposals(opset: str, tmp_path: Path) -> None:
     net, places = Writer(), list[Given]()
     scores, deltas, *images = (net.input(name, x.shape) for name, x in inputs.items())
     always = {"base_size": 16, "ratio": "0.5,2", "scale": "0.5,1,2.5", "feat_stride": 16,
-              "post_nms_topn": 11, "pre_nms_topn": 60, "min_size": 3, "nms_thresh": 0.45}  # fmt: skip
+              "post_nms_topn": 11, "pre_nms_topn": 60, "min_size": 3,
+              "nms_thresh": 0.45}  # fmt: skip
     for given in combined(
         framework=("", "tensorflow"), normalize=FLAGS, clip_before_nms=FLAGS,
         clip_after_nms=FLAGS, box_coordinate_scale=(None, "10"), box_size_scale=(None, "5"),
