@@ -193,3 +193,11 @@ def test_wrong_port_maps(text: str, message: str, tmp_path: Path) -> None:
     path.write_text(found.replace(known, text, 1))
     with pytest.raises(nnef_jax.NnefError, match=rf"\(Loop\): {message}"):
         nnef_jax.load(path, input_shapes={"x": (6, 2)})
+
+
+def test_an_output_that_no_port_map_gives(tmp_path: Path) -> None:
+    path = loop(6).write(tmp_path)
+    text = path.read_text()
+    path.write_text(text.replace('<output external_port_id="4"', '<output external_port_id="5"'))
+    with pytest.raises(nnef_jax.SemanticError, match=r"\(Loop\): nothing gives the output"):
+        nnef_jax.load(path)

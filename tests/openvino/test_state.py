@@ -158,3 +158,15 @@ def test_a_cache_over_two_devices(tmp_path: Path) -> None:
     np.testing.assert_allclose(y, x.sum(1), rtol=1e-5)
     np.testing.assert_array_equal(state["past"], x)
     assert state["past"].sharding.spec[0] == "data"
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_what_nothing_writes_is_what_it_starts_with(starts: bool, tmp_path: Path) -> None:
+    net = Writer()
+    x = net.input("x", (-1, 2))
+    given = {"variable_id": "m", "variable_type": "f32", "variable_shape": "?,2"}
+    kept = net.layer("ReadValue", [x] if starts else [], [(-1, 2)], attributes=given)
+    model = net.result(net.layer("ReLU", [kept], [(-1, 2)])).load(tmp_path)
+    assert model.summary() and not model.graph.states
+    found = model(np.float32([[-1, 2]]))
+    np.testing.assert_array_equal(found, [[0, 2]] if starts else np.zeros((0, 2)))

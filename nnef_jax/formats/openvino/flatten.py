@@ -262,7 +262,7 @@ class Flattener:
     def value(self, net: Net, end: End, found: Mapping[End, Tensor]) -> Value:
         """Return what is at an output port as a tensor of the graph."""
         layer = net.by_id[end[0]]
-        if end not in found:
+        if found.get(end) is None:
             error = InvalidOperation("nothing gives the output that is read of it")
             raise located(error, f"layer '{layer.name}' ({layer.type})", layer.span)
         site = self.site(layer, net, ())
