@@ -1,253 +1,337 @@
-"""Mutates texts, tensor files, archives, graph.quant, safetensors and XML; loads the mutants.
+"""Loads, summarises and traces mutants of networks and inputs; goes on where it was stopped.
 
-    python -m tests.fuzz --minutes 20
-    python -m tests.fuzz --count 1000000 --seed 7
+    python -m tests.fuzz --kind openvino --count 200000 --seed 77 --state openvino.json
+    python -m tests.fuzz --kind nnef --only 77:1234        # one mutant, with its traceback
+    python -m tests.fuzz --kind nnef --only 77:1234 --keep # and its smallest form as a regression
 
-Each mutant may end in a model or an NnefError, within 10 seconds of the processor and 2 GB beside
-what the process holds before it. Whatever else comes of one is minimised and written to
-tests/regressions, which `tests/formats/test_hostile.py` loads. The seed is printed; the same seed,
-count and number of processes make the same mutants.
+A mutant may end in a model or an NnefError, within 10 seconds of the processor and 2 GB beside
+what the process holds before it. Anything else is an escape. Seed and number alone decide on a
+mutant, so that no number of processes and no kill makes any other one. What `--keep` writes to
+tests/regressions is loaded by `tests/formats/test_hostile.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
+import gc
 import hashlib
+import io
 import json
+import math
 import multiprocessing
 import os
 import random
 import resource
 import signal
-import struct
 import sys
+import tarfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
+import jax
 
 import nnef_jax
 from tests.hostile import tar
+from tests.mutants import GROUPS, mutant
 
-FOUND = Path(__file__).resolve().parent / "regressions"
-_SECONDS = 10.0
-_BYTES = 2 << 30
-_REPORT = 5_000  # mutants between two lines
+ROOT = Path(__file__).resolve().parents[1]
+FOUND = ROOT / "tests/regressions"
+BLOCK = 250  # mutants between two writes of the state
+_SECONDS = 10.0  # of the processor
+_BYTES = 2 << 30  # of memory
+_ADDRESSES = 6 << 30  # beyond what is allowed: what takes more of them is caught by its memory
+_ITEMS = 2  # along an axis that a document leaves open
+_KEPT = 20  # of the mutants that escape at a place
 
-Members = dict[str, bytes]
+Trial = Callable[[str, bytes], str]
 
 
 class TooSlowError(BaseException):
     """A mutant takes more than its time. Not an Exception, so that nothing makes another of it."""
 
 
-def seeds() -> list[tuple[str, Members]]:
-    """Networks that are right, with their dialect; nearly all have one operation."""
-    from tests import op_cases, tract_cases
-    from tests.formats.test_tract_mutations import DATA, OWN
-    from tests.text.test_mutations import FINAL, OLD
-
-    found = [("final", {"graph.nnef": op_cases.document(c).encode()}) for c in op_cases.ALL_CASES]
-    found += [
-        ("tract", {"graph.nnef": tract_cases.document(c).encode()}) for c in tract_cases.ALL_CASES
-    ]
-    found += [("final", {"graph.nnef": text.encode()}) for text in (FINAL, OLD)] * 5
-    data = {f"{label}.dat": _tensor_file(array) for label, array in DATA.items()}
-    found += [("tract", {"graph.nnef": text.encode(), **data}) for text in OWN] * 10
-    return [(dialect, members) for dialect, members in found if len(members["graph.nnef"]) < 6000]
-
-
-def _tensor_file(array: np.ndarray) -> bytes:
-    from nnef_jax.storage.tensorfile import encode_tensor
-
-    header, data = encode_tensor(array)
-    return header + bytes(data)
-
-
-_VARIABLES = """version 1.0;
-graph net( x ) -> ( y, z )
-{{
-    x = external<scalar>(shape = [1, 3]);
-    v = variable<{kind}>(shape = [2, 3], label = 'v');
-    y = copy(v); z = relu(x);
-}}
-"""
-_TRACT_VARIABLES = """version 1.0;
-extension tract_registry tract_core;
-extension tract_registry tract_resource;
-graph net( x ) -> ( y, z )
-{
-    x = tract_core_external(shape = [1, 3], datum_type = 'f32');
-    v = variable<scalar>(shape = [2, 3], label = 'v');
-    c = tract_resource_get('c', 'a.b[1]');
-    y = tract_core_cast(v, to = 'f32'); z = x * c;
-}
-"""
-_JSON = b'{"a": {"b": [1, 2.5, [true, "x"]]}, "c": null}'
-_QUANT = (
-    b'"x": linear_quantize(min = -1.0, max = 1.0, bits = 8);\n'
-    b'"y": zero_point_linear_quantize(zero_point = 3, scale = 0.5, bits = 8, signed = true, '
-    b"symmetric = false);\n"
-)
-_TRACT_QUANT = (
-    b'"x": linear_quantize(min = -1.0, max = 1.0, bits = 8);\n'
-    b'i"y": zero_point_linear_quantize(zero_point = [1, 2, 3], scale = 0.5, bits = 8, '
-    b"signed = false);\n"
-)
-
-
-def _stored(chance: random.Random) -> tuple[str, Members, str]:
-    """A network with a variable in a file of any kind, and that file."""
-    array = chance.choice(
-        [
-            np.arange(6, dtype=np.float32).reshape(2, 3),
-            np.arange(6, dtype=np.float16).reshape(2, 3),
-            np.arange(6, dtype=np.int64).reshape(2, 3),
-            np.array([[True, False, True], [False, False, True]]),
-        ]
-    )
-    if chance.random() < 0.5:
-        kind = {"f": "scalar", "i": "integer", "b": "logical"}[array.dtype.kind]
-        graph = _VARIABLES.format(kind=kind).encode()
-        return "final", {"graph.nnef": graph, "v.dat": _tensor_file(array)}, "v.dat"
-    members = {"graph.nnef": _TRACT_VARIABLES.encode(), "c.json": _JSON}
-    if chance.random() < 0.5:
-        return "tract", {**members, "v.dat": _tensor_file(array)}, "v.dat"
-    entry = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
-    header = json.dumps({"__metadata__": {}, "v": entry}).encode()
-    content = struct.pack("<Q", len(header)) + header + array.astype(np.float32).tobytes()
-    member = "m.safetensors" if chance.random() < 0.7 else "c.json"
-    return "tract", {**members, "m.safetensors": content}, member
-
-
-def mutant(chance: random.Random, known: list[tuple[str, Members]]) -> tuple[str, bytes]:
-    """The kind of a mutant, and an archive with it."""
-    kinds = ["text", "words", "tensor", "archive", "quantisation", "xml"]
-    (kind,) = chance.choices(kinds, [4, 3, 3, 2, 2, 4])
-    match kind:
-        case "text":
-            dialect, members = chance.choice(known)
-            members = {**members, "graph.nnef": _bytes_mutated(members["graph.nnef"], chance)}
-        case "words":
-            dialect, members = chance.choice(known)
-            text = _words_mutated(members["graph.nnef"].decode(), dialect, chance)
-            members = {**members, "graph.nnef": text.encode("utf-8", "surrogatepass")}
-        case "tensor":
-            dialect, members, member = _stored(chance)
-            members[member] = _bytes_mutated(members[member], chance)
-        case "xml":
-            dialect, members = "openvino", xml_mutated(chance)
-        case "archive":
-            dialect, members, _ = _stored(chance)
-            content = tar(members)
-            content = gzip.compress(content, 1) if chance.random() < 0.5 else content
-            return f"archive {dialect}", _bytes_mutated(content, chance)
-        case _:
-            dialect, members, _ = _stored(chance)
-            text = _QUANT if dialect == "final" else _TRACT_QUANT
-            quant = _words_mutated(text.decode(), dialect, chance).encode()
-            members["graph.quant"] = _bytes_mutated(quant, chance)
-    return f"{kind} {dialect}", tar(members)
-
-
-@cache
-def _networks() -> list[tuple[str, bytes]]:
-    from tests.openvino import mutations
-
-    return [*mutations.seeds()]
-
-
-def xml_mutated(chance: random.Random) -> Members:
-    """A network of OpenVINO with another text or other weights; both in a few."""
-    from tests.openvino import mutations
-
-    text, data = chance.choice(_networks())
-    if chance.random() < 0.7:
-        text = mutations.mutated(text, chance)
-    content = text.encode("utf-8", "surrogatepass")
-    content = _bytes_mutated(content, chance) if chance.random() < 0.3 else content
-    return {"net.xml": content, "net.bin": _bytes_mutated(data, chance)}
-
-
-def _words_mutated(text: str, dialect: str, chance: random.Random) -> str:
-    from tests.formats import test_tract_mutations
-    from tests.text import test_mutations
-
-    if dialect == "tract":
-        return test_tract_mutations.mutated(text, chance)
-    tokens = test_mutations._TOKEN.findall(text)
-    for _ in range(chance.randint(1, 3)):
-        at = chance.randrange(len(tokens))
-        tokens[at] = chance.choice([*test_mutations._WORDS, chance.choice(tokens), ""])
-    return "".join(tokens)
-
-
-_INTERESTING = (0, 1, 7, 8, 127, 128, 255)
-
-
-def _bytes_mutated(content: bytes, chance: random.Random) -> bytes:
-    """Some bytes inverted, replaced, removed, repeated or moved."""
-    changed = bytearray(content)
-    for _ in range(chance.choice((1, 1, 2, 4))):
-        at, other = (chance.randrange(len(changed) + 1) for _ in range(2))
-        first, last = min(at, other), max(at, other)
-        match chance.randrange(8):
-            case 0 | 1 if at < len(changed):
-                changed[at] ^= 1 << chance.randrange(8)
-            case 2 | 3 if at < len(changed):
-                changed[at] = chance.choice(_INTERESTING)
-            case 4:
-                del changed[at : at + chance.choice((1, 2, 4, 8, 64))]
-            case 5:
-                changed[at:at] = changed[first : min(last, first + 64)]
-            case 6:
-                width = chance.choice((2, 4, 8))
-                value = chance.choice((0, 1, 2**31, 2**63, 2 ** (8 * width) - 1))
-                changed[at : at + width] = (value % 2 ** (8 * width)).to_bytes(width, "little")
-            case _:
-                del changed[first : last if chance.random() < 0.3 else first + 1]
-    return bytes(changed)
+class TooLargeError(BaseException):
+    """A mutant takes more than its memory."""
 
 
 def trial(source: bytes) -> str:
-    """ "model", or the name of the NnefError; anything else passes through."""
-    signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+    """ "model", or the name of the NnefError; anything else passes through.
+
+    A network is loaded, summarised, and traced for abstract inputs: nothing is compiled.
+    """
     try:
         model = nnef_jax.load(source)
         model.summary()
+        types = [(x.shape, x.dtype) for x in model.inputs]
+        given = [
+            jax.ShapeDtypeStruct([_ITEMS if n is None else n for n in shape], dtype)
+            for shape, dtype in types
+        ]
+        jax.eval_shape(model.apply, model.params, *given)
     except nnef_jax.NnefError as error:
-        str(error)
+        if "does not fit into memory" in str(error):
+            raise TooLargeError from error
         return type(error).__name__
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
     return "model"
 
 
-def failure(source: bytes) -> str:
-    """What a mutant raised that it must not, with the place; '' if it did not."""
+def _network(suffix: str, content: bytes) -> str:
+    return trial(content)
+
+
+def _trial(kind: str) -> Trial:
+    if kind != "inputs":
+        return _network
+    from tests import wrong_inputs
+
+    return wrong_inputs.trial
+
+
+def measured(call: Callable[[], str]) -> str:
+    """Return what a trial does within the bounds of time and memory."""
+    held = _peak(reset=True)
+    signal.setitimer(signal.ITIMER_PROF, _SECONDS)
     try:
-        trial(source)
+        outcome = call()
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    if _peak() - held > _BYTES:
+        raise TooLargeError
+    return outcome
+
+
+def failure(source: bytes) -> str:
+    """What a network raised that it must not, with the place; '' if it did not."""
+    return escape(partial(trial, source))[1]
+
+
+def escape(call: Callable[[], str]) -> tuple[str, str]:
+    """The outcome of a trial, and "" or what escaped with its place."""
+    try:
+        return measured(call), ""
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        last = next((f for f in reversed(frames) if "nnef_jax" in f.filename), frames[-1])
-        return f"{type(error).__name__} in {Path(last.filename).name}:{last.name}"
-    return ""
+        return "escape", _place(error)
+
+
+def _place(error: BaseException) -> str:
+    """The kind of an error, with the last function of ours that it went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if any(f"/{p}/" in f.filename for p in ("nnef_jax", "lowering"))]
+    last = (ours or frames)[-1]
+    name = Path(last.filename)
+    name = name.relative_to(ROOT) if name.is_relative_to(ROOT) else Path(name.name)
+    return f"{type(error).__name__} in {name}:{last.name}"
+
+
+def _peak(*, reset: bool = False) -> int:
+    """Return the most bytes held since the last reset; a reset returns what is held now."""
+    if reset:
+        with suppress(OSError):  # no such file in some containers: then of the whole process
+            _write("/proc/self/clear_refs", "5")
+    with open("/proc/self/status", encoding="ascii") as file:
+        lines = dict(line.split(":", 1) for line in file if line.startswith("VmHWM"))
+    return int(lines["VmHWM"].split()[0]) << 10
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+@dataclass
+class State:
+    """What has been tried so far; a file has it whole, as it was after some block.
+
+    `done` are the numbers of blocks, `escapes` numbers of mutants by place.
+    """
+
+    kind: str
+    seed: int
+    done: list[int] = field(default_factory=list)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    escapes: dict[str, list[int]] = field(default_factory=dict)
+    escaped: int = 0
+    slowest: tuple[float, int] = (0.0, -1)
+    largest: tuple[int, int] = (0, -1)
+
+    @classmethod
+    def read(cls, path: Path | None, kind: str, seed: int) -> State:
+        """Return the state in a file, or a new one; ValueError for one of another run."""
+        if path is None or not path.exists():
+            return cls(kind, seed)
+        state = cls(**json.loads(path.read_text("utf-8")))
+        state.slowest, state.largest = tuple(state.slowest), tuple(state.largest)
+        if (state.kind, state.seed) != (kind, seed):
+            raise ValueError(f"{path} is of kind {state.kind} and seed {state.seed}")
+        return state
+
+    def write(self, path: Path) -> None:
+        """Replace the file at once."""
+        beside = path.with_name(f"{path.name}.{os.getpid()}")
+        beside.write_text(json.dumps(asdict(self)), "utf-8")
+        os.replace(beside, path)
+
+    def add(self, block: int, found: Found) -> None:
+        """Add what a block gave."""
+        self.done = sorted([*self.done, block])
+        for outcome, count in found.outcomes.items():
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+        for place, index in found.escapes:
+            self.escaped += 1
+            if len(self.escapes.setdefault(place, [])) < _KEPT:
+                self.escapes[place].append(index)
+        self.slowest = max(self.slowest, found.slowest)
+        self.largest = max(self.largest, found.largest)
+
+    def summary(self) -> str:
+        """Say what came of all mutants, escapes by place."""
+        counts = ", ".join(f"{name} {n:,}" for name, n in sorted(self.outcomes.items()))
+        lines = [
+            f"{self.kind}, seed {self.seed}: {sum(self.outcomes.values()):,} mutants ({counts})",
+            f"{self.escaped} escapes, slowest {self.slowest[0]:.2f} s (mutant {self.slowest[1]}), "
+            f"largest {self.largest[0] / 1e6:.0f} MB (mutant {self.largest[1]})",
+        ]
+        for place, indices in sorted(self.escapes.items()):
+            shown = " ".join(f"{self.seed}:{i}" for i in indices[:5])
+            lines.append(f"  {place}: {len(indices)}{'+' * (len(indices) == _KEPT)} ({shown})")
+        return "\n".join(lines)
+
+
+@dataclass
+class Found:
+    """What came of a block of mutants."""
+
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    escapes: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    slowest: tuple[float, int] = (0.0, -1)
+    largest: tuple[int, int] = (0, -1)
+
+    def add(self, part: Found) -> None:
+        """Add what came of a part of it."""
+        self.outcomes.update(part.outcomes)
+        self.escapes += part.escapes
+        self.slowest = max(self.slowest, part.slowest)
+        self.largest = max(self.largest, part.largest)
+
+
+def run(kind: str, seed: int, numbers: range, started: Any = None) -> Found:
+    """Try mutants one after the other; `started` is told the number of each."""
+    found, attempt = Found(), _trial(kind)
+    for index in numbers:
+        if started is not None:
+            started.value = index
+            _bound_processor()
+        sort, (suffix, content) = mutant(kind, seed, index)
+        held, start = _peak(reset=True), time.process_time()
+        outcome, place = escape(partial(attempt, suffix, content))
+        found.slowest = max(found.slowest, (time.process_time() - start, index))
+        found.largest = max(found.largest, (_peak() - held, index))
+        found.outcomes[f"{sort}/{outcome}"] += 1
+        if place:
+            found.escapes.append((place, index))
+    return found
+
+
+def _bound_processor() -> None:
+    """Have the system end what no signal handler of Python gets to see, in a C function say."""
+    used = math.ceil(time.process_time())
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (used + 6 * int(_SECONDS), hard))
+
+
+def work(kind: str, seed: int, tasks: Connection, started: Any) -> None:
+    """Try blocks of mutants that come from a pipe, until there is None."""
+    prepare(kind)
+    while (numbers := tasks.recv()) is not None:
+        tasks.send(run(kind, seed, numbers, started))
+        jax.clear_caches()  # memory stays as it is
+        gc.collect()
+
+
+def prepare(kind: str) -> None:
+    """Do once what is nobody's fault: imports, what is cached; then set the bounds."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    warnings.filterwarnings("ignore")
+    # A fallback would hide what fails first.
+    warnings.filterwarnings("error", message="networks run as they are written")
+    signal.signal(signal.SIGPROF, _too_slow)
+    run(kind, -1, range(60))
+    with open("/proc/self/statm", encoding="ascii") as file:
+        held = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + _ADDRESSES,) * 2)
+    gc.freeze()
+
+
+def _too_slow(number: int, frame: FrameType | None) -> None:
+    raise TooSlowError
+
+
+class Worker:
+    """A process that tries blocks, and is replaced when one of its mutants ends it."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._arguments = kind, seed
+        self.numbers = range(0)
+        self._start()
+
+    def _start(self) -> None:
+        self.started = self._context.Value("q", -1)
+        self.tasks, theirs = self._context.Pipe()
+        arguments = *self._arguments, theirs, self.started
+        self.process = self._context.Process(target=work, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def give(self, numbers: range) -> None:
+        """Begin with a block."""
+        self.numbers = numbers
+        self.tasks.send(numbers)
+
+    def take(self) -> Found:
+        """Return what came of the block; a mutant that ends the process is an escape."""
+        whole, parts = Found(), [self.numbers]
+        while parts:
+            try:
+                whole.add(self.tasks.recv())
+                parts.pop(0)
+            except (EOFError, ConnectionError):
+                self.process.join()
+                ended, died = self.process.exitcode or 0, self.started.value
+                if ended >= 0:  # by an error of this file's own, which it has printed
+                    raise RuntimeError(f"a process ended with {ended} at mutant {died}") from None
+                place = f"death by {signal.Signals(-ended).name}"
+                whole.add(Found(Counter({"any/escape": 1}), [(place, died)]))
+                self._start()
+                # What came of those before it is lost.
+                parts[:1] = [range(parts[0].start, died), range(died + 1, parts[0].stop)]
+            if parts and parts[0] != self.numbers:
+                self.tasks.send(parts[0])
+        return whole
+
+    def end(self) -> None:
+        """End the process."""
+        with suppress(OSError):
+            self.tasks.send(None)
+        self.process.join(10)
+        self.process.kill()
 
 
 def minimised(source: bytes, wanted: str) -> bytes:
     """An archive of the same failure with as little text and data as can be found soon."""
-    import io
-    import tarfile
-
     try:
         with tarfile.open(fileobj=io.BytesIO(source)) as archive:
             files = {m.name: archive.extractfile(m) for m in archive.getmembers() if m.isfile()}
@@ -271,103 +355,91 @@ def minimised(source: bytes, wanted: str) -> bytes:
     return tar(members)
 
 
-def _too_slow(number: int, frame: FrameType | None) -> None:
-    raise TooSlowError
-
-
-def _bounded() -> None:
-    """Take no more memory than is allowed beside what is there, nor more time than `trial` says."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        held = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + _BYTES, held + _BYTES))
+def replay(kind: str, seed: int, index: int, *, keep: bool) -> int:
+    """Try one mutant and print what comes of it; write its smallest form if it is to be kept."""
+    sort, (suffix, content) = mutant(kind, seed, index)
+    print(f"{sort}, {len(content)} bytes{suffix and ' of ' + suffix}")
+    _show(content)
     signal.signal(signal.SIGPROF, _too_slow)
-
-
-def work(seed: str, count: int, end: float, report: Callable[[Any], None]) -> None:
-    """Load mutants until there are enough of them or the time is over."""
-    chance, known = random.Random(seed), seeds()
-    for _, members in known[::97]:
-        trial(tar(members))  # what is loaded and cached once is nobody's fault
-    _bounded()
-    outcomes: Counter[str] = Counter()
-    slowest, done = 0.0, 0
-    while done < count and time.time() < end:
-        kind, source = mutant(chance, known)
-        start = time.process_time()
-        found = failure(source)
-        slowest = max(slowest, time.process_time() - start)
-        done += 1
-        outcomes[kind.split()[0] + (" failed" if found else "")] += 1
-        if found:
-            small = minimised(source, found)
-            name = f"{found.split()[0]}-{hashlib.sha256(small).hexdigest()[:12]}.tar"
-            FOUND.mkdir(exist_ok=True)
+    call = partial(_trial(kind), suffix, content)
+    try:
+        print(measured(call))
+    except BaseException as error:
+        traceback.print_exc()
+        if keep and kind != "inputs":
+            small = minimised(content, _place(error))
+            name = f"{type(error).__name__}-{hashlib.sha256(small).hexdigest()[:12]}.tar"
             (FOUND / name).write_bytes(small)
-            report(f"{kind}: {found}: {name}")
-        if done % _REPORT == 0 or done == count:
-            report((os.getpid(), done, slowest, dict(outcomes), _peak()))
-    report((os.getpid(), done, slowest, dict(outcomes), _peak()))
+            _show(small)
+            print(f"kept as {name}")
+        return 1
+    return 0
 
 
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _show(content: bytes) -> None:
+    """Print the text of an archive's documents."""
+    with (
+        suppress(tarfile.TarError, OSError, EOFError),
+        tarfile.open(fileobj=io.BytesIO(content)) as archive,
+    ):
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            if file is not None and member.name.endswith((".nnef", ".xml", ".quant", ".json")):
+                print(f"{member.name}:\n{file.read().decode('utf-8', 'replace')}")
 
 
 def main() -> int:
-    """Run in as many processes as there are processors; 1 if anything was found."""
+    """Try mutants that have not been tried; 1 if any ever escaped."""
     parser = argparse.ArgumentParser("python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=1e9)
-    parser.add_argument("--count", type=int, default=1 << 62)
+    parser.add_argument("--kind", choices=list(GROUPS), default="nnef")
+    parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--state", type=Path, help="a file that keeps what has been tried")
+    parser.add_argument("--only", help="SEED:NUMBER of one mutant")
+    parser.add_argument("--keep", action="store_true", help="write --only's to tests/regressions")
     options = parser.parse_args()
-    print(f"seed {options.seed}, {options.processes} processes", flush=True)
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    end = time.time() + 60 * options.minutes
-    share = -(-options.count // options.processes)
-    workers = [
-        context.Process(target=work, args=(f"{options.seed}/{i}", share, end, queue.put))
-        for i in range(options.processes)
-    ]
-    for worker in workers:
-        worker.start()
-    latest: dict[int, Any] = {}
-    problems: list[str] = []
-    shown = time.time()
-    while any(w.is_alive() for w in workers) or not queue.empty():
-        try:
-            item = queue.get(timeout=1)
-        except Exception:  # the queue's own, which no module names
-            continue
-        if isinstance(item, str):
-            problems.append(item)
-            print(item, flush=True)
-        else:
-            latest[item[0]] = item
-        if time.time() - shown > 30:
-            shown = time.time()
-            _show(latest, problems)
-    _show(latest, problems)
-    died = [w.exitcode for w in workers if w.exitcode]
-    if died:
-        print(f"processes ended with {died}")
-    return int(bool(problems or died))
+    if options.only:
+        seed, _, index = options.only.partition(":")
+        return replay(options.kind, int(seed), int(index), keep=options.keep)
+    state = State.read(options.state, options.kind, options.seed)
+    end = time.monotonic() + 60 * options.minutes
+    try:
+        _try_all(state, options.count, options.processes, end, options.state)
+    finally:
+        print(state.summary(), flush=True)
+    return int(bool(state.escaped))
 
 
-def _show(latest: dict[int, Any], problems: list[str]) -> None:
-    total: Counter[str] = Counter()
-    for *_, outcomes, _ in latest.values():
-        total.update(outcomes)
-    done = sum(item[1] for item in latest.values())
-    slowest = max((item[2] for item in latest.values()), default=0.0)
-    peak = max((item[4] for item in latest.values()), default=0)
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(total.items()))
-    print(
-        f"{done:,} mutants ({kinds}), {len(problems)} failures, slowest {slowest:.2f} s, "
-        f"{peak / 1e6:.2f} GB in a process",
-        flush=True,
-    )
+def _try_all(state: State, count: int, processes: int, end: float, path: Path | None) -> None:
+    blocks = [b for b in range(-(-count // BLOCK)) if b not in set(state.done)]
+    workers = [Worker(state.kind, state.seed) for _ in range(min(processes, len(blocks)))]
+    busy: dict[Any, tuple[Worker, int]] = {}
+    shown = time.monotonic()
+
+    def give(worker: Worker) -> None:
+        if blocks and time.monotonic() < end:
+            block = blocks.pop(0)
+            worker.give(range(block * BLOCK, min(count, (block + 1) * BLOCK)))
+            busy[worker.tasks] = worker, block
+
+    try:
+        for worker in workers:
+            give(worker)
+        while busy:
+            for tasks in wait(list(busy)):
+                worker, block = busy.pop(tasks)
+                state.add(block, worker.take())
+                if path:
+                    state.write(path)
+                give(worker)
+            if time.monotonic() - shown > 60:
+                shown = time.monotonic()
+                print(state.summary().split("\n")[0], f"{state.escaped} escapes", flush=True)
+    finally:
+        for worker in workers:
+            worker.end()
 
 
 if __name__ == "__main__":

@@ -1,44 +1,128 @@
-"""Small networks of OpenVINO that are right, and changes that make them wrong."""
+"""Small networks of OpenVINO that are right, and changes of their parts that make them wrong.
+
+A change keeps the XML well formed: what it damages is what the reader has to look at itself.
+"""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+import numpy as np
 
 from tests.openvino.documents import Writer
 
-_VALUES = (
-    "0", "-1", "1", "2", "3", "1,1", "2,2,2", "", "x", "nan", "inf", "1e30", "-5", "99999999",
-    "4294967296", "9223372036854775807", "true", "1.5", "0,0", "7,7", "max", "avg", "same_upper",
-    "-1,-1", "0,1,2,3", "?", "...", "1..3", "i64", "u4", "nf4", "boolean",
+NUMBERS = (
+    "0", "-1", "1", "2", "3", "4", "5", "7", "-2", "-5", "65536", "99999999", "2147483647",
+    "2147483648", "-2147483648", "4294967296", "1099511627776", "9223372036854775807",
+    "9223372036854775808", "-9223372036854775808", "18446744073709551616", "nan", "inf", "-inf",
+    "1e30", "1e-9", "1.5", "0.5", "-0.0", "1e400",
 )  # fmt: skip
-_VALUE = re.compile(r'="([^"]*)"')
-_TYPE = re.compile(r'type="([^"]*)"')
-_DIM = re.compile(r"<dim>([^<]*)</dim>")
-_PART = re.compile(
-    r'<dim>[^<]*</dim>|<edge[^>]*/>|<port id="\d+"[^>]*/>| \w+="[^"]*"|<data[^>]*/>'
-    r"|<input>.*?</input>|<output>.*?</output>|<blobs>.*?</blobs>",
-    re.DOTALL,
-)
-_CHANGES = (
-    *[(_VALUE, "set")] * 3,
-    (_DIM, "set"),
-    (_PART, "cut"),
-    (_TYPE, "move"),
-    (_DIM, "twice"),
-)
+WORDS = (
+    "", "x", "true", "false", "1", "0", "max", "avg", "same_upper", "valid", "explicit", "auto",
+    "nearest", "linear", "cubic", "linear_onnx", "floor", "ceil", "ceil_torch", "forward",
+    "reverse", "bidirectional", "border", "value", "index", "none", "?", "...", "1..3", "numpy",
+    "pdpd", "sum", "mul", "half_to_even", "tanh,tanh,tanh", "relu", "cf", "\u00e9", " ",
+)  # fmt: skip
+TYPES = (
+    "f16", "f32", "f64", "bf16", "i8", "i16", "i32", "i64", "u1", "u2", "u3", "u4", "u6", "u8",
+    "u16", "u32", "u64", "i4", "nf4", "boolean", "bool", "string", "f8e4m3", "f4e2m1", "dynamic",
+    "FP32", "FP16", "I64", "I32", "U8", "BOOL", "BIN", "undefined",
+)  # fmt: skip
+LISTS = ("", "0", "1", "1,1", "2,2,2", "0,0", "-1,-1", "0,1,2,3", "1,", ",", "1 2", "1,1,1,1,1,1")
+VERSIONS = (*(f"opset{i}" for i in range(1, 17)), "opset0", "opset99", "extension", "experimental")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?([eE][+-]?\d+)?|nan|inf)", re.IGNORECASE)
+
+
+@dataclass
+class Pool:
+    """What layers of all the networks have: types by their number of inputs, attributes by type."""
+
+    types: dict[int, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    attributes: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    layers: list[Element] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, texts: Iterator[str]) -> Pool:
+        pool = cls()
+        for text in texts:
+            for layer in ElementTree.fromstring(text).iter("layer"):
+                type = layer.get("type", "")
+                kind = type, layer.get("version", "")
+                known = pool.types[len(layer.findall("input/port"))]
+                known += [] if kind in known else [kind]
+                pool.layers += [layer] if len(layer) < 4 else []
+                for element in layer:
+                    known = pool.attributes[type]
+                    known += [item for item in element.attrib.items() if item not in known]
+        return pool
 
 
 def seeds() -> Iterator[tuple[str, bytes]]:
-    """Yield networks of several versions, with loops, states, codes and weights as blobs."""
+    """Yield networks of several versions, with loops, states, codes and weights as blobs.
+
+    Nearly all others are of one layer, one for each use that tests of layers know.
+    """
+    from tests.openvino import rare_layers, test_loops
+    from tests.openvino.layers import LEGACY, OPSETS, network
     from tests.openvino.test_conversion import largest, loop
     from tests.openvino.test_documents import modern, old, packed_matrices
+    from tests.openvino.test_layers import MODULES
     from tests.openvino.test_names import named
+    from tests.openvino.test_state import cache
 
     nets: list[Writer] = [modern(), *(old(version) for version in (2, 5, 7)), largest(), loop()]
     nets += [packed_matrices(16)[0], named("a,b", "c"), _windows(5), _windows(11)]
-    yield from ((net.text(), bytes(net.data)) for net in nets)
+    nets += [test_loops.loop(4), test_loops.loop(3, joins=True), cache(), cache(starts=False)]
+    nets += [test_loops.loop(None), _chosen()] * 2
+    nets = nets * 6
+    for version in (LEGACY, OPSETS):
+        rows = [row for module in MODULES for row in module.ROWS if version in row.versions]
+        nets += [network([row], version)[0] for row in rows]
+    nets += [_use(use, 11) for use in rare_layers.USES] + [_use(use, 7) for use in rare_layers.OLD]
+    found = [(net.text(), bytes(net.data)) for net in nets]
+    yield from ((text, data) for text, data in found if len(text) < 8000 and len(data) < 1 << 16)
+
+
+def _chosen() -> Writer:
+    """One of two bodies, within a loop."""
+    from tests.openvino.test_loops import chosen, inside
+
+    body, net = Writer(), Writer()
+    h, turn = body.input("h", (2,)), body.input("turn", (1,), "i64")
+    body.result(chosen(body, body.layer("Equal", [turn, turn], [(1,)]), h, "Exp", "Negative"))
+    end = len(body.layers) - 1
+    inputs = [net.constant(np.array(3)), net.constant(np.array(True)), net.input("h", (2,))]
+    ports = (
+        f'<input external_port_id="2" internal_layer_id="{h}"/>'
+        f'<input external_port_id="-1" internal_layer_id="{turn}" purpose="current_iteration"/>'
+        f'<output external_port_id="3" internal_layer_id="{end}"/>'
+    )
+    back = f'<edge from-layer="{end}" to-layer="{h}"/>'
+    made = net.layer("Loop", inputs, [(2,)], inside=inside(body, ports, back), opset="opset5")
+    return net.result(made)
+
+
+def _use(use: object, version: int) -> Writer:
+    """A network of one layer that few have."""
+    from tests.openvino.rare_layers import Known, Use
+
+    assert isinstance(use, Use)
+    net, ends = Writer(version), list[int]()
+    for i, x in enumerate(use.operands):
+        if isinstance(x, Known):
+            ends.append(net.constant(x.array, type=x.type))
+        else:
+            ends.append(net.input(f"x{i}", x.shape, "i64" if x.dtype.kind == "i" else "f32"))
+    shapes = [np.shape(x) for x in use.results]
+    layer = net.layer(use.type, ends, shapes, opset=use.opset, attributes=use.attributes)
+    return net.result(*((layer, len(ends) + i) for i in range(len(shapes))))
 
 
 def _windows(version: int) -> Writer:
@@ -59,23 +143,301 @@ def _windows(version: int) -> Writer:
     return net.result(net.layer("SoftMax", [both], [(1, 16)], attributes={"axis": 1}))
 
 
-def mutated(text: str, chance: random.Random) -> str:
-    """Return a text with values, extents, types or parts changed, removed or repeated."""
-    for _ in range(chance.randint(1, 3)):
-        pattern, kind = chance.choice(
-            [(_VALUE, "set")] * 3
-            + [(_DIM, "set"), (_PART, "cut"), (_TYPE, "move"), (_DIM, "twice")]
+class Change:
+    """One network while its parts are changed, blobs included."""
+
+    def __init__(self, text: str, data: bytes, pool: Pool, chance: random.Random) -> None:
+        self.root = ElementTree.fromstring(text)
+        self.data, self.pool, self.chance = bytearray(data), pool, chance
+
+    def again(self) -> None:
+        """Make one change of any sort that the network has a place for."""
+        changes, weights = zip(*CHANGES.items(), strict=True)
+        (change,) = self.chance.choices(changes, weights)
+        change(self)
+
+    def _all(self, *tags: str) -> list[tuple[Element, Element]]:
+        """Elements of these tags with their parents, of nested bodies too."""
+        found = [(parent, e) for parent in self.root.iter() for e in parent if e.tag in tags]
+        return found
+
+    def _one(self, *tags: str) -> tuple[Element, Element]:
+        found = self._all(*tags)
+        return self.chance.choice(found) if found else (Element("none"), Element("none"))
+
+    def _value(self, old: str) -> str:
+        """What may stand where a value does: mostly one of its kind."""
+        chance = self.chance
+        if chance.random() < 0.1:
+            return chance.choice((*WORDS, *NUMBERS, *LISTS, *TYPES))
+        items = old.split(",")
+        if all(_NUMBER.fullmatch(item.strip()) for item in items):
+            if len(items) == 1 and chance.random() < 0.8:
+                return chance.choice(NUMBERS)
+            return ",".join(self._list(items, NUMBERS))
+        if old in TYPES:
+            return chance.choice(TYPES)
+        return chance.choice(WORDS)
+
+    def _list(self, items: list[str], values: tuple[str, ...]) -> list[str]:
+        """Items of which one is another, removed, repeated or moved, or all are."""
+        chance, items = self.chance, list(items)
+        at = chance.randrange(len(items) + 1)
+        match chance.randrange(6):
+            case 0 | 1 if at < len(items):
+                items[at] = chance.choice(values)
+            case 2:
+                del items[at : at + 1]
+            case 3:
+                items.insert(at, chance.choice(values) if chance.random() < 0.5 else "1")
+            case 4:
+                chance.shuffle(items)
+            case _:
+                items = [chance.choice(values)] * len(items)
+        return items
+
+    def attribute(self) -> None:
+        """Set an attribute of a layer, or of a document's any other part."""
+        tags = ("data",) if self.chance.random() < 0.7 else ("port", "layer", "net", "data")
+        _, element = self._one(*tags)
+        if not element.attrib:
+            return
+        key = self.chance.choice(list(element.attrib))
+        element.set(key, self._value(element.attrib[key]))
+
+    def missing(self) -> None:
+        """Leave an attribute out."""
+        _, element = self._one("data", "data", "layer", "port", "edge")
+        if element.attrib:
+            del element.attrib[self.chance.choice(list(element.attrib))]
+
+    def further(self) -> None:
+        """Give a layer an attribute that others of its type have."""
+        _, layer = self._one("layer")
+        known = self.pool.attributes[layer.get("type", "")]
+        data = layer.find("data")
+        if not known:
+            return
+        if data is None:
+            data = ElementTree.SubElement(layer, "data")
+        key, value = self.chance.choice(known)
+        data.set(key, self._value(value) if self.chance.random() < 0.5 else value)
+
+    def edge(self) -> None:
+        """Lead an edge elsewhere, repeat or remove it, or make it a circle."""
+        parent, edge = self._one("edge")
+        if not edge.attrib:
+            return
+        chance = self.chance
+        others = list(parent.iter("edge"))
+        match chance.randrange(7):
+            case 0:
+                parent.remove(edge)
+            case 1:
+                parent.append(deepcopy(edge))
+            case 2:
+                edge.set("to-layer", edge.get("from-layer", "0"))
+            case 3:
+                edge.set("from-layer", edge.get("to-layer", "0"))
+            case 4:
+                other = chance.choice(others)
+                for key in ("from-layer", "from-port"):
+                    one, two = edge.get(key, "0"), other.get(key, "0")
+                    edge.set(key, two)
+                    if chance.random() < 0.7:
+                        other.set(key, one)
+            case 5:
+                other = deepcopy(edge)
+                other.set("to-port", chance.choice(("0", "1", "2", "3", "9", "-1", "x")))
+                parent.append(other)
+            case _:
+                key = chance.choice(list(edge.attrib))
+                edge.set(key, chance.choice(("0", "1", "2", "3", "4", "77", "-1", "", "x")))
+
+    def port(self) -> None:
+        """Remove, repeat, move or rename a port."""
+        parent, port = self._one("port")
+        chance = self.chance
+        match chance.randrange(5) if len(parent) else 9:
+            case 0:
+                parent.remove(port)
+            case 1:
+                parent.append(deepcopy(port))
+            case 2:
+                port.set("id", chance.choice(("0", "1", "2", "5", "-1", "x", "")))
+            case 3:
+                port.set("precision", chance.choice(TYPES))
+            case 4:
+                parent[:] = chance.sample(list(parent), len(parent))
+
+    def extents(self) -> None:
+        """Change the shape of a port, or of a parameter with its port."""
+        chance = self.chance
+        values = ("0", "1", "2", "3", "7", "-1", "?", *NUMBERS[10:19], "1..3", "x", "")
+        _, layer = self._one("layer")
+        data = layer.find("data")
+        whole = data is not None and "shape" in data.attrib and chance.random() < 0.7
+        ports = layer.findall("output/port") if whole else [p for _, p in self._all("port")]
+        if not ports:
+            return
+        port = chance.choice(ports)
+        items = self._list(
+            [dim.text or "" for dim in port.iter("dim")], values[: 3 if whole else None]
         )
-        found = list(pattern.finditer(text))
-        if not found:
-            continue
-        place = chance.choice(found)
-        start, end = (place.start(1), place.end(1)) if pattern.groups else place.span()
-        new = {
-            "set": lambda: chance.choice(_VALUES),
-            "cut": lambda: "",
-            "move": lambda: chance.choice(found)[1],  # noqa: B023
-            "twice": lambda: f"{place[1]}</dim><dim>{place[1]}",  # noqa: B023
-        }[kind]()
-        text = text[:start] + new + text[end:]
-    return text
+        if whole and data is not None:
+            data.set("shape", ",".join(items))
+            if layer.get("type") == "Const" and chance.random() < 0.8:
+                size = int(np.prod([abs(int(n)) if n.isdigit() else 1 for n in items]))
+                data.set("size", str(size * (8 if data.get("element_type") == "i64" else 4)))
+        port[:] = []
+        for item in items:
+            ElementTree.SubElement(port, "dim").text = item
+
+    def kind(self) -> None:
+        """Make a layer one of another type, or of another set of operations."""
+        _, layer = self._one("layer")
+        if self.chance.random() < 0.3:
+            layer.set("version", self.chance.choice(VERSIONS))
+            return
+        count = len(layer.findall("input/port"))
+        known = self.pool.types.get(count) if self.chance.random() < 0.9 else None
+        kinds = known or [kind for kinds in self.pool.types.values() for kind in kinds]
+        type, version = self.chance.choice(kinds)
+        layer.set("type", type)
+        if version and "version" in layer.attrib:
+            layer.set("version", version)
+        attributes = self.pool.attributes[type]
+        if attributes and self.chance.random() < 0.7:
+            for old in layer.findall("data"):
+                layer.remove(old)
+            ElementTree.SubElement(layer, "data", dict(attributes))
+
+    def layer(self) -> None:
+        """Remove, repeat, rename or move a layer, or put in one of another network."""
+        parent, layer = self._one("layer")
+        chance = self.chance
+        match chance.randrange(6) if len(parent) else 9:
+            case 0:
+                parent.remove(layer)
+            case 1:
+                parent.append(deepcopy(layer))
+            case 2:
+                layer.set("id", chance.choice(("0", "1", "2", "50", "-1", "", "x")))
+            case 3:
+                names = ("", "x", "a" * 300, "a/b", "y", "é", "a,b", "..", "a\tb", "'", "0")
+                layer.set("name", chance.choice(names))
+            case 4:
+                parent[:] = chance.sample(list(parent), len(parent))
+            case 5:
+                other = deepcopy(chance.choice(self.pool.layers))
+                other.set("id", layer.get("id", "0"))
+                parent[list(parent).index(layer)] = other
+
+    def document(self) -> None:
+        """Set the version of the document, or leave a part of it out."""
+        chance = self.chance
+        if chance.random() < 0.7:
+            self.root.set("version", chance.choice((*map(str, range(1, 13)), "", "x", "-1", "1e1")))
+        else:
+            tags = ("layers", "edges", "input", "output", "data", "blobs", "dim")
+            parent, element = self._one(*tags)
+            if len(parent):
+                parent.remove(element)
+
+    def body(self) -> None:
+        """Change what leads into nested bodies and out of them, and what goes round."""
+        chance = self.chance
+        maps = ("port_map", "then_port_map", "else_port_map", "back_edges")
+        entries = [(parent, e) for _, parent in self._all(*maps) for e in parent]
+        if not entries:
+            return self.again()
+        parent, entry = chance.choice(entries)
+        match chance.randrange(10):
+            case 0:
+                parent.remove(entry)
+            case 1:
+                parent.append(deepcopy(entry))
+            case 2:
+                key = chance.choice(("axis", "start", "end", "stride", "part_size", "purpose"))
+                entry.set(key, chance.choice((*NUMBERS[:12], *NUMBERS, "current_iteration")))
+            case 3:
+                owner, part = self._one(*maps, "body", "then_body", "else_body")
+                owner.remove(part)
+            case 4:
+                owner, part = self._one(*maps, "body", "then_body", "else_body")
+                owner.append(deepcopy(part))
+            case 5:
+                _, part = self._one("body", "then_body", "else_body")
+                _, other = self._one("body", "then_body", "else_body")
+                part[:] = deepcopy(list(other))
+            case 6:
+                entry.tag = chance.choice(("input", "output", "edge", "x"))
+            case _:
+                key = chance.choice(list(entry.attrib) or ["axis"])
+                entry.set(key, chance.choice(("0", "1", "2", "3", "4", "5", "-1", "77", "", "x")))
+
+    def blob(self) -> None:
+        """Cut the weights, extend them, or set items, or lead a layer to others of them."""
+        chance, places = self.chance, [e for e in self.root.iter() if "offset" in e.attrib]
+        if not places:
+            return self.again()
+        place = chance.choice(places)
+        start, size = (
+            int(place.get(key, "")) if place.get(key, "").isdecimal() else 0
+            for key in ("offset", "size")
+        )
+        match chance.randrange(8):
+            case 0:
+                del self.data[chance.randrange(len(self.data) + 1) :]
+            case 1:
+                self.data += bytes(chance.choice((1, 8, 64)))
+            case 2:
+                key = chance.choice(("offset", "size"))
+                place.set(
+                    key, chance.choice((*NUMBERS, str(start + 1), str(size - 1), str(size * 2)))
+                )
+            case 3:
+                other = chance.choice(places)
+                place.set("offset", other.get("offset", "0"))
+            case 4 if "element_type" in place.attrib:
+                place.set("element_type", chance.choice(TYPES))
+            case _ if start + size <= len(self.data) and size:
+                self._item(start, size, place.get("element_type", "f32"))
+
+    def _item(self, start: int, size: int, type: str) -> None:
+        """Set one item of a blob, or all of them."""
+        chance = self.chance
+        wholes = (0, 1, 2, 3, -1, -2, 5, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63), 100)
+        reals = (0.0, -0.0, 1.0, -1.0, 0.5, 1e30, -1e30, 1e-45, np.nan, np.inf, -np.inf, 2.0**31)
+        width = {"8": 1, "6": 2, "2": 4, "4": 8}.get(type[-1], 1)
+        if type[:1] == "f" and width in (2, 4, 8):
+            item = np.array(chance.choice(reals), f"f{width}").tobytes()
+        else:
+            item = (chance.choice(wholes) % 2 ** (8 * width)).to_bytes(width, "little")
+        count = max(1, size // width)
+        places = range(count) if chance.random() < 0.2 else [chance.randrange(count)]
+        for at in places:
+            self.data[start + at * width : start + (at + 1) * width] = item
+
+
+CHANGES: dict[Callable[[Change], None], int] = {
+    Change.attribute: 8,
+    Change.missing: 1,
+    Change.further: 2,
+    Change.edge: 3,
+    Change.port: 2,
+    Change.extents: 5,
+    Change.kind: 4,
+    Change.layer: 2,
+    Change.document: 1,
+    Change.body: 3,
+    Change.blob: 4,
+}
+
+
+def mutated(text: str, data: bytes, pool: Pool, chance: random.Random) -> tuple[str, bytes]:
+    """Return a network with one to three of its parts changed, and its weights."""
+    change = Change(text, data, pool, chance)
+    for _ in range(chance.choice((1, 1, 2, 2, 2, 3))):
+        change.again()
+    return ElementTree.tostring(change.root, "unicode"), bytes(change.data)
