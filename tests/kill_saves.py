@@ -2,8 +2,9 @@
 
     python -m tests.kill_saves --count 500      # at random moments
     python -m tests.kill_saves --every-call     # before each call that changes something
+    python -m tests.kill_saves --commands       # so save, convert, export, batch and view
 
-Neither imports jax: a saver is a fork of this process.
+The first two do not import jax: a saver is a fork of this process.
 """
 
 from __future__ import annotations
@@ -168,6 +169,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--every-call", action="store_true")
+    parser.add_argument("--commands", action="store_true")
+    parser.add_argument("--short", action="store_true", help="end each command in three ways")
     parser.add_argument("--folder", help="where to save; in memory it is a hundred times as fast")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     arguments = parser.parse_args()
@@ -181,6 +184,10 @@ def main() -> None:
             if share:
                 found = kill_at_random(place, share, arguments.seed + index)
                 print(f"{target} at random:", dict(found), flush=True)
+    if arguments.commands:
+        from tests.kill_commands import main as end_commands
+
+        end_commands(arguments.folder, short=arguments.short)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from nnef_jax.storage.archive import open_archive
 from nnef_jax.storage.labels import quoted_members
 from nnef_jax.storage.tensorfile import read_tensor, write_tensor
 from nnef_jax.storage.writer import write_archive
+from tests import kill_commands
 from tests.kill_saves import CHANGING, LOOKING, TARGETS, VERSIONS, Place, at_call
 
 LEFTOVER, OTHER = ".nnef_jax-0123456789abcdef", ".nnef_jax-fedcba9876543210"
@@ -393,6 +395,33 @@ def test_kills_at_random_moments_and_before_every_call(memory):
     command = [sys.executable, "-m", "tests.kill_saves", *arguments]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_commands_that_are_killed_or_find_the_disk_full(memory):
+    """Each of five writers at a few of its calls; without `--short` at all of them."""
+    command = [sys.executable, "-m", "tests.kill_saves", "--commands", "--short"]
+    command += ["--folder", str(memory)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for job in ("save", "convert", "export", "view", "batch"):
+        assert re.search(rf"^{job} .*'kill: .*, killed'", result.stdout, re.MULTILINE), job
+
+
+def test_a_writer_that_leaves_half_is_found(memory):
+    """What looks for damage finds it: a file that is written where it is to be."""
+    job = kill_commands.Job("careless", "out.bin")
+    (memory / "place").mkdir()
+
+    def careless(folder, version):
+        with open(folder / "place/out.bin", "wb") as file:
+            file.write(version.encode())
+            file.flush()
+            file.write(version.encode())
+        return 0
+
+    job.run = careless
+    with pytest.raises(AssertionError, match=r"careless out\.bin, kill at .*: half: \[''\]"):
+        kill_commands.end(job, memory)
 
 
 RACE = """
