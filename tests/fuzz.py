@@ -41,8 +41,8 @@ from typing import Any
 import jax
 
 import nnef_jax
+from tests.fuzz_mutants import GROUPS, mutant
 from tests.hostile import tar
-from tests.mutants import GROUPS, mutant
 
 ROOT = Path(__file__).resolve().parents[1]
 FOUND = ROOT / "tests/regressions"

@@ -38,6 +38,7 @@ graph net(x) -> (y) {{
     y = linear(x, w, {}.0);
 }}
 """
+_ACTED = 128  # in the status of a fork: it has met the call that it was to be ended at
 Contents = dict[str, bytes]
 
 
@@ -88,6 +89,7 @@ class Trial:
 
     def __init__(self, folder: Path, job: Job) -> None:
         self.folder, self.job, self.place = folder, job, folder / "place"
+        self.acted = False  # whether the last run had the call that it was to be ended at
         import nnef_jax
 
         for value, version in enumerate(("old", "new")):
@@ -147,10 +149,12 @@ class Trial:
             text = file.read()
         status = os.waitpid(child, 0)[1]
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        return -1 if number else os.WEXITSTATUS(status), number, text
+        code = os.WEXITSTATUS(status)
+        self.acted = bool(number or code & _ACTED)
+        return -1 if number else code & ~_ACTED, number, text
 
     def _in_child(self, said: int, prepare: Callable[[], None], version: str) -> NoReturn:
-        code = 99
+        code, self.acted = 99, False
         try:
             with (
                 open(said, "w") as errors,
@@ -166,7 +170,7 @@ class Trial:
                     traceback.print_exc()
                 sys.setprofile(None)
         finally:
-            os._exit(code)
+            os._exit(code | _ACTED * self.acted)
 
     def check(self, status: int, number: int, said: str) -> str:
         """How the place is after a run that something ended; AssertionError where it must not be.
@@ -200,7 +204,12 @@ class Trial:
 
     def armed(self, number: int, act: Callable[[], None], names: set[str]) -> Callable[[], None]:
         """Return what has a run act before a call, counted from when it first writes here."""
-        place, hook = str(self.place), at_call(number, act, names)
+
+        def acting() -> None:
+            self.acted = True
+            act()
+
+        place, hook = str(self.place), at_call(number, acting, names)
         is_on = False
 
         def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -260,12 +269,12 @@ def end(job: Job, folder: Path, *, short: bool = False) -> Counter[str]:
     for way in ways:
         for what, prepare in way:
             trial.start()
-            ended = trial.run(prepare)
+            ended, acted = trial.run(prepare), trial.acted
             try:
                 found[f"{what.split()[0]}: {trial.check(*ended)}"] += 1
             except AssertionError as error:
                 raise AssertionError(f"{job.name} {job.target}, {what}: {error}") from None
-            if ended[0] == 0:  # there is no such call any more
+            if not acted and "at" in what:  # there is no such call any more
                 break
     return found
 

@@ -11,11 +11,11 @@ import pytest
 
 from tests import fuzz
 from tests.fuzz import Found, State, trial
-from tests.mutants import GROUPS, mutant
+from tests.fuzz_mutants import GROUPS, mutant
 
 DIGESTS = """
 import hashlib
-from tests.mutants import GROUPS, mutant
+from tests.fuzz_mutants import GROUPS, mutant
 for group in ("nnef", "openvino"):
     print([hashlib.sha1(repr(mutant(group, 3, i)).encode()).hexdigest() for i in range(40)])
 """

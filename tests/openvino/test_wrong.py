@@ -13,7 +13,7 @@ import pytest
 import nnef_jax
 from nnef_jax import Limits
 from tests.fuzz import trial
-from tests.mutants import mutant
+from tests.fuzz_mutants import mutant
 from tests.openvino.documents import Writer
 from tests.openvino.test_documents import X, modern, old
 from tests.openvino.test_files import tar, zipped
