@@ -154,13 +154,16 @@ class GraphBuilder:
         return value
 
     def literal_type(self, value: Scalar) -> TensorType:
-        """Return the type of a literal where a tensor is due."""
+        """Return the type of a literal where a tensor is due; InvalidOperation if none has it."""
         match value:
             case np.generic():
                 return TensorType((), value.dtype.name)
             case bool():
                 return TensorType((), "bool")
             case int():
+                ends = np.iinfo(self.integer)
+                if not ends.min <= value <= ends.max:
+                    raise InvalidOperation(f"{value} is no {self.integer}, which integers are here")
                 return TensorType((), self.integer)
             case float():
                 return TensorType((), self.real)

@@ -164,6 +164,8 @@ FOUND = {
     "a negative index into the literal's text": graph("y = x * [1.0][-1];"),
     "a graph without results": "version 1.0; graph net( x ) -> ( ) { x = external(shape = [1]); }",
     "a null character": graph("y = neg(x);\0"),
+    "a whole number beyond those of tensors": graph("y = copy(9223372036854775807);"),
+    "such a number as a result": graph("y = 2147483648;"),
     "half a pair of surrogates": graph("y = variable(shape = [1], label = '\ud800');"),
 }
 

@@ -88,7 +88,7 @@ class _Flattener(Evaluator):
                 value = self.run(assignment.value, frame, names)
                 for name, item in self._unpack(assignment.target, value, frame):
                     if not isinstance(item, Value) or item.name != name:
-                        item = self._named(name, item, assignment)
+                        item = self._named(name, item, assignment, frame)
                     if self.quantizers:
                         item = self._quantized(name, item)
                     frame.values[name] = item
@@ -108,10 +108,13 @@ class _Flattener(Evaluator):
         names = [result.name for result in graph.results]
         return self.builder.graph(graph.name, outputs, names, inputs)
 
-    def _named(self, name: str, item: Any, node: s.Node) -> Value:
+    def _named(self, name: str, item: Any, node: s.Node, frame: Frame) -> Value:
         """Return a value of the graph's own body as a tensor under its name."""
         if not isinstance(item, Value):
-            dtype = self.builder.literal_type(item).dtype
+            try:
+                dtype = self.builder.literal_type(item).dtype
+            except InvalidOperation as error:
+                raise self.error(error.message, node, frame) from None
             attributes = {"shape": (1,), "value": (item,), "dtype": dtype}
             span = s.span_in(self.document.source, node)
             (item,) = self.builder.operation("constant", {}, attributes, [name], span)
