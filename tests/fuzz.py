@@ -99,12 +99,16 @@ def _trial(kind: str) -> Trial:
 
 def measured(call: Callable[[], str]) -> str:
     """Return what a trial does within the bounds of time and memory."""
-    held = _peak(reset=True)
-    signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+    held, start = _peak(reset=True), time.process_time()
+    signal.signal(signal.SIGPROF, _too_slow)
+    # Again and again: what Python calls by itself, while it looks for garbage say, swallows errors.
+    signal.setitimer(signal.ITIMER_PROF, _SECONDS, 1)
     try:
         outcome = call()
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+    if time.process_time() - start > _SECONDS:
+        raise TooSlowError
     if _peak() - held > _BYTES:
         raise TooLargeError
     return outcome
@@ -267,12 +271,16 @@ def prepare(kind: str) -> None:
     warnings.filterwarnings("ignore")
     # A fallback would hide what fails first.
     warnings.filterwarnings("error", message="networks run as they are written")
-    signal.signal(signal.SIGPROF, _too_slow)
     run(kind, -1, range(60))
+    bound()
+    gc.freeze()
+
+
+def bound() -> None:
+    """Have this process get no more memory than is far too much."""
     with open("/proc/self/statm", encoding="ascii") as file:
         held = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + _ADDRESSES,) * 2)
-    gc.freeze()
 
 
 def _too_slow(number: int, frame: FrameType | None) -> None:
@@ -360,7 +368,7 @@ def replay(kind: str, seed: int, index: int, *, keep: bool) -> int:
     sort, (suffix, content) = mutant(kind, seed, index)
     print(f"{sort}, {len(content)} bytes{suffix and ' of ' + suffix}")
     _show(content)
-    signal.signal(signal.SIGPROF, _too_slow)
+    bound()
     call = partial(_trial(kind), suffix, content)
     try:
         print(measured(call))
