@@ -228,6 +228,12 @@ def test_names_and_edges_without_end(tmp_path: Path) -> None:
         load(tmp_path, f'<net version="7"><layers>{layers}</layers><edges>{edges}</edges></net>')
 
 
+def test_a_result_of_strings(tmp_path: Path) -> None:
+    net = _computed("NonZero", np.array([0, 1, 2]), output_type="string")
+    with pytest.raises(nnef_jax.SemanticError, match=r"net\.xml:.* no tensors of type 'string'"):
+        net.load(tmp_path)
+
+
 def test_shapes_that_nothing_has(tmp_path: Path) -> None:
     with pytest.raises(nnef_jax.ShapeError, match=r"input 'x': its shape \[-4,4\] has a negative"):
         modern().load(tmp_path, input_shapes={"x": (-4, 4)})

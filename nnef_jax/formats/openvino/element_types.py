@@ -92,5 +92,7 @@ def computed(type: str, real: str) -> str:
     wide: bool = jax.config.read("jax_enable_x64")
     if type in ("f64", "f32", "f16", "nf4"):
         return "float64" if type == "f64" and wide else real
+    if type not in _DTYPES:  # strings, whose uses are all known when the network is read
+        raise InvalidOperation(f"there are no tensors of type '{type}'")
     narrow = {"i64": "int32", "u64": "uint32"}
     return (not wide and narrow.get(type)) or np.dtype(_DTYPES[type]).name

@@ -261,12 +261,15 @@ class Flattener:
 
     def value(self, net: Net, end: End, found: Mapping[End, Tensor]) -> Value:
         """Return what is at an output port as a tensor of the graph."""
-        layer = net.by_id[end[0]]
-        if found.get(end) is None:
-            error = InvalidOperation("nothing gives the output that is read of it")
-            raise located(error, f"layer '{layer.name}' ({layer.type})", layer.span)
+        layer, tensor = net.by_id[end[0]], found.get(end)
         site = self.site(layer, net, ())
-        return ended(site, site.tensor(found[end]))
+        try:
+            if tensor is None:
+                raise InvalidOperation("nothing gives the output that is read of it")
+            return ended(site, site.tensor(tensor))
+        except InvalidOperation as error:
+            what = f"layer '{layer.name}' ({layer.type})"
+            raise located(error, what, layer.span) from None
 
     def body(
         self,
