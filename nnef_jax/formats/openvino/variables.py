@@ -43,7 +43,10 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
             following.add(layer.id)
         label = label_of(layer)
         if layer.kind == "readvalue" and layer.outputs and (label in written or not follows):
-            found.setdefault(label, Variable(_shape(layer), follows, layer.span))
+            shape = _shape(layer)
+            if label not in written:  # it never grows
+                shape = tuple(0 if n is UNKNOWN else n for n in shape)
+            found.setdefault(label, Variable(shape, follows, layer.span))
     return found
 
 
