@@ -9,6 +9,7 @@ from nnef_jax.formats.base import Expand
 from nnef_jax.limits import Limits
 from nnef_jax.options import require_flags, require_path
 from nnef_jax.reading import Source, opened
+from nnef_jax.storage import reads
 from nnef_jax.storage.writer import write_archive
 
 
@@ -40,7 +41,7 @@ def convert(
         expand: "all" expands the compound operations of the standard to primitives too, and makes
             the document flat.
         dialect: how to read the document, as `load` takes it.
-        overwrite: replace what is at the path; otherwise FileExistsError.
+        overwrite: replace what is at the path, but not the source; otherwise FileExistsError.
         limits: bounds on what is read.
         weights: a file of weights that is elsewhere, as in `load`.
         keep: write what NNEF does not have as custom operations, fragments without a body, which
@@ -57,15 +58,18 @@ def convert(
         require_path("path", path)
     require_flags(flat=flat, overwrite=overwrite, keep=keep)
     stores = path is not None
-    with opened(
-        source,
-        quantization="ignore",
-        expand=expand,
-        dialect=dialect,
-        limits=limits,
-        data=stores,
-        weights=weights,
-    ) as network:
+    with (
+        reads.spared(),
+        opened(
+            source,
+            quantization="ignore",
+            expand=expand,
+            dialect=dialect,
+            limits=limits,
+            data=stores,
+            weights=weights,
+        ) as network,
+    ):
         if network.is_guessed:
             raise UnsupportedError(
                 "the text depends on an extent that is left open",

@@ -29,7 +29,7 @@ from nnef_jax.execution.entry_points import Execution
 from nnef_jax.limits import Meter
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown
 from nnef_jax.similar import did_you_mean
-from nnef_jax.storage import files, placing
+from nnef_jax.storage import files
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ENTRIES = ("apply", "step", "scan")
@@ -59,8 +59,7 @@ def export(
         raise InputError(f"vjp_order must be 0, 1 or 2, it is {vjp_order}")
     platforms = _known_platforms(platforms)
     target = os.fsdecode(path)
-    if os.path.lexists(target) and not overwrite:
-        raise placing.exists(target)
+    files.check_target(target, overwrite=overwrite)
     own = {"params": execution.own.parameters()}
     if entry != "apply":
         own["state"] = execution.own.initial_state()

@@ -40,6 +40,7 @@ from nnef_jax.cli.options import (
     shape_option,
 )
 from nnef_jax.cli.terminal import print_result, report_error, status, told
+from nnef_jax.storage import reads
 
 if TYPE_CHECKING:
     from nnef_jax import Model
@@ -158,6 +159,7 @@ def run(
     layout: Layout = "nchw",
     resize: Resize = False,
     output: Output = None,
+    overwrite: Overwrite = False,
     top: Top = None,
     labels: Annotated[
         Path | None, typer.Option(help="With --top: a text file of the entries' names, one a line.")
@@ -183,14 +185,14 @@ def run(
             model = load(
                 source, dialect=dialect, weights=weights, progress=progress, cache_dir=folder
             )
-            if output:
-                write.check_output(output, [spec.name for spec in model.outputs])
             calls = read.read_inputs(inputs or (), model.inputs, pictures)
+            if output:
+                write.check_output(output, [spec.name for spec in model.outputs], overwrite)
         with status("compiling and running"):
             results = write.run_calls(model, calls)
     if largest:
         write.check_labels(largest, results)
-    print_result(write.reported(model.graph.name, results, output, largest, as_json))
+    print_result(write.reported(model.graph.name, results, output, largest, as_json, overwrite))
 
 
 @app.command("export")
@@ -320,7 +322,8 @@ def main(args: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # which may lack characters that tables have
             stream.reconfigure(errors="backslashreplace")
     try:
-        app(args, prog_name="nnef-jax")
+        with reads.spared():
+            app(args, prog_name="nnef-jax")
     except SystemExit as exit:
         return exit.code if isinstance(exit.code, int) else 0
     except NnefError as error:

@@ -27,6 +27,7 @@ from nnef_jax.cli.options import (
     Json,
     Layout,
     Mean,
+    Overwrite,
     Resize,
     Scale,
     Source,
@@ -77,6 +78,7 @@ def compare(
     layout: Layout = "nchw",
     resize: Resize = False,
     plot: Plot = None,
+    overwrite: Overwrite = False,
     dialect: Dialect = "auto",
     as_json: Json = False,
 ) -> None:
@@ -85,7 +87,7 @@ def compare(
     The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
     """
     pictures = picture_options(inputs or (), mean, scale, layout, resize)
-    check_plot(plot)
+    check_plot(plot, overwrite)
     check_tolerance(rtol, atol)
     sides = [_side(path, shapes, dialect, inside=not outputs) for path in (a, b)]
     if isolate and (outputs or not _is_model(sides[1])):
@@ -98,7 +100,13 @@ def compare(
         from nnef_jax.analysis import compare as compared
 
         found = compared(*sides, arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate)
-    show(found, as_json, plot, table=None if every else found.table(differing=True))
+    show(
+        found,
+        as_json,
+        plot,
+        table=None if every else found.table(differing=True),
+        overwrite=overwrite,
+    )
     if found.first is not None:
         raise typer.Exit(1)
 
@@ -147,6 +155,7 @@ def stats(
     layout: Layout = "nchw",
     resize: Resize = False,
     plot: Plot = None,
+    overwrite: Overwrite = False,
     dialect: Dialect = "auto",
     weights: Weights = None,
     as_json: Json = False,
@@ -155,12 +164,12 @@ def stats(
     pictures = picture_options(inputs or (), mean, scale, layout, resize)
     if names and not inputs:
         raise typer.BadParameter("needs inputs", param_hint="--name")
-    check_plot(plot)
+    check_plot(plot, overwrite)
     if not inputs:
         network = read_network(source, dialect, weights)
         from nnef_jax import weight_statistics
 
-        show(weight_statistics(network.data), as_json, plot)
+        show(weight_statistics(network.data), as_json, plot, overwrite=overwrite)
         return
     model = loaded(source, (), dialect, weights)
     batches = calls_of(model, inputs, pictures)
@@ -168,7 +177,7 @@ def stats(
         from nnef_jax.analysis import activation_statistics
 
         found = activation_statistics(model, batches, names=names or None)
-    show(found, as_json, plot)
+    show(found, as_json, plot, overwrite=overwrite)
 
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:

@@ -6,6 +6,7 @@ import codecs
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -40,7 +41,11 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
 
     Raises InputError for what stands for nothing, OSError for what is missing or unreadable.
     """
-    own = os.path.abspath(output) + os.sep
+    own = os.path.realpath(output) + os.sep
+
+    def is_own(file: str) -> bool:
+        return os.path.realpath(file).startswith(own)
+
     found: list[str] = []
     for argument in arguments:
         if os.path.isdir(argument):
@@ -52,10 +57,12 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
             os.stat(argument)
             named, what = iter([argument]), ""
         all_named = [*named]
-        others = [file for file in all_named if not os.path.abspath(file).startswith(own)]
+        others = [file for file in all_named if not is_own(file)]
         if not others:
             raise InputError(f"'{argument}' is in the output folder" if all_named else what)
         found += others
+    if listed and is_own(str(listed)):
+        raise InputError(f"'{listed}' is in the output folder", hint="give another one to --out")
     found += read_list(listed) if listed else ()
     if not found:
         raise InputError("no inputs are given", hint="give files, folders, patterns or --list FILE")
@@ -169,7 +176,10 @@ def reading_ahead(
         count = min(_TOGETHER, ahead // threads)
         several = [items[i : i + count] for i in range(0, len(items), count)]
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead // count)
-        reads = grain.MapDataset.source(several).map(lambda each: list(map(attempt, each)))
-        return chain.from_iterable(reads.to_iter_dataset(options))
+        here = copy_context()  # which notes what is read in it
+        streamed = grain.MapDataset.source(several).map(
+            lambda each: here.copy().run(lambda: list(map(attempt, each)))
+        )
+        return chain.from_iterable(streamed.to_iter_dataset(options))
 
     return stream

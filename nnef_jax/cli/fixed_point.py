@@ -25,6 +25,7 @@ from nnef_jax.cli.options import (
     Layout,
     Mean,
     Output,
+    Overwrite,
     Resize,
     Scale,
     Source,
@@ -105,6 +106,7 @@ def run(
     layout: Layout = "nchw",
     resize: Resize = False,
     output: Output = None,
+    overwrite: Overwrite = False,
     top: Top = None,
     shapes: Shapes = None,
     dialect: Dialect = "auto",
@@ -117,15 +119,15 @@ def run(
     from nnef_jax.cli import inputs as read
     from nnef_jax.cli import outputs as write
 
-    if output:
-        write.check_output(output, [spec.name for spec in model.outputs])
     calls = read.read_inputs(inputs or (), model.inputs, pictures)
+    if output:
+        write.check_output(output, [spec.name for spec in model.outputs], overwrite)
     lowered = _lowered(model, profile, unsigned, overflow, rounding, semantics, on_unfit)
     with status("compiling and running"):
         function = _raw_of(lowered) if raw else lowered.float
         results = write.run_calls(model, calls, function)
     largest = write.Top(top) if top else None
-    print_result(write.reported(model.graph.name, results, output, largest, as_json))
+    print_result(write.reported(model.graph.name, results, output, largest, as_json, overwrite))
 
 
 @openvx.command()
@@ -150,13 +152,14 @@ def stats(
     shapes: Shapes = None,
     seed: Seed = 0,
     plot: Plot = None,
+    overwrite: Overwrite = False,
     dialect: Dialect = "auto",
     weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Compare a network in fixed point with itself in real numbers, tensor by tensor."""
     pictures = picture_options(inputs or (), mean, scale, layout, resize)
-    check_plot(plot)
+    check_plot(plot, overwrite)
     check_tolerance(rtol, atol)
     model = loaded(source, shapes, dialect, weights)
     arrays = arrays_of(model, inputs, pictures)
@@ -168,7 +171,7 @@ def stats(
     lowered = _lowered(model, profile, unsigned, overflow, rounding, semantics, on_unfit)
     with status("comparing"):
         compared = lowered.stats(*arrays, rtol=rtol, atol=atol, isolate=isolate)
-    show(compared, as_json, plot)
+    show(compared, as_json, plot, overwrite=overwrite)
 
 
 def _dtype(profile: str, unsigned: bool) -> str | None:

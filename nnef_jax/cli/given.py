@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -101,17 +99,17 @@ def check_tolerance(rtol: float, atol: float) -> None:
         raise typer.BadParameter("must not both be 0", param_hint="--rtol, --atol")
 
 
-def check_plot(path: Path | None) -> None:
+def check_plot(path: Path | None, overwrite: bool) -> None:
     """Refuse a picture that could not be saved, before anything is computed."""
     if path is None:
         return
     from nnef_jax import InputError
     from nnef_jax.analysis.results import axes
+    from nnef_jax.storage import files
 
     if path.suffix.lower() not in _PICTURES:
         raise InputError(f"{path}: a picture is a {', a '.join(_PICTURES)}")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    files.check_target(str(path), overwrite=overwrite)
     _without_screen()
     _closed(axes())  # an error where matplotlib is missing
 
@@ -122,6 +120,8 @@ def show(
     plot: Path | None = None,
     saved: Sequence[Any] = (),
     table: Table | None = None,
+    *,
+    overwrite: bool = False,
 ) -> None:
     """Print a result as JSON or as a table, its own or another, and save its picture."""
     from nnef_jax.analysis.results import text_of
@@ -130,9 +130,11 @@ def show(
         from nnef_jax.storage import files
 
         drawn = result.plot()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
-        with files.replacing(str(plot)) as file:
-            drawn.figure.savefig(file, format=plot.suffix[1:].lower(), dpi=120)
-        _closed(drawn)
+        try:
+            with files.replacing(str(plot), overwrite=overwrite) as file:
+                drawn.figure.savefig(file, format=plot.suffix[1:].lower(), dpi=120)
+        finally:
+            _closed(drawn)
     if as_json:
         print_result(json.dumps(result.to_dict(), allow_nan=False))
         return

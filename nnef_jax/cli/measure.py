@@ -19,7 +19,7 @@ from nnef_jax.cli.given import (
     loaded,
     show,
 )
-from nnef_jax.cli.options import Dialect, Json, Source, Weights
+from nnef_jax.cli.options import Dialect, Json, Overwrite, Source, Weights
 from nnef_jax.cli.terminal import status
 
 _ONNX = ("onnxruntime", "openvino")
@@ -36,6 +36,7 @@ def profile(
         typer.Option(min=1, help="Calls that are recorded; by default for a second, 5 at least."),
     ] = None,
     plot: Plot = None,
+    overwrite: Overwrite = False,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -49,14 +50,14 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Measure where the time of a call goes, by operation of the document."""
-    check_plot(plot)
+    check_plot(plot, overwrite)
     model = loaded(source, shapes, dialect, weights)
     arrays = arrays_of(model, inputs)
     with status("measuring"):
         from nnef_jax import profile as measured
 
-        found = measured(model, *arrays, entry=entry, calls=calls, trace=trace)
-    show(found, as_json, plot, [trace])
+        found = measured(model, *arrays, entry=entry, calls=calls, trace=trace, overwrite=overwrite)
+    show(found, as_json, plot, [trace], overwrite=overwrite)
 
 
 @app.command()
@@ -88,12 +89,13 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0, help="Of timed calls in a turn.")] = 0.2,
     seed: Seed = 0,
     plot: Plot = None,
+    overwrite: Overwrite = False,
     dialect: Dialect = "auto",
     weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Measure how long calls take, by batch size, and against other engines."""
-    check_plot(plot)
+    check_plot(plot, overwrite)
     if entry != "apply" and (batches or onnx or tract):
         message = "step and scan go without --batch and other engines"
         raise typer.BadParameter(message, param_hint="--entry")
@@ -123,7 +125,7 @@ def bench(
             seconds=seconds,
             seed=seed,
         )
-    show(found, as_json, plot)
+    show(found, as_json, plot, overwrite=overwrite)
 
 
 @app.command()

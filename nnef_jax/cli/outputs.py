@@ -21,6 +21,7 @@ from nnef_jax.cli.inputs import Call
 from nnef_jax.execution.once import for_one_call
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.writer import check_folder, write_folder
 
 Array = NDArray[Any]
 
@@ -90,10 +91,15 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 
 def reported(
-    network: str, results: Sequence[Result], output: Path | None, top: Top | None, as_json: bool
+    network: str,
+    results: Sequence[Result],
+    output: Path | None,
+    top: Top | None,
+    as_json: bool,
+    overwrite: bool,
 ) -> str:
     """Save results if asked to, and return what is printed: them, else the names of files."""
-    saved = save_results(output, results) if output else []
+    saved = save_results(output, results, overwrite) if output else []
     if as_json:
         return _as_json(network, results, top, values=not saved, files=saved)
     shown = _as_text(results, top, values=not saved)
@@ -190,45 +196,44 @@ def _top_lines(array: Array, top: Top) -> list[str]:
     return lines
 
 
-def check_output(path: Path, names: Sequence[str]) -> None:
-    """Refuse what could not be saved there, before the network is run."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
+    """Refuse what could not be saved there, before the network is run but after all is read."""
     suffix = path.suffix.lower()
-    is_file = suffix in (".npz", ".npy", ".dat")
-    if path.exists() and path.is_dir() == is_file:
-        code = errno.EISDIR if is_file else errno.ENOTDIR
-        raise OSError(code, os.strerror(code), str(path))
     if suffix in (".npy", ".dat") and len(names) > 1:
         raise InputError(
             f"{path} holds one array, the graph has {len(names)} outputs: {', '.join(names)}",
             hint="save them as .npz or into a folder",
         )
+    if suffix in (".npz", ".npy", ".dat"):
+        files.check_target(str(path), overwrite=overwrite)
+    elif path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    else:
+        check_folder(str(path), [*map(member_of, names)], overwrite=overwrite)
 
 
-def save_results(path: Path, results: Sequence[Result]) -> list[str]:
+def save_results(path: Path, results: Sequence[Result], overwrite: bool) -> list[str]:
     """Save outputs, of several results along axis 0 or a new one; return the names of files."""
     arrays = {name: _together([r.outputs[name] for r in results]) for name in results[0].outputs}
+    first = next(iter(arrays.values()))
     match path.suffix.lower():
         case ".npz":
-            save_npz(str(path), arrays)
+            save_npz(str(path), arrays, overwrite=overwrite)
         case ".npy":
-            with files.replacing(str(path)) as file:
-                np.lib.format.write_array(file, next(iter(arrays.values())), allow_pickle=False)
+            with files.replacing(str(path), overwrite=overwrite) as file:
+                np.lib.format.write_array(file, first, allow_pickle=False)
         case ".dat":
-            write_tensor(path, next(iter(arrays.values())))
+            write_tensor(path, first, overwrite=overwrite)
         case _:
-            targets = {path / member_of(name): array for name, array in arrays.items()}
-            for target, array in targets.items():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                write_tensor(target, array)
-            return [str(target) for target in targets]
+            members = {member_of(name): array for name, array in arrays.items()}
+            write_folder(str(path), members, overwrite=overwrite)
+            return [str(path / member) for member in members]
     return [str(path)]
 
 
-def save_npz(path: str, arrays: Mapping[str, Array]) -> None:
+def save_npz(path: str, arrays: Mapping[str, Array], *, overwrite: bool) -> None:
     """Write arrays as a .npz in one step."""
-    with files.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with files.replacing(path, overwrite=overwrite) as file, zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)

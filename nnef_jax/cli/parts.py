@@ -24,7 +24,7 @@ from nnef_jax.cli.dataset import Item
 from nnef_jax.cli.inputs import Array
 from nnef_jax.cli.outputs import save_npz
 from nnef_jax.cli.terminal import told
-from nnef_jax.storage import files
+from nnef_jax.storage import files, reads
 
 _SETTINGS, _FAILURES = "batch.json", "failures.txt"
 _PART = re.compile(r"part-(\d{5,})\.jsonl")
@@ -79,7 +79,7 @@ class Parts:
             rows = [row[spec.name] for row in found]
             shape = (0, *(extent or 0 for extent in spec.shape[1:]))
             arrays[spec.name] = np.stack(rows) if rows else np.zeros(shape, spec.dtype)
-        save_npz(self._path(part, "npz"), arrays)
+        save_npz(self._path(part, "npz"), arrays, overwrite=True)
         lines: list[dict[str, Any]] = []
         row = 0
         for result in results:
@@ -90,14 +90,14 @@ class Parts:
             else:
                 line["row"], row = row, row + 1
             lines.append(line)
-        with files.replacing(self._path(part, "jsonl")) as file:
+        with files.replacing(self._path(part, "jsonl"), overwrite=True) as file:
             file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)
 
     def write_failures(self) -> str:
         """Write the names of the files that failed, one a line, and return where; '' for none."""
         path = str(self.folder / _FAILURES)
         if self.failures:
-            with files.replacing(path) as file:
+            with files.replacing(path, overwrite=True) as file:
                 file.writelines(os.fsencode(f"{name}\n") for name, _ in self.failures)
             return path
         with suppress(FileNotFoundError):
@@ -112,7 +112,7 @@ class Parts:
         if not self.folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
         try:
-            with files.open_regular(path, DataError) as file:
+            with reads.unnoted(), files.open_regular(path, DataError) as file:
                 known = json.loads(file.read())
             old = known.pop("--part-size")
             if type(old) is not int or old < 1:
@@ -129,7 +129,7 @@ class Parts:
                     hint="give a folder of its own",
                 )
             size = size or self._default_size()
-            with files.replacing(path) as file:
+            with files.replacing(path, overwrite=True) as file:
                 file.write(json.dumps({**settings, "--part-size": size}).encode())
             return size
         new = json.loads(json.dumps(settings))
@@ -195,7 +195,7 @@ class Parts:
 
     def _read(self, part: int) -> list[dict[str, Any]]:
         path = self._path(part, "jsonl")
-        with files.open_regular(path, DataError) as file:
+        with reads.unnoted(), files.open_regular(path, DataError) as file:
             try:
                 lines = [json.loads(line) for line in file]
                 fits = ["row" in x or isinstance(x["error"], str) for x in lines]

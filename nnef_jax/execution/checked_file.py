@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from lowering.alignment import ALIGNMENT
 from nnef_jax.errors import ArchiveError
-from nnef_jax.storage import files
+from nnef_jax.storage import files, reads
 
 HEADER = 64  # bytes; what is aligned in the content is so in the file
 _MAGIC = b"nnef_jax checked file 1\n"
@@ -47,7 +47,7 @@ def write_checked(path: str, parts: Sequence[bytes | memoryview]) -> None:
     """Write a file of these parts, all of it or nothing."""
     start = _start(sum(len(part) for part in parts))
     digest = _digest(path, start, parts)
-    with files.replacing(path) as file:
+    with files.replacing(path, overwrite=True) as file:
         file.write(start + digest)
         file.writelines(parts)
 
@@ -59,7 +59,7 @@ def read_checked(path: str, *, mapped: bool) -> memoryview | None:
     it short: what takes its place must be renamed to it. Other content stays as it was checked.
     """
     try:
-        with files.open_regular(path, ArchiveError) as file:
+        with reads.unnoted(), files.open_regular(path, ArchiveError) as file:
             start = _start(max(0, os.fstat(file.fileno()).st_size - HEADER))
             if file.read(len(start)) != start:  # before all of a file of any size is read
                 return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nnef_jax.errors import InputError, UnsupportedError
+from nnef_jax.storage import reads
 
 Call = Callable[[], Sequence[Any]]  # the outputs in order, as numpy has them
 
@@ -32,6 +33,7 @@ def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, An
         raise UnsupportedError(message) from None
     if not os.path.exists(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+    reads.note_path(path)
     try:
         return ENGINES[name](module, os.fspath(path))
     except Exception as error:  # whatever an engine raises for what it does not know

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import os
@@ -13,16 +12,14 @@ from nnef_jax.measure.hlo import Program
 from nnef_jax.storage import files
 
 
-def check(path: str | os.PathLike[str]) -> None:
+def check(path: str | os.PathLike[str], *, overwrite: bool) -> None:
     """Refuse what could not be written there, before anything is measured."""
-    target = Path(path)
-    if not target.name.endswith((".json", ".json.gz")):
-        raise InputError(f"{target}: a trace is a .json or a .json.gz")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target.parent))
+    if not os.fspath(path).endswith((".json", ".json.gz")):
+        raise InputError(f"{os.fspath(path)}: a trace is a .json or a .json.gz")
+    files.check_target(os.fspath(path), overwrite=overwrite)
 
 
-def write(folder: str, path: str | os.PathLike[str], program: Program) -> None:
+def write(folder: str, path: str | os.PathLike[str], program: Program, *, overwrite: bool) -> None:
     """Write the events that jax put into a folder, those of the program with their operations."""
     (recorded,) = Path(folder).rglob("*.trace.json.gz")
     trace = json.loads(gzip.decompress(recorded.read_bytes()))
@@ -33,5 +30,5 @@ def write(folder: str, path: str | os.PathLike[str], program: Program) -> None:
             event["args"]["operations"] = operations
     text = json.dumps(trace).encode()
     packed = os.fspath(path).endswith(".gz")
-    with files.replacing(os.fspath(path)) as file:
+    with files.replacing(os.fspath(path), overwrite=overwrite) as file:
         file.write(gzip.compress(text, mtime=0) if packed else text)

@@ -26,7 +26,7 @@ from nnef_jax.measure.events import Run, recorded, times
 from nnef_jax.measure.examples import devices_of, subject_of
 from nnef_jax.measure.hlo import Program, program_of
 from nnef_jax.model import Model
-from nnef_jax.options import require, require_path
+from nnef_jax.options import require, require_flags, require_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -167,6 +167,7 @@ def profile(
     entry: Literal["apply", "step", "scan"] = "apply",
     calls: int | None = None,
     trace: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     **named: Any,
 ) -> Profile:
     """Measure where the time of a call goes, by operation of the document.
@@ -184,6 +185,7 @@ def profile(
         calls: how many are recorded; by default what takes a second, but 5 at least.
         trace: a file to write the recorded events to, named by their operations, for
             https://ui.perfetto.dev or chrome://tracing: a .json or a .json.gz.
+        overwrite: replace what is at `trace`; otherwise FileExistsError.
         named: inputs by name.
 
     Raises InputError as a call does, and where shapes are open and no inputs are given;
@@ -194,11 +196,12 @@ def profile(
     """
     require("model", model, Model, "a nnef_jax.Model")
     require("calls", calls, int | None, "a number")
+    require_flags(overwrite=overwrite)
     if calls is not None and calls < 1:
         raise ValueError(f"calls must be 1 at least, it is {calls}")
     if trace is not None:
         require_path("trace", trace)
-        perfetto.check(trace)
+        perfetto.check(trace, overwrite=overwrite)
     if is_watched():
         raise UnsupportedError("nothing is compiled while jax looks for NaN or jit is disabled")
     subject = subject_of(model, inputs, named, entry)
@@ -215,7 +218,7 @@ def profile(
         (found,) = Path(folder).rglob("*.xplane.pb")
         data = jax.profiler.ProfileData.from_file(str(found))
         if trace is not None:
-            perfetto.write(folder, trace, program)
+            perfetto.write(folder, trace, program, overwrite=overwrite)
     return _profile(graph, program, data, seconds, device)
 
 

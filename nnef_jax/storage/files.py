@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nnef_jax.errors import LimitError, NnefError
 from nnef_jax.limits import Meter
-from nnef_jax.storage import placing, temporaries
+from nnef_jax.storage import placing, reads, temporaries
 
 try:
     import resource
@@ -51,7 +51,8 @@ def open_regular(
     """Open a regular file for reading; raise `error` where it is something else.
 
     With `follow` off the last part of the path must not be a symbolic link. A relative path starts
-    at the descriptor `folder`. `shown` is what errors call the file.
+    at the descriptor `folder`. `shown` is what errors call the file. It is noted as an input
+    (`reads`).
     """
     # Checked before, since opening a device can do something, and after, since it may have changed.
     shown = shown or path
@@ -59,7 +60,9 @@ def open_regular(
     flags = _FLAGS if follow else _FLAGS | getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags, dir_fd=folder)
     try:
-        _require_regular(os.fstat(descriptor).st_mode, shown, error)
+        status = os.fstat(descriptor)
+        _require_regular(status.st_mode, shown, error)
+        reads.note(status)
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -158,20 +161,34 @@ def _address(array: NDArray[Any]) -> int:
     return array.__array_interface__["data"][0]
 
 
+def check_target(path: str, *, overwrite: bool) -> os.stat_result | None:
+    """Refuse a path that `replacing` would refuse now; return what is there, a link as itself.
+
+    Raises FileNotFoundError where the folder of the file is missing, and else as `replacing` does.
+    """
+    placing.require_parent(path)
+    old = placing.status(os.path.abspath(path))
+    if old and not overwrite:
+        raise placing.exists(path)
+    if old and stat.S_ISDIR(old.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    reads.require_other(path)
+    return old
+
+
 @contextmanager
-def replacing(path: str, *, overwrite: bool = True) -> Generator[BinaryIO]:
+def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
     """Open a new file that takes the place of `path` as the block ends, complete and on the disk.
 
     If the block raises or the process is killed, the old one stays. The new one keeps the old mode;
     a link itself is replaced. The next writer into the folder removes what a killed one left.
 
-    Raises FileExistsError for a device, fifo or socket, and for anything with `overwrite` off;
-    IsADirectoryError for a folder; OSError for a full disk, naming the path.
+    Raises FileExistsError for a device, fifo or socket, for anything with `overwrite` off, and for
+    what the same command reads (`reads`) even so; IsADirectoryError for a folder; OSError for a
+    full disk, naming the path.
     """
     target = os.path.abspath(path)
-    old = placing.status(target)
-    if old and stat.S_ISDIR(old.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    old = check_target(path, overwrite=overwrite)
     private = old is not None and stat.S_ISREG(old.st_mode)
     with placing.naming(path), temporaries.temporary_file(target, private=private) as (new, file):
         yield file
@@ -180,6 +197,7 @@ def replacing(path: str, *, overwrite: bool = True) -> Generator[BinaryIO]:
         if os.name == "nt":  # where no open file is renamed, and none is locked
             file.close()
         placing.keep_mode(new, old)
+        reads.require_other(path)  # again: more may have been read since
         placing.place_file(new, target, overwrite=overwrite)
 
 

@@ -30,6 +30,13 @@ def status(path: str) -> os.stat_result | None:
     return None
 
 
+def require_parent(path: str) -> None:
+    """Raise FileNotFoundError where the folder that a path is in is missing."""
+    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        parent = os.path.dirname(path) or os.curdir
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
+
+
 def keep_mode(path: str, old: os.stat_result | None) -> None:
     """Give what is new the mode, and the owner if allowed, of an old one of its kind."""
     new = os.lstat(path)

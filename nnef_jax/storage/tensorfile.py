@@ -288,10 +288,12 @@ def write_tensor(
     *,
     bits: int | None = None,
     quantized: bool = False,
+    overwrite: bool = True,
 ) -> None:
     """Write a tensor file of NNEF 1.0 (spec 5.2) to a path or a binary file object.
 
-    A path gets the whole file or, where something fails, keeps what was there. The array is of
+    A path gets the whole file or, where something fails, keeps what was there; with `overwrite` off
+    what is there is a FileExistsError. The array is of
     float16, float32, float64, integers, or bool (1 bit); bfloat16 is written as float32. `bits`
     stores integers in 1 to 64 bits, bool in 1 or 8. `quantized` marks codes, whose algorithm
     graph.quant gives.
@@ -304,10 +306,12 @@ def write_tensor(
     if not callable(getattr(file, "write", None)):
         require_path("file", file)
     require("bits", bits, int | None, "an integer, or None")
-    require_flags(quantized=quantized)
+    require_flags(quantized=quantized, overwrite=overwrite)
     header, data = encode_tensor(array, bits=bits, quantized=quantized)
     is_path = isinstance(file, str | os.PathLike)
-    with files.replacing(os.fsdecode(file)) if is_path else nullcontext(file) as stream:
+    with (
+        files.replacing(os.fsdecode(file), overwrite=overwrite) if is_path else nullcontext(file)
+    ) as stream:
         stream.write(header)
         stream.write(data)
 

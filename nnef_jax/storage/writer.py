@@ -10,7 +10,7 @@ import lzma
 import os
 import stat
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from nnef_jax.errors import ArchiveError
 from nnef_jax.limits import Meter
-from nnef_jax.storage import files, placing, temporaries
+from nnef_jax.storage import files, placing, reads, temporaries
 from nnef_jax.storage.folder import Folder
 from nnef_jax.storage.labels import above, quoted_members, refusal, split_name
 from nnef_jax.storage.tensorfile import TensorFile, encode_tensor
@@ -65,7 +65,7 @@ def write_archive(
     if os.path.lexists(target) and not overwrite:
         raise placing.exists(target)
     if opener is None:
-        _write_folder(target, named, overwrite)
+        write_folder(target, named, overwrite=overwrite, network=True)
         return
     with files.replacing(target, overwrite=overwrite) as file, opener(file) as stream:
         _write_tar(stream, named)
@@ -102,12 +102,21 @@ def _write_tar(stream: Any, members: dict[str, Member]) -> None:
             tar.addfile(info, io.BytesIO(content))
 
 
-def _write_folder(target: str, members: dict[str, Member], overwrite: bool) -> None:
-    check = partial(_check_replaceable, shown=target, names=members.keys())
+def write_folder(
+    path: str, members: Mapping[str, Member], *, overwrite: bool, network: bool = False
+) -> None:
+    """Write members, whose names are safe, as a folder: all of them, or what was there stays.
+
+    An empty folder is replaced, another one with `overwrite` alone, and only if it holds nothing
+    but files named as the new ones or, for a `network`, those of another network.
+
+    Raises FileExistsError, and else as `write_archive` does.
+    """
+    target = os.path.abspath(path)
+    names = members.keys()
+    check = partial(_check_replaceable, shown=target, names=names, network=network)
     with placing.naming(target):
-        old = placing.status(target)
-        with temporaries.held(target):
-            check(target)
+        old = check_folder(target, names, overwrite=overwrite, network=network)
         # Modes are kept from a folder, not from a linked one.
         in_place = old is not None and stat.S_ISDIR(old.st_mode)
         with temporaries.temporary_folder(target, private=in_place) as temporary:
@@ -115,7 +124,21 @@ def _write_folder(target: str, members: dict[str, Member], overwrite: bool) -> N
             placing.place_folder(temporary, target, check if overwrite else None)
 
 
-def _fill(folder: str, members: dict[str, Member], old: str | None) -> None:
+def check_folder(
+    path: str, names: Collection[str], *, overwrite: bool, network: bool = False
+) -> os.stat_result | None:
+    """Refuse a path that `write_folder` would refuse now for these names; return what is there."""
+    placing.require_parent(path)
+    target = os.path.abspath(path)
+    old = placing.status(target)
+    if old and not overwrite and not (stat.S_ISDIR(old.st_mode) and not os.listdir(target)):
+        raise placing.exists(path)
+    with temporaries.held(target):
+        _check_replaceable(target, shown=path, names=names, network=network)
+    return old
+
+
+def _fill(folder: str, members: Mapping[str, Member], old: str | None) -> None:
     """Write members into a new folder, with the modes of those in an old one."""
 
     def finish(name: str) -> None:
@@ -136,27 +159,40 @@ def _fill(folder: str, members: dict[str, Member], old: str | None) -> None:
         finish(name)
 
 
-def _check_replaceable(path: str, *, shown: str, names: Iterable[str]) -> None:
-    """Raise FileExistsError for a folder with more than a network and files of `names`."""
+def _check_replaceable(path: str, *, shown: str, names: Collection[str], network: bool) -> None:
+    """Raise FileExistsError for what must stay: an input, or a folder that holds other files.
+
+    Others are those that are not of `names` nor, with `network`, of the network that is there.
+    """
+    reads.require_other(path)
     if os.path.islink(path) or not os.path.isdir(path):
         return
     temporaries.sweep(path)
     found = os.listdir(path)
     if not found:
         return
-    if _GRAPH not in found:
-        raise FileExistsError(errno.EEXIST, f"is a folder without {_GRAPH}, not replaced", shown)
-    folder = Folder(path, Meter())
-    text = bytes(folder.read(_GRAPH)).decode(errors="replace")
-    folder.close()
-    stranger = _stranger(path, {_GRAPH, _QUANTIZATION, *names, *quoted_members(text)})
+    own = {*names}
+    if network:
+        if _GRAPH not in found:
+            reason = f"is a folder without {_GRAPH}, not replaced"
+            raise FileExistsError(errno.EEXIST, reason, shown)
+        with reads.unnoted():
+            folder = Folder(path, Meter())
+            text = bytes(folder.read(_GRAPH)).decode(errors="replace")
+            folder.close()
+        own |= {_GRAPH, _QUANTIZATION, *quoted_members(text)}
+    stranger = _stranger(path, own)
     if stranger:
-        reason = f"is not replaced: it holds '{stranger}', which is not the network's"
+        whose = "which is not the network's" if network else "of which no new one is written"
+        reason = f"is not replaced: it holds '{stranger}', {whose}"
         raise FileExistsError(errno.EEXIST, reason, shown)
 
 
 def _stranger(root: str, own: set[str]) -> str:
-    """Return a name in a folder that is neither a member nor on the way to one, or ''."""
+    """Return a name in a folder that is neither a member nor on the way to one, or ''.
+
+    Raises FileExistsError for a member that is an input.
+    """
     ways = set().union(*(above(name) for name in own))
     ahead = [""]
     while ahead:
@@ -166,6 +202,7 @@ def _stranger(root: str, own: set[str]) -> str:
             name = f"{folder}/{entry}" if folder else entry
             path = os.path.join(root, name)
             if not os.path.isdir(path) or os.path.islink(path):
+                reads.require_other(path)
                 known = name in own or (name in ways and os.path.islink(path))
             else:
                 known = name in ways

@@ -24,6 +24,7 @@ from nnef_jax.options import require_flags, require_path
 from nnef_jax.reading import Source, read
 from nnef_jax.similar import listed
 from nnef_jax.storage import files as storage
+from nnef_jax.storage import reads
 from nnef_jax.viewing.data import page_data
 from nnef_jax.viewing.measures import fields_by_name
 
@@ -74,7 +75,7 @@ def view(
             `{"operations": [{"name": ..., "seconds": ...}, ...]}`.
         comparison: colours operations by their error: what `nnef_jax.analysis.compare` returned, or
             the dict that its `to_dict` makes.
-        overwrite: replace what is at `output`; otherwise FileExistsError.
+        overwrite: replace what is at `output`, but not the network; otherwise FileExistsError.
 
     Raises InputError where a profile or comparison is not as above, or names no operation of the
     network; NnefError where there is something wrong with the network.
@@ -82,9 +83,10 @@ def view(
     require_flags(overwrite=overwrite)
     if output is not None:
         require_path("output", output)
-    page = page_of(network, profile=profile, comparison=comparison)
-    if output is not None:
-        page.save(output, overwrite=overwrite)
+    with reads.spared():
+        page = page_of(network, profile=profile, comparison=comparison)
+        if output is not None:
+            page.save(output, overwrite=overwrite)
     return page
 
 

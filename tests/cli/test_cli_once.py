@@ -47,7 +47,7 @@ def run(net, tmp_path):
     np.save(tmp_path / "x.npy", x)
 
     def run(*options):
-        ok("run", net, tmp_path / "x.npy", "-o", tmp_path / "y.npy", *options)
+        ok("run", net, tmp_path / "x.npy", "-o", tmp_path / "y.npy", "--overwrite", *options)
         return np.load(tmp_path / "y.npy")
 
     run.wanted = np.asarray(nnef_jax.load(net)(x))

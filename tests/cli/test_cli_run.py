@@ -208,8 +208,9 @@ def test_wrong_labels(scores, x, tmp_path):
 def test_save_one_output(scores, x, expected, tmp_path, suffix):
     path = tmp_path / f"out{suffix}"
     file = path / "y.dat" if suffix == "" else path
-    for _ in range(2):  # what is there is replaced
-        assert ok("run", scores, x, "--output", path) == f"y: float32[2,3]\nsaved {file}\n"
+    command = "run", scores, x, "--output", path
+    assert ok(*command) == f"y: float32[2,3]\nsaved {file}\n"
+    assert "exists already" in fails(*command)
     match suffix:
         case ".npy":
             saved = np.load(path)
@@ -221,7 +222,7 @@ def test_save_one_output(scores, x, expected, tmp_path, suffix):
             saved = nnef_jax.read_tensor(file)
     np.testing.assert_allclose(saved, expected)
     assert saved.dtype == np.float32
-    found = json.loads(ok("run", scores, x, "--output", path, "--json"))
+    found = json.loads(ok(*command, "--overwrite", "--json"))
     assert found["files"] == [str(file)]
     assert found["results"][0]["outputs"] == [{"name": "y", "shape": [2, 3], "dtype": "float32"}]
 
