@@ -233,7 +233,9 @@ def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
     failures = parts.write_failures()
     spread = f"{devices} device{'s' if devices > 1 else ''}"
     earlier = f", {count - computed} by an earlier run" if computed < count else ""
-    print_result(f"{count} files: {computed} on {spread}{earlier}\nsaved {parts.folder}")
+    damaged = [f"{path}: not as it was written, its part is made again" for path in parts.damaged]
+    done = f"{count} files: {computed} on {spread}{earlier}"
+    print_result("\n".join([*damaged, done, f"saved {parts.folder}"]))
     if failures:
         errors = [DataError(text) for _, text in parts.failures[:_SHOWN]]
         many = f"{len(parts.failures)} of {count} files failed"

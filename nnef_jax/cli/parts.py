@@ -1,13 +1,15 @@
 """The results of `nnef-jax batch`: a folder of parts, which a later run goes on with.
 
 PART.npz holds the outputs of some items that follow one another, a row each. PART.jsonl tells of
-each of these items which file it is, and its row, or why it has none. It is written last: a part
-without it is none. batch.json tells what all parts were made with.
+each of these items which file it is, and its row, or why it has none. It is written last, and its
+last line has a checksum of both files: a part without it, or with another one, is none. batch.json
+tells what all parts were made with.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -15,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from nnef_jax.cli.terminal import told
 from nnef_jax.storage import files, reads
 
 _SETTINGS, _FAILURES = "batch.json", "failures.txt"
+_CHECKSUM = "sha256"
 _PART = re.compile(r"part-(\d{5,})\.jsonl")
 _BYTES, _MOST = 64 << 20, 1024  # of a part, by default
 
@@ -43,7 +46,7 @@ class Parts:
     """The parts in a folder, which is made if it is not there: what is done, and what is pending.
 
     Raises InputError where the folder holds results of other items or of other settings, or other
-    files alone, DataError where it is damaged, OSError where it cannot be read or made.
+    files alone, DataError where batch.json is damaged, OSError where it cannot be read or made.
 
     Args:
         folder: where they are.
@@ -64,6 +67,7 @@ class Parts:
     ) -> None:
         self.folder, self._items, self._outputs = folder, items, outputs
         self.failures: list[tuple[str, str]] = []
+        self.damaged: list[str] = []  # parts that are there, and made again
         self._size = self._settle(settings, size)
         self.pending = self._check()
 
@@ -90,8 +94,9 @@ class Parts:
             else:
                 line["row"], row = row, row + 1
             lines.append(line)
+        lines[-1] |= {_CHECKSUM: self._checksum(part, lines)}
         with files.replacing(self._path(part, "jsonl"), overwrite=True) as file:
-            file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)
+            file.writelines(_encoded(lines))
 
     def write_failures(self) -> str:
         """Write the names of the files that failed, one a line, and return where; '' for none."""
@@ -120,7 +125,8 @@ class Parts:
         except FileNotFoundError:
             known, old = None, 0
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            raise _damaged(path, "give another folder to --out") from None
+            hint = "give another folder to --out"
+            raise DataError(f"{path}: not as it was written", hint=hint) from None
         if known is None:
             present = [name for name in os.listdir(self.folder) if not name.startswith(".")]
             if present:
@@ -168,7 +174,9 @@ class Parts:
                 pending.append(part)
                 continue
             lines, items = self._read(part), self.items_of(part)
-            if self._needs_another(part, lines, items):
+            if lines is None:
+                self.damaged.append(self._path(part, "jsonl"))
+            if lines is None or self._needs_another(part, lines, items):
                 pending.append(part)
             else:
                 self.failures += [(x["file"], x["error"]) for x in lines if "row" not in x]
@@ -193,17 +201,23 @@ class Parts:
                 retried = True
         return retried or len(lines) < len(items)
 
-    def _read(self, part: int) -> list[dict[str, Any]]:
-        path = self._path(part, "jsonl")
-        with reads.unnoted(), files.open_regular(path, DataError) as file:
-            try:
+    def _read(self, part: int) -> list[dict[str, Any]] | None:
+        """Return what a part tells of its items, None where it is not as it was written."""
+        try:
+            with reads.unnoted(), files.open_regular(self._path(part, "jsonl"), DataError) as file:
                 lines = [json.loads(line) for line in file]
-                fits = ["row" in x or isinstance(x["error"], str) for x in lines]
-                if all(fits) and all(isinstance(x["file"], str) for x in lines):
-                    return lines
-            except (ValueError, KeyError, TypeError, RecursionError):
-                pass
-        raise _damaged(path, "remove it: its part is made again")
+            checksum = lines[-1].pop(_CHECKSUM)
+            return lines if checksum == self._checksum(part, lines) else None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return None
+
+    def _checksum(self, part: int, lines: Sequence[dict[str, Any]]) -> str:
+        """Return the sha256 of the .npz of a part and of its lines."""
+        with reads.unnoted(), files.open_regular(self._path(part, "npz"), DataError) as file:
+            digest = hashlib.file_digest(cast(Any, file), "sha256")
+        for line in _encoded(lines):
+            digest.update(line)
+        return digest.hexdigest()
 
     def _others(self, what: str) -> InputError:
         return InputError(
@@ -222,9 +236,9 @@ def reason(error: Exception) -> str:
     return error.block() if isinstance(error, NnefError) else str(error)
 
 
+def _encoded(lines: Sequence[dict[str, Any]]) -> list[bytes]:
+    return [f"{json.dumps(line)}\n".encode() for line in lines]
+
+
 def _shown(setting: Any) -> str:
     return setting if isinstance(setting, str) else json.dumps(setting)
-
-
-def _damaged(path: str, hint: str) -> DataError:
-    return DataError(f"{path}: not as it was written", hint=hint)
