@@ -12,6 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lowering.extents import show
 from lowering.graph import TensorType
 from nnef_jax import DataError, InputError, NnefError, TensorSpec, UnsupportedError
@@ -135,7 +137,8 @@ def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
             f"{file} has shape {show(array.shape)}, "
             f"an item of input '{spec.name}' has {show(shape)} or {show(shape[1:])}"
         )
-    return fitted(file, array.reshape(shape), TensorType(shape, spec.dtype))
+    # A copy: what is mapped would be read from the disk by who computes.
+    return np.array(fitted(file, array.reshape(shape), TensorType(shape, spec.dtype)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import threading
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax import DataError, InputError, TensorSpec, UnsupportedError
+from nnef_jax import InputError, TensorSpec, UnsupportedError
+from nnef_jax.cli.bounded import reading
 from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_picture
-from nnef_jax.storage import files
+from nnef_jax.storage.numpyfile import read_npy, read_npz
 from nnef_jax.storage.tensorfile import read_tensor_file
 
 ARRAYS = (".npy", ".npz", ".dat")
@@ -145,11 +141,14 @@ def _assign(
 
 
 def read_array(path: Path, name: str) -> Array:
-    """Read the array of an input from a file; of a .npz that of its name, or the only one."""
+    """Read the array of an input from a file; of a .npz that of its name, or the only one.
+
+    Raises DataError for a broken file, LimitError for one that expands to more than `Limits`.
+    """
     match path.suffix.lower():
         case ".npy":
-            with files.open_regular(str(path), DataError) as file:
-                return _parse_npy(file.read(), str(path))
+            with reading(path) as (data, _):
+                return read_npy(data, str(path))
         case ".npz":
             members = read_members(path)
             if name not in members and len(members) != 1:
@@ -167,27 +166,6 @@ def read_array(path: Path, name: str) -> Array:
 
 
 def read_members(path: Path) -> dict[str, Array]:
-    """Read all arrays of a .npz by name; DataError where it is none."""
-    with files.open_regular(str(path), DataError) as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                members = {n: archive.read(n) for n in archive.namelist() if n.endswith(".npy")}
-        except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, zlib.error) as error:
-            raise DataError(f"{path}: no .npz file: {error}") from None
-    return {
-        name.removesuffix(".npy"): _parse_npy(data, f"{path}/{name}")
-        for name, data in members.items()
-    }
-
-
-# Python's parser, which reads a header, counts the depth of what it builds for all threads at once,
-# so that it fails in one of two (CPython's gh-106905). What takes long is done before.
-_PARSER = threading.Lock()
-
-
-def _parse_npy(data: bytes, shown: str) -> Array:
-    try:
-        with _PARSER:
-            return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, MemoryError, tokenize.TokenError) as error:
-        raise DataError(f"{shown}: no .npy file: {error}") from None
+    """Read all arrays of a .npz by name; DataError where it is none, LimitError where too large."""
+    with reading(path) as (data, meter):
+        return read_npz(data, str(path), meter)

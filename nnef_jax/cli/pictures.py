@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax import DataError, InputError, UnsupportedError
-from nnef_jax.storage import files
+from nnef_jax import DataError, InputError, NnefError, UnsupportedError
+from nnef_jax.cli.bounded import reading
 
 if TYPE_CHECKING:
     from nnef_jax import TensorSpec
 
 PICTURES = (".png", ".jpg", ".jpeg")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_BYTES_PER_CHANNEL = 6  # of a pixel while it is converted: as octets, twice, and as float32
+_SCAN = b"\xff\xda"  # which starts a pass of a JPEG over all of its pixels
+_PIXELS_PER_STEP = 256
 
 Array = NDArray[Any]
 
@@ -64,7 +67,9 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
                 f"{option} has {len(numbers)} numbers, "
                 f"input '{spec.name}' has {pixels.shape[2]} channels"
             )
-    values = (pixels - np.array(options.mean, np.float32)) * np.array(options.scale, np.float32)
+    pixels -= np.array(options.mean, np.float32)  # in place: pictures may be large
+    pixels *= np.array(options.scale, np.float32)
+    values = pixels
     if spec.dtype.startswith("int") and np.array_equal(values, np.round(values)):
         values = values.astype(np.int32)
     axes = [axis for axis in layout if axis != "n"]
@@ -76,7 +81,8 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
 
 def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool) -> Array:
     """Return the pixels from 0 to 255 as float32[height, width, channel]."""
-    image, channels = _open_picture(path), extents.get("c", 1)
+    channels = extents.get("c", 1)
+    image = _open_picture(path, channels or 3)
     if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
         image = _image_module().fromarray(np.asarray(image, np.float32) / 257)
     else:
@@ -91,22 +97,36 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
                 hint="--resize scales pictures to the size of the input",
             )
         image = image.resize((width, height), _image_module().Resampling.BILINEAR)
-    pixels = np.atleast_3d(np.asarray(image, np.float32))
+    pixels = np.atleast_3d(np.array(image, np.float32))
     return np.repeat(pixels, channels, 2) if channels and pixels.shape[2] != channels else pixels
 
 
-def _open_picture(path: Path) -> Any:
-    module = _image_module()
-    from PIL import ImageOps
+def _open_picture(path: Path, channels: int) -> Any:
+    """Return a picture, decoded for so many channels; DataError, or LimitError before it is."""
+    most = _image_module().MAX_IMAGE_PIXELS
+    from PIL import ImageOps, JpegImagePlugin, PngImagePlugin
 
-    with files.open_regular(str(path), DataError) as file, warnings.catch_warnings():
-        warnings.simplefilter("error", module.DecompressionBombWarning)
+    with reading(path) as (data, meter):
+        content = bytes(data)
+        if content.startswith(b"\x89PNG"):
+            kind = PngImagePlugin.PngImageFile
+        elif content.startswith(b"\xff\xd8"):
+            kind = JpegImagePlugin.JpegImageFile
+        else:
+            raise DataError(f"{path}: neither a PNG nor a JPEG picture")
         try:
-            image = module.open(file, formats=("PNG", "JPEG"))
+            # Not by Image.open, which warns of large ones: threads share what becomes of a warning.
+            image = kind(io.BytesIO(content))
+            count = image.width * image.height
+            if most and count > most:
+                raise DataError(f"{path}: a picture of {count} pixels exceeds limit of {most}")
+            sizes = len(image.getbands()) + _BYTES_PER_CHANNEL * channels
+            meter.expand(count * sizes, str(path))
+            meter.spend(count * content.count(_SCAN) // _PIXELS_PER_STEP, str(path))
             image.load()
             return ImageOps.exif_transpose(image)
-        except module.UnidentifiedImageError:
-            raise DataError(f"{path}: neither a PNG nor a JPEG picture") from None
+        except NnefError:
+            raise
         except Exception as error:  # Pillow's decoders let all sorts through on broken data
             raise DataError(f"{path}: a picture that cannot be read: {error}") from None
 

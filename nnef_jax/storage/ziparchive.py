@@ -36,11 +36,20 @@ class ZipArchive:
     """The members of a zip archive, of which the last of a name counts.
 
     Without any of `graphs` at the top, the folder that holds one is the container. Folders, and
-    names that are absolute or have a '..' part, are left out.
+    names that are absolute or have a '..' part, are left out. The checksum of a stored member is
+    looked at where the archive is `checked`, which reads all of it.
     """
 
-    def __init__(self, data: memoryview, name: str, meter: Meter, graphs: Sequence[str]) -> None:
-        self._name, self._data, self._meter = name, data, meter
+    def __init__(
+        self,
+        data: memoryview,
+        name: str,
+        meter: Meter,
+        graphs: Sequence[str],
+        *,
+        checked: bool = False,
+    ) -> None:
+        self._name, self._data, self._meter, self._checked = name, data, meter, checked
         members: dict[str, zipfile.ZipInfo] = {}
         for member in self._entries():
             parts = split_name(member.filename)
@@ -108,23 +117,32 @@ class ZipArchive:
         if len(stored) < member.compress_size:
             raise ArchiveError(f"'{location}' is truncated: {len(stored)} bytes of it are left")
         if member.compress_type == zipfile.ZIP_STORED:
+            if self._checked:
+                self._meter.spend(len(stored) // _BYTES_PER_STEP, location)
+                _check(stored, member, location)
             return stored
         return self._inflate(stored, member, location)
 
     def _inflate(self, data: memoryview, member: zipfile.ZipInfo, location: str) -> memoryview:
         expanded, stream = bytearray(_PADDING), zlib.decompressobj(-zlib.MAX_WBITS)
+        self._meter.expand(member.file_size, location)
         try:
             for start in range(0, len(data), _PIECE):
                 piece = stream.decompress(data[start : start + _PIECE], _MOST)
-                self._meter.expand(len(piece), location)
                 self._meter.spend(PIECE + len(piece) // _BYTES_PER_STEP, location)
                 expanded += piece
+                if len(expanded) > _PADDING + member.file_size:
+                    break
         except zlib.error as error:
             raise ArchiveError(f"'{location}': broken compression: {error}") from None
         found = memoryview(expanded)[_PADDING:].toreadonly()
-        if len(found) != member.file_size or zlib.crc32(found) != member.CRC:
-            raise ArchiveError(f"'{location}' is not what was packed: its checksum differs")
+        _check(found, member, location)
         return found
+
+
+def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
+    if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
+        raise ArchiveError(f"'{location}' is not what was packed: its checksum differs")
 
 
 class _File(io.RawIOBase):

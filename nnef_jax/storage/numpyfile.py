@@ -1,0 +1,105 @@
+"""numpy's files: an array as a .npy, arrays by name as a .npz, read as views of their bytes.
+
+    0   93 "NUMPY", major, minor     8   length of the header: 2 bytes, from major 2 on 4
+    +0  the header, {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } in any order
+    +n  the items
+
+Headers are matched, not evaluated, and nothing is unpickled: items are numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nnef_jax.errors import ArchiveError, DataError
+from nnef_jax.limits import Meter
+from nnef_jax.storage.ziparchive import ZipArchive
+
+_MAGIC = b"\x93NUMPY"
+_LENGTHS = {1: 2, 2: 4, 3: 4}  # bytes of the header's length, by major version
+_LONGEST = 10_000  # header, as numpy has it
+_MOST = (1 << 63) - 1  # bytes, and items of an axis
+_NAMES = {"descr", "fortran_order", "shape"}
+_DICT = re.compile(r"\{(.*)\}", re.S)
+_FIELD = re.compile(
+    r"""\s*(?:
+        ['"]descr['"]\s*:\s*['"](?P<descr>[<>=|]?[?biufcV][0-9]{0,4})['"]
+      | ['"]fortran_order['"]\s*:\s*(?P<fortran_order>True|False)
+      | ['"]shape['"]\s*:\s*\((?P<shape>(?:\s*[0-9]{1,19}L?\s*,)*(?:\s*[0-9]{1,19}L?)?)\s*\)
+    )\s*(?:,\s*|$)""",
+    re.X,
+)
+
+Array = NDArray[Any]
+
+
+def read_npy(data: memoryview, name: str) -> Array:
+    """Return the array in the bytes of a .npy, read-only; DataError, by `name`, for anything else.
+
+    What follows the items is ignored, as numpy does.
+    """
+    head = bytes(data[:8])
+    length = _LENGTHS.get(head[6]) if head[:6] == _MAGIC and len(head) == 8 else None
+    if length is None:
+        raise _broken(name, "it does not start as one of version 1, 2 or 3")
+    start = 8 + length
+    end = start + int.from_bytes(data[8:start], "little")
+    if end > min(len(data), start + _LONGEST):
+        raise _broken(name, "its header is truncated, or too long")
+    dtype, in_columns, shape = _header(bytes(data[start:end]).decode("latin-1"), name)
+    size = dtype.itemsize * math.prod(shape)
+    if size > len(data) - end:
+        raise _broken(name, f"its header says {size} bytes of items, it has {len(data) - end}")
+    if dtype.itemsize * math.prod(max(1, extent) for extent in shape) > _MOST:
+        raise _broken(name, "its extents are too large")
+    items = np.frombuffer(data[end : end + size], dtype)
+    try:
+        return items.reshape(shape[::-1]).T if in_columns else items.reshape(shape)
+    except ValueError as error:  # for more axes than numpy has
+        raise _broken(name, str(error)) from None
+
+
+def _header(text: str, name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+    found: dict[str, str] = {}
+    match = _DICT.fullmatch(text.strip())
+    rest = match[1] if match else ""
+    while match := _FIELD.match(rest):
+        field = match.lastgroup or ""
+        found[field] = match[field]
+        rest = rest[match.end() :]
+    if rest or found.keys() != _NAMES:
+        raise _broken(name, f"its header is not that of an array of numbers: {text[:200]!r}")
+    try:
+        dtype = np.dtype(found["descr"])
+    except TypeError:
+        raise _broken(name, f"there are no items of type '{found['descr']}'") from None
+    if not dtype.itemsize:
+        raise _broken(name, "its items are empty")
+    extents = [x.strip().removesuffix("L") for x in found["shape"].split(",")]
+    return dtype, found["fortran_order"] == "True", tuple(int(x) for x in extents if x)
+
+
+def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
+    """Return the arrays in the bytes of a .npz by name, read-only; others than .npy are left out.
+
+    Raises DataError for a broken archive or member, LimitError for what expands to too much.
+    """
+    try:
+        archive = ZipArchive(data, name, meter, (), checked=True)
+        members = [member for member in archive.names() if member.endswith(".npy")]
+        return {
+            member.removesuffix(".npy"): read_npy(archive.read(member), archive.location(member))
+            for member in members
+        }
+    except ArchiveError as error:
+        message = error.message.removeprefix(f"{name}: ")
+        raise DataError(f"{name}: no .npz file: {message}", hint=error.hint) from None
+
+
+def _broken(name: str, reason: str) -> DataError:
+    return DataError(f"{name}: no .npy file: {reason}")
