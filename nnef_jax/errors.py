@@ -54,6 +54,10 @@ class NnefError(ValueError):
 
     def block(self) -> str:
         """Return this error alone: place and message, source line with caret, calls, hint."""
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """Return the lines of `block`; a line end within one is of a name."""
         lines = [f"{self.span}: {self.message}" if self.span else self.message]
         if self.span:
             lines += ["    " + line for line in self.span.excerpt().split("\n")]
@@ -65,7 +69,7 @@ class NnefError(ValueError):
             lines.append(f"  ... and {hidden} more calls")
         if self.hint:
             lines.append(f"  hint: {self.hint}")
-        return "\n".join(map(_shown, lines))
+        return [*map(_shown, lines)]
 
     def __str__(self) -> str:
         blocks = [error.block() for error in self.errors[:_SHOWN_ERRORS]]

@@ -9,6 +9,7 @@ from lowering.graph import Graph
 from lowering.work import multiply_adds
 from nnef_jax.limits import ROW, Meter
 from nnef_jax.network import Network
+from nnef_jax.printable import printable
 
 _Row = tuple[str, str, str, str, str, str]
 _HEAD: _Row = ("name", "operation", "shape", "dtype", "parameters", "MACs")
@@ -26,11 +27,11 @@ def summarise(network: Network, in_integers: Collection[str] = ()) -> str:
     """
     graph, unused = network.graph, network.unused
     meter = Meter(network.options.meter.limits)
-    rows: list[_Row] = []
+    rows: list[Sequence[str]] = []
     work = [multiply_adds(operation) for operation in graph.operations]
     for row in _rows(graph, work, unused, in_integers):
         meter.spend(ROW, graph.name)
-        rows.append(row)
+        rows.append([*map(printable, row)])
     widths = [min(_WIDEST, max(map(len, column))) for column in zip(_HEAD, *rows, strict=True)]
     lines = [_line(_HEAD, widths), _line(["-" * width for width in widths], widths)]
     lines += [_line(row, widths) for row in rows]
@@ -42,7 +43,7 @@ def summarise(network: Network, in_integers: Collection[str] = ()) -> str:
     parts += [f"{state:,} state"] if state else []
     is_open = any(not is_known(value.type.shape) for value in graph.inputs)
     parts += [f"{sum(work):,} multiply-adds" + (" with open extents 1" if is_open else "")]
-    return "\n".join([graph.name, "", *lines, "", ", ".join(parts)])
+    return "\n".join([printable(graph.name), "", *lines, "", ", ".join(parts)])
 
 
 def _rows(

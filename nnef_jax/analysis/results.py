@@ -13,6 +13,7 @@ import numpy as np
 
 from lowering.extents import show
 from nnef_jax.errors import UnsupportedError
+from nnef_jax.printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,13 +74,13 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) 
     from rich.text import Text
 
     cells = [[x.item() if hasattr(x, "item") else x for x in row] for row in rows]
-    table = Table(title=Text(_printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
     for index, head in enumerate(columns):
         column = [row[index] for row in cells if row[index] is not None]
         is_number = bool(column) and all(isinstance(x, int | float) for x in column)
         table.add_column(Text(head), justify="right" if is_number else "left", no_wrap=True)
     for row in cells:
-        table.add_row(*[Text(_printable(number(x))) for x in row])
+        table.add_row(*[Text(printable(number(x))) for x in row])
     return table
 
 
@@ -149,12 +150,7 @@ def plotting(module: str) -> Any:
 
 def literally(name: str) -> str:
     """Return a name for matplotlib, which takes what is between dollars for a formula."""
-    return _printable(name).replace("$", r"\$")
-
-
-def _printable(text: str) -> str:
-    """Return text for a terminal; names of a document may hold anything."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return printable(name).replace("$", r"\$")
 
 
 def _fields(value: Any) -> tuple[Any, ...]:

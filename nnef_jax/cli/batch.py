@@ -27,7 +27,7 @@ from nnef_jax.cli.options import (
     read_network,
     shape_option,
 )
-from nnef_jax.cli.terminal import print_result, status
+from nnef_jax.cli.terminal import print_result, report_error, status
 
 if TYPE_CHECKING:
     from nnef_jax import Model, TensorSpec
@@ -226,18 +226,17 @@ def _digest(network: Network) -> str:
 
 
 def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
-    """Print what was done; raise DataError, for each of the first files and all, if some failed."""
+    """Print what was done, and what is wrong with some files; raise DataError if any failed."""
     from nnef_jax import DataError
-    from nnef_jax.errors import raise_all
 
     failures = parts.write_failures()
     spread = f"{devices} device{'s' if devices > 1 else ''}"
     earlier = f", {count - computed} by an earlier run" if computed < count else ""
     damaged = [f"{path}: not as it was written, its part is made again" for path in parts.damaged]
     done = f"{count} files: {computed} on {spread}{earlier}"
-    print_result("\n".join([*damaged, done, f"saved {parts.folder}"]))
+    print_result(*damaged, done, f"saved {parts.folder}")
     if failures:
-        errors = [DataError(text) for _, text in parts.failures[:_SHOWN]]
+        for _, text in parts.failures[:_SHOWN]:
+            report_error(*text.split("\n"))
         many = f"{len(parts.failures)} of {count} files failed"
-        errors.append(DataError(many, hint=f"{failures} lists them, which --list takes"))
-        raise_all(errors)
+        raise DataError(many, hint=f"{failures} lists them, which --list takes")

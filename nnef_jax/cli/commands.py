@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,11 +39,13 @@ from nnef_jax.cli.options import (
     read_network,
     shape_option,
 )
-from nnef_jax.cli.terminal import print_result, report_error, status, told
+from nnef_jax.cli.terminal import print_result, report_error, report_usage, status, told
 from nnef_jax.storage import reads
 
 if TYPE_CHECKING:
     from nnef_jax import Model
+
+_UsageError: Any = typer.BadParameter.__mro__[2]  # ClickException, click's or typer's own
 
 # Usage errors and help have no boxes: they may be piped, and need no rich.
 app = typer.Typer(
@@ -81,7 +83,7 @@ def info(
     network = read_network(source, dialect, weights)
     from nnef_jax.cli.info import describe, description
 
-    print_result(json.dumps(description(network)) if as_json else describe(network))
+    print_result(*([json.dumps(description(network))] if as_json else describe(network)))
 
 
 @app.command()
@@ -124,7 +126,7 @@ def flatten(
             weights=weights,
             overwrite=overwrite,
         )
-    print_result(text.removesuffix("\n") if output is None else f"saved {output}")
+    print_result(*(text.removesuffix("\n").split("\n") if output is None else [f"saved {output}"]))
 
 
 @app.command("convert")
@@ -192,7 +194,7 @@ def run(
             results = write.run_calls(model, calls)
     if largest:
         write.check_labels(largest, results)
-    print_result(write.reported(model.graph.name, results, output, largest, as_json, overwrite))
+    print_result(*write.reported(model.graph.name, results, output, largest, as_json, overwrite))
 
 
 @app.command("export")
@@ -248,7 +250,7 @@ def export_function(
             overwrite=overwrite,
         )
     inputs = ", ".join(map(str, model.inputs)) or "no inputs"
-    print_result(f"exported {model.graph.name} for {inputs} on {platforms}\nsaved {output}")
+    print_result(f"exported {model.graph.name} for {inputs} on {platforms}", f"saved {output}")
 
 
 @app.command("compile")
@@ -274,7 +276,7 @@ def compile_ahead(
         )
         _run_on_zeros(model)
     inputs = ", ".join(map(str, model.inputs)) or "no inputs"
-    print_result(f"compiled {model.graph.name} for {inputs}\nkept in {folder}")
+    print_result(f"compiled {model.graph.name} for {inputs}", f"kept in {folder}")
 
 
 @app.command()
@@ -285,7 +287,7 @@ def cache(
     as_json: Json = False,
 ) -> None:
     """Show where `run`, `batch` and `compile` keep what is compiled, and how much it is."""
-    print_result(shown(clear=clear, as_json=as_json))
+    print_result(*shown(clear=clear, as_json=as_json).split("\n"))
 
 
 def _run_on_zeros(model: Model) -> None:
@@ -323,12 +325,17 @@ def main(args: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         with reads.spared():
-            app(args, prog_name="nnef-jax")
+            return app(args, prog_name="nnef-jax", standalone_mode=False) or 0
     except SystemExit as exit:
         return exit.code if isinstance(exit.code, int) else 0
+    except _UsageError as error:
+        text = io.StringIO()
+        error.show(file=text)
+        report_usage(text.getvalue())
+        return error.exit_code
     except NnefError as error:
         for single in error.errors:
-            report_error(single.block())
+            report_error(*single.lines())
     except OSError as error:
         report_error(told(error))
     return 1

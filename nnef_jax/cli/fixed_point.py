@@ -127,7 +127,7 @@ def run(
         function = _raw_of(lowered) if raw else lowered.float
         results = write.run_calls(model, calls, function)
     largest = write.Top(top) if top else None
-    print_result(write.reported(model.graph.name, results, output, largest, as_json, overwrite))
+    print_result(*write.reported(model.graph.name, results, output, largest, as_json, overwrite))
 
 
 @openvx.command()

@@ -139,7 +139,7 @@ def show(
         print_result(json.dumps(result.to_dict(), allow_nan=False))
         return
     lines = [f"saved {path}" for path in (*saved, plot) if path is not None]
-    print_result("\n".join([text_of(table or result.table()).strip("\n"), *lines]))
+    print_result(*text_of(table or result.table()).strip("\n").split("\n"), *lines)
 
 
 def _without_screen() -> None:

@@ -12,16 +12,16 @@ from nnef_jax.network import Network
 from nnef_jax.summary import summarise
 
 
-def describe(network: Network) -> str:
-    """Return what a network is as text, above the table of its operations."""
+def describe(network: Network) -> list[str]:
+    """Return what a network is as lines, above the table of its operations."""
     graph, counts = network.graph, _counts(network)
     lines = [("name", graph.name), ("dialect", network.frontend.dialect)]
     lines += [("extension", extension) for extension in network.frontend.extensions]
     lines += [("input", f"{value.name}: {value.type}") for value in graph.inputs]
     lines += [("output", f"{name}: {value.type}") for name, value in _outputs(graph)]
     lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
-    head = "\n".join(f"{name:<16}{text}" for name, text in lines)
-    return f"{head}\n\n{summarise(network)}"
+    head = [f"{name:<16}{text}" for name, text in lines]
+    return [*head, "", *summarise(network).split("\n")]
 
 
 def description(network: Network) -> dict[str, Any]:

@@ -97,28 +97,28 @@ def reported(
     top: Top | None,
     as_json: bool,
     overwrite: bool,
-) -> str:
-    """Save results if asked to, and return what is printed: them, else the names of files."""
+) -> list[str]:
+    """Save results if asked to, and return the lines to print: them, else the names of files."""
     saved = save_results(output, results, overwrite) if output else []
     if as_json:
-        return _as_json(network, results, top, values=not saved, files=saved)
-    shown = _as_text(results, top, values=not saved)
-    return shown + "".join(f"\nsaved {file}" for file in saved)
+        return [_as_json(network, results, top, values=not saved, files=saved)]
+    return [*_as_text(results, top, values=not saved), *(f"saved {file}" for file in saved)]
 
 
-def _as_text(results: Sequence[Result], top: Top | None, *, values: bool) -> str:
-    """Show results as text, a block each; without `values` only what `top` asks for."""
-    blocks: list[str] = []
+def _as_text(results: Sequence[Result], top: Top | None, *, values: bool) -> list[str]:
+    """Show results as lines, a block each; without `values` only what `top` asks for."""
+    lines: list[str] = []
     for result in results:
-        lines = [result.title] if len(results) > 1 else []
+        lines += [""] if lines else []
+        lines += [result.title] if len(results) > 1 else []
         for name, array in result.outputs.items():
             lines.append(f"{name}: {array.dtype}{show(array.shape)}")
             if top:
                 lines += _top_lines(array, top)
             elif values:
-                lines.append(np.array2string(array, max_line_width=100, precision=6, threshold=100))
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+                text = np.array2string(array, max_line_width=100, precision=6, threshold=100)
+                lines += text.split("\n")
+    return lines
 
 
 def _as_json(

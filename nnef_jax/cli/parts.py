@@ -26,6 +26,7 @@ from nnef_jax.cli.dataset import Item
 from nnef_jax.cli.inputs import Array
 from nnef_jax.cli.outputs import save_npz
 from nnef_jax.cli.terminal import told
+from nnef_jax.printable import printable
 from nnef_jax.storage import files, reads
 
 _SETTINGS, _FAILURES = "batch.json", "failures.txt"
@@ -233,7 +234,8 @@ def reason(error: Exception) -> str:
     """Return what is wrong with an item, in a line or more."""
     if isinstance(error, OSError):
         return told(error)
-    return error.block() if isinstance(error, NnefError) else str(error)
+    lines = error.lines() if isinstance(error, NnefError) else [str(error)]
+    return "\n".join(map(printable, lines))
 
 
 def _encoded(lines: Sequence[dict[str, Any]]) -> list[bytes]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 
 import typer
 
+from nnef_jax.printable import printable
+
 STATUS_AFTER = 0.5  # seconds
 
 
-def print_result(text: str) -> None:
-    """Write to standard output at once; an OSError names it."""
+def print_result(*lines: str) -> None:
+    """Write lines to standard output at once; an OSError names it. Names in them hold anything."""
     try:
-        typer.echo(text)
+        typer.echo(_shown(lines))
     except OSError as error:
         raise OSError(error.errno, error.strerror, "standard output") from None
 
@@ -48,7 +50,7 @@ def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int],
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
     columns = (*columns, MofNCompleteColumn(), TimeRemainingColumn()) if counts else columns
     bar = Progress(*columns, console=Terminal(stderr=True), transient=True)
-    task = bar.add_task(text, total=None)
+    task = bar.add_task(printable(text), total=None)
     timer = threading.Timer(STATUS_AFTER, bar.start)
     timer.daemon = True
     timer.start()
@@ -66,10 +68,20 @@ def told(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
-def report_error(message: str) -> None:
-    """Print an error unwrapped, without markup; names in it may hold anything."""
-    text = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in message)
+def report_error(*lines: str) -> None:
+    """Print the lines of an error unwrapped, without markup; names in them hold anything."""
     color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal only
     with suppress(OSError):  # where stderr is full or closed, the exit code alone can tell
         typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)
-        typer.echo(f" {text}", err=True)
+        typer.echo(f" {_shown(lines)}", err=True)
+
+
+def report_usage(text: str) -> None:
+    """Print what is wrong with the arguments, in lines as typer writes them."""
+    with suppress(OSError):
+        typer.echo(_shown(text.removesuffix("\n").split("\n")), err=True)
+
+
+def _shown(lines: Sequence[str]) -> str:
+    """Return all that a command prints: lines that a terminal shows and does not obey."""
+    return "\n".join(map(printable, lines))

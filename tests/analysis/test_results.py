@@ -50,7 +50,7 @@ def test_tables_show_names_and_numbers_as_they_are() -> None:
     lines = str(found()).splitlines()
     assert lines[0] == "x"
     assert [line.split() for line in lines if "," in line or "-2" in line] == [
-        ["[bold]a\ufffd[2J", "1,234,567", "0.12346", "yes"],
+        [r"[bold]a\u001b[2J", "1,234,567", "0.12346", "yes"],
         ["b", "-2", "no"],
     ]
     assert "\x1b" not in str(found())

@@ -213,7 +213,7 @@ def test_failures_of_any_name_are_listed_and_found_again():
 def test_a_name_that_no_file_can_have_is_a_failure():
     Path("list.txt").write_bytes(b"data/00.npy\nda\0ta.npy\n")
     told = fails("batch", "net", "--list=list.txt", "-oout", "--on-error=stop")
-    assert told.startswith("error: da\ufffdta.npy: ")
+    assert told.startswith("error: da\\u0000ta.npy: ")
     assert "1 of 2 files failed" in call("batch", "net", "--list=list.txt", "-oother")[2]
 
 
