@@ -9,8 +9,10 @@ from typing import Any, cast
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, is_symbolic, shapes_differ, show
+from lowering.extents import MAX_EXTENT, UNKNOWN, Shape, is_symbolic, shapes_differ, show
 from lowering.graph import (
+    ABSENT,
+    PRESENT,
     Attribute,
     Call,
     Graph,
@@ -26,9 +28,10 @@ from lowering.graph import (
     Value,
 )
 from lowering.location import Span
-from lowering.ops import rules
+from lowering.ops import require, rules
 from lowering.registry import python_name
 
+_X64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
 _LONGEST = 400  # letters of a name that others are made of
 
 
@@ -161,9 +164,7 @@ class GraphBuilder:
             case bool():
                 return TensorType((), "bool")
             case int():
-                ends = np.iinfo(self.integer)
-                if not ends.min <= value <= ends.max:
-                    raise InvalidOperation(f"{value} is no {self.integer}, which integers are here")
+                require.within(self.integer, (value,), hint=_X64)
                 return TensorType((), self.integer)
             case float():
                 return TensorType((), self.real)
@@ -171,7 +172,7 @@ class GraphBuilder:
     def _operand_type(self, operand: Operand) -> TensorType | list[TensorType]:
         match operand:
             case Value():
-                return operand.type
+                return _as_read(operand.type)
             case tuple():
                 return [cast(TensorType, self._operand_type(item)) for item in operand]
             case _:
@@ -198,8 +199,7 @@ class GraphBuilder:
         takes_all = "**" in reads
         for name, operand in operands.items():
             if takes_all or name in reads:
-                type = operand.type if isinstance(operand, Value) else self._operand_type(operand)
-                arguments[python_name(name)] = type
+                arguments[python_name(name)] = self._operand_type(operand)
         for name, attribute in attributes.items():
             if takes_all or name in reads:
                 arguments[python_name(name)] = _opened(attribute)
@@ -219,7 +219,7 @@ class GraphBuilder:
                 raise
             raise InvalidShape("an operand is empty, it needs items") from None
         if isinstance(inferred, TensorType) and len(names) == 1:  # as nearly always
-            results = (Value(self._name(names[0], True), inferred, inserted),)
+            results = (Value(self._name(names[0], True), _possible(inferred), inserted),)
         else:
             results = self._results(inferred, names, inserted)
         read, given = tuple(operands.items()), tuple(attributes.items())
@@ -236,7 +236,7 @@ class GraphBuilder:
         )
 
         def value(type: TensorType) -> Value:
-            return Value(self._name(next(wanted), exact), type, inserted)
+            return Value(self._name(next(wanted), exact), _possible(type), inserted)
 
         return tuple([tuple(map(value, i)) if isinstance(i, list) else value(i) for i in structure])
 
@@ -264,6 +264,25 @@ class GraphBuilder:
             ),
             dict(self.aliases),
         )
+
+
+def _as_read(type: TensorType) -> TensorType:
+    """Return the type that rules see of a tensor; raise InvalidShape where none can read it."""
+    for extent in type.shape:
+        if extent > MAX_EXTENT:
+            raise InvalidShape(
+                f"an operand has the shape {show(type.shape)}, an axis that is read has at most "
+                f"{MAX_EXTENT} items"
+            )
+    return PRESENT if type == ABSENT else type
+
+
+def _possible(type: TensorType) -> TensorType:
+    """Return the type of a result; raise InvalidShape for one that no array has."""
+    for extent in type.shape:
+        if extent < 0:
+            raise InvalidShape(f"the result would have the shape {show(type.shape)}")
+    return ABSENT if type is PRESENT else type
 
 
 def _opened(attribute: Any) -> Any:

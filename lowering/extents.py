@@ -60,6 +60,7 @@ class _Unknown(int):
 UNKNOWN: Final[int] = _Unknown()
 
 MAX_RANK = 64  # of an array of numpy
+MAX_EXTENT = (1 << 31) - 1  # of an axis: indices have 32 bits
 
 
 def is_symbolic(extent: object) -> bool:

@@ -30,8 +30,16 @@ class TensorType:
         return f"{self.dtype}{show(self.shape)}"
 
 
+class _Present(TensorType):
+    """The type of a tensor that is there, other than ABSENT though it is as large."""
+
+    __slots__ = ()
+
+
 # The type of an absent optional operand; its value is False.
 ABSENT = TensorType((), "bool")
+# What rules see of a tensor of the same shape and dtype.
+PRESENT: TensorType = _Present((), "bool")
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 

@@ -17,8 +17,12 @@ from lowering.lines import call_at
 from lowering.ops import rules
 from lowering.registry import python_name
 from lowering.static import is_static, on_host
+from lowering.work import multiply_adds
 
 Item = TypeVar("Item")
+
+_PRODUCTS = 32  # multiply-adds that take as long as an item of a constant
+_TRACED = 20_000  # items that take as long to compute as a few operations of jax to trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,13 @@ class Context:
 
     precision: jax.lax.PrecisionLike = None  # of products; None is jax's default
     optimized: bool = False  # what is traced is laid out by `lowering.cpu`, for CPUs
-    # Is told how many items an operation on constants makes, before it runs on the host.
+    # Is told how many items are computed on the host, before they are.
     fold: Callable[[int], None] = lambda items: None
     straight_through: bool = False  # what rounds has a derivative, that of what it rounds
+
+    def unroll(self, times: int) -> None:
+        """Count how often a rule writes out operations of jax."""
+        self.fold(_TRACED * times)
 
 
 def trace(
@@ -85,17 +93,21 @@ def _apply(
     def results() -> list[Any]:
         return list(_checked(operation, rule.lower(**arguments)))
 
-    if is_static(tuple(operands.values())) and not _has_symbolic(operation.attributes):
-        context.fold(sum([volume(known(value.type.shape)) for value in operation.writes()]))
+    static = is_static(tuple(operands.values())) and not _is_staged(operation.attributes)
+    if static:
+        types = [value.type for value in (*operation.reads(), *operation.writes())]
+        items = sum([volume(known(type.shape)) for type in types])
+        context.fold(items + multiply_adds(operation) // _PRODUCTS)
         return on_host(results)
     with jax.named_scope(operation.name):
         return call_at(operation, results)
 
 
-def _has_symbolic(attribute: Any) -> bool:
+def _is_staged(attribute: Any) -> bool:
+    """Tell what is never computed on the host: symbolic extents, and graphs that are repeated."""
     if isinstance(attribute, tuple):
-        return any(map(_has_symbolic, attribute))  # pyright: ignore[reportUnknownArgumentType]
-    return is_symbolic(attribute)
+        return any(map(_is_staged, attribute))  # pyright: ignore[reportUnknownArgumentType]
+    return is_symbolic(attribute) or isinstance(attribute, Graph)
 
 
 def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:

@@ -94,6 +94,10 @@ class Meter:
         self.steps += steps
         return True
 
+    def fold(self, items: int) -> None:
+        """Count items that are computed on the host while a network is traced."""
+        self.spend(items // FOLDED_PER_STEP, "folding constants")
+
     def expand(self, size: int, name: str) -> None:
         """Count bytes of a file before they are held; raise LimitError for too many."""
         self.expanded += size

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from lowering.extents import along, with_extent
 from lowering.kernels.windows import extend
+
+_WORK = 8  # arrays of 64 bits, of places and weights
+_UNROLLED = 32  # phases of an output that are computed one by one
+_OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}  # of neighbours, with a shift or without
 
 
 def merged(x: Array, axis: int) -> Array:
@@ -38,6 +44,14 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
         start = offset + edges[axis][0]
         return lax.slice_in_dim(extended, start, start + extent, 1, axis)
 
+    if factor > _UNROLLED:
+        r = lax.iota(np.float32, factor)
+        place = (r - (factor - 1) / 2 if shift else r) / factor
+        place = place.astype(x.dtype).reshape(along(axis + 1, x.ndim + 1))
+        before, here, after = (jnp.expand_dims(neighbour(i), axis + 1) for i in _OFFSETS[shift])
+        left, right = (jnp.where(place < 0, *pair) for pair in ((before, here), (here, after)))
+        weight = jnp.where(place < 0, place + 1, place)
+        return merged(left * (1 - weight) + right * weight, axis)
     # Output k * factor + r has the same weights for every k: each r is a sum of two slices.
     phases: list[Array] = []
     for r in range(factor):
@@ -48,9 +62,13 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
     return merged(jnp.stack(phases, axis + 1), axis)
 
 
-def upsample_aligned(x: Array, axis: int, factor: int) -> Array:
-    """Interpolate where the first and the last items of output and input coincide."""
+def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], None]) -> Array:
+    """Interpolate where the first and the last items of output and input coincide.
+
+    `fold` is told how many items are computed on the host.
+    """
     extent = x.shape[axis]
+    fold(_WORK * extent * factor)
     place = np.arange(extent * factor) * (extent - 1)
     left, rest = np.divmod(place, max(extent * factor - 1, 1))
     right = np.minimum(left + 1, extent - 1)

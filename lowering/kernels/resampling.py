@@ -54,6 +54,8 @@ CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
 # backwards, where it is a scatter.
 _PRODUCTS = 32
 
+_WORK = 8  # arrays of 64 bits, of places, items and weights
+
 # Scales have single precision: 1.7 is a little more there, 17 / 1.7 less than 10.
 _STORED = 2.0**-23
 
@@ -109,7 +111,8 @@ def _corners(x: Any, extent: int, length: float) -> Any:
 def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> Array:
     """Return what lies at places along an axis of floats; of any numbers if nearest."""
     extent = x.shape[axis]
-    if isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent)):
+    as_long = isinstance(where, np.ndarray) and len(where) == extent
+    if as_long and np.array_equal(where, np.arange(extent)):
         return x
     if method.interpolator == "nearest":
         return _nearest(x, axis, where, method.nearest_mode)
@@ -132,6 +135,17 @@ def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int
         if method.interpolator != "nearest" and extent not in (0, wanted):
             total += volume(result) * len(_taps(wanted / extent, method))
     return total
+
+
+def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
+    """Return how many items `places` and `resample` compute on the host, and how many gathers."""
+    count = int(length)
+    if method.interpolator == "nearest":
+        return _WORK * count, 1
+    taps = len(_taps(length / extent, method))
+    if extent <= _PRODUCTS * taps:
+        return _WORK * count * (taps + extent), 1
+    return _WORK * count * taps, taps
 
 
 def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
@@ -187,9 +201,12 @@ def cubic_kernel(distance: Any, a: float) -> Any:
 def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
     extent, taps = x.shape[axis], items.shape[1]
     if extent <= _PRODUCTS * taps:
-        xp = weights.__array_namespace__()
-        named = items[:, :, None] == np.arange(extent, dtype=np.int32)[None, None, :]
-        matrix = xp.sum(xp.where(named, weights[:, :, None], 0.0), 1)
+        rows = np.arange(len(items), dtype=np.int32)[:, None]
+        if isinstance(weights, np.ndarray):
+            matrix: Any = np.zeros((len(items), extent))
+            np.add.at(matrix, (rows, items), weights)
+        else:
+            matrix = jnp.zeros((len(items), extent), weights.dtype).at[rows, items].add(weights)
         contracted = (((axis,), (1,)), ((), ()))
         y = lax.dot_general(x, jnp.asarray(matrix, x.dtype), contracted, precision="highest")
         return jnp.moveaxis(y, -1, axis)

@@ -85,6 +85,8 @@ def suppressed(
     out, again and again; of equal scores the first index wins. With `decay` below 1 the threshold
     is multiplied by it for each box that is taken, as long as it is above 0.5.
     """
+    if not len(scores) or not most:
+        return jnp.full(most, -1, jnp.int32)
     order = jnp.argsort(-scores, stable=True).astype(jnp.int32)
     sides, left = boxes[order], eligible[order]
 
@@ -135,6 +137,8 @@ def softened(
         return count + 1, jnp.where(stays, after, -jnp.inf), chosen, values
 
     left = jnp.where(eligible, scores, -jnp.inf)
+    if not len(scores) or not most:
+        return jnp.full(most, -1, jnp.int32), jnp.full(most, -jnp.inf, scores.dtype)
     chosen, values = jnp.full(most, -1, jnp.int32), jnp.full(most, -jnp.inf, scores.dtype)
     *_, chosen, values = lax.while_loop(more, take, (jnp.int32(0), left, chosen, values))
     return chosen, values

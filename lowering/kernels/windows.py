@@ -6,7 +6,7 @@ back. Padding, stride and dilation count in the up-scaled space. The border exte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, along, differ, padded, volume
+from lowering.extents import MAX_EXTENT, Shape, along, differ, is_symbolic, padded, volume
 
 Padding = tuple[tuple[int, int], ...]
 
@@ -23,6 +23,9 @@ BORDERS = ("constant", "replicate", "reflect", "reflect-even")
 POOL_BORDERS = ("ignore", *BORDERS)
 
 PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}  # numpy's
+
+_WORK = 8  # arrays that counting cells makes on the host, each of 64 bits
+_UNROLLED = 64  # cells of a window along an axis; more are taken in a loop, which is traced once
 
 
 class Sliding(TypedDict):
@@ -76,11 +79,15 @@ class Windows:
             )
         )
 
-    def cell(self, x: Array, axis: int, index: int) -> Array:
+    def cell(self, x: Array, axis: int, index: Any) -> Array:
         """Return one cell of each window along an axis of an extended array."""
         start, stride = index * self.dilation[axis], self.stride[axis]
-        stop = start + (self.downscaled[axis] - 1) * stride + 1
-        return lax.slice_in_dim(x, start, stop, stride, axis)
+        span = (self.downscaled[axis] - 1) * stride + 1
+        if isinstance(index, int):
+            return lax.slice_in_dim(x, start, start + span, stride, axis)
+        return lax.slice_in_dim(
+            lax.dynamic_slice_in_dim(x, start, span, axis), 0, span, stride, axis
+        )
 
 
 def basic(
@@ -118,13 +125,34 @@ def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
     """Put a border around the array, `fill` in the modes 'constant' and 'ignore'."""
     if not any(p or q for p, q in padding):
         return x
+    if border == "replicate":
+        return jnp.pad(x, padding, mode="edge")
     if border in PAD_MODES:
-        return jnp.pad(x, padding, mode=PAD_MODES[border])
+        for axis, (p, q) in enumerate(padding):
+            x = _mirrored(x, axis, p, q, border) if p or q else x
+        return x
     return lax.pad(x, np.array(fill, x.dtype), [(p, q, 0) for p, q in padding])
 
 
-def valid_counts(windows: Windows) -> Any:
-    """Count the cells of each window on the input; the array fits `downscaled`."""
+def _mirrored(x: Array, axis: int, before: int, after: int, border: str) -> Array:
+    extent = x.shape[axis]
+    if is_symbolic(extent) or max(before, after) < extent:
+        pads = [(0, 0)] * x.ndim
+        pads[axis] = before, after
+        return jnp.pad(x, pads, mode=PAD_MODES[border])
+    # jnp.pad writes out each turn from edge to edge.
+    edge = 0 if border == "reflect" else 1  # an edge itself is mirrored by 'reflect-even'
+    period = 2 * (extent - 1 + edge)
+    place = (lax.iota(np.int32, before + extent + after) - before) % period
+    place = jnp.where(place < extent, place, period - edge - place)
+    return jnp.take(x, place, axis, mode="clip")
+
+
+def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
+    """Count the cells of each window on the input; the array fits `downscaled`.
+
+    `fold` is told how many items are computed on the host.
+    """
     rank = len(windows.size)
     counts = np.ones((1,) * rank)
     for axis, (f, d, s, (p, q)) in enumerate(
@@ -133,10 +161,11 @@ def valid_counts(windows: Windows) -> Any:
         if p == 0 and q == 0:
             counts = counts * f
             continue
+        fold(_WORK * windows.downscaled[axis] * counts.size)
         start = np.arange(windows.downscaled[axis]) * s - p
-        cell = start[:, None] + np.arange(f) * d
-        inside = np.sum((cell >= 0) & (cell < windows.upscaled[axis]), axis=1)
-        counts = counts * inside.reshape(along(axis, rank))
+        first = np.maximum(-(start // d), 0)  # cell k lies at start + k d
+        stop = np.minimum(-((start - windows.upscaled[axis]) // d), f)
+        counts = counts * np.maximum(stop - first, 0).reshape(along(axis, rank))
     return counts
 
 
@@ -154,15 +183,28 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
     volume = 1
     # Each dimension, from the last, keeps the first of the rows with the greatest maximum.
     for axis in reversed(range(x.ndim)):
-        best, best_index = windows.cell(x, axis, 0), windows.cell(index, axis, 0)
-        for j in range(1, windows.size[axis]):
-            candidate = windows.cell(x, axis, j)
-            better = (candidate > best) | ((candidate != candidate) & (best == best))
-            best = jnp.where(better, candidate, best)
-            best_index = jnp.where(better, windows.cell(index, axis, j) + j * volume, best_index)
-        x, index = best, best_index
+        x, index = _first_of_cells(x, index, windows, axis, volume)
         volume *= windows.size[axis]
     return x, index
+
+
+def _first_of_cells(
+    x: Array, index: Array, windows: Windows, axis: int, volume: int
+) -> tuple[Array, Array]:
+    size = windows.size[axis]
+
+    def chosen(best: tuple[Array, Array], j: Any) -> tuple[tuple[Array, Array], None]:
+        candidate = windows.cell(x, axis, j)
+        better = (candidate > best[0]) | ((candidate != candidate) & (best[0] == best[0]))
+        later = windows.cell(index, axis, j) + j * volume
+        return (jnp.where(better, candidate, best[0]), jnp.where(better, later, best[1])), None
+
+    best = windows.cell(x, axis, 0), windows.cell(index, axis, 0)
+    if size > _UNROLLED:
+        return lax.scan(chosen, best, lax.iota(np.int32, size - 1) + 1)[0]
+    for j in range(1, size):
+        best, _ = chosen(best, j)
+    return best
 
 
 def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
@@ -211,6 +253,7 @@ def require_basic(windows: Windows, first_axis: int = 0) -> None:
                 if first_axis == 0 and axis < 2
                 else "give more padding, or leave 'padding' empty to have it computed",
             )
+    _require_countable(windows)
     require_reflection(windows.upscaled, windows.padding, windows.border, first_axis)
 
 
@@ -234,7 +277,27 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
                 hint="the output shape must be one that the basic operation with the same "
                 "attributes maps to the shape of the input",
             )
+    _require_countable(windows)
     require_reflection(windows.downscaled, windows.reach, windows.border, first_axis)
+
+
+def _require_countable(windows: Windows) -> None:
+    """Refuse windows, and inputs with their padding, of more places than 32 bits count."""
+    covered = [
+        p + (extent - 1) * s + 1 + q
+        for extent, s, (p, q) in zip(
+            windows.downscaled, windows.stride, windows.padding, strict=True
+        )
+    ]
+    padded = [
+        p + extent + q for extent, (p, q) in zip(windows.upscaled, windows.padding, strict=True)
+    ]
+    counts = (*covered, *padded, *windows.dilated, *windows.stride, *windows.dilation)
+    if any([count > MAX_EXTENT for count in (windows.volume, *counts)]):
+        raise InvalidShape(
+            f"windows, and the input with its padding, have at most {MAX_EXTENT} places",
+            hint="'size', 'stride', 'dilation' or 'padding' is too large",
+        )
 
 
 def _require_length(name: str, values: Sequence[Any], rank: int) -> None:

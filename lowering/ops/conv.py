@@ -78,6 +78,7 @@ def conv(
     windows = basic(input.shape[2:], filter.shape[2:], **window)
     groups, wide = groups or input.shape[1], accumulator(input.dtype)
     if is_integer(str(wide)):
+        ctx.unroll(volume(windows.size))
         output = kernels.integer_conv(input, filter, windows, groups, wide)
     else:
         output = kernels.conv(input, filter, windows, groups, ctx.precision, wide)

@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from lowering.errors import InvalidShape
-from lowering.extents import Shape, differ, show
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, differ
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.windows import Padding, basic
 from lowering.ops import require, rules
@@ -24,18 +24,21 @@ def _deformable_type(
     offset_groups: int, padding: Padding, stride: Shape, dilation: Shape,
 ) -> TensorType:  # fmt: skip
     require.same_dtype(require.real, input=input, offsets=offsets, filter=filter)
-    require.layout("[B,C,H,W]", input=input, offsets=offsets)
+    require.layout("[B,C,H,W]", input=input, filter=filter)
+    require.indexable(input=TensorType(input.shape[2:], input.dtype))
     shape = conv_shape(
         input.shape, filter.shape, (), groups,
         border="constant", padding=padding, stride=stride, dilation=dilation,
     )  # fmt: skip
+    if offset_groups < 1 or groups < 1:
+        raise InvalidOperation(f"groups must be positive, they are {groups} and {offset_groups}")
     cells = filter.shape[2] * filter.shape[3]
     for name, found, count in (("offsets", offsets, 2), ("mask", mask, 1)):
-        if found != ABSENT and differ(found.shape[1], count * offset_groups * cells):
-            raise InvalidShape(
-                f"'{name}' {show(found.shape)} must have {count} channels for each of {cells} "
-                f"cells of 'filter' and {offset_groups} groups"
-            )
+        if found != ABSENT:
+            require.real(**{name: found})
+            why = f"it has {count} channels for each of {cells} cells and {offset_groups} groups"
+            wanted = (shape[0], count * offset_groups * cells, *shape[2:])
+            require.shape(name, found, wanted, why)
     if differ(input.shape[1] % offset_groups, 0):
         raise InvalidShape(f"{offset_groups} groups do not divide {input.shape[1]} channels")
     return TensorType(shape, input.dtype)

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from lowering.errors import InvalidShape
 from lowering.extents import UNKNOWN, differ, show, volume
-from lowering.graph import TensorType
+from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
 from lowering.kernels.suppression import overlap, rotated_overlap, softened, suppressed
 from lowering.ops import require, rules
@@ -35,7 +35,7 @@ def _suppression_type(
             "batches and boxes",
             hint="'scores' has the shape [batches,classes,boxes]",
         )
-    if score_threshold.dtype != "bool":
+    if score_threshold != ABSENT:
         require.same_dtype(scores=scores, score_threshold=score_threshold)
         require.one(score_threshold=score_threshold)
     require.not_negative(max_output_boxes_per_class=max_output_boxes_per_class)
@@ -93,6 +93,7 @@ def _corners(boxes: Array, center_point_box: bool) -> Array:
 
 
 def _non_zero_type(input: TensorType) -> TensorType:
+    require.indexable(input=input)
     return TensorType((len(input.shape), volume(input.shape)), "int32")
 
 
@@ -114,8 +115,7 @@ def _sorted_type(
     if rotation != "none":
         require.layout("[batches,boxes,5]", boxes=boxes)
         boxes = TensorType((*boxes.shape[:2], 4), boxes.dtype)
-    none = TensorType((), "bool")
-    rows = _suppression_type(boxes, scores, max_output_boxes_per_class or 1, none).shape[0]
+    rows = _suppression_type(boxes, scores, max_output_boxes_per_class or 1, ABSENT).shape[0]
     rows = rows if max_output_boxes_per_class else 0
     return (
         TensorType((rows, 3), "int32"),

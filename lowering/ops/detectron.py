@@ -34,17 +34,22 @@ def refined(boxes: Array, deltas: Array, offset: float, largest: float) -> Array
 
 
 def _proposals_type(
-    image: TensorType, anchors: TensorType, deltas: TensorType, scores: TensorType, post_nms: int
-) -> tuple[TensorType, TensorType, TensorType]:
+    image: TensorType, anchors: TensorType, deltas: TensorType, scores: TensorType, pre_nms: int,
+    post_nms: int, scales: bool,
+) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
     require.same_dtype(require.real, anchors=anchors, deltas=deltas, scores=scores)
     require.layout("[B,A,H,W]", scores=scores)
     require.layout("[H,W,A,4]", anchors=anchors)
-    require.not_negative(post_nms=post_nms)
+    require.not_negative(pre_nms=pre_nms, post_nms=post_nms)
+    require.real(image=image)
+    require.indexable(scores=scores, deltas=deltas)
     batch, count, height, width = scores.shape
     require.shape("deltas", deltas, (batch, 4 * count, height, width), "4 for each of 'scores'")
     require.shape("anchors", anchors, (height, width, count, 4), "a box for each of 'scores'")
     if len(image.shape) != 2 or differ(image.shape[0], batch):
         raise InvalidShape(f"'image' {show(image.shape)} must have a row for each image")
+    if image.shape[1] < (3 if scales else 2):
+        raise InvalidShape(f"rows of 'image' {show(image.shape)} must have height, width, scales")
     rows = batch * post_nms
     return (
         TensorType((rows, 4), scores.dtype),
@@ -93,12 +98,14 @@ def anchored_proposals(
 
 
 def _refined_type(
-    rois: TensorType, deltas: TensorType, scores: TensorType, keep: int
+    rois: TensorType, deltas: TensorType, scores: TensorType, keep: int, weights: tuple[float, ...]
 ) -> tuple[TensorType, TensorType, TensorType]:
     require.same_dtype(require.real, rois=rois, deltas=deltas, scores=scores)
     require.layout("[N,4]", rois=rois)
     require.layout("[N,C]", scores=scores)
     count, classes = scores.shape
+    require.length("weights", weights, 4, "numbers of a box")
+    require.indexable(deltas=deltas)
     require.shape("rois", rois, (count, 4), "one for each row of 'scores'")
     require.shape("deltas", deltas, (count, 4 * classes), "4 for each of 'scores'")
     return (
@@ -127,7 +134,7 @@ def refined_detections(
     exists = jnp.all(rois[:, 2:] > rois[:, :2], axis=1)
     boxes = jnp.where(exists[:, None, None], boxes, 0)
     scores = jnp.where(exists[:, None], scores, 0)
-    if not count:
+    if not count or not classes:
         none = jnp.zeros(keep, dtype)
         return jnp.zeros((keep, 4), dtype), jnp.zeros(keep, jnp.int32), none
     most = min(keep_per_class, count) if keep_per_class >= 0 else count

@@ -11,11 +11,13 @@ from lowering.extents import with_extent
 from lowering.graph import TensorType
 from lowering.ops import require, rules
 from lowering.ops.require import normal_axis
+from lowering.trace import Context
 
 
 def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
     if input.dtype != "bool":
         require.ordered(input=input)
+    require.indexable(input=input)
     count = input.shape[normal_axis(axis, len(input.shape))]
     of_each, one = TensorType((count,), "int32"), TensorType((1,), "int32")
     items = TensorType(
@@ -25,7 +27,7 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
 
 
 @rules.rule("unique", _unique_type)
-def unique(input: Any, axis: int, sorts: bool) -> tuple[Array, ...]:
+def unique(ctx: Context, input: Any, axis: int, sorts: bool) -> tuple[Array, ...]:
     """Return the distinct items along an axis, then the last again; and four tensors of int32.
 
     These are the first place of each; which one each item of the input is; how often each is
@@ -37,6 +39,7 @@ def unique(input: Any, axis: int, sorts: bool) -> tuple[Array, ...]:
     if not count:
         none, zero = jnp.zeros((0,), jnp.int32), jnp.zeros((1,), jnp.int32)
         return x, none, none, none, zero
+    ctx.unroll(rows.size // count)  # `jnp.unique` sorts by each item of a row in turn
     _, first, inverse, often = jnp.unique(
         rows, axis=0, size=count, return_index=True, return_inverse=True, return_counts=True
     )

@@ -50,6 +50,8 @@ def _experts_type(
     }
     given = {name: others[name] for name in shapes if others[name] != ABSENT}
     require.real(input=input, **given)
+    if "w2" not in given:
+        raise InvalidOperation("'w2' must be given")
     why = f"there are {experts} experts that take {items} items to {hidden} and back"
     for name, found in given.items():
         require.shape(name, found, shapes[name], why)

@@ -39,7 +39,8 @@ def direct_lookup(input: Any, values: Any, fallback: Any) -> Array:
     return jnp.where(exists, found, jnp.asarray(fallback).reshape(()))
 
 
-def _reverse_type(input: TensorType, keys: TensorType) -> TensorType:
+def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorType:
+    require.int32(fallback=fallback)
     require.same_dtype(require.ordered, input=input, keys=keys)
     _require_list("keys", keys)
     return TensorType(input.shape, "int32")

@@ -31,7 +31,7 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, TensorType
 from lowering.ops import require, rules
-from lowering.ops.scan import Outputs, joined, require_constant_state, result_type
+from lowering.ops.scan import Outputs, joined, require_body, require_constant_state, result_type
 from lowering.trace import Context, trace
 from lowering.work import total
 
@@ -39,6 +39,7 @@ from lowering.work import total
 def _loop_type(
     count: TensorType,
     condition: TensorType,
+    full: Sequence[TensorType],
     initial: Sequence[TensorType],
     body: Graph,
     outputs: Outputs,
@@ -47,6 +48,8 @@ def _loop_type(
     require.one_integer(count=count)
     require.logical(condition=condition)
     require.one(condition=condition)
+    one = TensorType((), count.dtype)
+    require_body(body, [one, *full, *initial], 1 + len(initial) + len(outputs))
     going, *values = body.outputs
     require.logical(condition=going.type)
     require.one(condition=going.type)

@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from lowering.errors import InvalidShape
 from lowering.extents import UNKNOWN, differ, show
-from lowering.graph import TensorType
+from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
 from lowering.kernels.suppression import overlap, suppressed
 from lowering.ops import require, rules
@@ -27,17 +27,20 @@ _DECAYS = ("linear", "gaussian")
 
 def _type(
     boxes: TensorType, scores: TensorType, counts: TensorType, top_k: int, keep_top_k: int,
-    order: str,
+    background: int, order: str,
 ) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
     require.same_dtype(require.real, boxes=boxes, scores=scores)
+    require.int32(background=background)
+    require.indexable(boxes=boxes, scores=scores)
     require.layout("[B,N,4]", boxes=boxes)
     require.one_of("order", order, _ORDERS)
-    if counts.dtype == "bool":
+    if counts == ABSENT:
         require.layout("[B,C,N]", scores=scores)
         batch, classes, count = scores.shape
         whole = (batch, count)
     else:
         require.integer(counts=counts)
+        require.layout("[B]", counts=counts)
         require.layout("[C,N]", "boxes of all images have 'counts'", scores=scores)
         (batch,), (classes, count) = counts.shape, scores.shape
         whole = (classes, count)
@@ -99,10 +102,11 @@ def _ranked(
 
 
 def _matrix_type(
-    boxes: TensorType, scores: TensorType, top_k: int, keep_top_k: int, order: str, decay: str
-) -> tuple[TensorType, TensorType, TensorType]:
+    boxes: TensorType, scores: TensorType, top_k: int, keep_top_k: int, background: int, order: str,
+    decay: str,
+) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
     require.one_of("decay", decay, _DECAYS)
-    return _type(boxes, scores, TensorType((), "bool"), top_k, keep_top_k, order)
+    return _type(boxes, scores, ABSENT, top_k, keep_top_k, background, order)
 
 
 @rules.rule("matrix_suppression", _matrix_type, not_differentiable=_CHOICES)

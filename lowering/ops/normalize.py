@@ -17,6 +17,7 @@ from lowering.kernels.windows import Sliding
 from lowering.ops import require, rules
 from lowering.ops.window import box, pool_type
 from lowering.static import is_static
+from lowering.trace import Context
 
 
 def _axes_type(input: TensorType, axes: Ints, epsilon: float) -> TensorType:
@@ -78,11 +79,11 @@ def _response_type(input: TensorType, size: Ints) -> TensorType:
 
 @rules.rule("local_response_normalization", _response_type)
 def local_response_normalization(
-    input: Any, size: Ints, alpha: float, beta: float, bias: float
+    ctx: Context, input: Any, size: Ints, alpha: float, beta: float, bias: float
 ) -> Array:
     """Return input / (bias + alpha * the mean of the squares around each item) ** beta."""
     x = widened(jnp.asarray(input))
-    squares = box(jnp.square(x), True, size=size, **_AROUND)
+    squares = box(ctx, jnp.square(x), True, size=size, **_AROUND)
     return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
 
 
@@ -93,11 +94,13 @@ def _local_type(input: TensorType, size: Ints, epsilon: float) -> TensorType:
 
 
 @rules.rule("local_variance_normalization", _local_type)
-def local_variance_normalization(input: Any, size: Ints, bias: float, epsilon: float) -> Array:
+def local_variance_normalization(
+    ctx: Context, input: Any, size: Ints, bias: float, epsilon: float
+) -> Array:
     """Return the input over its root mean square in the window around each item, zero-padded."""
     input = jnp.asarray(input)
     x = widened(input)
-    squares = box(jnp.square(x), True, size=size, **_AROUND)
+    squares = box(ctx, jnp.square(x), True, size=size, **_AROUND)
     # Finite gradient for windows of zeros, as after a relu.
     norm = _root(squares)
     return _over(x, norm, bias, epsilon).astype(input.dtype)

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import differ, show, volume
-from lowering.graph import TensorType
+from lowering.extents import UNKNOWN, differ, show, volume
+from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
 from lowering.kernels.suppression import first, overlap, suppressed
 from lowering.ops import require, rules
@@ -25,24 +25,37 @@ _CHOICES = "it chooses boxes"
 
 
 def _detection_type(
-    locations: TensorType, confidences: TensorType, priors: TensorType, num_classes: int,
-    top_k: int, keep_top_k: int, share_location: bool, variance_encoded: bool, normalized: bool,
+    locations: TensorType, confidences: TensorType, priors: TensorType,
+    anchor_confidences: TensorType, anchor_locations: TensorType, num_classes: int,
+    background_label: int, top_k: int, keep_top_k: int, share_location: bool,
+    variance_encoded: bool, normalized: bool,
 ) -> TensorType:  # fmt: skip
-    require.same_dtype(require.real, locations=locations, confidences=confidences, priors=priors)
-    batch = locations.shape[0]
-    boxes = _priors(priors.shape, normalized)
     sets = 1 if share_location else num_classes
     if num_classes < 1:
         raise InvalidOperation(f"'num_classes' must be positive, it is {num_classes}")
-    for name, found, items in (
-        ("locations", locations, 4 * sets), ("confidences", confidences, num_classes),
-    ):  # fmt: skip
-        if differ(volume(found.shape[1:]), boxes * items):
+    items = {
+        "locations": (locations, 4 * sets),
+        "confidences": (confidences, num_classes),
+        "anchor_confidences": (anchor_confidences, 2),
+        "anchor_locations": (anchor_locations, 4),
+    }
+    items = {name: found for name, found in items.items() if found[0] != ABSENT}
+    require.same_dtype(require.real, priors=priors, **{n: found for n, (found, _) in items.items()})
+    require.layout("[B,K,N]", priors=priors)
+    batch, boxes = (locations.shape or (UNKNOWN,))[0], _priors(priors.shape, normalized)
+    for name, (found, each) in items.items():
+        if not found.shape or differ(volume(found.shape[1:]), boxes * each):
             raise InvalidShape(
-                f"'{name}' {show(found.shape)} must have {items} items for each of {boxes} boxes"
+                f"'{name}' {show(found.shape)} must have {each} items for each of {boxes} boxes"
             )
-    if not variance_encoded and differ(priors.shape[1], 2):
-        raise InvalidShape(f"'priors' {show(priors.shape)} must have boxes and variances")
+        if differ(found.shape[0], batch):
+            raise InvalidShape(f"'{name}' {show(found.shape)} must have {batch} images")
+    if differ(priors.shape[0], 1) and differ(priors.shape[0], batch):
+        raise InvalidShape(f"'priors' {show(priors.shape)} must be of 1 or {batch} images")
+    if differ(priors.shape[1], 1 if variance_encoded else 2):
+        kinds = "boxes alone" if variance_encoded else "boxes and variances"
+        raise InvalidShape(f"'priors' {show(priors.shape)} must have {kinds}")
+    require.int32(top_k=top_k, keep_top_k=keep_top_k, background_label=background_label)
     rows = batch * _kept(boxes, num_classes, top_k, keep_top_k)
     return TensorType((1, 1, rows, 7), locations.dtype)
 
@@ -172,18 +185,23 @@ def _decoded(boxes: Array, variances: Array, offsets: Array, center_size: bool) 
 
 
 def _proposal_type(
-    scores: TensorType, deltas: TensorType, anchors: tuple[float, ...], post_nms: int
-) -> tuple[TensorType, TensorType]:
+    scores: TensorType, deltas: TensorType, image: TensorType, anchors: tuple[float, ...],
+    feature_stride: int, pre_nms: int, post_nms: int,
+) -> tuple[TensorType, TensorType]:  # fmt: skip
     require.same_dtype(require.real, scores=scores, deltas=deltas)
     require.layout("[B,2A,H,W]", scores=scores)
-    require.layout("[B,4A,H,W]", deltas=deltas)
     count = len(anchors) // 4
-    if differ(scores.shape[1], 2 * count) or differ(deltas.shape[1], 4 * count):
-        raise InvalidShape(
-            f"'scores' {show(scores.shape)} and 'deltas' {show(deltas.shape)} must have 2 and 4 "
-            f"channels for each of {count} anchors"
-        )
-    rows = scores.shape[0] * post_nms
+    require.length("anchors", anchors, 4 * count, f"ends of {count} boxes")
+    require.not_negative(post_nms=post_nms)
+    require.int32(feature_stride=feature_stride, pre_nms=pre_nms)
+    require.real(image=image)
+    if volume(image.shape) < 3:
+        raise InvalidShape(f"'image' {show(image.shape)} must have height, width and scales")
+    batch, _, height, width = scores.shape
+    require.shape("deltas", deltas, (batch, 4 * count, height, width), "4 for each anchor")
+    require.indexable(scores=scores, deltas=deltas)
+    require.shape("scores", scores, (batch, 2 * count, height, width), "2 for each anchor")
+    rows = batch * post_nms
     return TensorType((rows, 5), scores.dtype), TensorType((rows,), scores.dtype)
 
 
@@ -203,14 +221,17 @@ def proposal(
     scores, deltas = (widened(jnp.asarray(x)) for x in (scores, deltas))
     info = widened(jnp.asarray(image)).reshape(-1)
     batch, _, height, width = scores.shape
-    around = np.array(anchors, np.float32).reshape(-1, 4)
-    count = len(around)
-    shifts = np.stack(np.meshgrid(np.arange(width), np.arange(height)), axis=-1) * feature_stride
-    limits = info[1::-1]
+    around = jnp.asarray(np.array(anchors, np.float32).reshape(1, 1, -1, 4), scores.dtype)
+    count = around.shape[2]
+    shift_y, shift_x = (
+        lax.broadcasted_iota(scores.dtype, (height, width, 1), axis) * feature_stride
+        for axis in (0, 1)
+    )
+    shifts, limits = [shift_x, shift_y], info[1::-1]
     if swaps:
-        shifts, limits = shifts[..., ::-1], info[:2]
-    boxes = np.concatenate([shifts, shifts], axis=-1)[:, :, None] + around  # [h,w,anchors,4]
-    boxes, limits = jnp.asarray(boxes, scores.dtype), jnp.concatenate([limits, limits])
+        shifts, limits = shifts[::-1], info[:2]
+    boxes = jnp.stack([*shifts, *shifts], axis=-1) + around  # [h,w,anchors,4]
+    limits = jnp.concatenate([limits, limits])
     least = jnp.stack([info[2], info[3 if info.shape[0] > 3 else 2]]) * min_size
 
     def clipped(boxes: Array, offset: float = pixel_offset) -> Array:
@@ -259,8 +280,8 @@ def proposal(
 def _decoder_type(probabilities: TensorType, mask: TensorType) -> TensorType:
     require.real(probabilities=probabilities)
     require.layout("[T,B,C]", probabilities=probabilities)
-    require.layout("[T,B]", mask=mask)
     time, batch, _ = probabilities.shape
+    require.shape("mask", mask, (time, batch), "it says which steps a sequence has")
     return TensorType((batch, time, 1, 1), probabilities.dtype)
 
 

@@ -10,8 +10,10 @@ from jax import Array, lax
 
 from lowering.errors import InvalidShape
 from lowering.extents import differ, show
-from lowering.graph import TensorType
+from lowering.graph import ABSENT, TensorType
+from lowering.kernels.windows import require_positive
 from lowering.ops import require, rules
+from lowering.trace import Context
 
 _MODES = ("average", "bilinear", "deformable")
 
@@ -24,12 +26,18 @@ def _pool_type(
     require.layout("[B,C,H,W]", input=input)
     require.layout("[N,5]", rois=rois)
     require.one_of("mode", mode, _MODES)
+    require.length("bins", bins, 2, "axes")
     parts = bins[0] * bins[1] if mode == "bilinear" else group_size**2
     if differ(input.shape[1], output_channels * parts):
         raise InvalidShape(
             f"'input' {show(input.shape)} must have {parts} channels for each of {output_channels}"
         )
-    if isinstance(offsets, TensorType) and offsets.dtype != "bool":
+    require.int32(**{f"bins[{axis}]": count for axis, count in enumerate(bins)})
+    require_positive("bins", bins)
+    require_positive("group_size", (group_size,))
+    require_positive("output_channels", (output_channels,))
+    if isinstance(offsets, TensorType) and offsets != ABSENT:
+        require.real(offsets=offsets)
         require.layout("[N,2K,H,W]", offsets=offsets)
         kinds = offsets.shape[1] // 2
         if offsets.shape[1] % 2 or not kinds or output_channels % kinds:
@@ -42,8 +50,9 @@ def _pool_type(
 
 @rules.rule("position_sensitive_roi_pool", _pool_type)
 def position_sensitive_roi_pool(
-    input: Any, rois: Any, output_channels: int, group_size: int, spatial_scale: float, mode: str,
-    bins: tuple[int, int], offsets: Any = False, offset_scale: float = 0.0,
+    ctx: Context, input: Any, rois: Any, output_channels: int, group_size: int,
+    spatial_scale: float, mode: str, bins: tuple[int, int], offsets: Any = False,
+    offset_scale: float = 0.0,
 ) -> Array:  # fmt: skip
     """Return the mean of each bin of regions (image, x1, y1, x2, y2), from channels of its own.
 
@@ -80,6 +89,7 @@ def position_sensitive_roi_pool(
 
     def interpolated(region: Array, image: Array) -> Array:
         rows, columns = bins
+        ctx.unroll(rows * columns)
         scale = region[1:] * spatial_scale
         start = scale[:2]
         extent = jnp.array([width - 1, height - 1], x.dtype)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_RANK, UNKNOWN, Ints, Shape, differ, shapes_differ, show, volume
+from lowering.extents import (
+    MAX_EXTENT,
+    MAX_RANK,
+    UNKNOWN,
+    Ints,
+    Shape,
+    differ,
+    shapes_differ,
+    show,
+    volume,
+)
 from lowering.graph import TensorType, is_complex, is_float, is_integer
+
+_MOST_RESULTS = 100_000
 
 
 def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Callable[..., None]:
@@ -126,6 +141,38 @@ def not_negative(**numbers: float) -> None:
     for name, number in numbers.items():
         if number < 0:
             raise InvalidOperation(f"'{name}' must not be negative, it is {number}")
+
+
+def within(dtype: str, numbers: Iterable[Any], name: str = "", hint: str = "") -> None:
+    """Refuse integers that a dtype has not; `name` and a blank go before one in the error."""
+    if not is_integer(dtype):
+        return
+    limits = np.iinfo(dtype)
+    for number in numbers:
+        if number is not UNKNOWN and not limits.min <= number <= limits.max:
+            raise InvalidOperation(f"{name}{number} does not fit {dtype}", hint=hint)
+
+
+def int32(**numbers: int) -> None:
+    """Refuse attributes that do not fit 32 bits, which indices have."""
+    for name, number in numbers.items():
+        within("int32", (number,), f"'{name}' ")
+
+
+def indexable(**operands: TensorType) -> None:
+    """Refuse tensors of more items than 32 bits count: their items are numbered in a row."""
+    for name, operand in operands.items():
+        items = volume(operand.shape)
+        if items > MAX_EXTENT:
+            raise InvalidShape(
+                f"'{name}' {show(operand.shape)} has {items} items, its indices have 32 bits"
+            )
+
+
+def count_of_results(count: int) -> None:
+    """Refuse to make so many tensors of one."""
+    if count > _MOST_RESULTS:
+        raise InvalidOperation(f"it has {count} results, an operation has at most {_MOST_RESULTS}")
 
 
 def one_of(name: str, value: str, allowed: Sequence[str]) -> None:

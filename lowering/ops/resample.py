@@ -21,6 +21,7 @@ from lowering.kernels import interpolation
 from lowering.kernels.precision import widened
 from lowering.kernels.windows import BORDERS, require_positive, require_reflection
 from lowering.ops import require, rules
+from lowering.trace import Context
 
 METHODS = ("symmetric", "asymmetric", "aligned")
 
@@ -93,14 +94,16 @@ def _multilinear_work(input: TensorType, factor: Shape) -> int:
 
 
 @rules.rule("multilinear_upsample", _multilinear_type, work=_multilinear_work)
-def multilinear_upsample(input: Array, factor: Shape, method: str, border: str) -> Array:
+def multilinear_upsample(
+    ctx: Context, input: Array, factor: Shape, method: str, border: str
+) -> Array:
     """Interpolate linearly in each spatial dimension, in 32 bits at least."""
     x = widened(input)
     for axis, f in enumerate(factor, 2):
         if f == 1:
             continue
         if method == "aligned":
-            x = interpolation.upsample_aligned(x, axis, f)
+            x = interpolation.upsample_aligned(x, axis, f, ctx.fold)
         else:
             x = interpolation.upsample_linear(x, axis, f, method == "symmetric", border)
     return x.astype(input.dtype)

@@ -30,6 +30,7 @@ from lowering.kernels.resampling import (
     ROUNDINGS,
     Method,
     cubic_kernel,
+    host_work,
     length,
     multiply_adds,
     places,
@@ -37,6 +38,7 @@ from lowering.kernels.resampling import (
 )
 from lowering.ops import require, rules
 from lowering.ops.shape import cast
+from lowering.trace import Context
 
 
 def _resize_type(
@@ -99,6 +101,7 @@ def _resize_work(
 
 @rules.rule("resize", _resize_type, work=_resize_work)
 def resize(
+    ctx: Context,
     input: Any,
     roi: Any,
     scales: tuple[float, ...],
@@ -130,6 +133,9 @@ def resize(
         if extent == 0:
             continue
         ends = None if region is None else (region[axis], region[axis + x.ndim])
+        items, gathers = host_work(extent, wanted, method)
+        ctx.fold(items)
+        ctx.unroll(gathers)
         where = places(extent, wanted, coordinates, ends)
         x = resample(x, axis, where, wanted / extent, method)
         if region is not None:
@@ -215,7 +221,9 @@ def _grid_work(result: TensorType, input: TensorType, mode: str) -> int:
 
 
 @rules.rule("grid_sample", _grid_type, work=_grid_work)
-def grid_sample(input: Any, grid: Any, mode: str, padding_mode: str, align_corners: bool) -> Array:
+def grid_sample(
+    ctx: Context, input: Any, grid: Any, mode: str, padding_mode: str, align_corners: bool
+) -> Array:
     """Sample (N,C,...,H,W) at the points of a grid (N,...,h,w,k), as torch does: (N,C,...,h,w).
 
     Coordinates x, y, z go from -1 to 1: between the centres of the outer items with
@@ -240,6 +248,7 @@ def grid_sample(input: Any, grid: Any, mode: str, padding_mode: str, align_corne
             mode="fill", fill_value=0, wrap_negative_indices=False
         )
 
+    ctx.unroll(math.prod(map(len, taps)))
     total = jnp.zeros((), x.dtype)
     for corner in itertools.product(*taps):
         weight = functools.reduce(jnp.multiply, (weight for _, weight in corner))

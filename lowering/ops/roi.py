@@ -110,7 +110,7 @@ def _places(start: Array, end: Array, count: int, method: str) -> Array:
     # Places between pixels need more digits than half precision.
     dtype = start.dtype if start.dtype.itemsize > 4 else np.dtype(np.float32)
     start, end = start.astype(dtype), end.astype(dtype)
-    step = np.arange(count, dtype=dtype)[None, :]
+    step = jnp.arange(count, dtype=dtype)[None, :]
     start, length = start[:, None], (end - start)[:, None]
     if method == "symmetric":
         return start + (step + 0.5) * length / count - 0.5
@@ -138,7 +138,7 @@ def _pool(
 def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
     """Return which of `extent` places lie in which of `count` bins of a region: (count, extent)."""
     length = jnp.maximum(end - start + 1, 1)
-    step = np.arange(count, dtype=np.int32)
+    step = jnp.arange(count, dtype=np.int32)
     first = start + step * length // count
     last = start - (-(step + 1) * length) // count
     place = jnp.arange(extent, dtype=jnp.int32)[None, :]

@@ -25,6 +25,7 @@ def _type(
     require.same_dtype(require.real, input=input, rois=rois)
     require.one_of("mode", mode, _MODES)
     require.not_negative(sampling_ratio=sampling_ratio)
+    require.indexable(samples=TensorType((sampling_ratio, sampling_ratio), "bool"))
     if len(rois.shape) != 2 or rois.shape[1] not in (4, 5):
         raise InvalidShape(
             f"'rois' must have the shape [N,4] or [N,5], it has {show(rois.shape)}",
@@ -55,7 +56,7 @@ def roi_align(
     def one(region: tuple[Array, Array]) -> Array:
         roi, item = region
         plane = jnp.take(x, item, 0, mode="clip")
-        size = roi[2:4] if turned else jnp.maximum(roi[2:] - roi[:2], least or -jnp.inf)
+        size = roi[2:4] if turned else jnp.maximum(roi[2:] - roi[:2], float(least) or -jnp.inf)
         start = -size / 2 if turned else roi[:2]
         bin = size / jnp.array(bins, size.dtype)
         counts: Any = (sampling_ratio,) * 2 if sampling_ratio else jnp.ceil(bin).astype(jnp.int32)

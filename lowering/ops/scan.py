@@ -63,6 +63,8 @@ def _scan_type(
             hint="the number of its chunks is how often the body is repeated",
         )
     require.not_negative(skip=skip)
+    require.length("axes", axes, len(scanned), "tensors that are cut")
+    require.length("chunks", chunks, len(scanned), "tensors that are cut")
     counts = [
         _iterations(x.shape, axis, chunk)
         for x, axis, chunk in zip(scanned, axes, chunks, strict=True)
@@ -74,6 +76,11 @@ def _scan_type(
             hint=f"their shapes are {', '.join(show(x.shape) for x in scanned)}, "
             f"the chunks {list(chunks)} along the axes {list(axes)}",
         )
+    cut = [
+        TensorType(with_extent(x.shape, normal_axis(axis, len(x.shape)), abs(chunk)), x.dtype)
+        for x, axis, chunk in zip(scanned, axes, chunks, strict=True)
+    ]
+    require_body(body, [*cut, *full, *initial], len(initial) + len(outputs))
     names = [value.name for value in body.inputs[len(scanned) + len(full) :]]
     for name, before, after in zip(names, initial, body.outputs, strict=False):
         require_constant_state(name, before, after.type)
@@ -82,6 +89,15 @@ def _scan_type(
         result_type(value.type, which, axis, counts[0])
         for value, (which, axis, _) in zip(values, outputs, strict=True)
     ]
+
+
+def require_body(body: Graph, given: Sequence[TensorType], count: int) -> None:
+    """Refuse a body that takes others than the given tensors, or has not so many results."""
+    require.length("inputs", body.inputs, len(given), "tensors that a body is given")
+    require.length("outputs", body.outputs, count, "results of a body")
+    for value, type in zip(body.inputs, given, strict=True):
+        if value.type.dtype != type.dtype or shapes_differ(value.type.shape, type.shape):
+            raise InvalidShape(f"'{value.name}' of a body is {value.type}, it is given {type}")
 
 
 def require_constant_state(name: str, before: TensorType, after: TensorType) -> None:

@@ -154,7 +154,7 @@ def pad(input: Any, padding: Padding, border: str, value: float) -> Array:
     if border == "constant":
         fill = cast(np.float32(value), x.dtype.name)
         return lax.pad(x, fill, [(before, after, 0) for before, after in padding])
-    return jnp.pad(x, padding, mode=PAD_MODES[border])
+    return jnp.pad(x, padding, mode=PAD_MODES[border]) if x.ndim else x
 
 
 def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorType:

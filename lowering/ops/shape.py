@@ -14,6 +14,7 @@ from lowering.extents import UNKNOWN, Ints, Shape, differ, shapes_differ, show, 
 from lowering.graph import TensorType, is_complex
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.ops import require, rules
+from lowering.trace import Context
 
 
 def _known(shapes: Sequence[Shape]) -> Shape:
@@ -223,13 +224,15 @@ def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
             "it is the number of results",
             hint="give the shape of the inputs",
         )
+    require.count_of_results(extent)
     return [TensorType(with_extent(value.shape, axis), value.dtype)] * extent
 
 
 @rules.rule("unstack", _unstack_type)
-def unstack(value: Any, axis: int) -> list[Array]:
+def unstack(ctx: Context, value: Any, axis: int) -> list[Array]:
     """Return the sub-tensors along the axis, without it."""
     x = jnp.asarray(value)
+    ctx.unroll(x.shape[axis])
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
 
 
@@ -263,6 +266,7 @@ def cast(input: Any, dtype: str) -> Array:
 def _copy_n_type(x: TensorType, times: int) -> list[TensorType]:
     if times < 1:
         raise InvalidOperation(f"'times' must be positive, it is {times}")
+    require.count_of_results(times)
     return [x] * times
 
 

@@ -86,6 +86,7 @@ def _stft_type(
     input: TensorType, window: TensorType, axis: int, frame_length: int, frame_step: int
 ) -> TensorType:
     axis = _signal_axis(input, axis)
+    require.int32(frame_length=frame_length, frame_step=frame_step)
     if frame_length < 1 or frame_step < 1:
         raise InvalidOperation(
             f"'frame_length' and 'frame_step' must be positive: {frame_length}, {frame_step}"
@@ -117,8 +118,10 @@ def stft(input: Any, window: Any, axis: int, frame_length: int, frame_step: int)
     """
     x = widened(jnp.asarray(input))
     axis %= x.ndim
-    starts = np.arange(0, x.shape[axis] - frame_length + 1, frame_step)
-    frames = jnp.take(x, starts[:, None] + np.arange(frame_length), axis=axis, mode="clip")
+    count = (x.shape[axis] - frame_length) // frame_step + 1
+    places = lax.broadcasted_iota(np.int32, (count, frame_length), 1)
+    places += lax.broadcasted_iota(np.int32, (count, frame_length), 0) * frame_step
+    frames = jnp.take(x, places, axis=axis, mode="clip")
     if window is not False:
         weights = jnp.ravel(jnp.asarray(window, x.dtype))
         left = (frame_length - weights.size) // 2

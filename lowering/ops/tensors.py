@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,8 +12,11 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, is_symbolic, show, volume
-from lowering.graph import Scalar, TensorType
+from lowering.graph import Scalar, TensorType, is_integer
 from lowering.ops import require, rules
+from lowering.trace import Context
+
+_WORK = 4  # arrays of 64 bits that a range is made of
 
 
 def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
@@ -24,6 +28,9 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
             f"a constant of shape {show(shape)} takes 1 or {volume(shape)} values, "
             f"given are {len(value)}"
         )
+    if value and is_integer(dtype):
+        are_ordered = float not in set(map(type, value))  # as NaN is not
+        require.within(dtype, (min(value), max(value)) if are_ordered else value)
     return TensorType(shape, dtype)
 
 
@@ -40,6 +47,9 @@ def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Array | NDA
 def _range_type(start: float, end: float, step: float, dtype: str) -> TensorType:
     if step == 0:
         raise InvalidOperation("'step' must not be 0")
+    if not all([x is UNKNOWN or math.isfinite(x) for x in (start, end, step)]):
+        raise InvalidOperation(f"a range has finite ends and a step, not {start}, {end}, {step}")
+    require.within("int64", [x for x in (start, end, step) if isinstance(x, int)])
     if any(x is UNKNOWN for x in (start, end, step)):
         return TensorType((UNKNOWN,), dtype)
     return TensorType((max(0, _count(start, end, step)),), dtype)
@@ -51,9 +61,13 @@ def _count(start: Any, end: Any, step: Any) -> Any:
 
 
 @rules.rule("range", _range_type)
-def range_(start: Any, end: Any, step: Any, dtype: str) -> Array | NDArray[np.generic]:
+def range_(
+    ctx: Context, start: Any, end: Any, step: Any, dtype: str
+) -> Array | NDArray[np.generic]:
     """Return the numbers from `start` to before `end` in steps."""
     if any(map(is_symbolic, (start, end, step))):
         places = lax.iota(dtype, _count(start, end, step))
         return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * places
-    return (start + step * np.arange(max(0, _count(start, end, step)))).astype(dtype)
+    count = max(0, _count(start, end, step))
+    ctx.fold(_WORK * count)
+    return (start + step * np.arange(count)).astype(dtype)

@@ -31,6 +31,7 @@ from lowering.kernels.windows import (
     window_max_and_index,
 )
 from lowering.ops import require, rules
+from lowering.trace import Context
 
 
 def _window_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
@@ -71,7 +72,7 @@ def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows
 
 
 @rules.rule("box", pool_type)
-def box(input: Array, normalize: bool, **pool: Unpack[Pool]) -> Array:
+def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Array:
     """Sum each window, or take its mean: with border 'ignore' over the valid cells only."""
     windows = basic(input.shape, **pool)
     padding = windows.padding
@@ -83,7 +84,7 @@ def box(input: Array, normalize: bool, **pool: Unpack[Pool]) -> Array:
     total = _sums(input.astype(wide), windows, windows.stride, padding)
     if normalize and windows.border == "ignore":
         # A window on padding alone has sum and mean 0.
-        total = total / np.maximum(valid_counts(windows), 1).astype(wide)
+        total = total / np.maximum(valid_counts(windows, ctx.fold), 1).astype(wide)
     elif normalize:
         total = total / windows.volume
     return total.astype(input.dtype)
@@ -124,15 +125,15 @@ def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
 
 
 @rules.rule("avg_pool", pool_type)
-def avg_pool(input: Array, **pool: Unpack[Pool]) -> Array:
+def avg_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the mean of each window, over the valid cells with border 'ignore'."""
-    return box(input, True, **pool)
+    return box(ctx, input, True, **pool)
 
 
 @rules.rule("rms_pool", pool_type)
-def rms_pool(input: Array, **pool: Unpack[Pool]) -> Array:
+def rms_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the root mean square of each window; its derivative is 0 where it is 0."""
-    mean = avg_pool(jnp.square(input), **pool)
+    mean = avg_pool(ctx, jnp.square(input), **pool)
     return jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1)), mean)
 
 

@@ -20,7 +20,7 @@ from nnef_jax.execution.options import RunOptions, is_watched
 from nnef_jax.execution.prepared import Prepared
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.results import results_of
-from nnef_jax.limits import FOLDED_PER_STEP, Meter
+from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 
 Arrays = Mapping[str, Any]
@@ -45,19 +45,7 @@ class Functions:
         if missing := [n for n in self._read(graph, wanted) if n not in params]:
             hint = "load(..., unused=True) has those that outputs do not need in model.params"
             raise InputError(f"captures need {', '.join(map(repr, missing))} of params", hint=hint)
-        meter, options = Meter(self.network.options.meter.limits), self._options
-
-        def fold(items: int) -> None:
-            meter.spend(items // FOLDED_PER_STEP, "folding constants")
-
-        context = Context(options.precision, optimized, fold, options.straight_through)
-        try:
-            values = trace(graph, context, params, state, inputs, wanted, probe.edited(graph))
-        except InvalidComputation as error:
-            where = error.operation
-            raise SemanticError(
-                error.message, span=where.span, calls=where.calls, hint=error.hint
-            ) from None
+        values = self._trace(graph, optimized, params, state, inputs, wanted, probe.edited(graph))
         shown = {n: jnp.asarray(values[value]) for n, value in probe.captured(graph).items()}
         if not probe.results:
             return None, {}, shown
@@ -106,12 +94,23 @@ class Functions:
         self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays
     ) -> dict[str, Any]:
         """Compute what variables start with, given inputs of a first cycle by name."""
-        context = Context(self._options.precision)
         wanted = [s.initial for s in graph.states if s.initial is not None]
         given = [inputs.get(value.name) for value in graph.inputs]
-        values = trace(graph, context, params, state, given, wanted)
+        values = self._trace(graph, False, params, state, given, wanted)
         found = {s.label: values[s.initial] for s in graph.states if s.initial is not None}
         return {label: jnp.asarray(x) for label, x in found.items()}
+
+    def _trace(self, graph: Graph, optimized: bool, *given: Any) -> dict[Value, Any]:
+        """Return what `lowering.trace.trace` does; its errors have their place in the document."""
+        options, meter = self._options, Meter(self.network.options.meter.limits)
+        context = Context(options.precision, optimized, meter.fold, options.straight_through)
+        try:
+            return trace(graph, context, *given)
+        except InvalidComputation as error:
+            where = error.operation
+            raise SemanticError(
+                error.message, span=where.span, calls=where.calls, hint=error.hint
+            ) from None
 
     def _wanted(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
         before = {label: tuple(x.shape) for label, x in state.items()}

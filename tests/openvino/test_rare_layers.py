@@ -16,8 +16,8 @@ from tests.openvino.documents import Writer
 from tests.openvino.rare_layers import OLD, USES, Known, Use
 
 
-def _written(uses: Sequence[Use], version: int, folder: Path) -> list[list[np.ndarray]]:
-    """Return the results of all uses, as parts of one network."""
+def written(uses: Sequence[Use], version: int) -> tuple[Writer, list[np.ndarray]]:
+    """Return a network that has all uses side by side, and what is given to it."""
     net, given, ends = Writer(version), list[np.ndarray](), list[tuple[int, int]]()
     for use in uses:
         inputs: list[int] = []
@@ -31,15 +31,19 @@ def _written(uses: Sequence[Use], version: int, folder: Path) -> list[list[np.nd
         shapes = [np.shape(x) for x in use.results]
         layer = net.layer(use.type, inputs, shapes, opset=use.opset, attributes=use.attributes)
         ends += [(layer, len(inputs) + i) for i in range(len(shapes))]
-    model = (net.result(*ends) if version >= 10 else net).load(folder)
-    found = model(*given)
+    return (net.result(*ends) if version >= 10 else net), given
+
+
+def _results(uses: Sequence[Use], version: int, folder: Path) -> list[list[np.ndarray]]:
+    net, given = written(uses, version)
+    found = net.load(folder)(*given)
     found = iter(found if isinstance(found, tuple) else [found])
     return [[np.asarray(next(found)) for _ in use.results] for use in uses]
 
 
 @pytest.mark.parametrize(("uses", "version"), [(USES, 11), (OLD, 7)], ids=["opsets", "old"])
 def test_values(uses: Sequence[Use], version: int, tmp_path: Path) -> None:
-    for use, results in zip(uses, _written(uses, version, tmp_path), strict=True):
+    for use, results in zip(uses, _results(uses, version, tmp_path), strict=True):
         for found, wanted in zip(results, use.results, strict=True):
             what = f"{use.type} {dict(use.attributes)}"
             assert found.shape == wanted.shape, what
