@@ -125,7 +125,10 @@ def mutated(use: Use, chance: random.Random) -> Use:
             if name == "dtype"
             else [u.attributes[name] for u in uses()[use.kind] if name in u.attributes]
         )
-        chosen[name] = _changed(chosen[name], chance, known, chosen is operands)
+        if name in ("dtype", "accumulator"):
+            chosen[name] = chance.choice(_DTYPES)
+        else:
+            chosen[name] = _changed(chosen[name], chance, known, chosen is operands)
     return Use(use.kind, operands, attributes)
 
 
@@ -143,7 +146,7 @@ def _changed(
         case float():
             return chance.choice((*_REALS, -x, 2 * x))
         case str():
-            return chance.choice(_DTYPES if x in _DTYPES else (*map(str, known), "", "x"))
+            return chance.choice((*known, "", "x"))
         case TensorType():
             return _changed_type(x, chance)
         case tuple():

@@ -41,6 +41,7 @@ def _proposals_type(
     require.layout("[B,A,H,W]", scores=scores)
     require.layout("[H,W,A,4]", anchors=anchors)
     require.not_negative(pre_nms=pre_nms, post_nms=post_nms)
+    require.int32(post_nms=post_nms)
     require.real(image=image)
     require.indexable(scores=scores, deltas=deltas)
     batch, count, height, width = scores.shape
@@ -78,6 +79,9 @@ def anchored_proposals(
     flat = scores.transpose(0, 2, 3, 1).reshape(batch, -1)
     most = min(pre_nms, volume(scores.shape[1:]))
     shared = partial(overlap, offset=overlap_offset, touches=False)
+    if not most:
+        rows = jnp.zeros((batch * post_nms, 5), dtype)
+        return rows[:, :4], rows[:, 4], jnp.zeros(batch, jnp.int32)
 
     def of_image(info: Array, moves: Array, scores: Array) -> tuple[Array, Array, Array]:
         boxes = refined(anchors, moves, pixel_offset, _LARGEST).reshape(-1, 4)
@@ -105,6 +109,7 @@ def _refined_type(
     require.layout("[N,C]", scores=scores)
     count, classes = scores.shape
     require.length("weights", weights, 4, "numbers of a box")
+    require.int32(keep=keep)
     require.indexable(deltas=deltas)
     require.shape("rois", rois, (count, 4), "one for each row of 'scores'")
     require.shape("deltas", deltas, (count, 4 * classes), "4 for each of 'scores'")

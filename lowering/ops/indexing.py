@@ -250,6 +250,7 @@ def _one_hot_type(indices: TensorType, axis: int, depth: int) -> TensorType:
     axis = normal_axis(axis, len(indices.shape) + 1)
     if depth < 1:
         raise InvalidOperation(f"'depth' must be positive, it is {depth}")
+    require.int32(depth=depth)
     return TensorType((*indices.shape[:axis], depth, *indices.shape[axis:]), "float32")
 
 

@@ -193,7 +193,7 @@ def _proposal_type(
     count = len(anchors) // 4
     require.length("anchors", anchors, 4 * count, f"ends of {count} boxes")
     require.not_negative(post_nms=post_nms)
-    require.int32(feature_stride=feature_stride, pre_nms=pre_nms)
+    require.int32(feature_stride=feature_stride, pre_nms=pre_nms, post_nms=post_nms)
     require.real(image=image)
     if volume(image.shape) < 3:
         raise InvalidShape(f"'image' {show(image.shape)} must have height, width and scales")

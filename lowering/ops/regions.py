@@ -39,6 +39,8 @@ def _pool_type(
     if isinstance(offsets, TensorType) and offsets != ABSENT:
         require.real(offsets=offsets)
         require.layout("[N,2K,H,W]", offsets=offsets)
+        wanted = (rois.shape[0], *offsets.shape[1:])
+        require.shape("offsets", offsets, wanted, "one for each row of 'rois'")
         kinds = offsets.shape[1] // 2
         if offsets.shape[1] % 2 or not kinds or output_channels % kinds:
             raise InvalidShape(

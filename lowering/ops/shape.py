@@ -148,8 +148,8 @@ def unsqueeze(input: Any, axes: Ints) -> Array:
 def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
     _require_values(values)
     require.axis(axis, len(values[0].shape))
-    others = [with_extent(value.shape, axis, 1) for value in values]
-    if any(shapes_differ(a, b) for a in others for b in others[:1]):
+    others = [with_extent(value.shape, axis, 1) for value in values if len(value.shape) > axis]
+    if len(others) < len(values) or any(shapes_differ(a, b) for a in others for b in others[:1]):
         raise InvalidShape(
             f"'values' must have one shape except along axis {axis}, they have "
             + " and ".join(show(value.shape) for value in values),

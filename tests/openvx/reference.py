@@ -147,9 +147,10 @@ def pooling(
             row = j * skip[1] + m - pooling_padding[1]
             column = i * skip[0] + n - pooling_padding[0]
             inside = 0 <= row < height and 0 <= column < width
+            padded = row < height + pooling_padding[1] and column < width + pooling_padding[0]
             if inside:
                 items.append(int(x[c, row, column]))
-            elif not (khronos and pooling_type == "max"):
+            elif pooling_type == "avg" or (padded and not khronos):
                 items.append(0)
         least = int(np.iinfo(x.dtype).min)
         mean = quotient(sum(items), pooling_size[0] * pooling_size[1])

@@ -218,6 +218,18 @@ def test_pooling(
         np.testing.assert_array_equal(made.data[batch], wanted)
 
 
+@pytest.mark.parametrize("semantics", ["spec", "khronos"])
+def test_what_is_beyond_the_padding_is_no_maximum(semantics: str) -> None:
+    """Sizes that are rounded up have windows that reach beyond the zeros that are asked for."""
+    x = Tensor(np.arange(-100, -75, dtype=np.int8).reshape(1, 5, 5))
+    made = openvx.pooling_layer(
+        x, pooling_size=(2, 2), output_shape=(1, 3, 4), rounding="ceiling", semantics=semantics
+    )
+    assert np.array_equal(
+        made.data[0], [[-94, -93, -92, -91], [-84, -83, -82, -81], [-79, -78, -77, -76]]
+    )
+
+
 @pytest.mark.parametrize("khronos", [False, True])
 def test_roi_pooling(khronos: bool) -> None:
     x = ints(5, (2, 3, 6, 7), "int16")

@@ -37,9 +37,11 @@ def pooling_layer(
     """Return the maximum or mean ('avg') of windows of inputs ([batch,] C,H,W) (vxPoolingLayer).
 
     Pairs are (x, y). Zeros surround the inputs; in 'spec' semantics they take part in maxima, in
-    'khronos' they do not. A mean is the sum divided by the size of the window, truncated. The skip
-    is given, or the smallest that brings the inputs to `output_shape`, or 1; `rounding` is that of
-    sizes, 'floor' or 'ceiling'. The output has the position of the inputs.
+    'khronos' they do not. What windows reach beyond them, where sizes are rounded up, takes part in
+    none, and counts as zeros in means: the sum divided by the size of the window, truncated.
+
+    The skip is given, or the smallest that brings the inputs to `output_shape`, or 1; `rounding` is
+    that of sizes, 'floor' or 'ceiling'. The output has the position of the inputs.
     """
     require_one_of("pooling_type", pooling_type, POOLING)
     require_one_of("rounding", rounding, SIZE_ROUNDING)
@@ -78,15 +80,24 @@ def _mean(x: Array, *, size: Any, skip: Any, pads: Any) -> Array:
 
 @partial(jax.jit, static_argnames=("size", "skip", "pads", "ignored"))
 def _maximum(x: Array, *, size: Any, skip: Any, pads: Any, ignored: bool) -> Array:
-    return _reduce(x, lax.max, jnp.iinfo(x.dtype).min if ignored else 0, size, skip, pads)
+    least = int(jnp.iinfo(x.dtype).min)
+    if not ignored:
+        # As many zeros as there are before the inputs; what windows reach beyond them is nothing.
+        zeros = tuple((before, min(before, after)) for before, after in pads)
+        x, pads = _padded(x, 0, zeros), tuple((0, max(q - p, 0)) for p, q in pads)
+    return _reduce(x, lax.max, least, size, skip, pads)
 
 
 def _reduce(x: Array, operation: Any, padding: int, size: Any, skip: Any, pads: Any) -> Array:
     lead = (1,) * (x.ndim - 2)
-    value = np.asarray(padding, x.dtype)
-    x = lax.pad(x, value, [(0, 0, 0) for _ in lead] + [(*ends, 0) for ends in pads])
-    first = np.asarray(0 if operation is lax.add else jnp.iinfo(x.dtype).min, x.dtype)
+    first = np.asarray(padding, x.dtype)
+    x = _padded(x, padding, pads)
     return lax.reduce_window(x, first, operation, (*lead, *size), (*lead, *skip), "VALID")
+
+
+def _padded(x: Array, value: int, pads: Any) -> Array:
+    lead = [(0, 0, 0)] * (x.ndim - 2)
+    return lax.pad(x, np.asarray(value, x.dtype), lead + [(*ends, 0) for ends in pads])
 
 
 @checks.layer
