@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
+
 import nnef_jax
 
 FINAL = (
@@ -64,6 +66,13 @@ def tract(body: str, head: str = "", shape: str = "1, 2") -> str:
 
 def _load(source: bytes, limits: nnef_jax.Limits | None) -> object:
     return nnef_jax.load(source, limits=limits).summary()
+
+
+def _trace(source: bytes, limits: nnef_jax.Limits | None) -> object:
+    """What calls a network, but for compiling and running it."""
+    model = nnef_jax.load(source, limits=limits)
+    inputs = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in model.inputs]
+    return jax.eval_shape(model.apply, {}, *inputs)
 
 
 def _convert(source: bytes, limits: nnef_jax.Limits | None) -> object:
@@ -768,6 +777,88 @@ def messages(n: int) -> bytes:
 def strings_of_tract(n: int) -> bytes:
     body = "y = tract_core_cast(x, to = a);\n" * (n // 5)
     return tar({"graph.nnef": tract(f"a = '{'b' * n}';\n{body}")})
+
+
+# What is computed, or written out, where a network is traced
+
+
+def _traced(name: str, size: int, body: str, shape: str = "1, 1, 4, 4") -> None:
+    """Register an attack whose document has a size N; its input x has four axes."""
+
+    def make(n: int) -> bytes:
+        text = (
+            f"{FINAL}graph net( x ) -> ( y ) {{ x = external<scalar>(shape = [{shape}]);\n{body} }}"
+        )
+        return tar({"graph.nnef": text.replace("N", str(n))})
+
+    attack(name, size, _trace)(make)
+
+
+_POOL = "size = [1,1,N,1], stride = [], dilation = [1,1,D,1]"
+_ROIS = (
+    "r = constant(shape = [1,4], value = [1.0]); i = constant<integer>(shape = [1], value = [0]);"
+)
+_traced(
+    "an upsampling by a large factor", 100_000,
+    "y = multilinear_upsample(x, factor = [N], method = 'symmetric', border = 'replicate');",
+)  # fmt: skip
+_traced(
+    "an aligned upsampling by a large factor", 100_000_000,
+    "y = multilinear_upsample(x, factor = [N], method = 'aligned', border = 'replicate');",
+)  # fmt: skip
+_traced(
+    "a window of many cells", 100_000,
+    f"z = tile(x, repeats = [1,1,N,1]); y = argmax_pool(z, {_POOL.replace('D', '1')}, "
+    "padding = [], border = 'ignore');",
+)  # fmt: skip
+_traced(
+    "a window of many cells with gaps", 100_000,
+    f"z = tile(x, repeats = [1,1,N,1]); y = max_pool(z, {_POOL.replace('D', '2')}, "
+    "padding = [], border = 'ignore');",
+)  # fmt: skip
+_traced(
+    "means of windows of which some cells count", 20_000,
+    "y = avg_pool(x, size = [1,1,N,N], stride = [], dilation = [], border = 'ignore', "
+    "padding = [(0,0),(0,0),(N,N),(N,N)]);",
+)  # fmt: skip
+_traced(
+    "an edge that is mirrored many times", 100_000_000,
+    "y = box(x, size = [1,1,N,1], stride = [], dilation = [], border = 'reflect', "
+    "padding = [(0,0),(0,0),(N,N),(0,0)]);",
+)  # fmt: skip
+
+
+@attack("parts by the thousand", 50_000, _trace)
+def many_parts(n: int) -> bytes:
+    fragment = _fragment("a = unstack(x, axis = 1); y = a[0] + a[1];")
+    text = f"{FINAL}{fragment}graph net( x ) -> ( y )"
+    return tar({"graph.nnef": f"{text} {{ x = external<scalar>(shape = [1, {n}]); y = f(x); }}"})
+
+
+_traced(
+    "regions of many places", 500_000_000,
+    f"{_ROIS} y = roi_resample(x, r, i, output_size = [N,1], method = 'symmetric');",
+)  # fmt: skip
+
+
+@attack("sums of a large constant again and again", 5_000, _trace)
+def sums_of_a_constant(n: int) -> bytes:
+    sums = "".join(f"y{i + 1} = y{i} + sum_reduce(a, axes = [0]);\n" for i in range(n))
+    head = "a = constant(shape = [1000000], value = [1.0]);\ny0 = copy(x);\n"
+    return tar({"graph.nnef": final(f"{head}{sums}y = copy(y{n});")})
+
+
+@attack("products of large constants", 5_000, _trace)
+def products_of_constants(n: int) -> bytes:
+    body = f"a = constant(shape = [{n},{n}], value = [1.0]); y = x + matmul(a, a);"
+    text = f"{FINAL}graph net( x ) -> ( y ) {{ x = external<scalar>(shape = [1, 1]);\n{body} }}"
+    return tar({"graph.nnef": text})
+
+
+@attack("a transform of many frames, tract", 40_000, _trace)
+def many_frames(n: int) -> bytes:
+    frame = f"axis = 1, frame = {n // 2}, stride = 1, window = false"
+    return tar({"graph.nnef": tract(f"y = tract_core_stft(x, {frame});", shape=f"1, {n}, 2")})
 
 
 def outcome(name: str, source: bytes, limits: nnef_jax.Limits | None = None) -> str:

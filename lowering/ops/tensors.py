@@ -29,8 +29,9 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
             f"given are {len(value)}"
         )
     if value and is_integer(dtype):
-        are_ordered = float not in set(map(type, value))  # as NaN is not
-        require.within(dtype, (min(value), max(value)) if are_ordered else value)
+        numbers: Any = value
+        are_ordered = float not in set(map(type, numbers))  # as NaN is not
+        require.within(dtype, (min(numbers), max(numbers)) if are_ordered else numbers)
     return TensorType(shape, dtype)
 
 

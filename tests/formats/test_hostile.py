@@ -190,6 +190,13 @@ def test_constants_folded_while_a_network_is_traced_are_paid_for() -> None:
         model(np.zeros((1, 2), np.float32))
 
 
+@pytest.mark.parametrize("value", [1 << 31, -(1 << 31) - 1])
+def test_a_literal_beyond_its_dtype(value: int) -> None:
+    text = f"graph g(x) -> (y) {{ x = external<logical>(shape = [2]); y = select(x, {value}, 1); }}"
+    with pytest.raises(nnef_jax.SemanticError, match="does not fit int32"):
+        nnef_jax.load(tar({"graph.nnef": f"version 1.0; {text}"}))
+
+
 def test_unbounded_limits_bound_nothing() -> None:
     text = "a = [0] * 20000000; y = x * scalar(length_of(a));"
     fragment = f"fragment f( x: tensor<scalar> ) -> ( y: tensor<scalar> ) {{ {text} }}"

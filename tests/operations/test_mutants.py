@@ -6,6 +6,9 @@ import pytest
 
 from tests.mutants import escapes, uses
 
+# Of numbers that are beyond a dtype: they become infinite, or another integer.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+
 _COUNT = 6  # mutants of a kind; `python -m tests.mutants` tries more
 
 
