@@ -48,14 +48,16 @@ def _loop_type(
     require.one_integer(count=count)
     require.logical(condition=condition)
     require.one(condition=condition)
-    one = TensorType((), count.dtype)
-    require_body(body, [one, *full, *initial], 1 + len(initial) + len(outputs))
+    if not body.outputs:
+        raise InvalidOperation("the body does not say whether it goes on")
     going, *values = body.outputs
     require.logical(condition=going.type)
     require.one(condition=going.type)
     names = [value.name for value in body.inputs[len(body.inputs) - len(initial) :]]
     for name, before, after in zip(names, initial, values, strict=False):
         require_constant_state(name, before, after.type)
+    one = TensorType((), count.dtype)
+    require_body(body, [one, *full, *initial], 1 + len(initial) + len(outputs))
     if limit < 0 and any(which == "full" for which, *_ in outputs):
         raise InvalidOperation(
             "values of all iterations are joined, and how many there are is not known",

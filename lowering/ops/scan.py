@@ -80,10 +80,10 @@ def _scan_type(
         TensorType(with_extent(x.shape, normal_axis(axis, len(x.shape)), abs(chunk)), x.dtype)
         for x, axis, chunk in zip(scanned, axes, chunks, strict=True)
     ]
-    require_body(body, [*cut, *full, *initial], len(initial) + len(outputs))
     names = [value.name for value in body.inputs[len(scanned) + len(full) :]]
     for name, before, after in zip(names, initial, body.outputs, strict=False):
         require_constant_state(name, before, after.type)
+    require_body(body, [*cut, *full, *initial], len(initial) + len(outputs))
     values = body.outputs[len(initial) :]
     return [
         result_type(value.type, which, axis, counts[0])
