@@ -407,6 +407,7 @@ def test_commands_that_are_killed_or_find_the_disk_full(memory):
         assert re.search(rf"^{job} .*'kill: .*, killed'", result.stdout, re.MULTILINE), job
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # the child writes a file and ends
 def test_a_writer_that_leaves_half_is_found(memory):
     """What looks for damage finds it: a file that is written where it is to be."""
     job = kill_commands.Job("careless", "out.bin")
