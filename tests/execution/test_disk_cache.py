@@ -381,7 +381,7 @@ def test_a_folder_that_cannot_be_written_to_serves(
     assert traces.grown()
     before = sorted(tmp_path.iterdir())
 
-    def refuse(path: str) -> Any:
+    def refuse(path: str, **_: Any) -> Any:
         raise error
 
     monkeypatch.setattr(files, "replacing", refuse)
