@@ -21,6 +21,8 @@ from lowering.work import multiply_adds
 
 Item = TypeVar("Item")
 
+_NARROW = ("int2", "uint2", "int4", "uint4")
+
 _PRODUCTS = 32  # multiply-adds that take as long as an item of a constant
 _TRACED = 20_000  # items that take as long to compute as a few operations of jax to trace
 
@@ -72,9 +74,16 @@ def trace(
         except InvalidComputation:
             raise
         except Exception as error:
-            empty = [x for x in operation.reads() if 0 in np.shape(values[x])]
-            if empty:  # a maximum of nothing, an index into nothing
-                raise _empty(operation, empty[0], np.shape(values[empty[0]])) from error
+            for value in operation.reads():
+                shape = np.shape(values[value])
+                if 0 in shape:  # a maximum of nothing, an index into nothing
+                    found = f"is empty, it is {show(shape)}"
+                elif value.type.dtype in _NARROW:  # jax computes few things in these
+                    found = f"is {value.type.dtype}"
+                else:
+                    continue
+                message = f"'{operation.kind}' cannot be computed: '{value.name}' {found}"
+                raise InvalidComputation(message, operation) from error
             error.add_note(_note(operation))
             raise
         values.update(zip(operation.writes(), results, strict=True))
@@ -161,11 +170,6 @@ def _typed(operation: Operation, value: Value, array: Any) -> Any:
         found = f"{array.dtype}{show(array.shape)}"
         raise _invalid(operation, f"{found} for '{value.name}', it inferred {inferred}")
     return array
-
-
-def _empty(operation: Operation, value: Value, shape: Sequence[int]) -> InvalidComputation:
-    message = f"'{operation.kind}' cannot be computed: '{value.name}' is empty, it is {show(shape)}"
-    return InvalidComputation(message, operation)
 
 
 def _invalid(operation: Operation, found: str) -> InvalidComputation:

@@ -139,10 +139,10 @@ def refined_detections(
     exists = jnp.all(rois[:, 2:] > rois[:, :2], axis=1)
     boxes = jnp.where(exists[:, None, None], boxes, 0)
     scores = jnp.where(exists[:, None], scores, 0)
-    if not count or not classes:
+    most = min(keep_per_class, count) if keep_per_class >= 0 else count
+    if not most or not classes:
         none = jnp.zeros(keep, dtype)
         return jnp.zeros((keep, 4), dtype), jnp.zeros(keep, jnp.int32), none
-    most = min(keep_per_class, count) if keep_per_class >= 0 else count
     shared = partial(overlap, offset=1.0, touches=False)
 
     def of_class(boxes: Array, scores: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
+import jax.numpy as jnp
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import (
@@ -147,7 +147,7 @@ def within(dtype: str, numbers: Iterable[Any], name: str = "", hint: str = "") -
     """Refuse integers that a dtype has not; `name` and a blank go before one in the error."""
     if not is_integer(dtype):
         return
-    limits = np.iinfo(dtype)
+    limits = jnp.iinfo(dtype)  # numpy has none of 2 or 4 bits
     for number in numbers:
         if number is not UNKNOWN and not limits.min <= number <= limits.max:
             raise InvalidOperation(f"{name}{number} does not fit {dtype}", hint=hint)

@@ -68,7 +68,8 @@ def slice_(input: Any, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Arra
         if step < 0:
             x = lax.rev(x, (axis,))
             first, last = x.shape[axis] - 1 - first, x.shape[axis] - 1 - last
-        x = lax.slice_in_dim(x, first, last, abs(step), axis)
+        # A longer stride than the axis takes its first item alone, whatever integer it is.
+        x = lax.slice_in_dim(x, first, last, min(abs(step), x.shape[axis] or 1), axis)
     return x
 
 

@@ -7,6 +7,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -232,6 +234,30 @@ def test_a_result_of_strings(tmp_path: Path) -> None:
     net = _computed("NonZero", np.array([0, 1, 2]), output_type="string")
     with pytest.raises(nnef_jax.SemanticError, match=r"net\.xml:.* no tensors of type 'string'"):
         net.load(tmp_path)
+
+
+def test_integers_of_few_bits_that_jax_computes_nothing_in(tmp_path: Path) -> None:
+    net = Writer()
+    net.result(net.layer("Abs", [net.input("x", (2, 4), "i4")], [(2, 4)], name="y"))
+    with pytest.raises(nnef_jax.SemanticError, match="'abs' cannot be computed: 'x' is int4"):
+        jax.eval_shape(net.load(tmp_path).apply, {}, jax.ShapeDtypeStruct((2, 4), jnp.int4))
+
+
+def test_a_shape_in_integers_of_few_bits(tmp_path: Path) -> None:
+    net = Writer()
+    given = {"output_type": "u4"}
+    shape = net.layer("ShapeOf", [net.input("x", (2, 9))], [(2,)], attributes=given, opset="opset3")
+    found = net.result(shape).load(tmp_path)(np.zeros((2, 9), np.float32))
+    assert found.dtype == jnp.uint4 and found.tolist() == [2, 9]
+
+
+def test_a_constant_as_floats_of_8_bits(tmp_path: Path) -> None:
+    net = Writer()
+    x, scale = net.constant(np.float32(3.3)), net.input("scale", (2,))
+    given = {"destination_type": "f8e4m3"}
+    y = net.layer("FakeConvert", [x, scale], [(2,)], attributes=given, opset="opset13")
+    found = net.result(y).load(tmp_path)(np.float32([2, 1]))
+    np.testing.assert_array_equal(found, [3.25, 3.25])  # the nearest floats to 6.6 and 3.3
 
 
 def test_shapes_that_nothing_has(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def _fake_convert(site: Site) -> Value:
     most = _LARGEST[type]
     scaled = site.insert("clamp", {"x": scaled, "a": -most, "b": most})
     codes = site.insert("cast", {"input": scaled}, dtype=computed(type, site.real))
-    back = site.insert("cast", {"input": codes}, dtype=x.type.dtype)
+    back = site.insert("cast", {"input": codes}, dtype=scaled.type.dtype)
     if shift:
         back = site.insert("add", {"x": back, "y": shift[0]})
     return site.emit("div", {"x": back, "y": scale})
