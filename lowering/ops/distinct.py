@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from lowering.extents import with_extent
+from lowering.errors import InvalidShape
+from lowering.extents import MAX_EXTENT, with_extent
 from lowering.graph import TensorType
 from lowering.ops import require, rules
 from lowering.ops.require import normal_axis
@@ -19,6 +20,8 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
         require.ordered(input=input)
     require.indexable(input=input)
     count = input.shape[normal_axis(axis, len(input.shape))]
+    if count == MAX_EXTENT:  # the place behind the last is numbered too
+        raise InvalidShape(f"'input' has {count} items, places in it have 32 bits")
     of_each, one = TensorType((count,), "int32"), TensorType((1,), "int32")
     items = TensorType(
         with_extent(input.shape, normal_axis(axis, len(input.shape)), count), input.dtype
