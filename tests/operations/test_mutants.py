@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from lowering.errors import InvalidShape
+from lowering.graph import TensorType
+from lowering.ops import rules
 from tests.mutants import escapes, uses
 
 # Of numbers that are beyond a dtype: they become infinite, or another integer.
@@ -23,3 +27,15 @@ def test_mutants(part: int) -> None:
 def test_more_mutants(seed: int) -> None:
     found = escapes(sorted(uses()), 60, seed)
     assert not [str(end) for _, end in found if not isinstance(end, str)]
+
+
+@pytest.mark.parametrize("stride", [2**63, -(2**63)])
+def test_a_stride_that_no_integer_of_64_bits_holds(stride: int) -> None:
+    x = np.arange(8.0)
+    found = rules["slice"].lower(x, (0,), (5,), (2 if stride < 0 else 7,), (stride,))
+    np.testing.assert_array_equal(found, [5])
+
+
+def test_more_items_than_places_are_numbered() -> None:
+    with pytest.raises(InvalidShape, match="2147483647 items, places in it have 32 bits"):
+        rules["unique"].infer(TensorType((2**31 - 1,), "float32"), 0)

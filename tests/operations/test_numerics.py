@@ -12,11 +12,8 @@ import pytest
 
 import nnef_jax
 from lowering.cpu import integers as passes
-from lowering.errors import InvalidShape
-from lowering.graph import TensorType
 from lowering.jaxprs import as_function
 from lowering.kernels.levels import noted
-from lowering.ops import rules
 from tests.helpers import model_of
 
 pytestmark = pytest.mark.optimised
@@ -489,15 +486,3 @@ def test_products_of_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = (codes[0] @ codes[1]) * 0.01
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
     assert passes.names_of_products(closed)
-
-
-@pytest.mark.parametrize("stride", [2**63, -(2**63)])
-def test_a_stride_that_no_integer_of_64_bits_holds(stride: int) -> None:
-    x = np.arange(8.0)
-    found = rules["slice"].lower(x, (0,), (5,), (2 if stride < 0 else 7,), (stride,))
-    np.testing.assert_array_equal(found, [5])
-
-
-def test_more_items_than_places_are_numbered() -> None:
-    with pytest.raises(InvalidShape, match="2147483647 items, places in it have 32 bits"):
-        rules["unique"].infer(TensorType((2**31 - 1,), "float32"), 0)
