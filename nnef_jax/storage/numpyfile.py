@@ -51,7 +51,7 @@ def read_npy(data: memoryview, name: str) -> Array:
     end = start + int.from_bytes(data[8:start], "little")
     if end > min(len(data), start + _LONGEST):
         raise _broken(name, "its header is truncated, or too long")
-    dtype, in_columns, shape = _header(bytes(data[start:end]).decode("latin-1"), name)
+    dtype, in_columns, shape = _header(bytes(data[start:end]).decode("latin-1").strip(), name)
     size = dtype.itemsize * math.prod(shape)
     if size > len(data) - end:
         raise _broken(name, f"its header says {size} bytes of items, it has {len(data) - end}")
@@ -66,7 +66,7 @@ def read_npy(data: memoryview, name: str) -> Array:
 
 def _header(text: str, name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
     found: dict[str, str] = {}
-    match = _DICT.fullmatch(text.strip())
+    match = _DICT.fullmatch(text)
     rest = match[1] if match else ""
     while match := _FIELD.match(rest):
         field = match.lastgroup or ""

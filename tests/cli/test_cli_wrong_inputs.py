@@ -16,6 +16,7 @@ import pytest
 
 from nnef_jax import DataError, NnefError
 from nnef_jax.cli.inputs import read_array
+from nnef_jax.storage.numpyfile import read_npy
 from tests.cli_support import BIAS, FILTER, call, fails, linear_scores, picture, through
 from tests.wrong_inputs import mutant, trial
 
@@ -113,6 +114,12 @@ def test_run_tells_of_a_wrong_file(name):
     with pytest.raises(NnefError) as caught:
         read_array(Path(name), "x")
     assert isinstance(caught.value, DataError) == (name != "bomb.npz")
+
+
+def test_a_wrong_header_is_shown_without_its_padding():
+    data = npy(header(descr="'|O'") + " " * 60 + "\n", X.tobytes())
+    with pytest.raises(DataError, match=r"}['\"]$"):
+        read_npy(memoryview(data), "x.npy")
 
 
 def chunk(name, content):
