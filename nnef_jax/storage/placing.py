@@ -150,7 +150,8 @@ def sync_folder(path: str) -> None:
 
 def exists(path: str) -> FileExistsError:
     """Return the error for a path that is not free."""
-    return FileExistsError(errno.EEXIST, "exists already (overwrite=True replaces it)", path)
+    reason = "exists already (--overwrite replaces it, overwrite=True in Python)"
+    return FileExistsError(errno.EEXIST, reason, path)
 
 
 @contextmanager

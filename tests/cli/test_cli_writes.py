@@ -104,7 +104,7 @@ def test_what_exists_stays_unless_told_otherwise(command, end):
     target = Path(f"out/it{end}")
     something(target)
     before = tree()
-    assert "exists already" in fails(*line(command, target))
+    assert "exists already (--overwrite replaces it" in fails(*line(command, target))
     assert tree() == before
     if not end and not command.startswith(("run", "openvx")):
         nnef_jax.convert("net", "out/other")  # a network is replaced by another alone
