@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -207,7 +205,7 @@ def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
     if suffix in (".npz", ".npy", ".dat"):
         files.check_target(str(path), overwrite=overwrite)
     elif path.exists() and not path.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        raise InputError(f"{path} is no folder", hint="files of results are .npz, .npy or .dat")
     else:
         check_folder(str(path), [*map(member_of, names)], overwrite=overwrite)
 

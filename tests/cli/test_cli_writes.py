@@ -226,6 +226,12 @@ def test_results_go_into_an_empty_folder_and_replace_only_their_own():
     assert tree() == before
 
 
+def test_results_that_are_to_replace_a_file_say_what_files_they_are():
+    Path("thesis").write_text("mine")
+    assert "hint: files of results are .npz, .npy or .dat" in fails(*line(_RUN[0], "thesis"))
+    assert Path("thesis").read_text() == "mine"
+
+
 def test_other_files_that_a_command_reads_stay():
     Path("labels.png").write_text("a\nb\nc\n")
     Path("profile.html").write_text('{"operations": [{"name": "y", "seconds": 1}]}')
