@@ -246,14 +246,8 @@ def test_save_an_output_called_file(tmp_path):
     assert zipfile.ZipFile(tmp_path / "out.npz").namelist() == ["file.npy"]
 
 
-@pytest.mark.parametrize(
-    ("path", "message"), [("none/out.npz", "none: No such"), ("x.npy/", "Not a dir")]
-)
-def test_output_that_cannot_be_saved(scores, x, tmp_path, path, message):
-    if path == "x.npy/":
-        path = "plain"
-        (tmp_path / path).write_text("")
-    assert message in fails("run", scores, x, "-o", tmp_path / path)
+def test_output_into_a_missing_folder(scores, x, tmp_path):
+    assert "none: No such" in fails("run", scores, x, "-o", tmp_path / "none/out.npz")
 
 
 def test_outputs_of_different_shapes_are_not_saved_as_one(tmp_path):
