@@ -41,6 +41,14 @@ class Earned:
         return {**found, "cores_used_elsewhere": self.timed.elsewhere}
 
 
+def names() -> list[str]:
+    """The passes for a CPU in order, then the kernels that the last of them chooses from."""
+    from lowering.pipeline import name_of
+    from lowering.targets.cpu import CPU, KERNELS
+
+    return [*map(name_of, CPU.passes), *KERNELS]
+
+
 def run(
     networks: Sequence[str], batches: Sequence[int], rounds: int, only: Sequence[str] = ()
 ) -> Iterator[Earned]:
@@ -66,11 +74,11 @@ def _measure(
     rounds: int,
     only: Sequence[str],
 ) -> Earned:
-    from lowering.cpu.pipeline import PASSES, without
+    from lowering.ablation import without
 
     text, compiled = lower()
     calls = {ALL: compiled()}
-    for name in only or PASSES:
+    for name in only or names():
         with without(name):
             other, compiled = lower()
             if other != text:
@@ -85,9 +93,9 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
     import jax.numpy as jnp
 
     import nnef_jax
-    from lowering.cpu import looped, optimised
     from lowering.cpu.options import compiler_options
-    from lowering.prepare import split
+    from lowering.emit import in_parts, traced
+    from lowering.targets.cpu import CPU
     from nnef_jax.execution.compiler import with_constants
 
     model = nnef_jax.load(write_nnef(network, batch, folder), optimize=False)
@@ -98,9 +106,9 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
         return model.apply(dict(zip(model.params, params, strict=True)), *inputs)
 
     options = compiler_options(sum(x.nbytes for x in params))
-    function = optimised(apply, in_chunks=True)
     jit = partial(jax.jit, compiler_options=options)
-    parts = split(function, params, arrays, rewrite=looped)
+    program, _, tree = traced(apply, params, arrays)
+    parts = in_parts(program, CPU)
     prepared = jax.eval_shape(parts.prepare, params)
     texts = [jax.jit(parts.compute).lower(params), jit(parts.run).lower(prepared, arrays)]
 
@@ -108,7 +116,7 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
         rest, kept = with_constants(parts.run, parts.prepare_now(params))
         run = jit(rest)
         run(kept, arrays)
-        return lambda: jax.block_until_ready(run(kept, arrays))
+        return lambda: jax.tree.unflatten(tree, jax.block_until_ready(run(kept, arrays)))
 
     return "\n".join((str(options), *(text.as_text() for text in texts))), compiled
 
@@ -133,12 +141,10 @@ def _step(network: str, folder: Path) -> Lowered:
 
 def print_earned(console: Console, results: Sequence[Earned]) -> None:
     """For each pass the most that it earns, and where; what it changes besides."""
-    from lowering.cpu.pipeline import PASSES
-
     table = Table(title="time without a pass, divided by that with all")
     for title in ("pass", "best", "worst", "all that it changes"):
         table.add_column(title)
-    for name in PASSES:
+    for name in names():
         found = {r.title: r.ratios[name] for r in results if name in r.ratios}
         ordered = sorted(found, key=found.__getitem__, reverse=True)
         cells = [f"{title} {found[title]:.2f}" for title in ordered]

@@ -7,44 +7,74 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 
 T = TypeVar("T")
 
-_name = ContextVar("name", default="")
+
+class About(NamedTuple):
+    """Says which network is rewritten, and whether what fails then is an error."""
+
+    name: str = ""
+    is_strict: bool = False
+
+
+class FailedPass(RuntimeError):
+    """A pass fails, or breaks the program, where that is an error: `optimize="strict"`."""
+
+
+NONE = About()
+_about = ContextVar("about", default=NONE)
 
 
 @contextmanager
-def named(name: str) -> Generator[None]:
-    """Call the network that is rewritten within by this name in warnings."""
-    token = _name.set(name)
+def named(about: About) -> Generator[None]:
+    """Rewrite a network meanwhile."""
+    token = _about.set(about)
     try:
         yield
     finally:
-        _name.reset(token)
+        _about.reset(token)
 
 
-def or_else(rewritten: Callable[[], T], as_written: Callable[[], T]) -> T:
+def is_strict() -> bool:
+    """Tell whether what fails now is an error, and what passes make is checked."""
+    return _about.get().is_strict
+
+
+def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str = "") -> T:
     """Return `rewritten()`; if it fails `as_written()`, with one warning a network and error.
 
-    Nothing else is remembered: what is computed next is rewritten again.
+    The warning names the `step` that is left out, if it is one of several. Nothing else is
+    remembered: what is computed next is rewritten again.
     """
     try:
         return rewritten()
+    except FailedPass:
+        raise
     except Exception as error:
+        if is_strict():
+            raise FailedPass(f"{step or 'optimisation'} fails: {reason(error)}") from error
         result = as_written()
-        reason, *_ = str(error).strip().splitlines() or [""]
-        _warn(_name.get(), f"{type(error).__name__}: {reason}")
+        _warn(_about.get().name, step, reason(error))
         return result
 
 
+def reason(error: Exception) -> str:
+    """Return what an error says in a line, and at which equation of a program it came up."""
+    first, *_ = str(error).strip().splitlines() or [""]
+    equation = getattr(error, "equation", None)
+    where = f", at {equation}" if equation else ""
+    return f"{type(error).__name__}: {first}{where}"
+
+
 @functools.lru_cache(1024)
-def _warn(name: str, reason: str) -> None:
+def _warn(name: str, step: str, reason: str) -> None:
     network = f"network '{name}'" if name else "a network"
+    told = f"is compiled without {step}, which" if step else "runs as it is written, since that"
     warnings.warn(
-        f"{network} runs as it is written, which is slower: its optimisation fails with jax "
-        f"{jax.__version__}, {reason}",
+        f"{network} {told} fails with jax {jax.__version__}; it is slower so: {reason}",
         stacklevel=2,
     )

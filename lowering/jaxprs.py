@@ -9,25 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import jax
 from jax.extend import core, source_info_util
 
 CALL, SCAN, PRODUCT, CONVOLUTION = "jit", "scan", "dot_general", "conv_general_dilated"
-ARITHMETIC = ("add", "sub", "mul", "div")
-SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
-JOINING = ("concatenate", "stack")
-
-# fmt: off
-ELEMENTWISE = (
-    "abs", "add", "add_any", "and", "asin", "asinh", "acos", "acosh", "atan", "atan2", "atanh",
-    "cbrt", "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "erf",
-    "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow",
-    "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne",
-    "neg", "nextafter", "not", "or", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
-    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
-    "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
-)
-# fmt: on
-
 # Primitives that call a function, and the parameter that holds it.
 _CALLS = {CALL: "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
@@ -111,10 +96,15 @@ def changed(
     return core.ClosedJaxpr(jaxpr, closed.consts)
 
 
-def of_equations(closed: Any, equations: Sequence[Any], results: Sequence[Any]) -> Any:
-    """Return a traced function of the same arguments with other equations and results.
+def of_equations(
+    closed: Any,
+    equations: Sequence[Any],
+    results: Sequence[Any],
+    constants: Mapping[Any, Any] | None = None,
+) -> Any:
+    """Return a traced function of the same arguments with other equations, results, constants.
 
-    Equations that no result depends on are left out, unless they have effects.
+    Equations and constants that no result depends on are left out, unless they have effects.
     """
     wanted = set(variables(results))
     kept: list[Any] = []
@@ -122,8 +112,37 @@ def of_equations(closed: Any, equations: Sequence[Any], results: Sequence[Any]) 
         if equation.effects or not wanted.isdisjoint(equation.outvars):
             kept.append(equation)
             wanted.update(variables(equation.invars))
-    jaxpr = closed.jaxpr.replace(eqns=kept[::-1], outvars=list(results))
-    return core.ClosedJaxpr(jaxpr, closed.consts)
+    if constants is None:
+        constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    constants = {v: x for v, x in constants.items() if v in wanted}
+    jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=kept[::-1], outvars=list(results))
+    return core.ClosedJaxpr(jaxpr, list(constants.values()))
+
+
+def traced(
+    equation: Any, function: Callable[..., Any], operands: Sequence[Any]
+) -> tuple[list[Any], list[Any], dict[Any, Any]]:
+    """Trace what takes an equation's place: equations, the operands of results, and constants.
+
+    They are named as the equation is, and stand at its place in the document.
+    """
+    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
+    closed = inlined(jax.make_jaxpr(lambda *x: jax.tree.leaves(function(*x)))(*types))
+    values = dict(zip(closed.jaxpr.invars, operands, strict=True))
+    outer = equation.source_info
+
+    def mapped(v: Any) -> Any:
+        return v if is_literal(v) else values.get(v, v)
+
+    steps = [
+        e.replace(
+            invars=list(map(mapped, e.invars)),
+            source_info=outer.replace(name_stack=outer.name_stack + e.source_info.name_stack),
+        )
+        for e in closed.jaxpr.eqns
+    ]
+    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    return steps, list(map(mapped, closed.jaxpr.outvars)), constants
 
 
 def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
@@ -160,19 +179,10 @@ def depending(closed: Any, chosen: Iterable[bool]) -> list[bool]:
     return [not is_literal(v) and v in found for v in closed.jaxpr.outvars]
 
 
-def called(equation: Any, platform: str | None) -> Any:
-    """Return the traced function that an equation calls on a platform, or None.
-
-    Without a platform nothing is chosen, and derivatives of one's own are kept.
-    """
-    closed = _callee(equation, platform)
-    return None if closed is None else _placeless(closed)
-
-
-def spliced(closed: Any, platform: str) -> Any:
+def spliced(closed: Any, platform: str | None) -> Any:
     """Return the function with the equations of those that it calls on a platform in their place.
 
-    Derivatives of one's own are lost.
+    Without a platform nothing is chosen, and derivatives of one's own are kept.
     """
     return _spliced(closed, lambda equation: _callee(equation, platform))
 
@@ -187,6 +197,8 @@ def _spliced(closed: Any, callee_of: Callable[[Any], Any]) -> Any:
 
     ResNet-18 has 3000 equations, which would take 0.13 s.
     """
+    if all(callee_of(e) is None for e in closed.jaxpr.eqns):
+        return closed
     equations: list[Any] = []
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
@@ -214,18 +226,6 @@ def _spliced(closed: Any, callee_of: Callable[[Any], Any]) -> Any:
     outvars = add(closed.jaxpr, {}, None)
     jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outvars)
     return core.ClosedJaxpr(jaxpr, list(constants.values()))
-
-
-def _placeless(closed: Any) -> Any:
-    """Leave out places: jax traces such a function once, so that they are those of its first call.
-
-    What it computes is then recorded at the place of the call.
-    """
-    equations = [
-        e.replace(source_info=type(e.source_info)(None, e.source_info.name_stack))
-        for e in closed.jaxpr.eqns
-    ]
-    return core.ClosedJaxpr(closed.jaxpr.replace(eqns=equations), closed.consts)
 
 
 def _callee(equation: Any, platform: str | None) -> Any:
@@ -293,6 +293,22 @@ def scope(equation: Any) -> AbstractContextManager[object]:
     if info.name_stack.stack:
         names = names.extend(str(info.name_stack))
     return source_info_util.user_context(info.traceback, name_stack=names)
+
+
+def outer_scope(equation: Any) -> str:
+    """Return the name of the operation that an equation comes from, in all that it calls."""
+    stack = equation.source_info.name_stack.stack
+    return stack[0].name if stack else ""
+
+
+def document_line(equation: Any) -> tuple[str, int]:
+    """Return the document and its line that an equation comes from; "" where none is known."""
+    traceback = equation.source_info.traceback
+    frames = [] if traceback is None else traceback.frames
+    for frame in frames:
+        if not frame.file_name.endswith(".py") and not frame.file_name.startswith("<"):
+            return frame.file_name, frame.line_num
+    return "", 0
 
 
 def read(operand: Any, values: Mapping[Any, Any]) -> Any:

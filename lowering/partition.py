@@ -99,7 +99,7 @@ def _source_sizes(
         if any(known.get(variable) is equation for variable in equation.outvars):
             operands = [sizes[v] for v in jaxprs.variables(equation.invars)]
             items, bits = max(operands, default=(0, 1))
-            if jaxprs.primitive(equation) in jaxprs.JOINING:
+            if jaxprs.primitive(equation) in ("concatenate", "stack"):
                 items = sum(size for size, _ in operands)
             sizes.update((variable, (items, bits)) for variable in equation.outvars)
     return sizes

@@ -1,4 +1,4 @@
-"""Splits a function of parameters and inputs: what depends on parameters alone, and the rest.
+"""Splits a program: what depends on its parameters alone, and the rest.
 
     prepared = parts.prepare(parameters)          # once for each set of parameters
     outputs = parts.run(prepared, inputs)         # once for each call
@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from lowering.devices import are_on_cpu, on_cpu
-from lowering.fallback import or_else
 
 if TYPE_CHECKING:
     from lowering.host import HostProgram
-
-# A traced function, and its number of parameters, to another one with the same results.
-Rewrite = Callable[[Any, int], Any]
+    from lowering.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ class Split:
 
     `sources` has an item for each prepared value: the index of a parameter, or None for the next
     result of `compute`, which reads the parameters of the indices `reads`. `run` takes prepared
-    values, inputs, and those leaves of the inputs that come first, if they are given apart.
+    values, inputs, and those of the inputs that come first, if they are given apart.
     `program` gives `compute` in steps of numpy where these can be its own.
     """
 
@@ -81,46 +78,23 @@ def assemble(
     return tuple(next(rest) if source is None else parameters[source] for source in sources)
 
 
-def split(
-    function: Callable[[Sequence[Any], Sequence[Any]], Any],
-    parameters: Any,
-    inputs: Any,
-    *,
-    rewrite: Rewrite | None = None,
-) -> Split:
-    """Split `function(parameters, inputs)`, given sequences of arrays or ShapeDtypeStructs.
+def split(program: Program) -> Split:
+    """Split a program by what its parameters alone give."""
+    from lowering.jaxprs import inlined
+    from lowering.partition import divided
 
-    `rewrite` gives another traced function with the same results, to be split.
-    """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, inputs)
-    count = len(jax.tree.leaves(parameters))
-    tree = jax.tree.structure(shapes)
+    traced = inlined(program.closed)
+    found = divided(traced, program.parameters)
 
-    def run_as(flat: Callable[..., Any]) -> Callable[..., Any]:
-        def run(prepared: Sequence[Any], values: Sequence[Any], given: Sequence[Any] = ()) -> Any:
-            return jax.tree.unflatten(tree, flat(*prepared, *given, *values))
+    def compute(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(found.compute(*values, *traced.consts)) if None in found.sources else ()
 
-        return run
+    def run(own: Sequence[Any], values: Sequence[Any], given: Sequence[Any] = ()) -> list[Any]:
+        return list(found.run(*own, *given, *values))
 
-    def in_parts() -> Split:
-        from lowering.jaxprs import inlined
-        from lowering.partition import divided
+    return Split(found.sources, found.reads, compute, run, found.program)
 
-        traced = inlined(closed)
-        traced = traced if rewrite is None else rewrite(traced, count)
-        found = divided(traced, count)
 
-        def compute(values: Sequence[Any]) -> tuple[Any, ...]:
-            return tuple(found.compute(*values, *traced.consts)) if None in found.sources else ()
-
-        return Split(found.sources, found.reads, compute, run_as(found.run), found.program)
-
-    def as_one() -> Split:
-        arguments = jax.tree.structure((parameters, inputs))
-
-        def run(*leaves: Any) -> list[Any]:
-            return jax.tree.leaves(function(*jax.tree.unflatten(arguments, leaves)))
-
-        return Split(tuple(range(count)), (), lambda _: (), run_as(run), lambda: None)
-
-    return or_else(in_parts, as_one)
+def whole(run: Callable[..., Any], count: int) -> Split:
+    """Return a function of parameters, so many, and inputs as a split that prepares nothing."""
+    return Split(tuple(range(count)), (), lambda _: (), run, lambda: None)

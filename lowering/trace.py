@@ -32,7 +32,6 @@ class Context:
     """Gives a rule the settings of the trace that it is part of."""
 
     precision: jax.lax.PrecisionLike = None  # of products; None is jax's default
-    optimized: bool = False  # what is traced is laid out by `lowering.cpu`, for CPUs
     # Is told how many items are computed on the host, before they are.
     fold: Callable[[int], None] = lambda items: None
     straight_through: bool = False  # what rounds has a derivative, that of what it rounds

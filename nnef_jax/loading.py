@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 import jax
 from jax.typing import DTypeLike
@@ -34,7 +35,7 @@ def load(
     progress: Progress | None = None,
     weights: Source | None = None,
     precision: jax.lax.PrecisionLike = None,
-    optimize: bool = True,
+    optimize: bool | Literal["strict"] = True,
     autotune: bool = False,
     donate_state: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -76,7 +77,8 @@ def load(
         optimize: False computes each operation as its rule is written. True chooses layouts and
             kernels for the platform, CPUs today: results and derivatives differ by rounding. A
             function of one's own gets those of the platform that it is lowered or exported for;
-            with open extents it is as written.
+            with open extents it is as written. A pass that fails is left out with a warning;
+            "strict" raises RuntimeError, and checks what each pass makes.
         autotune: True tries the compiler's options at the first call of each kind and shape, which
             takes a second or two more, and keeps the fastest. Only CPUs have such a choice.
         donate_state: True makes `step` write the new state into the memory of the one it is given,
@@ -101,7 +103,9 @@ def load(
     >>> model = nnef_jax.load("examples/digits/model")
     >>> probabilities = model(images)
     """
-    require_flags(optimize=optimize, autotune=autotune, donate_state=donate_state, unused=unused)
+    require_flags(autotune=autotune, donate_state=donate_state, unused=unused)
+    if not isinstance(optimize, str) or optimize != "strict":
+        require_flags(optimize=optimize)
     _require_precision(precision)
     cache = None
     if cache_dir is not None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lowering.cpu.layout import reshaped_runs
-from lowering.jaxprs import ELEMENTWISE, PRODUCT, is_literal, primitive, variables
+from lowering.facts import facts
+from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
 
 Axes = Mapping[Any, int]
 Rule = Callable[[Any, list[int | None]], int | None]
@@ -40,7 +41,7 @@ def batch_axes(
             if primitive(equation) == "broadcast_in_dim" and uses[result] == 1:
                 repeated[result] = _new_axes(equation)
             continue
-        if primitive(equation) in (*ELEMENTWISE, "concatenate"):
+        if facts(equation).by_item or primitive(equation) == "concatenate":
             for axis in set(given) - {None}:
                 rank = len(equation.outvars[0].aval.shape)
                 beside = [v for v in variables(equation.invars) if v in following]
@@ -48,7 +49,7 @@ def batch_axes(
                 same += [v for v in beside if _has_items(v.aval.shape, rank, axis, size)]
                 axes.update(dict.fromkeys(same, axis))
             given = axes_of(equation)
-        rule = _RULES.get(primitive(equation))
+        rule = _rule_for(equation)
         axis = None if rule is None else rule(equation, given)
         if axis is None and reduces and _is_over(equation, given):
             continue
@@ -107,16 +108,9 @@ def _broadcast_in_dim(equation: Any, given: list[int | None]) -> int | None:
     return target if same else None
 
 
-def _squeeze(equation: Any, given: list[int | None]) -> int | None:
-    return _without(given[0], equation.params["dimensions"])
-
-
-def _reduction(equation: Any, given: list[int | None]) -> int | None:
-    return _without(given[0], equation.params["axes"]) if len(given) == 1 else None
-
-
-def _without(axis: int | None, removed: Sequence[int]) -> int | None:
-    if axis is None or axis in removed:
+def _removing(equation: Any, given: list[int | None]) -> int | None:
+    axis, removed = given[0], equation.params[facts(equation).removes]
+    if len(given) > 1 or axis is None or axis in removed:
         return None
     return axis - sum(other < axis for other in removed)
 
@@ -128,36 +122,21 @@ def _reshape(equation: Any, given: list[int | None]) -> int | None:
     return next((new[0] for old, new in runs if old == (given[0],) and len(new) == 1), None)
 
 
-def _beside(name: str) -> Rule:
-    """Make the rule of a primitive that works along one other axis, its parameter `name`."""
-
-    def rule(equation: Any, given: list[int | None]) -> int | None:
-        found = set(given)
-        if len(found) != 1 or equation.params[name] in found:
-            return None
-        return given[0]
-
-    return rule
+def _beside(equation: Any, given: list[int | None]) -> int | None:
+    """Return the axis of all operands where the equation works along another one."""
+    found = set(given)
+    return None if len(found) != 1 or equation.params[facts(equation).along] in found else given[0]
 
 
-def _untouched(*trivial: tuple[str, Any]) -> Rule:
-    """Make the rule of a primitive whose parameters are trivial along the batch axis."""
-
-    def rule(equation: Any, given: list[int | None]) -> int | None:
-        axis = given[0]
-        if axis is None:
-            return None
-        params = equation.params
-        plain = all(params[name] is None or params[name][axis] == value for name, value in trivial)
-        return axis if plain and all(other is None for other in given[1:]) else None
-
-    return rule
-
-
-def _slice(equation: Any, given: list[int | None]) -> int | None:
-    axis = given[0]
+def _untouched(equation: Any, given: list[int | None]) -> int | None:
+    """Return the axis where parameters for each axis leave it as it is."""
+    axis, params = given[0], equation.params
+    if axis is None or any(other is not None for other in given[1:]):
+        return None
     same = equation.invars[0].aval.shape[axis] == equation.outvars[0].aval.shape[axis]
-    return axis if same else None
+    entries = [(params[name], entry) for name, entry in facts(equation).per_axis.items()]
+    plain = all(entry in (None, x and x[axis]) for x, entry in entries if x is not None)
+    return axis if same and plain else None
 
 
 def _conv(equation: Any, given: list[int | None]) -> int | None:
@@ -186,28 +165,25 @@ def _dot_general(equation: Any, given: list[int | None]) -> int | None:
     return None
 
 
-_WINDOW = _untouched(
-    ("window_dimensions", 1),
-    ("window_strides", 1),
-    ("padding", (0, 0)),
-    ("base_dilation", 1),
-)
+def _rule_for(equation: Any) -> Rule | None:
+    own = _RULES.get(primitive(equation))
+    if own is not None:
+        return own
+    known = facts(equation)
+    if known.by_item:
+        return _elementwise
+    if known.along:
+        return _beside
+    if known.removes:
+        return _removing
+    return _untouched if known.per_axis else None
+
 
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(
-        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"), _reduction
-    ),
-    **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _WINDOW),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "split"), _beside("axis")),
     "broadcast_in_dim": _broadcast_in_dim,
-    "concatenate": _beside("dimension"),
     "conv_general_dilated": _conv,
     "dot_general": _dot_general,
-    "pad": _untouched(("padding_config", (0, 0, 0))),
     "reshape": _reshape,
-    "slice": _slice,
-    "squeeze": _squeeze,
     "transpose": _transpose,
 }
 
@@ -225,12 +201,8 @@ def resized(axes: Axes, size: int) -> Callable[[Any], Any]:
 
 
 def _resized(equation: Any, axis: int, size: int) -> dict[str, Any]:
-    name = {
-        "broadcast_in_dim": "shape",
-        "reshape": "new_sizes",
-        "slice": "limit_indices",
-    }.get(primitive(equation))
-    if name is None:
+    name = facts(equation).resized
+    if not name:
         return equation.params
     extents = equation.params[name]
     return equation.params | {name: (*extents[:axis], size, *extents[axis + 1 :])}

@@ -14,9 +14,10 @@ from lowering.cpu.stages import Stage, stages, united
 from lowering.cpu.view import View, plain, tensor, whole
 from lowering.jaxprs import inlined, is_literal, place
 from lowering.prepare import split
+from lowering.program import Program
 
-# Evaluates a jaxpr with its constants on views.
-Evaluate = Callable[[Any, Sequence[Any], Sequence[View]], list[View]]
+# Evaluates a traced function, so many of whose arguments are parameters, on views.
+Evaluate = Callable[[Any, int, Sequence[View]], list[View]]
 
 
 def in_chunks(
@@ -80,9 +81,14 @@ class _Batch:
             for variable, view in zip(stage.reads, views, strict=True)
         ]
         part = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), parts)
-        body = split(run, known, part)
-        prepared = body.prepare(known)
-        results = jax.lax.map(lambda part: body.run(prepared, jax.tree.leaves(part)), parts)
+        closed, shapes = jax.make_jaxpr(run, return_shape=True)(known, part)
+        body = split(Program(closed, len(known)))
+        prepared, tree = body.prepare(known), jax.tree.structure(shapes)
+
+        def turn(part: Any) -> list[View]:
+            return jax.tree.unflatten(tree, body.run(prepared, jax.tree.leaves(part)))
+
+        results = jax.lax.map(turn, parts)
         return [
             _joined(view, self.axes[variable], self.size)
             for variable, view in zip(stage.results, results, strict=True)
@@ -97,7 +103,7 @@ class _Batch:
             if results is not None:
                 return [plain(x, False) for x in results]
         arguments = [*(plain(x, True) for x in known), *views]
-        return self.evaluate(closed.jaxpr, closed.consts, arguments)
+        return self.evaluate(closed, len(known), arguments)
 
     def _traced(self, stage: Stage, known: Sequence[Any], views: Sequence[View]) -> Any:
         change = resized(self.axes, stage.size)

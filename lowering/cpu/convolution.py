@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.ablation import runs
 from lowering.cpu.depthwise import depthwise
 from lowering.cpu.groups import WRITTEN_OUT, joined, joined_at_a_time
 from lowering.cpu.memory import stored
 from lowering.cpu.narrow import is_narrow, narrow
-from lowering.cpu.pipeline import runs
 from lowering.cpu.products import product
 from lowering.cpu.stacked import is_stacked, stacked
 from lowering.cpu.window import Window, cells, padded

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.ablation import runs
 from lowering.cpu import depthwise
 from lowering.cpu.convolution import direct
 from lowering.cpu.groups import WIDEST, fewest_wide, items_at_a_time
-from lowering.cpu.pipeline import runs
 from lowering.cpu.products import over_rows
 from lowering.cpu.view import View, plain, tensor, whole
 from lowering.cpu.window import Window, cells

@@ -30,6 +30,7 @@ def in_integers(graph: Graph) -> frozenset[str]:
 
 
 def _found(graph: Graph) -> list[str]:
+    from lowering import jaxprs
     from lowering.cpu.integers import names_of_products
     from lowering.trace import Context, trace
 
@@ -45,4 +46,4 @@ def _found(graph: Graph) -> list[str]:
         return [values[value] for value in wanted]
 
     closed = jax.make_jaxpr(function)(parameters, states, [typed(x) for x in graph.inputs])
-    return names_of_products(closed)
+    return names_of_products(jaxprs.spliced(closed, "cpu"))

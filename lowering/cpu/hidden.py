@@ -10,11 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lowering.ablation import runs
 from lowering.cpu.batch import Axes, NotSeparableError, batch_axes
-from lowering.cpu.pipeline import runs
-from lowering.jaxprs import PRODUCT, SHAPING, is_literal, primitive, variables
+from lowering.facts import facts
+from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
 
-_MOVING = frozenset((*SHAPING, "convert_element_type", "copy", "stop_gradient"))
+
+def _is_moving(equation: Any) -> bool:
+    """Tell whether the result has items of its one operand, as they are or in another dtype."""
+    known = facts(equation)
+    return known.shapes or (known.by_item and known.moves and len(equation.invars) == 1)
+
+
 _MASKING = frozenset(("add", "sub", "select_n"))
 
 # Items that make no difference to what sums over keys.
@@ -83,7 +90,7 @@ def _masks(equations: Sequence[Any]) -> tuple[Any, Sequence[Any], Any] | None:
         is_condition = name == "select_n" and equation.invars[0] is current
         (current,) = equation.outvars
         made.add(current)
-        if name in _MASKING | _MOVING and not is_condition:
+        if (name in _MASKING or _is_moving(equation)) and not is_condition:
             eqns.append(equation)
         else:
             scores, eqns = current, []
@@ -114,7 +121,7 @@ def _item(equation: Any, items: Mapping[Any, float]) -> float | None:
     """Return what an equation makes of -inf or 0, whatever finite numbers are beside it."""
     given = [None if is_literal(v) else items.get(v) for v in equation.invars]
     match primitive(equation), given:
-        case name, [item] if name in _MOVING:
+        case _, [item] if _is_moving(equation):
             return item
         case ("add" | "sub", [item, None]) | ("add", [None, item]) if item == -math.inf:
             return item

@@ -20,32 +20,36 @@ from jax import lax
 from lowering import jaxprs
 from lowering.cpu import codes
 from lowering.cpu.codes import Codes
-from lowering.cpu.pipeline import runs
 from lowering.devices import multiplies_bytes
+from lowering.facts import facts
 from lowering.jaxprs import is_literal, primitive
 from lowering.kernels.levels import NOTE
+from lowering.program import Program, in_loops
+from lowering.targets.target import Target
 
 # Channels of a window, or items that a product sums: of fewer, sums in float32 are as fast.
 _DEPTH = 16
 
 _REAL, _BYTES = np.dtype(np.float32), (np.dtype(np.int8), np.dtype(np.uint8))
-_MOVING = ("copy", "reshape", "rev", "slice", "squeeze", "broadcast_in_dim")
 
 
-def in_integers(closed: Any, role: str = "value") -> Any:
-    """Return the traced function with products of codes in integers, and without notes.
+@in_loops
+def run(program: Program, target: Target) -> Program:
+    """Compute products of codes in integers, and leave out notes.
 
-    Passes of derivatives stay in real numbers.
+    Passes of derivatives, and steps of loops, stay in real numbers.
     """
+    closed = program.closed
     if not _has_codes(closed.jaxpr):
-        return closed
-    found = _found(closed) if role == "value" and runs("integers") else _Found()
+        return program
+    is_value = program.role == "value" and not program.in_loop
+    found = _found(closed) if is_value else _Found()
     traced = _traced(closed, replace(found, is_settled=True))
-    return jaxprs.of_equations(traced, traced.jaxpr.eqns, traced.jaxpr.outvars)
+    return program.with_closed(jaxprs.of_equations(traced, traced.jaxpr.eqns, traced.jaxpr.outvars))
 
 
 def names_of_products(closed: Any) -> list[str]:
-    """Return the scopes of the products that `in_integers` computes by codes, on this host."""
+    """Return the scopes of the products that this pass computes by codes, on this host."""
     return _found(closed).names
 
 
@@ -68,19 +72,19 @@ def _found(closed: Any) -> _Found:
 def _traced(closed: Any, found: _Found) -> Any:
     def run(*arguments: Any) -> list[Any]:
         with np.errstate(all="ignore"):  # numbers may overflow, or be divided by 0
-            results, _ = _evaluate(closed, arguments, {}, found, "")
-        return results
+            return _evaluate(closed, arguments, found)
 
     return jax.make_jaxpr(run)(*closed.in_avals)
 
 
 def _has_codes(jaxpr: Any) -> bool:
-    return any(
-        primitive(e) == NOTE
-        or _is_from_bytes(e)
-        or any(_has_codes(inner.jaxpr) for inner in jaxprs.inner(e))
-        for e in jaxpr.eqns
-    )
+    return any(primitive(e) == NOTE or _is_from_bytes(e) for e in jaxpr.eqns)
+
+
+def _moves(equation: Any) -> bool:
+    """Tell whether the one result has items of the one operand, in its dtype."""
+    single = len(equation.invars) == len(equation.outvars) == 1
+    return single and facts(equation).moves and primitive(equation) != "convert_element_type"
 
 
 def _is_from_bytes(equation: Any) -> bool:
@@ -92,12 +96,9 @@ def _is_from_bytes(equation: Any) -> bool:
     )
 
 
-def _evaluate(
-    closed: Any, arguments: Sequence[Any], given: dict[int, Codes], found: _Found, scope: str
-) -> tuple[list[Any], dict[int, Codes]]:
-    """Evaluate a function; `given` are codes of its arguments. Return also those of its results."""
+def _evaluate(closed: Any, arguments: Sequence[Any], found: _Found) -> list[Any]:
     values = jaxprs.values_of(closed, arguments)
-    coded = {closed.jaxpr.invars[i]: x for i, x in given.items()}
+    coded: dict[Any, Codes] = {}
     uses = Counter(jaxprs.variables(v for e in closed.jaxpr.eqns for v in e.invars))
     slim: dict[Any, Any] = {}  # what is broadcast, as it was
 
@@ -114,14 +115,6 @@ def _evaluate(
     def compute(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         name, variables, (result, *_) = primitive(equation), equation.invars, equation.outvars
         own = [codes_of(v) for v in variables]
-        own_scope = scope or str(equation.source_info.name_stack)  # that of a call, within it
-        called = jaxprs.called(equation, "cpu")
-        if called is not None:
-            first = len(operands) - len(called.in_avals)
-            inner = {i: x for i, x in enumerate(own[first:]) if x is not None}
-            results, made = _evaluate(called, operands[first:], inner, found, own_scope)
-            coded.update((equation.outvars[i], x) for i, x in made.items())
-            return results
         if name == NOTE:
             return [_rounded(equation, operands)]
         if _is_from_bytes(equation):
@@ -130,15 +123,15 @@ def _evaluate(
         elif name in (jaxprs.PRODUCT, jaxprs.CONVOLUTION) and None not in own:
             array = _product(equation, own[0], own[1])
             if array is not None:
-                found.names.append(own_scope)
+                found.names.append(jaxprs.outer_scope(equation))
                 found.origins.update(x.origin for x in own if x is not None)
                 return [array]
-        elif name in jaxprs.ARITHMETIC and any(own) and not all(own):
+        elif name in ("add", "sub", "mul", "div") and any(own) and not all(own):
             x = _changed(name, own, [compact(v) for v in variables])
             coded.update({} if x is None else {result: x})
         elif name == "transpose" and own[0] is not None:
             coded[result] = _transposed(own[0], equation.params["permutation"])
-        elif name in _MOVING and own[0] is not None and len(operands) == 1:
+        elif _moves(equation) and own[0] is not None:
             x = own[0].moved(lambda x: jaxprs.bind(equation, [x])[0])
             coded.update({} if x is None else {result: x})
         elif name == "broadcast_in_dim" and len(operands) == 1:
@@ -168,9 +161,7 @@ def _evaluate(
 
     for equation in closed.jaxpr.eqns:
         jaxprs.place(equation, values, compute)
-    outputs = closed.jaxpr.outvars
-    made = {i: coded[v] for i, v in enumerate(outputs) if not is_literal(v) and v in coded}
-    return [jnp.asarray(jaxprs.read(v, values)) for v in outputs], made
+    return [jnp.asarray(jaxprs.read(v, values)) for v in closed.jaxpr.outvars]
 
 
 def _product(equation: Any, left: Codes | None, right: Codes | None) -> Any:

@@ -9,14 +9,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering import jaxprs
+from lowering.ablation import runs
 from lowering.cpu.memory import uninlined
-from lowering.cpu.pipeline import runs
+from lowering.facts import facts
 from lowering.jaxprs import primitive
+from lowering.program import Program
 
 Step = Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]
 
 
-def parted(body: Any, count: int) -> list[bool]:
+def parted(body: Program, count: int) -> list[bool]:
     """Tell of each of the last `count` arguments whether parts of it, or its sums, are read.
 
     XLA makes a function of a value whose parts are read. It reads the number of the step for each
@@ -25,15 +27,14 @@ def parted(body: Any, count: int) -> list[bool]:
     """
     if not count or not runs("items"):
         return [False] * count
-    jaxpr = jaxprs.inlined(body).jaxpr
-    arguments = jaxpr.invars[len(jaxpr.invars) - count :]
+    arguments = body.arguments[len(body.arguments) - count :]
     reached = {variable: {variable} for variable in arguments}
     found: set[Any] = set()
-    for equation in jaxpr.eqns:
+    for equation in body.equations:
         origins = {v for x in jaxprs.variables(equation.invars) for v in reached.get(x, ())}
         if primitive(equation) in _PARTS:
             found |= origins
-        elif primitive(equation) in (*jaxprs.ELEMENTWISE, *jaxprs.SHAPING):
+        elif facts(equation).by_item or facts(equation).shapes:
             reached.update((variable, origins) for variable in equation.outvars)
     return [variable in found for variable in arguments]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from lowering.cpu.pipeline import runs
+from lowering.ablation import runs
 from lowering.devices import keeps_wide_vectors, multiplies_bfloat16
 
 # Eigen instead of YNNPACK, XLA's other library for products and convolutions.

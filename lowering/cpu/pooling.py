@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.ablation import runs
 from lowering.cpu.phases import spread
-from lowering.cpu.pipeline import runs
 from lowering.cpu.view import View, whole
 from lowering.jaxprs import primitive
 from lowering.kernels.windows import Windows, extend, lowest, window_max_and_index

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering.cpu.pipeline import runs
+from lowering.ablation import runs
 from lowering.extents import at_least
 from lowering.kernels.precision import left_operand
 

@@ -8,8 +8,8 @@ import math
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lowering.ablation import runs
 from lowering.cpu.memory import stored
-from lowering.cpu.pipeline import runs
 from lowering.extents import at_least, is_symbolic
 
 # XLA adds the items of a row one after the other, and keeps in memory first what it computes of

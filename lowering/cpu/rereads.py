@@ -8,16 +8,18 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lowering.cpu.pipeline import runs
+from lowering.ablation import runs
 from lowering.extents import is_symbolic
-from lowering.jaxprs import CONVOLUTION, ELEMENTWISE, PRODUCT, SHAPING, primitive, variables
+from lowering.facts import facts
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
+from lowering.program import Program
 
 # Arrays of fewer items are computed again. An encoder whose 128x384 items are rounded to 256 levels
 # takes 21 ms with them kept, else 29: XLA computes each layer's sum anew from the first one on.
 _ITEMS = 16 << 10
 
 
-def reread(jaxpr: Any, role: str) -> set[Any]:
+def reread(program: Program) -> set[Any]:
     """Return variables that elementwise operations compute, and a product and others read.
 
     XLA computes them again for each reader that wants another shape: rows for a product, halves of
@@ -29,21 +31,22 @@ def reread(jaxpr: Any, role: str) -> set[Any]:
     """
     if not runs("stored"):
         return set()
-    readers = Counter(variables(jaxpr.outvars) if role == "forward" else ())
+    role = program.role
+    readers = Counter(variables(program.results) if role == "forward" else ())
     kernels = (PRODUCT, CONVOLUTION) if role == "forward" else (PRODUCT,)
     chosen: set[Any] = set()
     products: set[Any] = set()
-    for equation in reversed(jaxpr.eqns):
+    for equation in reversed(program.equations):
         name = primitive(equation)
         operands = variables(equation.invars)
         if name == "reduce_sum" or name in kernels:
             readers.update(operands)
             products.update(operands if name in kernels else ())
-        elif name in SHAPING:
+        elif facts(equation).shapes:
             (result,) = equation.outvars
             readers.update({v: readers[result] for v in operands})
             products.update(operands if result in products else ())
-        elif name in ELEMENTWISE:
+        elif facts(equation).by_item:
             (result,) = equation.outvars
             if role == "value":
                 readers.update(operands)

@@ -59,7 +59,11 @@ def arranged(view: View, order: Order) -> Any:
     """Transpose the array; where it is broadcast it keeps the extent 1."""
     if view.order == order:
         return view.array
-    return lax.transpose(view.array, tuple(view.order.index(axis) for axis in order))
+    places = tuple(view.order.index(axis) for axis in order)
+    shape = jnp.shape(view.array)
+    if sum(n != 1 for n in shape) < 2:
+        return lax.reshape(view.array, [shape[place] for place in places])
+    return lax.transpose(view.array, places)
 
 
 def whole(view: View, order: Order | None = None) -> Any:

@@ -18,45 +18,53 @@ import numpy as np
 
 from lowering import jaxprs
 from lowering.cpu.narrow import DEPTH
-from lowering.cpu.pipeline import runs
 from lowering.devices import multiplies_bfloat16
+from lowering.facts import facts
 from lowering.jaxprs import is_literal, primitive
 from lowering.kernels.precision import is_bfloat16
+from lowering.program import Program
+from lowering.targets.target import Target
 
 _WIDE = np.dtype(np.float32)
 _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
 
-# What moves items keeps the width of these.
-_MOVING = frozenset((
-    *jaxprs.SHAPING, *jaxprs.JOINING, "dynamic_slice", "dynamic_update_slice", "gather",
-    "optimization_barrier", "pad", "rev", "slice", "split",
-))  # fmt: skip
-_KEPT = _MOVING | {"convert_element_type", "copy", "iota", "scatter", "select_n", "stop_gradient"}
-_COMPUTING = frozenset((
-    *jaxprs.ELEMENTWISE, "argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod",
-    "cumsum", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum", "reduce_window_max",
-    "reduce_window_min", "reduce_window_sum", "select_and_gather_add", "select_and_scatter_add",
-)) - {"nextafter"}  # fmt: skip
+
+def _is_moving(equation: Any) -> bool:
+    """Tell whether it moves items to other places, which keeps their width."""
+    known = facts(equation)
+    return known.moves and not known.by_item
 
 
-def widened(closed: Any, *, backward: bool = False) -> Any:
-    """Compute a traced function in 32 bits where it has 16; its arguments and results keep types.
+def _is_kept(equation: Any) -> bool:
+    """Tell whether no number is computed."""
+    return facts(equation).moves or primitive(equation) in ("iota", "scatter")
+
+
+def _is_computing(equation: Any) -> bool:
+    """Tell whether numbers of 32 bits give what those of 16 do, rounded less often."""
+    known = facts(equation)
+    return (known.by_item or known.reduces) and primitive(equation) != "nextafter"
+
+
+def run(program: Program, target: Target) -> Program:
+    """Compute in 32 bits where a program has 16; its arguments and results keep types.
 
     A function with real arguments of 32 bits rounds to 16 because its document says so. It stays as
     it is, but for the precision of its products. A backward pass goes by its results. Convolutions
     in it are of 32 bits, for which it has kernels.
     """
+    closed, backward = program.closed, program.role == "backward"
     avals = [x for x in (closed.out_avals if backward else closed.in_avals) if _is_real(x)]
     chosen = bool(avals) and all(map(_is_narrow, avals))
-    if not runs("widened") or not (chosen or _has_precision(closed.jaxpr)):
-        return closed
+    if not (chosen or _has_precision(closed.jaxpr)):
+        return program
     way = _Way(widens=chosen, backward=backward)
 
-    def run(*arguments: Any) -> list[Any]:
+    def function(*arguments: Any) -> list[Any]:
         results = _evaluate(closed, arguments, way)
         return [x.astype(a.dtype) for x, a in zip(results, closed.out_avals, strict=True)]
 
-    return jax.make_jaxpr(run)(*closed.in_avals)
+    return program.retraced(function)
 
 
 def computes_narrow(jaxpr: Any) -> bool:
@@ -71,7 +79,7 @@ def _computes_narrow(equation: Any) -> bool:
     if primitive(equation) == jaxprs.PRODUCT:
         return any(map(_is_narrow, equation.outvars))
     reads_or_makes = (*equation.invars, *equation.outvars)
-    return primitive(equation) not in _KEPT and any(map(_is_narrow, reads_or_makes))
+    return not _is_kept(equation) and any(map(_is_narrow, reads_or_makes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +115,7 @@ def _evaluate(closed: Any, arguments: Sequence[Any], way: _Way) -> list[Any]:
     def compute(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         pairs = zip(equation.invars, operands, strict=True)
         operands = [np.asarray(x, v.aval.dtype) if is_literal(v) else x for v, x in pairs]
-        name, called = primitive(equation), jaxprs.called(equation, "cpu")
-        if called is not None:
-            inputs = operands[len(operands) - len(called.in_avals) :]
-            return _evaluate(called, inputs, way)
+        name = primitive(equation)
         if name == jaxprs.SCAN:
             return _scan(equation, operands, way)
         if name == jaxprs.PRODUCT and is_bfloat16(equation.params["precision"]):
@@ -121,9 +126,9 @@ def _evaluate(closed: Any, arguments: Sequence[Any], way: _Way) -> list[Any]:
             return [x if _is_narrow(x) else jnp.asarray(x, _WIDE) for x in operands]
         if name in (jaxprs.PRODUCT, jaxprs.CONVOLUTION):
             return [_product(equation, operands, way)]
-        if name in _COMPUTING:
+        if _is_computing(equation):
             return _bind(equation, _wide(operands))
-        if name in _MOVING:
+        if _is_moving(equation):
             whole = [x for x in operands if np.size(x) > 1 and _is_narrow(x)]
             if not whole and not all(map(_is_narrow, operands)):
                 return _bind(equation, _wide(operands))

@@ -116,9 +116,8 @@ def contract(
     output: str,
     accumulator: Any,
     precision: Any,
-    optimized: bool = False,
 ) -> Array:
-    """Contract operands of one dtype in that of the accumulator; `optimized` is the context's."""
+    """Contract operands of one dtype in that of the accumulator."""
     arrays, precision = [jnp.asarray(x) for x in operands], precision_of(accumulator, precision)
     extents = _extents([x.shape for x in arrays], terms)
     letters: list[str] = []
@@ -130,7 +129,7 @@ def contract(
     new = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
     if not _is_product(letters, output):
         arrays = [x.astype(accumulator) for x in arrays]
-    elif arrays[0].dtype == jnp.bfloat16 and not optimized:
+    elif arrays[0].dtype == jnp.bfloat16:
         result = _product(arrays, letters, output, accumulator, precision)
         return jnp.expand_dims(result, new)
     names = dict(zip(extents, string.ascii_letters, strict=False))

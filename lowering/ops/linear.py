@@ -78,7 +78,7 @@ def _product(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -
     left = jnp.swapaxes(left, -1, -2) if transposeA else left
     right = jnp.swapaxes(right, -1, -2) if transposeB else right
     wide = sums_of(jnp.result_type(A, B))
-    left = left if ctx.optimized else left_operand_anywhere(left, wide)
+    left = left_operand_anywhere(left, wide)
     precision = precision_of(wide, ctx.precision)
     return jnp.matmul(left, right, precision=precision, preferred_element_type=wide)
 
@@ -144,7 +144,7 @@ def einsum(ctx: Context, inputs: Sequence[Any], expr: str, accumulator: str, dty
     wide = sums_of(max(dtypes, key=lambda dtype: (_generality(str(dtype)), dtype.itemsize)))
     if _generality(str(dtypes[1])) != _generality(accumulator):
         inputs = [jnp.asarray(x).astype(wide) for x in inputs]
-    total = contraction.contract(inputs, terms, result, wide, ctx.precision, ctx.optimized)
+    total = contraction.contract(inputs, terms, result, wide, ctx.precision)
     return total.astype(dtype)
 
 

@@ -12,11 +12,10 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Sharding
 
-from lowering.cpu import looped
-from lowering.devices import Place, computing_at
-from lowering.fallback import named
+from lowering.devices import Place, computing_at, default_device
+from lowering.fallback import About, named, or_else
 from lowering.graph import Graph
-from lowering.prepare import Split, split
+from lowering.prepare import Split, whole
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.options import Jit, Program, RunOptions, parted, title
 from nnef_jax.garbage import uncollected
@@ -122,7 +121,8 @@ class Compiler:
         all, since it is jitted.
         """
         prepare = None
-        with uncollected(), computing_at(place.where), named(program.graph.name):
+        about = About(program.graph.name, self._options.optimize == "strict")
+        with uncollected(), computing_at(place.where), named(about):
             if self._cache is not None and not isinstance(place.where, Sharding):
                 key = self._key(program, place)
                 make = partial(self._in_parts, program)
@@ -148,14 +148,41 @@ class Compiler:
         others = place.is_committed, program.name, types, self._options
         return key_of(program.graph, place.where, *others)
 
+    def _split(self, program: Program) -> Split:
+        """Return a function in parts, by the passes for the default device if it is optimised."""
+        trace = jax.make_jaxpr(program.function, return_shape=True)
+        closed, shapes = trace(program.own, list(program.arrays))
+        tree, count = jax.tree.structure(shapes), len(program.own)
+
+        def by_passes() -> Split:
+            from lowering.emit import in_parts, written
+            from lowering.targets import UNCHANGED, target_of
+            from lowering.targets.written import WRITTEN
+
+            if self._options.optimize:
+                start, target = WRITTEN, target_of(default_device().platform)
+            else:
+                start = target = UNCHANGED
+            found = replace(written(closed, count, start), is_alone=program.is_alone)
+            parts = in_parts(found, target)
+
+            def run(own: Sequence[Any], rest: Sequence[Any], first: Sequence[Any] = ()) -> Any:
+                return jax.tree.unflatten(tree, parts.run(own, rest, first))
+
+            return replace(parts, run=run)
+
+        def as_written(own: Sequence[Any], rest: Sequence[Any], first: Sequence[Any] = ()) -> Any:
+            return program.function(own, [*first, *rest])
+
+        return or_else(by_passes, lambda: whole(as_written, count))
+
     def _in_parts(self, program: Program) -> tuple[Split, Jit]:
         """Return a function in parts, and `jax.jit` for the second of these.
 
         It has the options of XLA that suit the network, or are tried to be the best.
         """
         own, arrays = program.own, list(program.arrays)
-        rewrite = looped if self._options.for_cpu else None
-        parts = split(program.function, own, arrays, rewrite=rewrite)
+        parts = self._split(program)
         in_place = self._is_in_place(program, parts)
         options = self._xla_options(program.graph, in_place=in_place)
         if self._options.autotune and self._options.for_cpu:

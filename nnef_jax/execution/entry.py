@@ -48,7 +48,7 @@ class Entry:
         self.compiler = compiler
         self._layout = layout
         self._traced = partial(functions.traced, function)
-        self._compiled = partial(functions.compiled, function)
+        self._function = function
         states = functions.network.graph.states
         self.takes_state = takes_state
         # In the order of the results, a dict: jax pairs what is donated with these one by one, and
@@ -56,8 +56,6 @@ class Entry:
         self._labels = tuple(sorted(state.label for state in states)) if takes_state else ()
         self.time_axes = time_axes
         self._donated = len(self._labels) if donates else 0
-        # Items of a batch may follow one another where nobody asks for derivatives.
-        self._in_chunks = not (states or time_axes)
         self._shared = Once()
         self.jitted = self._jitted()  # one for all threads
 
@@ -117,10 +115,9 @@ class Entry:
         def function(own: Sequence[Any], arrays: Sequence[Any]) -> Any:
             named = dict(zip(labels, own, strict=True))
             state, inputs = self.parted(arrays)
-            options = {"in_chunks": in_chunks, "alone": alone}
-            return self._results(self._compiled(named, named | state, inputs, **options))
+            state = self.functions.own(named | state)
+            return self._results(self._function(named, state, list(inputs), NOTHING))
 
-        in_chunks = self._in_chunks and alone
         functions, (state, inputs) = self.functions, self.parted(arrays)
         state = state or dict(zip(labels, own, strict=True))
         before = {label: tuple(x.shape) for label, x in state.items()}
@@ -128,7 +125,7 @@ class Entry:
         outputs = functions.packed([0] * len(graph.outputs))
         result = self._results((outputs, {state.label: 0 for state in graph.states}, {}))
         tree = jax.tree.structure(result)
-        return Program(self._name, graph, function, tree, own, arrays, self._donated)
+        return Program(self._name, graph, function, tree, own, arrays, alone, self._donated)
 
     def parted(self, arrays: Sequence[Any]) -> tuple[dict[str, Any], Sequence[Any]]:
         """Return the state by label, and the inputs."""

@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lowering.cpu import optimised
 from lowering.errors import InvalidComputation
 from lowering.extents import shapes_differ, show
-from lowering.fallback import named, or_else
+from lowering.fallback import About, named, or_else
 from lowering.graph import Graph, Value
 from lowering.trace import Context, trace
 from nnef_jax.errors import InputError, SemanticError
@@ -31,21 +30,20 @@ Function = Callable[..., Results]
 
 
 class Functions:
-    """The functions of a network; those that are `optimized` are traced for `lowering.cpu`."""
+    """The functions of a network."""
 
     def __init__(self, network: Network, options: RunOptions) -> None:
         self.network = network
+        self.about = About(network.graph.name, options.optimize == "strict")
         self._options = options
 
-    def cycle(
-        self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe, optimized: bool = False
-    ) -> Results:
+    def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run one cycle."""
         graph, wanted = self._wanted(inputs, probe, state)
         if missing := [n for n in self._read(graph, wanted) if n not in params]:
             hint = "load(..., unused=True) has those that outputs do not need in model.params"
             raise InputError(f"captures need {', '.join(map(repr, missing))} of params", hint=hint)
-        values = self._trace(graph, optimized, params, state, inputs, wanted, probe.edited(graph))
+        values = self._trace(graph, params, state, inputs, wanted, probe.edited(graph))
         shown = {n: jnp.asarray(values[value]) for n, value in probe.captured(graph).items()}
         if not probe.results:
             return None, {}, shown
@@ -53,15 +51,13 @@ class Functions:
         after = {s.label: jnp.asarray(values[s.update]) for s in graph.states}
         return self.packed(outputs), after, shown
 
-    def scan(
-        self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe, optimized: bool = False
-    ) -> Results:
+    def scan(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run as many cycles as the inputs have items along their first axis, by `lax.scan`."""
 
         self._require_kept_shapes(state, inputs)
 
         def body(state: Arrays, inputs: list[Any]) -> tuple[dict[str, Any], Any]:
-            outputs, state, shown = self.cycle(params, state, inputs, probe, optimized)
+            outputs, state, shown = self.cycle(params, state, inputs, probe)
             return state, (outputs, shown)
 
         state, (outputs, shown) = jax.lax.scan(body, dict(state), list(inputs))
@@ -96,14 +92,14 @@ class Functions:
         """Compute what variables start with, given inputs of a first cycle by name."""
         wanted = [s.initial for s in graph.states if s.initial is not None]
         given = [inputs.get(value.name) for value in graph.inputs]
-        values = self._trace(graph, False, params, state, given, wanted)
+        values = self._trace(graph, params, state, given, wanted)
         found = {s.label: values[s.initial] for s in graph.states if s.initial is not None}
         return {label: jnp.asarray(x) for label, x in found.items()}
 
-    def _trace(self, graph: Graph, optimized: bool, *given: Any) -> dict[Value, Any]:
+    def _trace(self, graph: Graph, *given: Any) -> dict[Value, Any]:
         """Return what `lowering.trace.trace` does; its errors have their place in the document."""
         options, meter = self._options, Meter(self.network.options.meter.limits)
-        context = Context(options.precision, optimized, meter.fold, options.straight_through)
+        context = Context(options.precision, meter.fold, options.straight_through)
         try:
             return trace(graph, context, *given)
         except InvalidComputation as error:
@@ -131,13 +127,12 @@ class Functions:
         if isinstance(params, Prepared):
             raw = params.params
             found = None if probe.edits or probe.capture else params.found.get(function.__name__)
-        arguments = raw, self._own(state), list(map(jnp.asarray, inputs)), probe
-        name = self.network.graph.name
+        arguments = raw, self.own(state), list(map(jnp.asarray, inputs)), probe
 
         def chosen() -> Results:
-            from lowering.platforms import chosen_at_lowering
+            from lowering.emit import network
 
-            return chosen_at_lowering(function, found, name)(*arguments)
+            return network(function, found, self.about)(*arguments)
 
         def as_written() -> Results:
             return function(*arguments)
@@ -145,7 +140,7 @@ class Functions:
         # Tensors alone are as the network is written. So is it where operations have values, which
         # edits see, or where jax looks for the one that computes a NaN.
         rewritten = self._options.optimize and probe.results and not is_watched()
-        with named(name):
+        with named(self.about):
             return or_else(chosen, as_written) if rewritten else as_written()
 
     def prepared(self, function: Function, params: Arrays, state: Arrays, inputs: Inputs) -> Any:
@@ -153,46 +148,21 @@ class Functions:
         if not self._options.for_cpu:
             return None
 
-        arguments = params, self._own(state), list(inputs)
+        arguments = params, self.own(state), list(inputs)
 
         def found() -> Any:
-            from lowering.platforms import prepared
+            from lowering.emit import prepared
 
             return prepared(function, *arguments, NOTHING)
 
         def nothing() -> None:
             jax.eval_shape(partial(function, probe=NOTHING), *arguments)  # for errors of its own
 
-        with named(self.network.graph.name):
+        with named(self.about):
             return or_else(found, nothing)
 
-    def compiled(
-        self,
-        function: Function,
-        params: Arrays,
-        state: Arrays,
-        inputs: Inputs,
-        *,
-        in_chunks: bool,
-        alone: bool,
-    ) -> Results:
-        """Compute `cycle` or `scan` for the default device, without derivatives.
-
-        `in_chunks` takes a large batch a few items at a time, `alone` says that nothing is sharded.
-        """
-        inputs = [jnp.asarray(x) for x in inputs]
-        # Kernels for CPUs need items.
-        if not self._options.for_cpu or any(0 in x.shape for x in inputs):
-            return function(params, self._own(state), inputs, NOTHING)
-        optimal = optimised(
-            lambda known, free: function(known, *free, NOTHING, optimized=True),
-            in_chunks=in_chunks,
-            alone=alone,
-        )
-        with named(self.network.graph.name):
-            return optimal(params, (self._own(state), inputs))
-
-    def _own(self, state: Arrays) -> dict[str, Any]:
+    def own(self, state: Arrays) -> dict[str, Any]:
+        """Return the arrays of the network's states."""
         return {s.label: state[s.label] for s in self.network.graph.states if s.label in state}
 
     @cached_property

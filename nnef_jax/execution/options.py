@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -19,7 +19,7 @@ class RunOptions:
     """Says how a network is run: keywords of `nnef_jax.load`, which documents them."""
 
     precision: jax.lax.PrecisionLike = None
-    optimize: bool = True
+    optimize: bool | Literal["strict"] = True
     autotune: bool = False
     donate_state: bool = False
     unused: bool = False
@@ -28,7 +28,7 @@ class RunOptions:
     @property
     def for_cpu(self) -> bool:
         """Tell whether what is traced now gets the layouts and kernels of `lowering.cpu`."""
-        return self.optimize and on_cpu()
+        return bool(self.optimize) and on_cpu()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Program:
     result: Any  # the tree structure of what it returns
     own: list[jax.Array]
     arrays: Sequence[Any]  # of a call, as an example
+    is_alone: bool  # on one device, so that nothing is sharded
     donated: int = 0  # arrays, the first, whose memory it may take for its results
 
     @property

@@ -28,13 +28,13 @@ def net(tmp_path):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Whether functions that were traced are for CPUs, in order."""
+    """Whether functions that were traced are optimised, in order."""
     found = []
     cycle = functions.Functions.cycle
 
-    def spy(self, *args, optimized=False, **options):
-        found.append(optimized)
-        return cycle(self, *args, optimized=optimized, **options)
+    def spy(self, *args, **options):
+        found.append(self._options.optimize)
+        return cycle(self, *args, **options)
 
     monkeypatch.setattr(functions.Functions, "cycle", spy)
     return found

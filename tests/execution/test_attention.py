@@ -12,12 +12,12 @@ import pytest
 from jax import Array
 
 from lowering import jaxprs
+from lowering.ablation import without
 from lowering.cpu import attention as pass_
-from lowering.cpu import optimised
-from lowering.cpu.pipeline import without
+from lowering.emit import network
 from lowering.ops.attention import attention
-from lowering.platforms import chosen_at_lowering
 from lowering.trace import Context
+from tests.programs import optimised
 
 Inputs = Sequence[Array]
 HEADS, TIMES, KEYS = 4, 70, 90
@@ -111,13 +111,13 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.mark.parametrize("name", CASES)
 def test_equals_what_is_written(name: str, blocks: bool) -> None:
     function, parameters, inputs = CASES[name]
-    fast = optimised(function, in_chunks=blocks)
+    fast = optimised(function, alone=blocks)
     traced = jax.make_jaxpr(fast)(parameters, inputs)
     loops = [e for e in traced.eqns if jaxprs.primitive(e) == "scan"]
     assert bool(loops) == blocks
 
     def three(parameters: Any, inputs: Any) -> list[Array]:
-        return [f(parameters, inputs) for f in (function, fast, chosen_at_lowering(function))]
+        return [f(parameters, inputs) for f in (function, fast, network(function))]
 
     expected, *found = jax.jit(three)(parameters, inputs)
     for result in found:
@@ -127,7 +127,7 @@ def test_equals_what_is_written(name: str, blocks: bool) -> None:
 @pytest.mark.parametrize("name", ["mask of items", "grouped"])
 def test_gradients_and_batches(name: str) -> None:
     function, parameters, inputs = CASES[name]
-    fast = chosen_at_lowering(function)
+    fast = network(function)
 
     def gradients(f: Any) -> Any:
         return jax.grad(lambda x: jnp.sum(jnp.sin(f(parameters, x))))(inputs)
@@ -154,10 +154,10 @@ def test_softmax_goes_over_rows_and_divides_last() -> None:
 
 def test_many_scores_are_never_in_memory_together() -> None:
     x = [jax.ShapeDtypeStruct((1, 2, 4096, 8), jnp.float32)] * 3
-    traced = jax.make_jaxpr(optimised(spelled, in_chunks=True))([], x)
+    traced = jax.make_jaxpr(optimised(spelled, alone=True))([], x)
     assert _largest(traced.jaxpr) * 4 < 10 << 20
     with without("attention"):
-        traced = jax.make_jaxpr(optimised(spelled, in_chunks=True))([], x)
+        traced = jax.make_jaxpr(optimised(spelled, alone=True))([], x)
     assert _largest(traced.jaxpr) == 2 * 4096**2
 
 

@@ -15,7 +15,8 @@ from jax import lax
 
 from lowering.cpu.products import over_rows
 from lowering.cpu.rereads import reread
-from lowering.platforms import chosen_at_lowering
+from lowering.emit import network
+from lowering.program import Program, Role
 
 
 def random(*shape: int, seed: int = 0) -> jax.Array:
@@ -43,9 +44,7 @@ def assert_as_written(function: Callable[[Any, Any], Any], parameters: Any, x: A
         each = jax.vmap(gradient, (None, 0))(parameters, jnp.stack([x, 2 * x]))
         return gradient(parameters, x), second(parameters), along, each
 
-    assert_close(
-        *(jax.jit(results, static_argnums=0)(f) for f in (chosen_at_lowering(function), function))
-    )
+    assert_close(*(jax.jit(results, static_argnums=0)(f) for f in (network(function), function)))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_gradients_of_matrices(is_turned: bool) -> None:
 
     parameters, x = [random(24, 96) / 5, random(16, 96) / 5], random(4, 24, 12, 24, seed=1)
     assert_as_written(function, parameters, x)
-    gradient = jax.grad(lambda p, x: jnp.sum(jnp.sin(chosen_at_lowering(function)(p, x))))
+    gradient = jax.grad(lambda p, x: jnp.sum(jnp.sin(network(function)(p, x))))
     text = jax.jit(gradient).lower(parameters, x).as_text()
     products = re.findall(r"stablehlo.dot_general .*batching_dims = \[0\] x \[0\]", text)
     assert len(products) == 2, text
@@ -89,7 +88,7 @@ def test_sums_of_products_of_no_columns(is_left: bool) -> None:
         left, right = (x[..., :0], x) if is_left else (x, x[..., :0])
         return lax.dot_general(left, right, (((0, 1), (0, 1)), ((), ())))
 
-    found = jax.jit(chosen_at_lowering(function))(None, random(2, 5, 3))
+    found = jax.jit(network(function))(None, random(2, 5, 3))
     assert found.shape == ((0, 3) if is_left else (3, 0))
 
 
@@ -103,9 +102,10 @@ def test_what_several_products_read_is_computed_once() -> None:
         window = lax.conv(kept[:, None], w[None, None], (1, 1), "VALID")
         return *products, jnp.exp(x) + 1, once, kept, window
 
-    jaxpr = jax.make_jaxpr(function)(random(32, 32), random(64, 32, 32)).jaxpr
-    results = {name: reread(jaxpr, name) for name in ("value", "forward", "backward")}
-    made = {v: e.primitive.name for e in jaxpr.eqns for v in e.outvars}
+    closed = jax.make_jaxpr(function)(random(32, 32), random(64, 32, 32))
+    roles: tuple[Role, ...] = ("value", "forward", "backward")
+    results = {role: reread(Program(closed, role=role)) for role in roles}
+    made = {v: e.primitive.name for e in closed.eqns for v in e.outvars}
     names = {role: {made[v] for v in found} for role, found in results.items()}
     assert names["value"] == names["backward"] == {"tanh"}
     assert names["forward"] == {"tanh", "sin", "log1p"}

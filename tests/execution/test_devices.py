@@ -14,8 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import nnef_jax
 from lowering import devices
 from lowering.devices import default_device, on_cpu, place_of
-from lowering.trace import Context, trace
-from nnef_jax.execution import options as run_options
+from lowering.targets import Target, target_of
 from tests.helpers import model_of
 
 NET = """version 1.0;
@@ -154,15 +153,14 @@ def test_arrays_on_several_devices_are_refused(tmp_path: Path) -> None:
 
 def test_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the second device were none of a CPU."""
-    monkeypatch.setattr(run_options, "on_cpu", lambda: default_device() == FIRST)
     traced: list[bool] = []
     model = net()
 
-    def spy(graph: Any, context: Context, *args: Any) -> Any:
-        traced.append(context.optimized)
-        return trace(graph, context, *args)
+    def spy(platform: str) -> Target:
+        traced.append(default_device() == FIRST)
+        return target_of(platform if traced[-1] else "other")
 
-    monkeypatch.setattr("nnef_jax.execution.functions.trace", spy)
+    monkeypatch.setattr("lowering.targets.target_of", spy)
     for device in (FIRST, SECOND):
         np.testing.assert_allclose(model(jax.device_put(X, device)), Y, rtol=1e-4, atol=1e-4)
         assert set(traced) == {device == FIRST}

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from lowering import fallback, jaxprs
-from lowering.cpu.folding import Product
 from lowering.fallback import or_else
+from lowering.passes import folding
 from nnef_jax import Model
 from tests.helpers import model_of
 
@@ -96,10 +96,11 @@ def test_a_failure_is_that_of_one_network(monkeypatch: pytest.MonkeyPatch) -> No
 
     wanted = model_of(NET, data=DATA, optimize=False)(X)
     with monkeypatch.context() as patch:
-        patch.setattr(Product, "scaled", fail)
+        patch.setattr(folding, "_scaled", fail)
         for name in ("net", "other"):
             failing = model_of(NET.replace("graph net", f"graph {name}"), data=DATA)
-            with pytest.warns(UserWarning, match=f"'{name}' runs as .*: on purpose$") as caught:
+            message = f"'{name}' .*'folding'.*: on purpose, at mul of d "
+            with pytest.warns(UserWarning, match=message) as caught:
                 np.testing.assert_allclose(failing(X), wanted, rtol=1e-5, atol=1e-5)
                 assert not is_folded(failing)
             assert len(caught) == 1

@@ -13,10 +13,11 @@ from jax import Array
 
 from lowering import jaxprs
 from lowering.cpu import attention as pass_
-from lowering.cpu import hidden, optimised
+from lowering.cpu import hidden
+from lowering.emit import network
 from lowering.ops.attention import attention
-from lowering.platforms import chosen_at_lowering
 from lowering.trace import Context
+from tests.programs import optimised
 
 HEADS, KEYS, SIZE = 4, 100, 16
 Attend = Callable[[Any, Sequence[Array]], Array]
@@ -71,7 +72,7 @@ HOLES = np.isin(np.arange(KEYS), (3, 40))
 @pytest.mark.parametrize("function", [whole, added, added_to_all])
 def test_equals_what_is_written(function: Attend) -> None:
     assert branches(function, operands(HOLES[None]))
-    both = jax.jit(lambda x: (chosen_at_lowering(function)((), x), function((), x)))
+    both = jax.jit(lambda x: (network(function)((), x), function((), x)))
     for seen in (*UP_TO, HOLES, ~HOLES):
         found, expected = both(operands(seen[None]))
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -84,9 +85,7 @@ def test_any_query_may_see_a_key(queries: int, heads: int) -> None:
     seen = np.random.default_rng(1).random((heads, queries, KEYS)) > 0.95
     x = operands(seen, queries=queries, heads=heads)
     assert branches(whole, x)
-    np.testing.assert_allclose(
-        jax.jit(chosen_at_lowering(whole))((), x), whole((), x), rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(jax.jit(network(whole))((), x), whole((), x), rtol=1e-5, atol=1e-6)
 
 
 def test_only_keys_that_are_seen_are_read() -> None:
@@ -94,7 +93,7 @@ def test_only_keys_that_are_seen_are_read() -> None:
     expected = whole((), [query, keys, values, seen])
     bad = jnp.full((1, HEADS, KEYS - 25, SIZE), jnp.nan)
     x = [query, *(jnp.concatenate([y[:, :, :25], bad], axis=2) for y in (keys, values)), seen]
-    found = jax.jit(lambda x: chosen_at_lowering(whole)((), x))(x)
+    found = jax.jit(lambda x: network(whole)((), x))(x)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert np.isnan(whole((), x)).all()
 
@@ -103,21 +102,21 @@ def test_only_keys_that_are_seen_are_read() -> None:
 def test_what_hidden_keys_change_is_left_as_it_is(function: Attend) -> None:
     x = operands(UP_TO[1][None])
     assert not branches(function, x)
-    found = jax.jit(lambda x: chosen_at_lowering(function)((), x))(x)
+    found = jax.jit(lambda x: network(function)((), x))(x)
     np.testing.assert_allclose(found, function((), x), rtol=1e-5, atol=1e-6)
 
 
 def test_a_mask_of_finite_numbers_hides_nothing() -> None:
     x = operands(UP_TO[1][None])
     keys = x[1].at[0, :, 90].set(1e9)
-    found = jax.jit(lambda x: chosen_at_lowering(finite)((), x))([x[0], keys, *x[2:]])
+    found = jax.jit(lambda x: network(finite)((), x))([x[0], keys, *x[2:]])
     expected = finite((), [x[0], keys, *x[2:]])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_and_batches() -> None:
     x = operands(UP_TO[2][None])
-    fast, seen = chosen_at_lowering(whole), x[3]
+    fast, seen = network(whole), x[3]
 
     def gradients(f: Attend) -> Any:
         return jax.grad(lambda y: jnp.sum(jnp.sin(f((), [*y, seen]))))(x[:3])

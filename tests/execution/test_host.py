@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lowering.prepare import Split, split
+from lowering.program import Program
 from tests import torch_networks
 
 Function = Callable[..., Any]
@@ -22,7 +23,8 @@ def parts_of(function: Function, *parameters: Any) -> Split:
     """Split a function whose result is added to an input."""
     result = jax.eval_shape(function, *parameters)
     inputs = [jax.ShapeDtypeStruct(result.shape, result.dtype)]
-    return split(lambda p, x: jnp.add(function(*p), x[0]), parameters, inputs)
+    closed = jax.make_jaxpr(lambda p, x: jnp.add(function(*p), x[0]))(parameters, inputs)
+    return split(Program(closed, len(parameters)))
 
 
 def check(function: Function, *parameters: Any, exact: bool = True) -> None:
@@ -105,7 +107,7 @@ def test_what_else_there_is_stays_with_xla(function: Function) -> None:
     x = draw(5, 5)
     parts = parts_of(function, x)
     assert parts.on_host([x]) is None
-    whole = parts.run(parts.prepare_now([x]), [jnp.zeros(function(x).shape, function(x).dtype)])
+    (whole,) = parts.run(parts.prepare_now([x]), [jnp.zeros(function(x).shape, function(x).dtype)])
     np.testing.assert_allclose(whole, function(x), rtol=1e-2)
 
 
@@ -116,7 +118,7 @@ def test_values_are_let_go_and_groups_are_apart() -> None:
     (group,) = program.groups  # they meet in the end
     left = {step.place for step in group} - {place for step in group for place in step.last}
     assert left == set(program.results)
-    parts = split(lambda p, x: (p[0].T + x[0], p[1].T + x[0]), [draw(4, 4)] * 2, [draw(4, 4)])
+    parts = split(Program(jax.make_jaxpr(lambda p, q, x: (p.T + x, q.T + x))(*[draw(4, 4)] * 3), 2))
     program = parts.on_host([draw(4, 4)] * 2)
     assert program is not None and len(program.groups) == 2
 

@@ -13,9 +13,10 @@ from jax import Array, lax
 
 import nnef_jax
 from lowering.cpu import integers
-from lowering.cpu.integers import in_integers, names_of_products
-from lowering.jaxprs import as_function
+from lowering.cpu.integers import names_of_products
 from lowering.kernels.levels import noted
+from lowering.program import Program
+from lowering.targets.cpu import CPU
 from tests.helpers import archive
 from tests.quantized import floats
 
@@ -147,10 +148,10 @@ def test_bytes_as_parameters(dtype: Any, units: bool) -> None:
     x = rng.uniform(-10, 140, (3, 32)).astype(np.float32)
     closed = jax.make_jaxpr(stored_weights)(codes, steps, x)
     assert len(names_of_products(closed)) == units
-    made = in_integers(closed)
-    assert ("preferred_element_type=int32" in str(made)) == units
-    assert "levels" not in str(made)
-    (found,) = jax.jit(as_function(made))(codes, steps, x)
+    made = integers.run(Program(closed), CPU)
+    assert ("preferred_element_type=int32" in str(made.closed)) == units
+    assert "levels" not in str(made.closed)
+    (found,) = jax.jit(made)(codes, steps, x)
     level = np.clip(np.rint(x / 0.5), 0, 255)
     wanted = (level * 0.5).astype(np.float64) @ ((codes.astype(np.float64) - 120) * steps).T
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
@@ -182,5 +183,5 @@ def test_codes_by_zero() -> None:
         return x @ (codes.astype(jnp.float32) * np.float32(3e38) * np.float32(3e38))
 
     codes, x = np.ones((16, 2), np.int8), np.ones((3, 16), np.float32)
-    (found,) = as_function(in_integers(jax.make_jaxpr(function)(codes, x)))(codes, x)
+    (found,) = integers.run(Program(jax.make_jaxpr(function)(codes, x)), CPU)(codes, x)
     np.testing.assert_array_equal(found, np.full((3, 2), np.inf))

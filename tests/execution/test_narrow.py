@@ -13,13 +13,14 @@ from jax import Array, lax
 
 import nnef_jax
 from lowering.cpu import convolution as kernels
-from lowering.cpu import optimised, widening
+from lowering.cpu import widening
 from lowering.cpu.convolution import convolution, direct
 from lowering.cpu.narrow import is_narrow
 from lowering.cpu.options import compiler_options
 from lowering.cpu.window import Window
 from lowering.devices import multiplies_bfloat16
 from tests.helpers import model_of
+from tests.programs import optimised
 
 BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
 

@@ -18,17 +18,18 @@ from jax.extend import core
 
 import nnef_jax
 from lowering import jaxprs
-from lowering.cpu import optimised, options, split_for_cpu
+from lowering.ablation import without
+from lowering.cpu import options
 from lowering.cpu.convolution import Window, convolution, direct, is_winograd
 from lowering.cpu.layout import product
 from lowering.cpu.options import fastest
-from lowering.cpu.pipeline import without
 from lowering.cpu.view import plain
+from lowering.emit import network
 from lowering.kernels import bounds
-from lowering.platforms import chosen_at_lowering
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.operation_checks import Together
+from tests.programs import optimised, split_of
 
 Function = Callable[[Any, list[Any]], Any]
 
@@ -47,7 +48,7 @@ def both_ways(function: Function) -> Callable[[Any, list[Any]], Any]:
 
     What is compiled for a CPU alone has no derivatives.
     """
-    anywhere = chosen_at_lowering(function)
+    anywhere = network(function)
 
     def loss(f: Function) -> Function:
         def total(parameters: Any, inputs: list[Any]) -> Any:
@@ -186,7 +187,7 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
 
 def general(window: Window) -> Callable[[Any, Any], Any]:
     """The convolution of an input and a filter, its kernels chosen where it is lowered."""
-    chosen = chosen_at_lowering(lambda filter, x: direct(x, filter, window))
+    chosen = network(lambda filter, x: direct(x, filter, window))
     return lambda x, filter: chosen(filter, x)
 
 
@@ -253,7 +254,7 @@ def test_what_long_windows_read_lies_as_vectors_of_channels() -> None:
         return jnp.tanh(y)
 
     arguments = random(64, 1, 33), random(3, 64, 50, seed=1)
-    chosen = chosen_at_lowering(function)
+    chosen = network(function)
     traced = jax.make_jaxpr(lambda w, x: optimised(lambda w, x: function(w[0], x[0]))([w], [x]))
     split = jaxprs.as_function(jaxprs.inlined(traced(*arguments)))  # as what is prepared is
     for made in (chosen, lambda w, x: split(w, x)[0]):
@@ -506,7 +507,7 @@ def test_maxima_of_windows_have_the_gradient_of_the_first(
     # Many items are equal.
     x = jnp.asarray(np.random.default_rng(0).integers(-1, 2, (2, 3, 9, 8)), jnp.float32)
     assert_equal(function, [jnp.float32(2)], [x])
-    optimal = chosen_at_lowering(function)
+    optimal = network(function)
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(optimal([jnp.float32(2)], [x]))))
     assert "select_and_scatter" not in gradient.lower(x).as_text()
 
@@ -582,9 +583,7 @@ def test_one_row_by_a_large_matrix(transposed: bool) -> None:
     shape = (4096, 256) if transposed else (256, 4096)
     parameters, inputs = [random(*shape) / 20], [random(1, 1, 256, seed=1)]
     assert_equal(function, parameters, inputs)
-    split = split_for_cpu(
-        jax.make_jaxpr(function)(parameters, inputs), parameters, inputs, in_chunks=False
-    )
+    split = split_of(function, parameters, inputs)
     assert split.sources == ((0,) if transposed else (None,))  # its rows are read as they are
 
 
@@ -665,7 +664,7 @@ def separable(parameters: list[Any], inputs: list[Any]) -> Any:
 
 def test_a_large_batch_goes_through_in_chunks() -> None:
     parameters, inputs = [random(64, 3, 3, 3), random(64, 5)], [random(6, 3, 200, 200)]
-    chunked = optimised(separable, in_chunks=True)
+    chunked = optimised(separable, alone=True)
     assert _lengths(chunked, parameters, inputs)[0] in (3, 6)
     wanted, got = jax.jit(separable)(parameters, inputs), jax.jit(chunked)(parameters, inputs)
     jax.tree.map(assert_close, wanted, got)
@@ -693,7 +692,7 @@ def test_later_layers_take_more_items_at_a_time(axis: int) -> None:
 
     parameters = [random(16, 3, 3, 3), random(16, 16, 3, 3), random(16, 16, 3, 3, seed=1)]
     arguments = parameters, [random(8, 3, 258, 258)]
-    chunked = optimised(function, in_chunks=True)
+    chunked = optimised(function, alone=True)
     assert _lengths(chunked, *arguments) == [4]
     outside = jax.make_jaxpr(chunked)(*arguments).eqns
     later = [e for e in outside if e.primitive.name == "conv_general_dilated"]
@@ -713,7 +712,7 @@ def test_stages_of_a_very_large_batch_hand_on_a_part_of_it() -> None:
 
     parameters = [random(40, 3, 3, 3), random(40, 40, 3, 3) / 20, random(40, 4)]
     arguments = parameters, [random(64, 3, 128, 128)]
-    chunked = optimised(function, in_chunks=True)
+    chunked = optimised(function, alone=True)
     (outer,) = (e for e in jax.make_jaxpr(chunked)(*arguments).eqns if e.primitive.name == "scan")
     body = _equations(outer.params["jaxpr"].jaxpr)
     inner = [e.params["length"] for e in body if e.primitive.name == "scan"]
@@ -731,7 +730,7 @@ def test_what_is_the_same_for_all_items_is_as_large_as_a_chunk() -> None:
         return jnp.concatenate([token, x], axis=2), shared
 
     arguments = [random(64, 3, 3, 3), random(1, 64, 1, 200)], [random(6, 3, 200, 200)]
-    chunked = optimised(function, in_chunks=True)
+    chunked = optimised(function, alone=True)
     names = [e.primitive.name for e in jax.make_jaxpr(chunked)(*arguments).eqns]
     assert "scan" in names
     jax.tree.map(assert_close, function(*arguments), chunked(*arguments))
@@ -756,7 +755,7 @@ def test_a_batch_whose_items_meet_is_taken_at_once(mix: Callable[[Any], Any]) ->
         return mix(conv(inputs[0], parameters[0]))
 
     arguments = [random(64, 3, 3, 3)], [random(6, 3, 200, 200)]
-    jaxpr = jax.make_jaxpr(optimised(function, in_chunks=True))(*arguments)
+    jaxpr = jax.make_jaxpr(optimised(function, alone=True))(*arguments)
     assert not [e for e in jaxpr.eqns if e.primitive.name == "scan"]
 
 
@@ -766,7 +765,7 @@ def test_inputs_without_a_batch(shape: tuple[int, ...]) -> None:
         return jnp.broadcast_to(inputs[0], (2, *shape)) + jnp.sum(parameters)
 
     x = jnp.ones(shape)
-    chunked = optimised(function, in_chunks=True)
+    chunked = optimised(function, alone=True)
     assert_close(function(random(2), [x]), chunked(random(2), [x]))
 
 

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from lowering.ablation import without
 from lowering.cpu import convolution as kernels
-from lowering.cpu import integers, looped, optimised, options, rewritten, widening
+from lowering.cpu import integers, options, widening
 from lowering.cpu.options import compiler_options
-from lowering.cpu.pipeline import PASSES, without
 from lowering.kernels.levels import noted
-from lowering.prepare import split
+from lowering.pipeline import name_of
+from lowering.targets.cpu import CPU, KERNELS
+from tests.programs import optimised, rewritten, split_of
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -23,13 +25,6 @@ Shapes = tuple[tuple[int, ...], ...]
 def conv(x: Any, filter: Any, padding: int = 0, **options: Any) -> Any:
     options = {"window_strides": (1, 1), "padding": [(padding, padding)] * 2} | options
     return lax.conv_general_dilated(x, filter, **options)
-
-
-def layers(p: Any, x: Any) -> Any:
-    y = x[0]
-    for matrix in p:
-        y = jnp.sin(y @ matrix)
-    return y
 
 
 def scanned(p: Any, x: Any) -> Any:
@@ -91,7 +86,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
         ((8, 8, 2, 2),),
         ((1, 8, 4, 4),),
     ),
-    "widened": (
+    "widening": (
         lambda p, x: lax.dot(x[0], p[0], precision="BF16_BF16_F32"),
         ((32, 8),),
         ((4, 32),),
@@ -117,14 +112,13 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
         ((3, 4, 8),),
     ),
     "stored": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 8, 8),)),
-    "repeats": (layers, ((8, 8),) * 10, ((1, 8),)),
 }
 
 
 def traced(name: str) -> str:
     function, *shapes = CASES[name]
     params, inputs = ([jax.ShapeDtypeStruct(s, jnp.float32) for s in group] for group in shapes)
-    parts = split(optimised(function, in_chunks=True), params, inputs, rewrite=looped)
+    parts = split_of(function, params, inputs)
 
     def backward(params: Any, inputs: Any) -> Any:
         def total(params: Any) -> Any:
@@ -135,14 +129,14 @@ def traced(name: str) -> str:
 
     return "".join(
         (
-            str(jax.make_jaxpr(optimised(function, in_chunks=True))(params, inputs)),
+            str(jax.make_jaxpr(optimised(function, alone=True))(params, inputs)),
             str(jax.make_jaxpr(parts.run)(jax.eval_shape(parts.prepare, params), inputs)),
             str(jax.make_jaxpr(backward)(params, inputs)),
         )
     )
 
 
-@pytest.mark.parametrize("name", [name for name in PASSES if name != "eigen"])
+@pytest.mark.parametrize("name", [name for name in CASES])
 def test_a_pass_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (widening, kernels):
         monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
@@ -151,6 +145,11 @@ def test_a_pass_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     with without(name):
         assert traced(name) != whole
     assert traced(name) == whole
+
+
+def test_each_has_a_case() -> None:
+    named = {*map(name_of, CPU.passes), *KERNELS} - {"eigen", "evaluate", "inlining"}
+    assert set(CASES) == named
 
 
 def test_compiler_options_can_be_left_out() -> None:

@@ -16,8 +16,8 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import nnef_jax
+from lowering.emit import network
 from lowering.extents import UNKNOWN, at_least
-from lowering.platforms import chosen_at_lowering
 from tests.helpers import model_of
 from tests.operation_checks import Together
 
@@ -109,7 +109,7 @@ def test_a_backward_pass_turns_what_convolutions_read_alone() -> None:
         return lax.conv_general_dilated(y, w, (1, 1), "SAME")
 
     arguments = jnp.ones((8, 8, 3, 3)), jnp.ones((2, 8, 5, 6))
-    gradient = jax.grad(lambda w, x: jnp.sum(jnp.sin(chosen_at_lowering(block)(w, x))))
+    gradient = jax.grad(lambda w, x: jnp.sum(jnp.sin(network(block)(w, x))))
     text = jax.jit(gradient).lower(*arguments).as_text()
     turned = set(re.findall(r"stablehlo.transpose .*-> tensor<(2x\w+)xf32>", text))
     assert turned <= {"2x8x5x6", "2x5x6x8"}
@@ -205,7 +205,7 @@ TRANSFORMED: dict[str, Callable[[Any], Any]] = {
 
 def both(name: str) -> tuple[Any, Any]:
     def run(p: Any, x: Any) -> Any:
-        return [TRANSFORMED[name](f)(p, x) for f in (function, chosen_at_lowering(function))]
+        return [TRANSFORMED[name](f)(p, x) for f in (function, network(function))]
 
     return run, (P, INPUT)
 
@@ -241,10 +241,10 @@ def turned(f: Any) -> Any:
 
 
 def test_what_is_linear_is_transposed() -> None:
-    wanted, got = (jax.jit(turned(f))(P["w"]) for f in (linear, chosen_at_lowering(linear)))
+    wanted, got = (jax.jit(turned(f))(P["w"]) for f in (linear, network(linear)))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, wanted)
     with pytest.raises(NotImplementedError, match="Transpose rule"):
-        jax.linear_transpose(lambda x: chosen_at_lowering(nonlinear)(P["w"], x), INPUT)(1.0)
+        jax.linear_transpose(lambda x: network(nonlinear)(P["w"], x), INPUT)(1.0)
 
 
 def over_a_mesh(f: Any) -> Any:
@@ -263,14 +263,14 @@ def over_a_mesh(f: Any) -> Any:
 
 
 def test_it_transforms_where_shard_map_checks_types() -> None:
-    functions = nonlinear, chosen_at_lowering(nonlinear)
+    functions = nonlinear, network(nonlinear)
     wanted, got = (jax.jit(over_a_mesh(f))(P["w"], INPUT) for f in functions)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, wanted)
 
 
 def test_it_is_evaluated_without_jit() -> None:
     with jax.disable_jit():
-        results = [f(P, INPUT) for f in (function, chosen_at_lowering(function))]
+        results = [f(P, INPUT) for f in (function, network(function))]
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *results)
 
 
@@ -416,7 +416,7 @@ def test_passes_leave_open_sizes_that_they_cannot_compare() -> None:
 
     p = jnp.linspace(0, 1, 96)[None]
     open_batch = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 96), jnp.float32)
-    run = jax.jit(chosen_at_lowering(function))
+    run = jax.jit(network(function))
     exported = jax.export.export(run, platforms=["cpu", "tpu"])(p, open_batch)
     x = jnp.ones((3, 96))
     np.testing.assert_allclose(exported.call(p, x), function(p, x), rtol=1e-5)

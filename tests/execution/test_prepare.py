@@ -8,18 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowering.prepare import split
+from lowering.prepare import Split, split
+from lowering.program import Program
 
 
 def shapes(arrays: Any) -> list[tuple[int, ...]]:
     return [a.shape for a in arrays]
 
 
+def parts_of(function: Any, params: list[Any], inputs: list[Any]) -> Split:
+    closed = jax.make_jaxpr(function)(params, inputs)
+    return split(Program(closed, len(params)))
+
+
 def check(function: Any, params: list[Any], inputs: list[Any]) -> tuple[Any, ...]:
     """Run the parts, compare with the whole, give what was prepared."""
-    parts = split(function, params, inputs)
+    parts = parts_of(function, params, inputs)
     prepared = parts.prepare(params)
-    whole, found = function(params, inputs), parts.run(prepared, inputs)
+    whole, found = jax.tree.leaves(function(params, inputs)), parts.run(prepared, inputs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, found)
     return prepared
 
@@ -32,7 +38,7 @@ def test_work_on_parameters_is_done_once() -> None:
     prepared = check(function, params, [np.ones((2, 4), np.float32)])
     (flipped,) = [p for p in prepared if p.ndim == 2]
     np.testing.assert_array_equal(flipped, params[0][::-1].T)
-    parts = split(function, params, [np.ones((2, 4), np.float32)])
+    parts = parts_of(function, params, [np.ones((2, 4), np.float32)])
     text = jax.jit(parts.run).lower(prepared, [np.ones((2, 4), np.float32)]).as_text()
     assert "reverse" not in text and "exponential" not in text
 
@@ -66,7 +72,7 @@ def test_constants_become_arguments() -> None:
     def function(params: Any, inputs: Any) -> Any:
         return inputs[0] @ jnp.asarray(table)
 
-    parts = split(function, [], [np.ones((1, 300), np.float32)])
+    parts = parts_of(function, [], [np.ones((1, 300), np.float32)])
     prepared = parts.prepare([])
     assert shapes(prepared) == [(300, 300)]
     text = jax.jit(parts.run).lower(prepared, [np.ones((1, 300), np.float32)]).as_text()

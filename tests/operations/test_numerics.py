@@ -12,8 +12,9 @@ import pytest
 
 import nnef_jax
 from lowering.cpu import integers as passes
-from lowering.jaxprs import as_function
 from lowering.kernels.levels import noted
+from lowering.program import Program
+from lowering.targets.cpu import CPU
 from tests.helpers import model_of
 
 pytestmark = pytest.mark.optimised
@@ -482,7 +483,7 @@ def test_products_of_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = np.random.default_rng(0).integers(-128, 128, (2, 64, 64))
     x, w = codes.astype(np.float32)
     closed = jax.make_jaxpr(lambda x, w: rounded(x) @ rounded(w))(x, w)
-    (found,) = as_function(passes.in_integers(closed))(x, w)
+    (found,) = passes.run(Program(closed), CPU)(x, w)
     wanted = (codes[0] @ codes[1]) * 0.01
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
     assert passes.names_of_products(closed)

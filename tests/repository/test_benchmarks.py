@@ -131,12 +131,12 @@ def test_network_loads_and_tells_inputs_apart(name: str, tmp_path: Path) -> None
 
 def test_passes_are_timed_where_they_change_something(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(networks.NETWORKS, "mlp", partial(networks.mlp, layers=12))
-    (found,) = passes.run(["mlp"], [2], rounds=1, only=["repeats", "winograd"])
+    (found,) = passes.run(["mlp"], [2], rounds=1, only=["turned", "winograd"])
     assert found.title == "mlp, 2"
-    assert found.ratios.keys() == {"repeats"}
+    assert found.ratios.keys() == {"turned"}
     monkeypatch.setattr(timing, "TOLERANCE", -1.0)
-    with pytest.raises(timing.DisagreementError, match="repeats"):
-        list(passes.run(["mlp"], [2], rounds=1, only=["repeats"]))
+    with pytest.raises(timing.DisagreementError, match="turned"):
+        list(passes.run(["mlp"], [2], rounds=1, only=["turned"]))
 
 
 def test_builders_of_one_seed_draw_the_same_weights() -> None:

@@ -129,9 +129,12 @@ def export(names: Names) -> None:
 
 
 def extending(names: Names) -> None:
-    (block,) = blocks("docs/extending.md", "python")
+    block, *_ = blocks("docs/extending.md", "python")
     lines = [line for line in block.code.splitlines() if line and "import " not in line]
     assert len(lines) <= 20
+    before, after = names[1]["before"], names[1]["after"]
+    assert "logistic" in str(before) and "logistic" not in str(after) and "tanh" in str(after)
+    np.testing.assert_allclose(after(names[0]["x"])[0], before(names[0]["x"])[0], rtol=1e-5)
     model, rules = names[0]["model"], names[0]["rules"]
 
     def mish(x: Any) -> Any:

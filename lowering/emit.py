@@ -1,16 +1,15 @@
 """A network in a traced function: one operation, whose kernels are chosen where it is lowered.
 
 What is traced holds the network as it is written, once, whatever the platform of the host. Its
-derivatives and batches are those of what is written, as one such operation each. Lowered for a CPU
-it gets the layouts and kernels of `lowering.cpu`. For any other platform it stays as written, less
-steps that undo each other (`direct`).
+derivatives and batches are those of what is written, as one such operation each. Where it is
+lowered, the platform's target has the passes that rewrite it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from operator import not_
@@ -22,26 +21,26 @@ from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 
 from lowering import jaxprs
-from lowering.cpu import folded, rewritten, split_for_cpu
-from lowering.direct import direct
-from lowering.extents import is_symbolic
-from lowering.fallback import named, or_else
-from lowering.prepare import Split, assemble
+from lowering.fallback import NONE, About, named
+from lowering.pipeline import compiled
+from lowering.prepare import Split, assemble, split
+from lowering.program import Program, Role
+from lowering.targets import target_of
+from lowering.targets.target import Target
+from lowering.targets.written import WRITTEN
 
-# Evaluates `jaxpr` on its operands. It is linear in the last `linear` of them, and `stores` for its
-# derivative what is costly to compute again. Where it has a `recipe`, what was prepared by it
-# follows the operands. Warnings call it by its `name`.
+# Evaluates `jaxpr` on its operands, the first of which are `parameters`. It is linear in the last
+# `linear` of them. Where it has a `recipe`, what was prepared by it follows the operands.
 _network = jaxprs.operation("network")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Says what was prepared of the first `count` arguments of a function.
+    """Says what was prepared of parameters.
 
     Another function, or other shapes, may need something else: then the `digest` is another.
     """
 
-    count: int
     digest: str
 
 
@@ -54,16 +53,14 @@ class Preparation:
     recipe: Recipe
 
 
-def chosen_at_lowering(
-    function: Callable[..., Any], preparation: Preparation | None = None, name: str = ""
+def network(
+    function: Callable[..., Any], preparation: Preparation | None = None, about: About = NONE
 ) -> Callable[..., Any]:
     """Return the function of parameters and other pytrees of arrays as one operation of a name."""
 
     def run(parameters: Any, *arguments: Any) -> Any:
-        jaxprs.require_names()  # now, since derivatives are asked for later
-        closed, leaves, shapes = _traced(function, parameters, *arguments)
-        results = _bind(closed, leaves, name, preparation=preparation)
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+        program, leaves, tree = traced(function, parameters, *arguments)
+        return jax.tree.unflatten(tree, _bind(program, leaves, about, preparation=preparation))
 
     return run
 
@@ -74,57 +71,77 @@ def prepared(function: Callable[..., Any], parameters: Any, *arguments: Any) -> 
     Return None where it runs as it is written. What is prepared has no derivatives: those of the
     function are in its parameters.
     """
-    closed, leaves, _ = _traced(function, parameters, *arguments)
-    if not _suits_kernels(closed):
+    program, leaves, _ = traced(function, parameters, *arguments)
+    if not program.has_items:
         return None
-    count = len(jax.tree.leaves(parameters))
-    parts, recipe = _in_parts(closed, count, alone=True)
-    own = leaves[:count]
+    own = leaves[: program.parameters]
+    parts, recipe = _in_parts(program)
     if any(isinstance(x, Tracer) for x in own):
         return Preparation(tuple(map(jax.lax.stop_gradient, parts.compute(own))), recipe)
     compute = parts.on_host(own) or parts.lowered(own).compile()
     return Preparation(tuple(compute(own)), recipe)
 
 
-def _traced(function: Callable[..., Any], parameters: Any, *arguments: Any) -> Any:
-    """Return the traced function of arrays, these, and the shapes of its result."""
+def traced(
+    function: Callable[..., Any], parameters: Any, *arguments: Any
+) -> tuple[Program, list[Any], Any]:
+    """Return the program of a function, its arguments, and the tree of its result."""
     leaves, tree = jax.tree.flatten((parameters, *arguments))
-    count = len(jax.tree.leaves(parameters))
 
     def flat(*leaves: Any) -> Any:
         return function(*jax.tree.unflatten(tree, leaves))
 
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-    made = jax.make_jaxpr(lambda *x: folded(closed, x[:count], x[count:]))(*leaves)
-    return made, leaves, shapes
+    program = written(closed, len(jax.tree.leaves(parameters)))
+    return program, leaves, jax.tree.structure(shapes)
 
 
-def _in_parts(closed: Any, count: int, *, alone: bool) -> tuple[Split, Recipe]:
-    """Split a traced function for a CPU, and tell what is computed of the first arguments."""
-    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in closed.in_avals]
-    parts = split_for_cpu(closed, types[:count], types[count:], in_chunks=alone)
-    text = str(jax.make_jaxpr(parts.compute)(types[:count]))
-    return parts, Recipe(count, hashlib.sha256(text.encode()).hexdigest())
+def written(closed: Any, parameters: int, target: Target = WRITTEN) -> Program:
+    """Return the program of a traced function, so many of whose arguments are parameters."""
+    jaxprs.require_names()
+    return compiled(Program(closed, parameters, prepares=False), target)
+
+
+def in_parts(program: Program, target: Target) -> Split:
+    """Compile a program for a target whose parameters are prepared, and split it."""
+    return split(compiled(replace(program, prepares=True), target))
+
+
+def _in_parts(program: Program) -> tuple[Split, Recipe]:
+    """Split a program for a CPU, and tell what is computed of its parameters."""
+    parts = in_parts(program, target_of("cpu"))
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.closed.in_avals]
+    text = str(jax.make_jaxpr(parts.compute)(types[: program.parameters]))
+    return parts, Recipe(hashlib.sha256(text.encode()).hexdigest())
 
 
 def _bind(
-    closed: Any,
+    program: Program,
     operands: Sequence[Any],
-    name: str,
+    about: About,
     *,
     linear: int = 0,
-    stores: bool = False,
     preparation: Preparation | None = None,
 ) -> list[Any]:
-    """Evaluate a traced function as one operation, which has no constants of an outer trace."""
-    if closed.effects:  # a callback of a user's: what prints, say, keeps its place
-        return jaxprs.as_function(closed)(*operands)
-    closed, traced = jaxprs.lifted(closed, lambda x: isinstance(x, Tracer))
-    operands, recipe = [*traced, *operands], None
-    if preparation is not None and not traced:
+    """Evaluate a program as one operation, which has no constants of an outer trace.
+
+    It is linear in the last operands, as many as `linear` says.
+    """
+    if program.closed.effects:  # a callback of a user's: what prints, say, keeps its place
+        return program(*operands)
+    closed, outer = jaxprs.lifted(program.closed, lambda x: isinstance(x, Tracer))
+    operands, recipe = [*outer, *operands], None
+    program = replace(program, closed=closed, parameters=0 if outer else program.parameters)
+    if preparation is not None and not outer:
         operands, recipe = [*operands, *preparation.arrays], preparation.recipe
     return _network.bind(
-        *operands, jaxpr=closed, linear=linear, stores=stores, recipe=recipe, name=name
+        *operands,
+        jaxpr=program.closed,
+        parameters=program.parameters,
+        role=program.role,
+        linear=linear,
+        recipe=recipe,
+        about=about,
     )
 
 
@@ -138,44 +155,48 @@ def _types(*_: Any, jaxpr: Any, **__: Any) -> list[Any]:
     return jaxpr.out_avals
 
 
-def _suits_kernels(closed: Any) -> bool:
-    """Tell whether a traced function has items, and extents that are numbers."""
-    extents = [n for aval in closed.in_avals for n in getattr(aval, "shape", ())]
-    return not any(is_symbolic(n) or n == 0 for n in extents)
-
-
-def _for_cpu(
-    *operands: Any, jaxpr: Any, linear: int, stores: bool, recipe: Recipe | None, alone: bool
-) -> list[Any]:
-    if not _suits_kernels(jaxpr):
-        return _as_written(*operands, jaxpr=jaxpr)
-    plain, found = operands[: len(jaxpr.in_avals)], operands[len(jaxpr.in_avals) :]
-    if recipe is not None:
-        parts, own = _in_parts(jaxpr, recipe.count, alone=alone)
-        if own == recipe:
-            parameters, inputs = plain[: recipe.count], plain[recipe.count :]
-            return parts.run(assemble(parts.sources, parameters, found), inputs)
-    role = "backward" if linear else "forward" if stores else "value"
-    return rewritten(jaxpr, plain, role, alone=alone)
-
-
-def _lowered_for_cpu(context: Any, *operands: Any, name: str, **params: Any) -> Any:
+def _lowered(
+    context: Any,
+    *operands: Any,
+    jaxpr: Any,
+    parameters: int,
+    role: Role,
+    recipe: Recipe | None,
+    about: About,
+    platform: str,
+    **_: Any,
+) -> Any:
+    """Lower a program by the passes of a platform's target."""
+    target, count = target_of(platform), len(jaxpr.in_avals)
     # The number of devices is known here, shardings are not: a loop over a batch that is sharded
     # would gather it.
-    alone = getattr(context.module_context.axis_context, "num_devices", None) == 1
-    lower = mlir.lower_fun(partial(_for_cpu, alone=alone), multiple_results=True)
-    with named(name):
-        return lower(context, *operands, **params)
+    devices = getattr(context.module_context.axis_context, "num_devices", None)
+    program = Program(jaxpr, parameters, prepares=False, role=role, is_alone=devices == 1)
+
+    def prepared(parts: Split, *operands: Any) -> list[Any]:
+        found = assemble(parts.sources, operands[:parameters], operands[count:])
+        return parts.run(found, operands[parameters:count])
+
+    with named(about):
+        if recipe is not None and target.has_kernels:
+            parts, own = _in_parts(program)
+            if own == recipe:
+                run = partial(prepared, parts)
+                return mlir.lower_fun(run, multiple_results=True)(context, *operands)
+        context = context.replace(avals_in=context.avals_in[:count])
+        made, operands = compiled(program, target), operands[:count]
+        if not target.has_kernels:  # what nothing reads is left out of its text
+            return mlir.lower_fun(made, multiple_results=True)(context, *operands)
+        # A call, which XLA inlines: to trace anew what passes made would take a fifth of the time
+        # in which a training step of ConvNeXt-T is compiled.
+        module, platforms = context.module_context, context.platforms
+        module = module if platforms is None else module.replace(platforms=platforms)
+        call: Any = {"name": "network", "call_jaxpr": made.closed}
+        return mlir.core_call_lowering(context.replace(module_context=module), *operands, **call)
 
 
-def _without_detours(*operands: Any, jaxpr: Any, name: str, **_: Any) -> list[Any]:
-    with named(name):
-        plain = or_else(lambda: direct(jaxpr), lambda: jaxpr)
-    return _as_written(*operands, jaxpr=plain)
-
-
-mlir.register_lowering(_network, mlir.lower_fun(_without_detours, multiple_results=True))
-mlir.register_lowering(_network, _lowered_for_cpu, platform="cpu")
+mlir.register_lowering(_network, partial(_lowered, platform="other"))
+mlir.register_lowering(_network, partial(_lowered, platform="cpu"), platform="cpu")
 
 
 def _jvp(
@@ -184,11 +205,11 @@ def _jvp(
     *,
     jaxpr: Any,
     linear: int,
-    name: str,
+    about: About,
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
     """Compute results with what tangents need, then tangents by a function that is linear."""
-    count = len(jaxpr.in_avals)
+    count, avals = len(jaxpr.in_avals), jaxpr.out_avals
     if any(map(_moves, tangents[count:])):
         raise TypeError(
             "what is prepared has no derivatives: differentiate in parameters, and prepare them"
@@ -197,13 +218,13 @@ def _jvp(
     moved = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]
     first = count - linear
     if not moved or moved[0] >= first:  # it is linear in all that changes
-        results = _network.bind(*operands, jaxpr=jaxpr, linear=linear, name=name, **params)
+        results = _network.bind(*operands, jaxpr=jaxpr, linear=linear, about=about, **params)
         if not moved:
-            return results, [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.out_avals]
+            return results, [ad.Zero(aval.to_tangent_aval()) for aval in avals]
         changes = [*operands[:first], *map(ad.instantiate_zeros, tangents[first:count])]
-        return results, _bind(jaxpr, changes, name, linear=linear)
+        return results, _bind(Program(jaxpr, role="backward"), changes, about, linear=linear)
     operands, changes = operands[:count], [tangents[i] for i in moved]
-    real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in jaxpr.out_avals]
+    real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
     pulled: list[Any] = []  # the tree of the linear function
 
     def with_residuals(*operands: Any) -> tuple[list[Any], list[Any], list[Any]]:
@@ -218,7 +239,7 @@ def _jvp(
 
     made, shapes = jax.make_jaxpr(with_residuals, return_shape=True)(*operands)
     made, sources = jaxprs.without_forwarded(made, keep=sum(map(len, shapes[:2])))
-    found = iter(_bind(made, operands, name, stores=True))
+    found = iter(_bind(Program(made, role="forward"), operands, about))
     results, others = ([next(found) for _ in part] for part in shapes[:2])
     residuals = [next(found) if i is None else operands[i] for i in sources]
 
@@ -226,11 +247,12 @@ def _jvp(
         return jax.tree.unflatten(pulled[0], residuals)(*changes)
 
     pushed = jax.make_jaxpr(push)(residuals, changes)
-    out = iter(_bind(pushed, [*residuals, *changes], name, linear=len(changes)))
+    backward = Program(pushed, role="backward")
+    out = iter(_bind(backward, [*residuals, *changes], about, linear=len(changes)))
     values, rest = iter(results), iter(others)
     return [next(values) if x else next(rest) for x in real], [
         next(out) if x else ad.Zero(aval.to_tangent_aval())
-        for x, aval in zip(real, jaxpr.out_avals, strict=True)
+        for x, aval in zip(real, avals, strict=True)
     ]
 
 
@@ -249,7 +271,7 @@ def _merged(items: Sequence[Any], places: Iterable[int], others: Iterable[Any]) 
 
 
 def _transpose(
-    changes: Sequence[Any], *operands: Any, jaxpr: Any, name: str, **_: Any
+    changes: Sequence[Any], *operands: Any, jaxpr: Any, about: About, **_: Any
 ) -> list[Any]:
     count = len(jaxpr.in_avals)
     asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
@@ -267,7 +289,8 @@ def _transpose(
 
     fixed, given_changes = [operands[i] for i in known], [changes[i] for i in given]
     made = jax.make_jaxpr(turned)(fixed, given_changes)
-    results = _bind(made, [*fixed, *given_changes], name, linear=len(given_changes))
+    backward = Program(made, role="backward")
+    results = _bind(backward, [*fixed, *given_changes], about, linear=len(given_changes))
     return _merged([None] * len(operands), asked, results)
 
 
@@ -279,9 +302,9 @@ def _batched(
     axes: Sequence[Any],
     *,
     jaxpr: Any,
+    role: Role,
     linear: int,
-    stores: bool,
-    name: str,
+    about: About,
     **_: Any,
 ) -> tuple[list[Any], list[int | None]]:
     count = len(jaxpr.in_avals)
@@ -290,7 +313,7 @@ def _batched(
     out = [0 if x else None for x in depends]
     function = jax.vmap(jaxprs.as_function(jaxpr), tuple(axes), out)
     closed = jax.make_jaxpr(function)(*operands)
-    return _bind(closed, operands, name, linear=linear, stores=stores), out
+    return _bind(Program(closed, role=role), operands, about, linear=linear), out
 
 
 batching.primitive_batchers[_network] = _batched

@@ -7,7 +7,7 @@ is computed stays the same, to the last bit where sums are taken in the same ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,42 +17,24 @@ from jax import lax
 from lowering import jaxprs
 from lowering.extents import is_symbolic, volume
 from lowering.jaxprs import is_literal, primitive
-
-# Takes an equation, and those that make its operands; returns one in its place, or the variable
-# that its result is equal to, or None.
-_Rule = Callable[[Any, Mapping[Any, Any]], Any]
+from lowering.program import Matcher, Program, Rule, rewritten
+from lowering.targets.target import Target
 
 
-def direct(closed: Any) -> Any:
-    """Return a traced function that computes the same in fewer steps."""
-    return _direct(closed, {})
+def run(program: Program, target: Target) -> Program:
+    """Compute the same in fewer steps, in all functions that are called too."""
+    return program.with_closed(_direct(program.closed, {}))
 
 
-def _direct(closed: Any, done: dict[int, Any]) -> Any:
-    if id(closed) in done:  # a function that is called several times stays one
-        return done[id(closed)]
-    equal: dict[Any, Any] = {}
-    made: dict[Any, Any] = {}
-    equations: list[Any] = []
-    for equation in closed.jaxpr.eqns:
-        operands = [v if is_literal(v) else equal.get(v, v) for v in equation.invars]
-        equation = jaxprs.with_inner(equation.replace(invars=operands), lambda x: _direct(x, done))
-        rule = _RULES.get(primitive(equation))
-        found = rule(equation, made) if rule is not None else None
-        if found is None or hasattr(found, "invars"):
-            equations.append(found or equation)
-            made.update((v, equations[-1]) for v in equation.outvars)
-        else:
-            equal[equation.outvars[0]] = found
-    results = [v if is_literal(v) else equal.get(v, v) for v in closed.jaxpr.outvars]
-    done[id(closed)] = made_again = jaxprs.of_equations(closed, equations, results)
-    return made_again
-
-
-def _maker(operand: Any, made: Mapping[Any, Any], *names: str) -> Any:
-    """Return the equation that makes an operand, if its primitive is one of these; or None."""
-    equation = None if is_literal(operand) else made.get(operand)
-    return equation if equation is not None and primitive(equation) in names else None
+def _direct(closed: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+    if id(closed) not in done:  # a function that is called several times stays one
+        program = Program(closed)
+        equations = [
+            jaxprs.with_inner(e, lambda inner: _direct(inner, done)) for e in program.equations
+        ]
+        inside = jaxprs.of_equations(closed, equations, program.results)
+        done[id(closed)] = closed, rewritten(program.with_closed(inside), _RULES).closed
+    return done[id(closed)][1]
 
 
 def _shapes(equation: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -74,11 +56,11 @@ def _keeps_items(equation: Any) -> bool:
     return shapes is not None and volume(shapes[0]) == volume(shapes[1]) > 0
 
 
-def _reshaped(equation: Any, made: Mapping[Any, Any]) -> Any:
+def _reshaped(found: Matcher, equation: Any) -> Any:
     """Reshape what the operand was reshaped from, or return it."""
     if not _keeps_items(equation):
-        return _broadcast(equation, made) if primitive(equation) == "broadcast_in_dim" else None
-    before = _maker(equation.invars[0], made, *_SHAPING)
+        return _broadcast(found, equation) if primitive(equation) == "broadcast_in_dim" else None
+    before = found.maker(equation.invars[0], *_SHAPING)
     source = before.invars[0] if before and _keeps_items(before) else equation.invars[0]
     if is_literal(source):
         return None
@@ -91,9 +73,9 @@ def _reshaped(equation: Any, made: Mapping[Any, Any]) -> Any:
     return equation.replace(primitive=lax.reshape_p, invars=[source], params=params)
 
 
-def _broadcast(equation: Any, made: Mapping[Any, Any]) -> Any:
+def _broadcast(found: Matcher, equation: Any) -> Any:
     """Broadcast what the operand was reshaped from, if that added or removed axes of 1 alone."""
-    before = _maker(equation.invars[0], made, *_SHAPING)
+    before = found.maker(equation.invars[0], *_SHAPING)
     if before is None or not _keeps_items(before) or _shapes(equation) is None:
         return None
     old, middle = _shapes(before) or ((), ())
@@ -113,7 +95,7 @@ def _broadcast(equation: Any, made: Mapping[Any, Any]) -> Any:
     return equation.replace(invars=[before.invars[0]], params=changed)
 
 
-def _chosen(equation: Any, made: Mapping[Any, Any]) -> Any:
+def _chosen(found: Matcher, equation: Any) -> Any:
     """Return what all platforms but a CPU take as it is."""
     choices = equation.params.get("branches_platforms") or ()
     if sorted(map(str, choices)) != ["('cpu',)", "None"]:
@@ -124,14 +106,14 @@ def _chosen(equation: Any, made: Mapping[Any, Any]) -> Any:
     return equation.invars[1 + branch.invars.index(branch.outvars[0])]
 
 
-def _converted(equation: Any, made: Mapping[Any, Any]) -> Any:
+def _converted(found: Matcher, equation: Any) -> Any:
     """Return what has the dtype already, or was widened and is narrowed again."""
     (operand,), (result,) = equation.invars, equation.outvars
     if is_literal(operand):
         return None
     if operand.aval.dtype == result.aval.dtype:
         return operand
-    before = _maker(operand, made, "convert_element_type")
+    before = found.maker(operand, "convert_element_type")
     if before is None or is_literal(before.invars[0]):
         return None
     (source,) = before.invars
@@ -143,12 +125,12 @@ def _widens(source: Any, result: Any) -> bool:
     return source in (jnp.bfloat16, jnp.float16) and result == np.float32
 
 
-def _narrow(equation: Any, made: Mapping[Any, Any]) -> Any:
+def _narrow(found: Matcher, equation: Any) -> Any:
     """Multiply numbers of 16 bits without widening them first: in float32 both give the same."""
     (result,) = equation.outvars
     sources: list[Any] = []
     for operand in equation.invars:
-        before = _maker(operand, made, "convert_element_type")
+        before = found.maker(operand, "convert_element_type")
         source = before.invars[0] if before else operand
         if is_literal(source) or not _widens(source.aval.dtype, result.aval.dtype):
             return equation
@@ -161,12 +143,12 @@ def _narrow(equation: Any, made: Mapping[Any, Any]) -> Any:
     return equation.replace(invars=sources, params=changed)
 
 
-def _product(equation: Any, made: Mapping[Any, Any]) -> Any:
+def _product(found: Matcher, equation: Any) -> Any:
     """Multiply by what was transposed for it, along other axes."""
     ends = [*zip(*equation.params["dimension_numbers"], strict=True)]  # sums, batch of each side
     operands = list(equation.invars)
     for side, operand in enumerate(operands):
-        before = _maker(operand, made, "transpose")
+        before = found.maker(operand, "transpose")
         if before is None:
             continue
         permutation = before.params["permutation"]
@@ -177,14 +159,14 @@ def _product(equation: Any, made: Mapping[Any, Any]) -> Any:
             ends[side] = tuple(tuple(permutation[axis] for axis in axes) for axes in ends[side])
     numbers = tuple(zip(*ends, strict=True))
     changed = {**equation.params, "dimension_numbers": numbers}
-    return _narrow(equation.replace(invars=operands, params=changed), made)
+    return _narrow(found, equation.replace(invars=operands, params=changed))
 
 
-def _transposed(equation: Any, made: Mapping[Any, Any]) -> Any:
+def _transposed(found: Matcher, equation: Any) -> Any:
     """Return what was transposed the other way before, or convert it if that came between."""
     (operand,) = equation.invars
-    between = _maker(operand, made, "convert_element_type")
-    before = _maker(between.invars[0] if between else operand, made, "transpose")
+    between = found.maker(operand, "convert_element_type")
+    before = found.maker(between.invars[0] if between else operand, "transpose")
     if before is None or is_literal(before.invars[0]):
         return None
     first, second = before.params["permutation"], equation.params["permutation"]
@@ -195,7 +177,7 @@ def _transposed(equation: Any, made: Mapping[Any, Any]) -> Any:
     return between.replace(invars=before.invars, outvars=equation.outvars)
 
 
-_RULES: Mapping[str, _Rule] = {
+_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_SHAPING, _reshaped),
     "cond": _chosen,
     "convert_element_type": _converted,

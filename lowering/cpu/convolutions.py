@@ -1,0 +1,55 @@
+"""Compute a convolution with channels last, by the kernel for its extents."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from lowering.ablation import runs
+from lowering.cpu import convolution as kernels
+from lowering.cpu.derivatives import filter_gradient
+from lowering.cpu.memory import stored
+from lowering.cpu.products import is_real, is_turned
+from lowering.cpu.view import View, whole
+from lowering.cpu.window import Window
+from lowering.program import Program
+
+
+def convolution(program: Program, equation: Any, input: View, filter: View) -> View:
+    """Return the result: a value, or what a forward or backward pass needs of it."""
+    params, known = equation.params, input.known and filter.known
+    numbers, shape = params["dimension_numbers"], tuple(equation.outvars[0].aval.shape)
+    window = Window(
+        params["window_strides"],
+        params["padding"],
+        params["lhs_dilation"],
+        params["rhs_dilation"],
+        params["feature_group_count"],
+        params["precision"],
+        params["preferred_element_type"],
+    )
+    if program.role == "backward" or params["batch_group_count"] > 1:
+        gradient = filter_gradient(equation, input, filter, window, alone=program.is_alone)
+        if gradient is not None:
+            return gradient
+    outputs, inputs, *cells = numbers.rhs_spec
+    batch, channel, *spatial = numbers.out_spec
+    first, feature, *places = numbers.lhs_spec
+    x = whole(input, (first, *places, feature))
+    w = whole(filter, (*cells, inputs, outputs))
+    if window.groups > 1 and not filter.known and w.dtype == jnp.float32:
+        w = stored(w)  # small; loops would scale it again for each item
+    is_stored = window.groups > 1 and jnp.issubdtype(x.dtype, jnp.floating)
+    if is_stored and program.role == "backward":  # the gradient in the filter reads it too
+        x = stored(x)
+    rows = math.prod(shape) // max(shape[channel], 1)
+    is_few = is_real(x) and is_turned(rows, shape[channel])
+    if is_few and runs("pointwise") and kernels.is_pointwise(w, window):
+        array = kernels.pointwise(x, w, window, turned=True)
+        return View(array, (channel, batch, *spatial), shape, known)
+    array = kernels.convolution(x, w, window, varies=not filter.known)
+    if is_stored and program.role == "forward":
+        array = stored(array)
+    return View(array, (batch, *spatial, channel), shape, known)

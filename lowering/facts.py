@@ -1,0 +1,107 @@
+"""The one table of what is known of jax's primitives.
+
+Passes ask it what a primitive is. They know by name only what their own pattern matches. A
+primitive that is not in it is opaque: nothing is said of it, and no pass looks through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Facts(NamedTuple):
+    """What a primitive does to the items and axes of its operands.
+
+    Args:
+        by_item: an item of a result is computed of the items at its place; scalars go with all.
+        shapes: the result has the items of its one operand, along other axes.
+        moves: items of results are items of operands, as they are.
+        reduces: items are computed of several ones of an operand.
+        along: the parameter that names the one axis that it works along.
+        removes: the parameter that names axes that results lack.
+        per_axis: parameters with an entry for each axis, and the entry that changes nothing.
+        resized: the parameter that holds the extents of the result.
+    """
+
+    by_item: bool = False
+    shapes: bool = False
+    moves: bool = False
+    reduces: bool = False
+    along: str = ""
+    removes: str = ""
+    per_axis: Mapping[str, Any] = {}
+    resized: str = ""
+
+    @property
+    def keeps_axes(self) -> bool:
+        """Tell whether results have the axes of operands of their rank."""
+        return bool(self.by_item or self.along or self.per_axis)
+
+
+_OPAQUE = Facts()
+_ITEM = Facts(by_item=True)
+_ITEM_AS_IT_IS = Facts(by_item=True, moves=True)
+_REDUCTION = Facts(reduces=True, removes="axes")
+_RUNNING = Facts(reduces=True, along="axis")
+_WINDOW = Facts(
+    reduces=True,
+    per_axis={
+        "window_dimensions": 1,
+        "window_strides": 1,
+        "padding": (0, 0),
+        "base_dilation": 1,
+        "window_dilation": None,  # makes no difference to a window of one item
+    },
+)
+
+# fmt: off
+_TABLE: dict[str, Facts] = {
+    **dict.fromkeys((
+        "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
+        "cbrt", "ceil", "clamp", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc", "exp",
+        "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma",
+        "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not",
+        "or", "pow", "real", "reduce_precision", "rem", "round", "rsqrt", "shift_left",
+        "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square",
+        "sub", "tan", "tanh", "xor",
+    ), _ITEM),
+    "convert_element_type": _ITEM_AS_IT_IS,
+    "copy": _ITEM_AS_IT_IS,
+    "select_n": _ITEM_AS_IT_IS,
+    "stop_gradient": _ITEM_AS_IT_IS,
+    "broadcast_in_dim": Facts(shapes=True, moves=True, resized="shape"),
+    "reshape": Facts(shapes=True, moves=True, resized="new_sizes"),
+    "squeeze": Facts(shapes=True, moves=True, removes="dimensions"),
+    "transpose": Facts(shapes=True, moves=True),
+    "concatenate": Facts(moves=True, along="dimension"),
+    "stack": Facts(moves=True),
+    "split": Facts(moves=True, along="axis"),
+    "slice": Facts(
+        moves=True,
+        per_axis={"start_indices": None, "limit_indices": None, "strides": None},
+        resized="limit_indices",
+    ),
+    "pad": Facts(moves=True, per_axis={"padding_config": (0, 0, 0)}),
+    "rev": Facts(moves=True),
+    "dynamic_slice": Facts(moves=True),
+    "dynamic_update_slice": Facts(moves=True),
+    "gather": Facts(moves=True),
+    "optimization_barrier": Facts(moves=True),
+    **dict.fromkeys((
+        "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
+        "reduce_sum",
+    ), _REDUCTION),
+    **dict.fromkeys(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"), _RUNNING),
+    **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _WINDOW),
+    "select_and_gather_add": Facts(reduces=True),
+    "select_and_scatter_add": Facts(
+        reduces=True, per_axis={"window_dimensions": 1, "window_strides": 1, "padding": (0, 0)}
+    ),
+}
+# fmt: on
+
+
+def facts(equation: Any) -> Facts:
+    """Return what is known of the primitive of an equation."""
+    return _TABLE.get(equation.primitive.name, _OPAQUE)

@@ -1,0 +1,29 @@
+"""Put the equations of called functions in the place of calls, so that patterns reach over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowering import jaxprs
+from lowering.jaxprs import PRODUCT
+from lowering.program import Matcher, Program, in_loops, rewritten
+from lowering.targets.target import Target
+
+
+@in_loops
+def run(program: Program, target: Target) -> Program:
+    """Inline calls, and what a choice of platforms has for the target.
+
+    Without a platform nothing is chosen, and derivatives of one's own are kept.
+    """
+    program = program.with_closed(jaxprs.spliced(program.closed, target.platform))
+    return rewritten(program, {PRODUCT: _bare}) if target.has_kernels else program
+
+
+def _bare(found: Matcher, equation: Any) -> Any:
+    """Multiply without a barrier before the left operand: kernels of a target put their own."""
+    left, right = equation.invars
+    barrier = found.maker(left, "optimization_barrier")
+    if barrier is None or len(barrier.invars) > 1:
+        return None
+    return equation.replace(invars=[barrier.invars[0], right])

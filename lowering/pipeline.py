@@ -1,0 +1,39 @@
+"""Runs the passes of a target over a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from lowering.ablation import runs
+from lowering.checks import check
+from lowering.fallback import is_strict, or_else
+from lowering.program import Program
+from lowering.targets.target import Target
+
+
+def name_of(run: Callable[..., Program]) -> str:
+    """Return a pass's name, that of its module."""
+    return run.__module__.rpartition(".")[2]
+
+
+def compiled(program: Program, target: Target) -> Program:
+    """Return what all passes make of a program."""
+    if target.has_kernels and not program.has_items:
+        return program
+    for run in target.passes:
+        if runs(name := name_of(run)):
+            kept = partial(_kept, program)
+            program = or_else(partial(_checked, run, program, target), kept, f"pass '{name}'")
+    return program.pruned()
+
+
+def _kept(program: Program) -> Program:
+    return program
+
+
+def _checked(run: Callable[..., Program], program: Program, target: Target) -> Program:
+    found = run(program, target)
+    if is_strict():
+        check(program, found)
+    return found

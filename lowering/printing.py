@@ -1,0 +1,84 @@
+"""Writes programs as text that people read and compare: an equation a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lowering import jaxprs
+from lowering.jaxprs import is_literal, primitive
+
+_LONG = 60  # characters of a parameter that is shown in part
+
+
+def printed(program: Any) -> str:
+    """Return a program as text: arguments, equations with types and places, results.
+
+    Variables are numbered in the order of the text. What is prepared of parameters is marked `*`.
+    """
+    names: dict[Any, str] = {}
+    for i, v in enumerate(program.arguments):
+        names[v] = f"p{i}" if i < program.parameters else f"x{i - program.parameters}"
+    names.update((v, f"c{i}") for i, v in enumerate(program.closed.jaxpr.constvars))
+    arguments = ", ".join(f"{names[v]}: {_type(v)}" for v in program.arguments)
+    lines = [f"program({arguments})"]
+    lines += _lines(program.equations, names, program.prepared, "  ")
+    return "\n".join([*lines, f"  return {_named(program.results, names)}"])
+
+
+def _lines(
+    equations: Sequence[Any], names: dict[Any, str], prepared: frozenset[Any], indent: str
+) -> Iterator[str]:
+    for equation in equations:
+        names.update((v, f"v{len(names)}") for v in equation.outvars)
+        results = ", ".join(f"{names[v]}: {_type(v)}" for v in equation.outvars)
+        mark = "*" if equation.outvars and all(v in prepared for v in equation.outvars) else " "
+        text = f"{indent}{mark}{results} = {primitive(equation)} {_named(equation.invars, names)}"
+        params = ", ".join(f"{k}={_shown(v)}" for k, v in _params(equation))
+        text += f" [{params}]" if params else ""
+        where = place(equation)
+        yield f"{text}  # {where}" if where else text
+        for closed in jaxprs.inner(equation):
+            inside = {**names, **{v: f"a{i}" for i, v in enumerate(closed.jaxpr.invars)}}
+            yield from _lines(closed.jaxpr.eqns, inside, frozenset(), f"{indent}    ")
+            yield f"{indent}    return {_named(closed.jaxpr.outvars, inside)}"
+
+
+def place(equation: Any) -> str:
+    """Return the operation that an equation comes from, and its line of the document."""
+    file, line = jaxprs.document_line(equation)
+    name = jaxprs.outer_scope(equation)
+    return f"{name} {file}:{line}".strip() if file else name
+
+
+def described(equation: Any) -> str:
+    """Return an equation in a few words, with its place."""
+    where = place(equation)
+    return f"{primitive(equation)} of {where}" if where else primitive(equation)
+
+
+def _params(equation: Any) -> list[tuple[str, Any]]:
+    plain = [(k, v) for k, v in equation.params.items() if v is not None]
+    held = {id(x) for x in jaxprs.inner(equation)}
+    return [(k, v) for k, v in plain if id(v) not in held and v not in ((), False)]
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+
+
+def _named(operands: Sequence[Any], names: Mapping[Any, str]) -> str:
+    return " ".join(_number(v) if is_literal(v) else names.get(v, "?") for v in operands)
+
+
+def _number(literal: Any) -> str:
+    return str(np.asarray(literal.val))
+
+
+def _type(variable: Any) -> str:
+    aval = variable.aval
+    extents = ",".join(map(str, getattr(aval, "shape", ())))
+    return f"{getattr(aval, 'dtype', aval)}[{extents}]"

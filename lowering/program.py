@@ -1,0 +1,284 @@
+"""The program that passes rewrite: a traced function, and what is known of it.
+
+It is jax's ClosedJaxpr with facts beside it, no representation of its own: a kernel is then a
+function of jax's arrays, which tracing makes equations of, and derivatives, batching and lowering
+are jax's. Passes rewrite it in two ways. `rewritten` puts other equations in the place of a few.
+`retraced` evaluates all of it anew, where each equation changes, as layouts do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
+from typing import Any, Literal
+
+import jax
+
+from lowering import jaxprs
+from lowering.extents import is_symbolic
+from lowering.jaxprs import is_literal, primitive, variables
+from lowering.printing import described, printed
+
+Role = Literal["value", "forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function of arrays as equations, in the order in which they are evaluated.
+
+    Args:
+        closed: the traced function.
+        parameters: how many leading arguments are parameters, or the same in all steps of a loop.
+        prepares: whether what depends on these alone is computed once for many calls, or steps.
+        role: what it computes: values, or the forward or backward pass of a derivative.
+        is_alone: whether it runs on one device, so that nothing is sharded.
+        in_loop: whether it is the body of a loop.
+    """
+
+    closed: Any
+    parameters: int = 0
+    prepares: bool = True
+    role: Role = "value"
+    is_alone: bool = True
+    in_loop: bool = False
+
+    @property
+    def equations(self) -> Sequence[Any]:
+        """Return the equations."""
+        return self.closed.jaxpr.eqns
+
+    @property
+    def arguments(self) -> Sequence[Any]:
+        """Return the variables of the arguments."""
+        return self.closed.jaxpr.invars
+
+    @property
+    def results(self) -> Sequence[Any]:
+        """Return the variables, or literals, of the results."""
+        return self.closed.jaxpr.outvars
+
+    @property
+    def has_items(self) -> bool:
+        """Tell whether all extents of arguments are numbers, none of them 0."""
+        extents = [n for aval in self.closed.in_avals for n in getattr(aval, "shape", ())]
+        return not any(is_symbolic(n) or n == 0 for n in extents)
+
+    @cached_property
+    def makers(self) -> Mapping[Any, Any]:
+        """Return the equation that computes each variable."""
+        return {v: e for e in self.equations for v in e.outvars}
+
+    @cached_property
+    def uses(self) -> Mapping[Any, int]:
+        """Return how often each variable is read, by equations and as a result."""
+        return uses(self.closed.jaxpr)
+
+    @cached_property
+    def known(self) -> frozenset[Any]:
+        """Return the variables that depend on parameters and constants alone."""
+        return frozenset(known_variables(self.closed.jaxpr, self.parameters))
+
+    @cached_property
+    def prepared(self) -> frozenset[Any]:
+        """Return the variables that are computed before a call, or before a loop."""
+        count = self.parameters if self.prepares else 0
+        return self.known if self.prepares else frozenset(known_variables(self.closed.jaxpr, count))
+
+    def is_late(self, equation: Any) -> bool:
+        """Tell whether an equation depends on more than parameters."""
+        return any(v not in self.prepared for v in equation.outvars) or bool(equation.effects)
+
+    def pruned(self) -> Program:
+        """Return the program without what nothing reads."""
+        return self.with_closed(jaxprs.of_equations(self.closed, self.equations, self.results))
+
+    def known_first(self) -> Program:
+        """Return the program with all that is prepared computed first."""
+        equations = sorted(self.equations, key=self.is_late)
+        return self.with_closed(jaxprs.of_equations(self.closed, equations, self.results))
+
+    def readers(self, variable: Any) -> set[str]:
+        """Return the primitives that read a variable, "" for a result of the program."""
+        found = {primitive(e) for e in self.equations if variable in variables(e.invars)}
+        return found | {""} if variable in variables(self.results) else found
+
+    def with_closed(self, closed: Any) -> Program:
+        """Return the same program as another traced function."""
+        return replace(self, closed=closed)
+
+    def body(self, equation: Any) -> Program:
+        """Return the body of a loop, to which what all steps share are parameters."""
+        count, _ = jaxprs.scan_counts(equation)
+        closed = equation.params["jaxpr"]
+        return replace(self, closed=closed, parameters=count, prepares=True, in_loop=True)
+
+    def with_bodies(self, change: Callable[[Program], Program]) -> Program:
+        """Return the program with the bodies of its loops changed."""
+        equations = [
+            e
+            if primitive(e) != jaxprs.SCAN
+            else jaxprs.with_inner(e, lambda _, e=e: change(self.body(e)).closed)
+            for e in self.equations
+        ]
+        if all(a is b for a, b in zip(equations, self.equations, strict=True)):
+            return self
+        return self.with_closed(jaxprs.of_equations(self.closed, equations, self.results))
+
+    def retraced(self, function: Callable[..., Sequence[Any]]) -> Program:
+        """Return the program that a function of the arguments traces to."""
+        return self.with_closed(
+            jax.make_jaxpr(lambda *x: list(function(*x)))(*self.closed.in_avals)
+        )
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """Evaluate the program as it stands."""
+        return jaxprs.as_function(self.closed)(*arguments)
+
+    def __str__(self) -> str:
+        return printed(self)
+
+
+def uses(jaxpr: Any) -> Counter[Any]:
+    """Count how often each variable is read, by equations and as a result."""
+    return Counter(variables([*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]))
+
+
+def known_variables(jaxpr: Any, parameters: int) -> set[Any]:
+    """Return the variables that depend on constants and the first arguments alone."""
+    known = {*jaxpr.constvars, *jaxpr.invars[:parameters]}
+    for equation in jaxpr.eqns:
+        if not equation.effects and all(v in known for v in variables(equation.invars)):
+            known.update(equation.outvars)
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Takes the place of an equation: a function of these operands, to be traced.
+
+    It may give the `results` of later equations too. It is named as the equation `at` whose place
+    it takes, by default the one that the rule was given.
+    """
+
+    function: Callable[..., Any]
+    operands: Sequence[Any]
+    results: Sequence[Any] = ()
+    at: Any = None
+
+
+class Matcher:
+    """What a rule may ask of the part of a program that is rewritten before its equation."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.makers: dict[Any, Any] = {}
+        self.known = {*program.closed.jaxpr.constvars, *program.arguments[: program.parameters]}
+        self._uses: dict[Any, int] = {v: program.uses.get(v, 0) for v in program.arguments}
+        self.written: Any = None  # the equation at hand, before its operands were rewritten
+
+    def maker(self, operand: Any, *names: str) -> Any:
+        """Return the equation that computes an operand, if its primitive is one of these; or None.
+
+        Without names it is that of any primitive.
+        """
+        equation = None if is_literal(operand) else self.makers.get(operand)
+        return equation if equation and (not names or primitive(equation) in names) else None
+
+    def is_known(self, operand: Any) -> bool:
+        """Tell whether an operand is a literal or depends on parameters alone."""
+        return is_literal(operand) or operand in self.known
+
+    def is_read_once(self, operand: Any) -> bool:
+        """Tell whether a variable has one reader, in the program as it was."""
+        return not is_literal(operand) and self._uses.get(operand) == 1
+
+    def add(self, equation: Any, reads: Mapping[Any, int]) -> None:
+        """Take in an equation, and how often its results are read."""
+        for variable in equation.outvars:
+            self.makers[variable] = equation
+            self._uses[variable] = reads.get(variable, 0)
+            if not equation.effects and all(map(self.is_known, equation.invars)):
+                self.known.add(variable)
+
+
+# Takes an equation, whose operands are rewritten already; returns another equation of the same
+# results, the operand that its result is equal to, a function to trace, or None: leave it.
+Rule = Callable[[Matcher, Any], Any]
+
+
+def rewritten(program: Program, rules: Mapping[str, Rule]) -> Program:
+    """Put what rules of primitives return in the place of their equations.
+
+    What nothing reads then is left out.
+    """
+    wanted = {primitive(e) for e in program.equations}
+    if wanted.isdisjoint(rules):
+        return program
+    found = Matcher(program)
+    equal: dict[Any, Any] = {}
+    equations: list[Any] = []
+    constants = dict(zip(program.closed.jaxpr.constvars, program.closed.consts, strict=True))
+
+    def add(equation: Any, reads: Mapping[Any, int]) -> None:
+        equations.append(equation)
+        found.add(equation, reads)
+
+    changed = False
+    for written in program.equations:
+        if written.outvars and written.outvars[0] in equal:  # given by an earlier one
+            continue
+        operands = [v if is_literal(v) else equal.get(v, v) for v in written.invars]
+        found.written = equation = written
+        if any(v is not w for v, w in zip(operands, written.invars, strict=True)):
+            equation = written.replace(invars=operands)
+        rule = rules.get(primitive(equation))
+        with located(equation):
+            made = None if rule is None else rule(found, equation)
+            changed |= made is not None
+            if isinstance(made, Computed):
+                given = [v if is_literal(v) else equal.get(v, v) for v in made.operands]
+                steps, results, consts = jaxprs.traced(made.at or equation, made.function, given)
+                constants.update(consts)
+                found.known.update(consts)
+                inside = Counter(variables(v for e in steps for v in e.invars))
+                for v, w in zip(made.results or equation.outvars, results, strict=True):
+                    equal[v] = w
+                    if not is_literal(w):
+                        inside[w] += program.uses.get(v, 0)
+                for step in steps:
+                    add(step, inside)
+            elif made is None or hasattr(made, "invars"):
+                add(equation if made is None else made, program.uses)
+            else:
+                equal[equation.outvars[0]] = made
+    if not changed:
+        return program
+    results = [v if is_literal(v) else equal.get(v, v) for v in program.results]
+    return program.with_closed(jaxprs.of_equations(program.closed, equations, results, constants))
+
+
+class located:
+    """Note on an error at which equation it came up."""
+
+    def __init__(self, equation: Any) -> None:
+        self._equation = equation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if isinstance(error, Exception) and not hasattr(error, "equation"):
+            found: Any = error
+            found.equation = described(self._equation)
+
+
+def in_loops(run: Callable[..., Program]) -> Callable[..., Program]:
+    """Make a pass run on the bodies of loops too, as programs of their own."""
+
+    @wraps(run)
+    def everywhere(program: Program, target: Any) -> Program:
+        return run(program, target).with_bodies(lambda body: everywhere(body, target))
+
+    return everywhere

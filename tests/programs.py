@@ -1,0 +1,45 @@
+"""Programs as tests look at them: what the passes for a CPU make of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from lowering.emit import in_parts, traced
+from lowering.pipeline import compiled
+from lowering.prepare import Split
+from lowering.program import Program, Role
+from lowering.targets.cpu import CPU
+
+
+def program_of(
+    function: Callable[..., Any], parameters: Any, inputs: Any, *, is_alone: bool = False
+) -> tuple[Program, list[Any], Any]:
+    """The program of a function of parameters, which are prepared; its leaves and result's tree."""
+    program, leaves, tree = traced(function, parameters, inputs)
+    return replace(program, prepares=True, is_alone=is_alone), leaves, tree
+
+
+def optimised(function: Callable[..., Any], *, alone: bool = False) -> Callable[..., Any]:
+    """The function of parameters and inputs as it is computed on CPUs, on one device if alone."""
+
+    def run(parameters: Any, inputs: Any) -> Any:
+        program, leaves, tree = program_of(function, parameters, inputs, is_alone=alone)
+        return jax.tree.unflatten(tree, compiled(program, CPU)(*leaves))
+
+    return run
+
+
+def rewritten(closed: Any, operands: Sequence[Any], role: Role, *, alone: bool) -> list[Any]:
+    """Evaluate a traced function, none of whose operands is known before, as on a CPU."""
+    program = Program(closed, prepares=False, role=role, is_alone=alone)
+    return compiled(program, CPU)(*operands)
+
+
+def split_of(function: Callable[..., Any], parameters: Any, inputs: Any) -> Split:
+    """The function in the two parts that a call has on one CPU."""
+    program, _, _ = program_of(function, parameters, inputs, is_alone=True)
+    return in_parts(program, CPU)
