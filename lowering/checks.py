@@ -1,4 +1,7 @@
-"""Checks what a pass makes of a program, in tests and with `optimize="strict"`."""
+"""Checks that a pass keeps a program well formed, and its types.
+
+Tests ask for it, and `optimize="strict"`.
+"""
 
 from __future__ import annotations
 

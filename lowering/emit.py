@@ -34,29 +34,23 @@ from lowering.targets.written import WRITTEN
 _network = jaxprs.operation("network")
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Says what was prepared of parameters.
-
-    Another function, or other shapes, may need something else: then the `digest` is another.
-    """
-
-    digest: str
-
-
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["recipe"])
 @dataclass(frozen=True)
 class Preparation:
-    """Holds what kernels for a CPU need of parameters, beside the parameters themselves."""
+    """Holds what kernels for a CPU need of parameters, beside the parameters themselves.
+
+    The `recipe` is a digest of how they are computed. Another function, or other shapes, may need
+    something else: then theirs is another.
+    """
 
     arrays: tuple[Any, ...]
-    recipe: Recipe
+    recipe: str
 
 
 def network(
     function: Callable[..., Any], preparation: Preparation | None = None, about: About = NONE
 ) -> Callable[..., Any]:
-    """Return the function of parameters and other pytrees of arrays as one operation of a name."""
+    """Return a function of parameters and other pytrees of arrays as one operation."""
 
     def run(parameters: Any, *arguments: Any) -> Any:
         program, leaves, tree = traced(function, parameters, *arguments)
@@ -107,12 +101,12 @@ def in_parts(program: Program, target: Target) -> Split:
     return split(compiled(replace(program, prepares=True), target))
 
 
-def _in_parts(program: Program) -> tuple[Split, Recipe]:
-    """Split a program for a CPU, and tell what is computed of its parameters."""
+def _in_parts(program: Program) -> tuple[Split, str]:
+    """Split a program for a CPU. Return the recipe of its preparation too."""
     parts = in_parts(program, target_of("cpu"))
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.closed.in_avals]
     text = str(jax.make_jaxpr(parts.compute)(types[: program.parameters]))
-    return parts, Recipe(hashlib.sha256(text.encode()).hexdigest())
+    return parts, hashlib.sha256(text.encode()).hexdigest()
 
 
 def _bind(
@@ -161,7 +155,7 @@ def _lowered(
     jaxpr: Any,
     parameters: int,
     role: Role,
-    recipe: Recipe | None,
+    recipe: str | None,
     about: About,
     platform: str,
     **_: Any,

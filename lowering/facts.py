@@ -7,7 +7,9 @@ primitive that is not in it is opaque: nothing is said of it, and no pass looks 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+Rule = TypeVar("Rule")
 
 
 class Facts(NamedTuple):
@@ -105,3 +107,13 @@ _TABLE: dict[str, Facts] = {
 def facts(equation: Any) -> Facts:
     """Return what is known of the primitive of an equation."""
     return _TABLE.get(equation.primitive.name, _OPAQUE)
+
+
+def rule_of(equation: Any, own: Mapping[str, Rule], **by_fact: Rule) -> Rule | None:
+    """Return the rule of an equation's primitive: its `own`, or that of the first fact that holds.
+
+    Facts are fields of `Facts`, in the order in which they count.
+    """
+    known = facts(equation)
+    found = (rule for fact, rule in by_fact.items() if getattr(known, fact))
+    return own.get(equation.primitive.name) or next(found, None)

@@ -122,9 +122,10 @@ def of_equations(
 def traced(
     equation: Any, function: Callable[..., Any], operands: Sequence[Any]
 ) -> tuple[list[Any], list[Any], dict[Any, Any]]:
-    """Trace what takes an equation's place: equations, the operands of results, and constants.
+    """Trace a function that takes an equation's place.
 
-    They are named as the equation is, and stand at its place in the document.
+    Return its equations, the operands that are its results, and its constants. They are named as
+    the equation is, and stand at its place in the document.
     """
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
     closed = inlined(jax.make_jaxpr(lambda *x: jax.tree.leaves(function(*x)))(*types))

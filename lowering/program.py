@@ -9,7 +9,8 @@ are jax's. Passes rewrite it in two ways. `rewritten` puts other equations in th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from typing import Any, Literal
@@ -105,7 +106,7 @@ class Program:
         return found | {""} if variable in variables(self.results) else found
 
     def with_closed(self, closed: Any) -> Program:
-        """Return the same program as another traced function."""
+        """Return the program with another traced function in it."""
         return replace(self, closed=closed)
 
     def body(self, equation: Any) -> Program:
@@ -195,7 +196,7 @@ class Matcher:
         return not is_literal(operand) and self._uses.get(operand) == 1
 
     def add(self, equation: Any, reads: Mapping[Any, int]) -> None:
-        """Take in an equation, and how often its results are read."""
+        """Add a rewritten equation; `reads` counts the readers of its results."""
         for variable in equation.outvars:
             self.makers[variable] = equation
             self._uses[variable] = reads.get(variable, 0)
@@ -234,7 +235,7 @@ def rewritten(program: Program, rules: Mapping[str, Rule]) -> Program:
         if any(v is not w for v, w in zip(operands, written.invars, strict=True)):
             equation = written.replace(invars=operands)
         rule = rules.get(primitive(equation))
-        with located(equation):
+        with _located(equation):
             made = None if rule is None else rule(found, equation)
             changed |= made is not None
             if isinstance(made, Computed):
@@ -259,19 +260,16 @@ def rewritten(program: Program, rules: Mapping[str, Rule]) -> Program:
     return program.with_closed(jaxprs.of_equations(program.closed, equations, results, constants))
 
 
-class located:
+@contextmanager
+def _located(equation: Any) -> Generator[None]:
     """Note on an error at which equation it came up."""
-
-    def __init__(self, equation: Any) -> None:
-        self._equation = equation
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        if isinstance(error, Exception) and not hasattr(error, "equation"):
-            found: Any = error
-            found.equation = described(self._equation)
+    try:
+        yield
+    except Exception as error:
+        found: Any = error
+        if not hasattr(found, "equation"):
+            found.equation = described(equation)
+        raise
 
 
 def in_loops(run: Callable[..., Program]) -> Callable[..., Program]:

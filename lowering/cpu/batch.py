@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lowering.cpu.layout import reshaped_runs
-from lowering.facts import facts
+from lowering.facts import facts, rule_of
 from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
 
 Axes = Mapping[Any, int]
@@ -166,17 +166,14 @@ def _dot_general(equation: Any, given: list[int | None]) -> int | None:
 
 
 def _rule_for(equation: Any) -> Rule | None:
-    own = _RULES.get(primitive(equation))
-    if own is not None:
-        return own
-    known = facts(equation)
-    if known.by_item:
-        return _elementwise
-    if known.along:
-        return _beside
-    if known.removes:
-        return _removing
-    return _untouched if known.per_axis else None
+    return rule_of(
+        equation,
+        _RULES,
+        by_item=_elementwise,
+        along=_beside,
+        removes=_removing,
+        per_axis=_untouched,
+    )
 
 
 _RULES: dict[str, Rule] = {

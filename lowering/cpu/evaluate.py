@@ -74,7 +74,7 @@ def _orders(program: Program) -> dict[Any, tuple[int, ...]]:
             # In a filter's gradient it is the gradient of the result that moves as a filter.
             other = equation.invars[1] if first > second else equation.outvars[0]
             pending.append((other, order))
-        elif facts(equation).by_item or facts(equation).keeps_axes:
+        elif facts(equation).keeps_axes:
             several = jaxprs.variables([*equation.invars, *equation.outvars])
             several = [v for v in several if len(v.aval.shape) > 2]
             for variable in several:

@@ -35,7 +35,7 @@ _REAL, _BYTES = np.dtype(np.float32), (np.dtype(np.int8), np.dtype(np.uint8))
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Compute products of codes in integers, and leave out notes.
+    """Compute products of codes in integers. Remove the notes of levels.
 
     Passes of derivatives, and steps of loops, stay in real numbers.
     """

@@ -24,7 +24,7 @@ from lowering.cpu.products import (
 from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.extents import at_least
-from lowering.facts import facts
+from lowering.facts import facts, rule_of
 from lowering.jaxprs import primitive
 from lowering.kernels.precision import left_operand
 from lowering.passes.siblings import kind_of
@@ -363,17 +363,14 @@ def _window(equation: Any, views: Sequence[View]) -> View | list[View] | None:
 
 def rule_for(equation: Any) -> Rule | None:
     """Return the rule of a primitive on arrays with pending transpositions, if there is one."""
-    own = _RULES.get(primitive(equation))
-    if own is not None:
-        return own
-    known = facts(equation)
-    if known.by_item:
-        return _elementwise
-    if known.along:
-        return _along
-    if known.removes:
-        return _reduction
-    return _by_axis if known.per_axis else None
+    return rule_of(
+        equation,
+        _RULES,
+        by_item=_elementwise,
+        along=_along,
+        removes=_reduction,
+        per_axis=_by_axis,
+    )
 
 
 _RULES: dict[str, Rule] = {

@@ -47,7 +47,7 @@ def _is_computing(equation: Any) -> bool:
 
 
 def run(program: Program, target: Target) -> Program:
-    """Compute in 32 bits where a program has 16; its arguments and results keep types.
+    """Compute numbers of 16 bits in 32. Arguments and results keep their types.
 
     A function with real arguments of 32 bits rounds to 16 because its document says so. It stays as
     it is, but for the precision of its products. A backward pass goes by its results. Convolutions

@@ -226,7 +226,7 @@ def _digest(network: Network) -> str:
 
 
 def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
-    """Print what was done, and what is wrong with some files; raise DataError if any failed."""
+    """Print the report of a batch; raise DataError if a file failed."""
     from nnef_jax import DataError
 
     failures = parts.write_failures()

@@ -248,39 +248,25 @@ CASES = [
         },
         batched=("scores",),
     ),
-    Case(
-        "refined_detections",
-        {
-            "rois": np.concatenate([60 * corners(7), np.float32([[5, 5, 5, 9]])]),
-            "deltas": 0.3 * real(8, 12),
-            "scores": real(8, 3, low=0),
-        },
-        {
-            "score_threshold": 0.2,
-            "nms_threshold": 0.4,
-            "keep_per_class": 5,
-            "keep": 4,
-            "largest": 4.0,
-            "weights": (1.0, 2.0, 0.5, 1.0),
-        },
-        batched=("deltas",),
-    ),
-    Case(
-        "refined_detections",
-        {
-            "rois": np.concatenate([60 * corners(7), np.float32([[5, 5, 5, 9]])]),
-            "deltas": 0.3 * real(8, 12),
-            "scores": real(8, 3, low=0),
-        },
-        {
-            "score_threshold": 0.2,
-            "nms_threshold": 0.4,
-            "keep_per_class": 0,
-            "keep": 4,
-            "largest": 4.0,
-            "weights": (1.0, 2.0, 0.5, 1.0),
-        },
-        batched=("deltas",),
+    *(
+        Case(
+            "refined_detections",
+            {
+                "rois": np.concatenate([60 * corners(7), np.float32([[5, 5, 5, 9]])]),
+                "deltas": 0.3 * real(8, 12),
+                "scores": real(8, 3, low=0),
+            },
+            {
+                "score_threshold": 0.2,
+                "nms_threshold": 0.4,
+                "keep_per_class": kept,
+                "keep": 4,
+                "largest": 4.0,
+                "weights": (1.0, 2.0, 0.5, 1.0),
+            },
+            batched=("deltas",),
+        )
+        for kept in (5, 0)
     ),
     *(
         Case(
