@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks import (
     against,
     change,
+    drawn,
     figures,
     inference,
     machine,
@@ -25,7 +26,7 @@ from benchmarks import (
     training,
 )
 from benchmarks.engines import ENGINES, Engine
-from benchmarks.networks import NETWORKS
+from benchmarks.networks import NETWORKS, described
 from benchmarks.timing import DisagreementError
 
 
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--against has no engines beside nnef_jax, no passes, and no plot")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where the other engines run
     console = Console(width=None if sys.stdout.isatty() else 140)
+    if options.drawn:
+        options.networks = drawn.names(options.seed, options.drawn)
     document: dict[str, Any] = {"machine": machine.description()}
     report.print_machine(console, document["machine"])
     extras = [n for n in _EXTRAS if getattr(options, n) or (options.all and n != "passes")]
@@ -83,6 +86,8 @@ def _infer(options: Any, engines: list[Engine], console: Console, document: dict
     results = _print_each(found, console)
     document["inference"] = [result.as_dict() for result in results]
     document["summary"] = report.summarise(results)
+    if options.drawn:
+        document["drawn"] = drawn.report(results, console)
     if options.plot:
         report.plot(results, options.plot)
 
@@ -159,7 +164,9 @@ def _installed(names: Sequence[str], console: Console) -> list[Engine]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     add = parser.add_argument
-    add("--networks", type=_names(NETWORKS), default=list(NETWORKS), help=", ".join(NETWORKS))
+    add("--networks", type=_networks, default=list(NETWORKS), help=", ".join(NETWORKS))
+    add("--drawn", type=_count, help="so many networks that a seed draws, instead of those")
+    add("--seed", type=int, default=0, help="of these")
     add("--engines", type=_names(ENGINES), help=", ".join(ENGINES))
     add("--batch", type=_counts, default=[1, 8], help="sizes")
     add("--rounds", type=_count, default=8, help="turns of each engine")
@@ -188,6 +195,15 @@ def _file(text: str) -> Path:
     if not Path(text).parent.is_dir():  # better known now than when all is measured
         raise argparse.ArgumentTypeError(f"there is no folder {Path(text).parent}")
     return Path(text)
+
+
+def _networks(text: str) -> list[str]:
+    for name in (names := text.split(",")):
+        try:
+            described(name)
+        except KeyError:
+            raise argparse.ArgumentTypeError(f"unknown: {name}") from None
+    return names
 
 
 def _names(known: Any) -> Callable[[str], list[str]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import timing
 from benchmarks.builders.base import Array
-from benchmarks.networks import NETWORKS
+from benchmarks.networks import described
 
 Call = Callable[[], Any]
 
@@ -46,7 +46,7 @@ def example(network: str, batch: int) -> dict[str, Array]:
     from benchmarks.builders.nnef_builder import NnefBuilder
 
     builder = NnefBuilder()
-    NETWORKS[network](builder, batch)
+    described(network)(builder, batch)
     return builder.arguments()
 
 
@@ -57,7 +57,7 @@ def write_nnef(network: str, batch: int, folder: Path, suffix: str = "") -> Path
     path = folder / f"{network}-{batch}{suffix}"
     if not path.exists():
         builder = NnefBuilder()
-        builder.write(path, NETWORKS[network](builder, batch))
+        builder.write(path, described(network)(builder, batch))
     return path
 
 
@@ -68,7 +68,7 @@ def write_onnx(network: str, batch: int, folder: Path) -> Path:
     path = folder / f"{network}-{batch}.onnx"
     if not path.exists():
         builder = OnnxBuilder()
-        model = builder.model(NETWORKS[network](builder, batch))
+        model = builder.model(described(network)(builder, batch))
         path.write_bytes(model.SerializeToString())
     return path
 
@@ -235,7 +235,7 @@ class Torch(Engine):
         from benchmarks.builders.torch_builder import TorchBuilder
 
         builder = TorchBuilder()
-        module = self.compiled(builder.module(NETWORKS[network](builder, batch)))
+        module = self.compiled(builder.module(described(network)(builder, batch)))
         tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
 
         def call() -> Any:

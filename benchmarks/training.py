@@ -14,7 +14,7 @@ from benchmarks import timing
 from benchmarks.builders.base import Array
 from benchmarks.engines import Engine, NnefJax, Torch, example, write_nnef
 from benchmarks.inference import Result
-from benchmarks.networks import NETWORKS
+from benchmarks.networks import described
 
 TRAINED = (
     "resnet18",
@@ -106,7 +106,7 @@ def _torch_step(
     from benchmarks.builders.torch_builder import TorchBuilder
 
     builder = TorchBuilder()
-    module = builder.module(NETWORKS[network](builder, BATCH))
+    module = builder.module(described(network)(builder, BATCH))
     parameters = dict(module.named_parameters())
     module = engine.compiled(module)
     tensors = [torch.from_numpy(value) for value in inputs.values()]

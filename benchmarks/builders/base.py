@@ -17,8 +17,9 @@ T = TypeVar("T")  # what stands for a tensor while a network is built
 class Builder(ABC, Generic[T]):
     """Builds one network; builders of one seed draw the same weights for the same description.
 
-    Pictures are (batch, channels, height, width), signals (batch, channels, times), sequences of an
-    `lstm` (steps, batch, features), all others (batch, tokens, features). Everything is float32.
+    Pictures are (batch, channels, height, width), signals (batch, channels, times), volumes (batch,
+    channels, depth, height, width), sequences of an `lstm` (steps, batch, features), all others
+    (batch, tokens, features). Everything is float32.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -47,7 +48,7 @@ class Builder(ABC, Generic[T]):
         dilation: int,
         groups: int,
     ) -> T:
-        """Convolution of pictures or signals; the weight is (outputs, inputs / groups, size...)."""
+        """Convolution; the weight is (outputs, inputs / groups, size...)."""
 
     @abstractmethod
     def deconv(self, x: T, weight: T, bias: T, *, stride: int) -> T:
@@ -95,7 +96,7 @@ class Builder(ABC, Generic[T]):
 
     @abstractmethod
     def global_average(self, x: T) -> T:
-        """Mean over height and width, as (batch, channels)."""
+        """Mean over all positions, as (batch, channels)."""
 
     @abstractmethod
     def dense(self, x: T, weight: T, bias: T) -> T:

@@ -167,23 +167,25 @@ class NnefBuilder(Builder[str]):
         return self._same(x, f"softmax({x}, axes = [{self._ranks[x] - 1}])")
 
     def max_pool(self, x: str, *, size: int, stride: int, padding: int) -> str:
-        return self._add(
-            f"max_pool({x}, size = {[1, 1, size, size]}, border = 'ignore', "
-            f"padding = {[(0, 0)] * 2 + [(padding, padding)] * 2}, "
-            f"stride = {[1, 1, stride, stride]}, dilation = [1, 1, 1, 1])",
-            4,
-        )
+        return self._pool("max_pool", x, size, stride, padding)
 
     def average_pool(self, x: str, *, size: int) -> str:
+        return self._pool("avg_pool", x, size, size, 0)
+
+    def _pool(self, kind: str, x: str, size: int, stride: int, padding: int) -> str:
+        rank = self._ranks[x]
+        axes = rank - 2
         return self._add(
-            f"avg_pool({x}, size = {[1, 1, size, size]}, border = 'ignore', "
-            f"padding = {[(0, 0)] * 4}, stride = {[1, 1, size, size]}, dilation = [1, 1, 1, 1])",
-            4,
+            f"{kind}({x}, size = {[1, 1] + [size] * axes}, border = 'ignore', "
+            f"padding = {[(0, 0)] * 2 + [(padding, padding)] * axes}, "
+            f"stride = {[1, 1] + [stride] * axes}, dilation = {[1] * rank})",
+            rank,
         )
 
     def global_average(self, x: str) -> str:
-        mean = self._add(f"mean_reduce({x}, axes = [2, 3])", 4)
-        return self._add(f"squeeze({mean}, axes = [2, 3])", 2)
+        axes = list(range(2, self._ranks[x]))
+        mean = self._add(f"mean_reduce({x}, axes = {axes})", self._ranks[x])
+        return self._add(f"squeeze({mean}, axes = {axes})", 2)
 
     def dense(self, x: str, weight: str, bias: str) -> str:
         rank = self._ranks[x]

@@ -98,12 +98,20 @@ class OnnxBuilder(Builder[str]):
         return self._add("Softmax", [x], axis=-1)
 
     def max_pool(self, x: str, *, size: int, stride: int, padding: int) -> str:
-        return self._add(
-            "MaxPool", [x], kernel_shape=[size] * 2, strides=[stride] * 2, pads=[padding] * 4
-        )
+        return self._pool("MaxPool", x, size, stride, padding)
 
     def average_pool(self, x: str, *, size: int) -> str:
-        return self._add("AveragePool", [x], kernel_shape=[size] * 2, strides=[size] * 2)
+        return self._pool("AveragePool", x, size, size, 0)
+
+    def _pool(self, kind: str, x: str, size: int, stride: int, padding: int) -> str:
+        axes = self._ranks[x] - 2
+        return self._add(
+            kind,
+            [x],
+            kernel_shape=[size] * axes,
+            strides=[stride] * axes,
+            pads=[padding] * 2 * axes,
+        )
 
     def global_average(self, x: str) -> str:
         return self._add("Flatten", [self._add("GlobalAveragePool", [x])], axis=1, rank=2)

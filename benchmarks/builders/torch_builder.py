@@ -77,13 +77,13 @@ class TorchBuilder(Builder[Node]):
         return self._call(F.softmax, x, -1)
 
     def max_pool(self, x: Node, *, size: int, stride: int, padding: int) -> Node:
-        return self._call(F.max_pool2d, x, size, stride, padding)
+        return self._call(_max_pool, x, size, stride, padding)
 
     def average_pool(self, x: Node, *, size: int) -> Node:
-        return self._call(F.avg_pool2d, x, size)
+        return self._call(_average_pool, x, size)
 
     def global_average(self, x: Node) -> Node:
-        return self._call(torch.mean, x, (2, 3))
+        return self._call(_global_average, x)
 
     def dense(self, x: Node, weight: Node, bias: Node) -> Node:
         return self._call(F.linear, x, weight, bias)
@@ -136,7 +136,19 @@ class TorchBuilder(Builder[Node]):
 
 
 def _conv(x: Any, weight: Any, *settings: Any) -> Any:
-    return (F.conv1d if weight.ndim == 3 else F.conv2d)(x, weight, *settings)
+    return (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3](x, weight, *settings)
+
+
+def _max_pool(x: Any, *settings: Any) -> Any:
+    return (F.max_pool1d, F.max_pool2d, F.max_pool3d)[x.ndim - 3](x, *settings)
+
+
+def _average_pool(x: Any, size: int) -> Any:
+    return (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[x.ndim - 3](x, size)
+
+
+def _global_average(x: Any) -> Any:
+    return x.flatten(2).mean(2)
 
 
 def _layer_norm(x: Any, scale: Any, offset: Any, epsilon: float) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from benchmarks.builders.base import Builder
+from benchmarks.networks import drawn
 from benchmarks.networks.convolutional import (
     convnext_t,
     densenet121,
@@ -21,7 +22,7 @@ from benchmarks.networks.convolutional import (
 from benchmarks.networks.small import gru, lstm, mlp
 from benchmarks.networks.transformers import bert, swin_t, vit_s
 
-__all__ = ["NETWORKS", "Describe", "resnet"]
+__all__ = ["NETWORKS", "Describe", "described", "resnet"]
 
 T = TypeVar("T")
 
@@ -50,3 +51,11 @@ NETWORKS: dict[str, Describe] = {
     "gru": gru,
     "mlp": mlp,
 }
+
+
+def described(name: str) -> Describe:
+    """Return what describes a network, of those here or of those that `drawn` draws.
+
+    Raises KeyError for another name.
+    """
+    return NETWORKS[name] if name in NETWORKS else drawn.described(name)

@@ -27,7 +27,7 @@ def vit_s(
     def attention(name: str, x: T) -> T:
         joined = b.dense_layer(f"{name}.qkv", x, width, 3 * width)
         parts = [b.slice(joined, 2, i * width, (i + 1) * width) for i in range(3)]
-        y = _attend(b, parts, (batch, count + 1, width), heads, whole=True)
+        y = attend(b, parts, (batch, count + 1, width), heads, whole=True)
         return b.dense_layer(f"{name}.output", y, width, width)
 
     x = b.input("image", batch, 3, extent, extent)
@@ -60,7 +60,7 @@ def bert(
     for layer in range(layers):
         name = f"layer{layer}"
         parts = [b.dense_layer(f"{name}.{part}", x, width, width) for part in "qkv"]
-        y = _attend(b, parts, (batch, tokens, width), heads, whole=False)
+        y = attend(b, parts, (batch, tokens, width), heads, whole=False)
         y = b.dense_layer(f"{name}.output", y, width, width)
         x = b.layer_norm_layer(f"{name}.norm1", b.add(x, y), width)
         y = feed_forward(b, name, x, width)
@@ -100,7 +100,7 @@ def swin_t(
         joined = b.dense_layer(f"{name}.qkv", x, width, 3 * width)
         parts = [b.slice(joined, 2, i * width, (i + 1) * width) for i in range(3)]
         bias = b.parameter(f"{name}.bias", b.normal(1, heads, count, count, deviation=0.2))
-        x = _attend(b, parts, shape, heads, whole=False, bias=bias)
+        x = attend(b, parts, shape, heads, whole=False, bias=bias)
         x = b.dense_layer(f"{name}.output", x, width, width)
         x = b.reshape(x, (batch, rows, rows, window, window, width))
         return b.reshape(b.transpose(x, (0, 1, 3, 2, 4, 5)), (batch, extent, extent, width))
@@ -132,7 +132,7 @@ def swin_t(
     return b.dense_layer("classifier", b.global_average(x), width, classes)
 
 
-def _attend(
+def attend(
     b: Builder[T],
     parts: Sequence[T],
     shape: tuple[int, int, int],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -14,13 +15,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+import benchmarks.drawn
 import nnef_jax
 from benchmarks import networks, parsing, passes, report, startup, timing
 from benchmarks.__main__ import main
 from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.engines import write_nnef
 from benchmarks.inference import Result
+from benchmarks.networks import drawn
 from nnef_jax.reading import network_of_text
 
 SMALL: dict[str, tuple[Callable[..., str], tuple[int, ...]]] = {
@@ -127,6 +131,43 @@ def test_network_loads_and_tells_inputs_apart(name: str, tmp_path: Path) -> None
     assert 0.05 < output.std() < 50
     changed = np.asarray(model(**{k: v + np.float32(0.5) for k, v in inputs.items()}))
     assert timing.relative_difference(output, changed) > 1e-3
+
+
+def test_drawn_networks_load_and_are_the_same_for_all_builders(tmp_path: Path) -> None:
+    for name in drawn.names(5, len(drawn.FAMILIES)):
+        describe = networks.described(name)
+        first, second = NnefBuilder(), NnefBuilder()
+        output = describe(first, 3)
+        assert first.text(output) == second.text(describe(second, 3))
+        first.write(tmp_path / name, output)
+        model = nnef_jax.load(tmp_path / name, optimize=False)
+        axis = 1 if name.startswith("recurrent") else 0
+        assert model.outputs[0].shape[axis] == 3
+    assert first.text(output) != (other := NnefBuilder()).text(
+        networks.described(drawn.names(6, 10)[-1])(other, 3)
+    )
+    for wrong in ("dense-5-0", "dense-x-9", "resnet"):
+        with pytest.raises(KeyError):
+            networks.described(wrong)
+
+
+def test_ratios_of_drawn_networks_are_told_as_a_distribution(tmp_path: Path) -> None:
+    name = next(n for n in drawn.names(5, 10) if n.startswith("dense"))
+    results = [result(name, nnef_jax=r, torch=1.0) for r in (0.5, 1.0, 1.5, 2.0, 8.0)]
+    found = benchmarks.drawn.report(results, Console(file=io.StringIO()))
+    (row, fastest) = found["ratios"]
+    assert row == {
+        "batch": 1,
+        "to": "torch",
+        "networks": 5,
+        "mean": pytest.approx(12 ** (1 / 5)),
+        "median": 1.5,
+        "90th_percentile": 8.0,
+        "worst": 8.0,
+    }
+    assert fastest["to"] == "fastest"
+    assert [entry["ratio"] for entry in found["worst"]] == [8.0, 2.0, 1.5, 1.0, 0.5]
+    assert all(0 < entry["share"] <= 1 for entry in found["worst"])
 
 
 def test_passes_are_timed_where_they_change_something(monkeypatch: pytest.MonkeyPatch) -> None:
