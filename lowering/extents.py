@@ -96,6 +96,13 @@ def shapes_differ(a: Sequence[int], b: Sequence[int]) -> bool:
     return len(a) != len(b) or any(map(differ, a, b))
 
 
+def common(a: int, b: int) -> int | None:
+    """Return the extent that two broadcast to, None where they differ and neither is 1."""
+    if a == 1 or (a is UNKNOWN and b != 1):
+        return b
+    return None if b != 1 and differ(a, b) else a
+
+
 def volume(shape: Iterable[int]) -> int:
     """Return the number of items in a tensor of this shape."""
     result = 1

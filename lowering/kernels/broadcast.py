@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from lowering.errors import InvalidShape
-from lowering.extents import UNKNOWN, Shape, show
+from lowering.extents import Shape, common, show
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
     """Return the common shape; raise InvalidShape where two extents differ and neither is 1."""
     if shapes and shapes.count(shapes[0]) == len(shapes):
         return shapes[0]
-    rank = max([len(shape) for shape in shapes], default=0)
-    return tuple([_common(shapes, axis) for axis in range(rank)])
-
-
-def _common(shapes: tuple[Shape, ...], axis: int) -> int:
-    result = 1
-    for shape in shapes:
-        extent = shape[axis] if axis < len(shape) else 1
-        if result == 1 or (result is UNKNOWN and extent != 1):
-            result = extent
-        elif extent != 1 and extent is not UNKNOWN and extent != result:
-            one_rank = len({len(s) for s in shapes if s}) == 1
-            raise InvalidShape(
-                f"shapes {' and '.join(show(s) for s in shapes)} do not broadcast: "
-                f"extents {result} and {extent} at axis {axis}",
-                hint="along each axis extents must be equal, or 1"
-                if one_rank
-                else "shapes are matched from the left, a shorter one is continued by 1s: "
-                "a value for each channel has shape [1,C]",
-            )
-    return result
+    made: list[int] = []
+    for axis, extents in enumerate(zip_longest(*shapes, fillvalue=1)):
+        made.append(1)
+        for extent in extents:
+            both = common(made[axis], extent)
+            if both is None:
+                one_rank = len({len(s) for s in shapes if s}) == 1
+                raise InvalidShape(
+                    f"shapes {' and '.join(map(show, shapes))} do not broadcast: "
+                    f"extents {made[axis]} and {extent} at axis {axis}",
+                    hint="along each axis extents must be equal, or 1"
+                    if one_rank
+                    else "shapes are matched from the left, a shorter one is continued by 1s: "
+                    "a value for each channel has shape [1,C]",
+                )
+            made[axis] = both
+    return tuple(made)
 
 
 def align(*arrays: Any) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, differ, show, volume
+from lowering.extents import Shape, common, show, volume
 from lowering.kernels.precision import left_operand_anywhere, precision_of
 
 
@@ -66,15 +66,14 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
     extents: dict[str, int] = {}
     for shape, term in zip(shapes, terms, strict=True):
         for letter, extent in zip(term, shape, strict=True):
-            known = extents.get(letter, 1)
-            if known == 1 or (known is UNKNOWN and extent != 1):
-                extents[letter] = extent
-            elif extent != 1 and differ(known, extent):
+            both = common(extents.get(letter, 1), extent)
+            if both is None:
                 raise InvalidShape(
-                    f"axis '{letter}' of 'expr' has the extents {known} and {extent}, "
+                    f"axis '{letter}' of 'expr' has the extents {extents[letter]} and {extent}, "
                     f"the inputs have the shapes {' and '.join(map(show, shapes))}",
                     hint="the extents of one letter must be equal, or 1",
                 )
+            extents[letter] = both
     return extents
 
 
@@ -101,13 +100,16 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
 def _order(terms: Sequence[set[str]], output: str, extents: dict[str, int]) -> list[Any]:
     if len(terms) <= 2:
         return [tuple(range(len(terms)))]
+    shapes = ([extents[letter] for letter in term] for term in terms)
+    arrays: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jnp.einsum_path(_equation(terms, output, extents), *arrays)[0]
+
+
+def _equation(terms: Iterable[Iterable[str]], output: str, extents: dict[str, int]) -> str:
+    """Return an equation of the letters that `jnp.einsum` takes."""
     names = dict(zip(extents, string.ascii_letters, strict=False))
-    equation = ",".join("".join(names.get(x, x) for x in term) for term in terms)
-    result = "".join(names[x] for x in output if x in names)
-    arrays: list[Any] = [
-        jax.ShapeDtypeStruct([extents[letter] for letter in term], jnp.float32) for term in terms
-    ]
-    return jnp.einsum_path(f"{equation}->{result}", *arrays)[0]
+    equation = ",".join(map("".join, terms)) + "->" + "".join(x for x in output if x in extents)
+    return "".join(names.get(character, character) for character in equation)
 
 
 def contract(
@@ -132,9 +134,7 @@ def contract(
     elif arrays[0].dtype == jnp.bfloat16:
         result = _product(arrays, letters, output, accumulator, precision)
         return jnp.expand_dims(result, new)
-    names = dict(zip(extents, string.ascii_letters, strict=False))
-    equation = ",".join(letters) + "->" + "".join(x for x in output if x in extents)
-    equation = "".join(names.get(character, character) for character in equation)
+    equation = _equation(letters, output, extents)
     result = jnp.einsum(equation, *arrays, precision=precision, preferred_element_type=accumulator)
     return jnp.expand_dims(result, new)
 

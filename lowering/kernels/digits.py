@@ -8,7 +8,6 @@ the digits' weights they are the sums of the factors' products.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,43 +18,14 @@ import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
-from lowering.kernels.conv import integer_conv
-from lowering.kernels.windows import Padding, Windows
+from lowering.kernels.correlation import Slide, by_cells, correlate
 
 _EXACT = 1 << 24
 _JOIN = 32  # what joining one sum of digits costs, in multiply-adds
 _CHUNKS = 256  # of channels at most, or cells of a window, each a part of the program
 _WRITTEN_OUT = 8  # groups that are convolutions of their own
 _HIGHEST = lax.Precision.HIGHEST
-
-
-@dataclass(frozen=True, slots=True)
-class Slide:
-    """How a filter slides over an input (B,C,X...), whose items are spread first.
-
-    Each tuple has an entry for each X. Negative padding cuts.
-    """
-
-    stride: tuple[int, ...] = ()
-    padding: Padding = ()
-    spread: tuple[int, ...] = ()
-    dilation: tuple[int, ...] = ()
-    groups: int = 1
-
-    def spread_out(self, x: Array) -> Array:
-        """Return an input with zeros around it and between its items."""
-        steps = [(p, q, s - 1) for (p, q), s in zip(self.padding, self.spread, strict=True)]
-        return lax.pad(x, np.array(0, x.dtype), [(0, 0, 0), (0, 0, 0), *steps])
-
-    def places(self, extents: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
-        """Return how many places windows of a size have along each axis of such an input."""
-        spans = [(k - 1) * d + 1 for k, d in zip(size, self.dilation, strict=True)]
-        axes = zip(extents, spans, self.stride, strict=True)
-        return tuple((extent - span) // s + 1 for extent, span, s in axes)
-
-
-# One cell after the other of two axes.
-_EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))
+_EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # one cell after the other of two axes
 
 
 @partial(
@@ -96,7 +66,8 @@ def factors(filter: Any) -> Factors | None:
             most = [max(1 << (width - 1), int(np.abs(top).max())) for top in tops]
             sums = [np.full((1, channels), cells * top, np.int64) for top in most]
         else:
-            sums = [_magnitudes(digit) for digit in _digits(known, width, bits)]
+            planes = [x.reshape(*x.shape[:2], -1) for x in _digits(known, width, bits)]
+            sums = [np.abs(x).sum(2, dtype=np.int64) for x in planes]
         largest = reach * sum(int(x.sum(1).max()) << (k * width) for k, x in enumerate(sums))
         largest = 1 << max(largest - 1, 0).bit_length()  # for other values the same program
         for pieces, digit in ((1, reach), (2, 128))[: bits // 8]:
@@ -110,12 +81,6 @@ def factors(filter: Any) -> Factors | None:
     _, _, (width, *plan) = min(plans)
     written = _digits(filter.astype(np.int32) if known is None else known, width, bits)
     return Factors(tuple(jnp.asarray(x, np.float32) for x in written), width, *plan)
-
-
-def _magnitudes(filter: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the sum of magnitudes (O,I) of each plane."""
-    count, channels = filter.shape[:2]
-    return np.abs(filter).reshape(count, channels, -1).sum(2, dtype=np.int64)
 
 
 def _depth(sums: list[np.ndarray[Any, Any]], most: int) -> int:
@@ -154,9 +119,7 @@ def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Arra
     terms: list[tuple[Array, int]] = []
     for start in range(0, depth, filter.depth):
         chosen = slice(start, start + filter.depth)
-        part = inputs
-        if filter.depth < depth:
-            part = grouped[:, :, chosen].reshape(len(inputs), -1, *extents)
+        part = grouped[:, :, chosen].reshape(len(inputs), -1, *extents)
         for place, digit in enumerate(filter.digits):
             sums = _correlate(part, digit[:, chosen], slide).astype(np.int32)
             for piece in range(filter.pieces):
@@ -197,22 +160,9 @@ def _conv(x: Array, filter: Array, slide: Slide) -> Array:
         alone = replace(slide, groups=1)
         pairs = zip(jnp.split(x, groups, 1), jnp.split(filter, groups), strict=True)
         return jnp.concatenate([_conv(*pair, alone) for pair in pairs], 1)
-    return lax.conv_general_dilated(
-        x,
-        filter,
-        slide.stride,
-        slide.padding,
-        lhs_dilation=slide.spread,
-        rhs_dilation=slide.dilation,
-        feature_group_count=slide.groups,
-        precision=_HIGHEST,
-    )
+    return correlate(x, filter, slide, _HIGHEST)
 
 
 def _by_cells(x: Array, filter: Array, slide: Slide) -> Array:
-    x, size = slide.spread_out(x), filter.shape[2:]
-    extents = x.shape[2:]
-    none, places = ((0, 0),) * len(size), slide.places(extents, size)
-    windows = Windows(size, none, slide.stride, slide.dilation, extents, places)
     with jax.default_matmul_precision("highest"):
-        return integer_conv(x, filter, windows, slide.groups, x.dtype)
+        return by_cells(x, filter, slide, x.dtype)

@@ -70,41 +70,30 @@ def _level_of_zero(step: Any, start: Any, lowest: int, highest: int) -> int | No
 
 
 @_levels.def_impl
+@_levels.def_abstract_eval
 def _as_it_is(x: Any, *_: Any, **__: Any) -> list[Any]:
     return [x]
-
-
-@_levels.def_abstract_eval
-def _type(x: Any, *_: Any, **__: Any) -> list[Any]:
-    return [x]
-
-
-mlir.register_lowering(_levels, mlir.lower_fun(_as_it_is, multiple_results=True))
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     return _levels.bind(*primals, **params), [tangents[0]]
 
 
-ad.primitive_jvps[_levels] = _jvp
-
-
 def _batched(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
     """Put the axis of a batch first in all that have one; scalars have none."""
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+    rank = operands[0].ndim + (axes[0] is None)
 
     def placed(x: Any, axis: int | None, whole: bool) -> Any:
-        if axis is not None:
-            moved = jnp.moveaxis(x, axis, 0)
-            missing = operands_rank - moved.ndim
-            return moved.reshape(size, *(1,) * missing, *moved.shape[1:])
-        if whole:
-            return jnp.broadcast_to(x, (size, *x.shape))
-        return x[None] if x.ndim else x
+        if axis is None:
+            return jnp.broadcast_to(x, (size, *x.shape)) if whole else x[None] if x.ndim else x
+        first = jnp.moveaxis(x, axis, 0)
+        return first.reshape(size, *(1,) * (rank - x.ndim), *first.shape[1:])
 
-    operands_rank = operands[0].ndim + (axes[0] is None)
-    pairs = zip(operands, axes, (True, True, False, False), strict=True)
-    return _levels.bind(*(placed(*pair) for pair in pairs), **params), [0]
+    made = map(placed, operands, axes, (True, True, False, False))
+    return _levels.bind(*made, **params), [0]
 
 
+mlir.register_lowering(_levels, mlir.lower_fun(_as_it_is, multiple_results=True))
+ad.primitive_jvps[_levels] = _jvp
 batching.primitive_batchers[_levels] = _batched

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.kernels.digits import Slide
+from lowering.kernels.correlation import Slide
 
 _UNROLLED = 32  # products that one loop adds
 _CHUNK = 16  # of more of them
@@ -132,25 +132,16 @@ def _operands(
     planes = jnp.moveaxis(x.reshape(len(x), groups, depth, *x.shape[2:]), 2, 0)
     extents = slide.places(x.shape[2:], size)
     grouped = jnp.moveaxis(filter.reshape(groups, count // groups, depth, -1), (2, 3), (0, 1))
-    places = [
-        np.arange(k)[:, None] * d + np.arange(n) * s
-        for k, d, n, s in zip(size, slide.dilation, extents, slide.stride, strict=True)
-    ]
 
     def few(k: Any) -> Array:
         plane = lax.dynamic_index_in_dim(planes, k, keepdims=False)
-        taken: list[Array] = []
-        for cell in np.ndindex(*size):
-            rows = [x[i] for x, i in zip(places, cell, strict=True)]
-            items = [
-                slice(row[0], row[-1] + 1, s) for row, s in zip(rows, slide.stride, strict=True)
-            ]
-            taken.append(jnp.swapaxes(plane[:, :, *items], 0, 1).reshape(groups, -1))
-        return jnp.stack(taken)
+        taken = [plane[:, :, *slide.items(cell, extents)] for cell in np.ndindex(*size)]
+        return jnp.stack([jnp.swapaxes(x, 0, 1).reshape(groups, -1) for x in taken])
 
     def many(k: Any) -> Array:  # a slice for each would compile for minutes
         plane = lax.dynamic_index_in_dim(planes, k, keepdims=False)
-        rows, columns = places
+        axes = zip(size, slide.dilation, extents, slide.stride, strict=True)
+        rows, columns = (np.arange(k)[:, None] * d + np.arange(n) * s for k, d, n, s in axes)
         taken = plane[:, :, rows[:, None, :, None], columns[None, :, None, :]]
         return jnp.moveaxis(taken, 0, 3).reshape(groups, math.prod(size), -1).swapaxes(0, 1)
 

@@ -62,7 +62,7 @@ class Windows:
     @property
     def dilated(self) -> Shape:
         """Return the extents that a window spans, gaps included."""
-        return _dilated(self.size, self.dilation)
+        return spans(self.size, self.dilation)
 
     @property
     def volume(self) -> int:
@@ -83,42 +83,47 @@ class Windows:
         """Return one cell of each window along an axis of an extended array."""
         start, stride = index * self.dilation[axis], self.stride[axis]
         span = (self.downscaled[axis] - 1) * stride + 1
-        if isinstance(index, int):
-            return lax.slice_in_dim(x, start, start + span, stride, axis)
-        return lax.slice_in_dim(
-            lax.dynamic_slice_in_dim(x, start, span, axis), 0, span, stride, axis
-        )
+        if not isinstance(index, int):
+            x, start = lax.dynamic_slice_in_dim(x, start, span, axis), 0
+        return lax.slice_in_dim(x, start, start + span, stride, axis)
 
 
 def basic(
     shape: Shape, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Windows:
     """Return the windows of an operation that maps `shape` down; default padding is automatic."""
-    size, stride, dilation = [padded(values, len(shape)) for values in (size, stride, dilation)]
-    spans = _dilated(size, dilation)
+    size, stride, dilation = (padded(values, len(shape)) for values in (size, stride, dilation))
     automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
-    pads = _complete_padding(padding, shape, automatic, spans, stride)
-    given = len(padding)
-    counted = map(_positions, shape[:given], pads[:given], spans[:given], stride[:given])
-    return Windows(size, pads, stride, dilation, shape, (*counted, *automatic[given:]), border)
+    dilated = spans(size, dilation)
+    pads = _complete(padding, shape, automatic, dilated, stride)
+    axes = zip(shape, padding, dilated, stride, strict=False)
+    counted = [(p + extent + q - span) // s + 1 for extent, (p, q), span, s in axes]
+    down = (*counted, *automatic[len(padding) :])
+    return Windows(size, pads, stride, dilation, shape, down, border)
 
 
 def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]) -> Windows:
     """Return the windows of an operation that maps `shape` up, to the shape `output` if not ()."""
     given, padding = (size, sliding["stride"], sliding["dilation"]), sliding["padding"]
     size, stride, dilation = (padded(values, len(shape)) for values in given)
-    spans = _dilated(size, dilation)
-    if output:
-        upscaled = output
-    else:
-        automatic = tuple(extent * s for extent, s in zip(shape, stride, strict=True))
-        spanned = (
-            (extent - 1) * s + span - p - q
-            for extent, s, span, (p, q) in zip(shape, stride, spans, padding, strict=False)
-        )
-        upscaled = (*spanned, *automatic[len(padding) :])
-    pads = _complete_padding(padding, upscaled, shape, spans, stride)
-    return Windows(size, pads, stride, dilation, upscaled, shape, sliding["border"])
+    dilated = spans(size, dilation)
+    automatic = [extent * s for extent, s in zip(shape, stride, strict=True)]
+    axes = zip(shape, stride, dilated, padding, strict=False)
+    counted = [(extent - 1) * s + span - p - q for extent, s, span, (p, q) in axes]
+    up = output or (*counted, *automatic[len(padding) :])
+    pads = _complete(padding, up, shape, dilated, stride)
+    return Windows(size, pads, stride, dilation, up, shape, sliding["border"])
+
+
+def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
+    """Return the extents that a window of a size spans, gaps included."""
+    return tuple([(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)])
+
+
+def _complete(padding: Padding, up: Shape, down: Shape, dilated: Shape, stride: Shape) -> Padding:
+    axes = list(zip(up, down, dilated, stride, strict=True))[len(padding) :]
+    totals = [max((n - 1) * s + span - extent, 0) for extent, n, span, s in axes]
+    return (*padding, *((total // 2, total - total // 2) for total in totals))
 
 
 def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
@@ -179,8 +184,7 @@ def lowest(dtype: Any) -> Any:
 def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
     """Return each window's maximum and its first row-major index; NaN counts as the greatest."""
     x = extend(x, windows.padding, border, fill=lowest(x.dtype) if border == "ignore" else 0.0)
-    index = jnp.zeros(x.shape, jnp.int32)
-    volume = 1
+    index, volume = jnp.zeros(x.shape, jnp.int32), 1
     # Each dimension, from the last, keeps the first of the rows with the greatest maximum.
     for axis in reversed(range(x.ndim)):
         x, index = _first_of_cells(x, index, windows, axis, volume)
@@ -191,8 +195,6 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
 def _first_of_cells(
     x: Array, index: Array, windows: Windows, axis: int, volume: int
 ) -> tuple[Array, Array]:
-    size = windows.size[axis]
-
     def chosen(best: tuple[Array, Array], j: Any) -> tuple[tuple[Array, Array], None]:
         candidate = windows.cell(x, axis, j)
         better = (candidate > best[0]) | ((candidate != candidate) & (best[0] == best[0]))
@@ -200,6 +202,7 @@ def _first_of_cells(
         return (jnp.where(better, candidate, best[0]), jnp.where(better, later, best[1])), None
 
     best = windows.cell(x, axis, 0), windows.cell(index, axis, 0)
+    size = windows.size[axis]
     if size > _UNROLLED:
         return lax.scan(chosen, best, lax.iota(np.int32, size - 1) + 1)[0]
     for j in range(1, size):
@@ -221,16 +224,21 @@ def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
 
 def require_attributes(rank: int, attributes: Mapping[str, Any]) -> None:
     """Refuse attributes of windows that are too long or have an item out of range."""
-    for name in ("size", "stride", "dilation"):
-        _require_length(name, attributes.get(name, ()), rank)
-        require_positive(name, attributes.get(name, ()))
-    padding = attributes["padding"]
-    _require_length("padding", padding, rank)
-    if any([item < 0 for pair in padding for item in pair]):
-        raise InvalidOperation(
-            f"'padding' must not be negative, it is {[tuple(pair) for pair in padding]}",
-            hint="cut the input with slice instead",
-        )
+    for name in ("size", "stride", "dilation", "padding"):
+        values = attributes.get(name, ())
+        if len(values) > rank:
+            raise InvalidOperation(
+                f"'{name}' has {len(values)} items, the windows have only {rank} dimensions",
+                hint="conv and deconv take an item for each spatial dimension, "
+                "pools and boxes also for batch and channel",
+            )
+        if name != "padding":
+            require_positive(name, values)
+        elif any([item < 0 for pair in values for item in pair]):
+            raise InvalidOperation(
+                f"'padding' must not be negative, it is {[tuple(pair) for pair in values]}",
+                hint="cut the input with slice instead",
+            )
 
 
 def require_positive(name: str, values: Shape) -> None:
@@ -283,29 +291,14 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
 
 def _require_countable(windows: Windows) -> None:
     """Refuse windows, and inputs with their padding, of more places than 32 bits count."""
-    covered = [
-        p + (extent - 1) * s + 1 + q
-        for extent, s, (p, q) in zip(
-            windows.downscaled, windows.stride, windows.padding, strict=True
-        )
-    ]
-    padded = [
-        p + extent + q for extent, (p, q) in zip(windows.upscaled, windows.padding, strict=True)
-    ]
-    counts = (*covered, *padded, *windows.dilated, *windows.stride, *windows.dilation)
-    if any([count > MAX_EXTENT for count in (windows.volume, *counts)]):
+    counts = [windows.volume, *windows.dilated, *windows.stride, *windows.dilation]
+    axes = zip(windows.upscaled, windows.downscaled, windows.stride, windows.padding, strict=True)
+    for up, down, s, (p, q) in axes:
+        counts += p + (down - 1) * s + 1 + q, p + up + q
+    if any([count > MAX_EXTENT for count in counts]):
         raise InvalidShape(
             f"windows, and the input with its padding, have at most {MAX_EXTENT} places",
             hint="'size', 'stride', 'dilation' or 'padding' is too large",
-        )
-
-
-def _require_length(name: str, values: Sequence[Any], rank: int) -> None:
-    if len(values) > rank:
-        raise InvalidOperation(
-            f"'{name}' has {len(values)} items, the windows have only {rank} dimensions",
-            hint="conv and deconv take an item for each spatial dimension, "
-            "pools and boxes also for batch and channel",
         )
 
 
@@ -320,22 +313,3 @@ def require_reflection(shape: Shape, padding: Padding, border: str, first_axis: 
                 f"the input has extent 1 at axis {axis}",
                 hint="'replicate' and 'reflect-even' can extend a single item",
             )
-
-
-def _dilated(size: Shape, dilation: Shape) -> Shape:
-    return tuple([(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)])
-
-
-def _positions(extent: int, pads: tuple[int, int], span: int, stride: int) -> int:
-    return (pads[0] + extent + pads[1] - span) // stride + 1
-
-
-def _complete_padding(
-    padding: Padding, upscaled: Shape, downscaled: Shape, spans: Shape, stride: Shape
-) -> Padding:
-    result = [(p, q) for p, q in padding]
-    for axis in range(len(padding), len(upscaled)):
-        total = (downscaled[axis] - 1) * stride[axis] + spans[axis] - upscaled[axis]
-        total = max(total, 0)
-        result.append((total // 2, total - total // 2))
-    return tuple(result)

@@ -16,7 +16,7 @@ from jax import Array
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType, is_integer
-from lowering.kernels import conv as kernels
+from lowering.kernels import correlation
 from lowering.kernels.broadcast import expand
 from lowering.kernels.precision import accumulator
 from lowering.kernels.windows import (
@@ -78,10 +78,8 @@ def conv(
     windows = basic(input.shape[2:], filter.shape[2:], **window)
     groups, wide = groups or input.shape[1], accumulator(input.dtype)
     if is_integer(str(wide)):
-        ctx.unroll(volume(windows.size))
-        output = kernels.integer_conv(input, filter, windows, groups, wide)
-    else:
-        output = kernels.conv(input, filter, windows, groups, ctx.precision, wide)
+        ctx.unroll(windows.volume)
+    output = correlation.conv(input, filter, windows, groups, ctx.precision, wide)
     return _add_bias(output, bias).astype(_sum_dtype(str(input.dtype)))
 
 
@@ -138,9 +136,9 @@ def deconv(
     """Reverse a convolution. The batch extent is the input's, whatever `output_shape` says."""
     windows = reverse(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
-    flipped = kernels.transposed_filter(filter, groups)
+    flipped = correlation.transposed_filter(filter, groups)
     wide = accumulator(input.dtype)
-    output = kernels.deconv(input, flipped, windows, groups, ctx.precision, wide)
+    output = correlation.deconv(input, flipped, windows, groups, ctx.precision, wide)
     return _add_bias(output, bias).astype(input.dtype)
 
 

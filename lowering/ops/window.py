@@ -11,7 +11,7 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, shapes_differ, show
 from lowering.graph import TensorType
-from lowering.kernels.conv import spread
+from lowering.kernels.correlation import bordered, spread
 from lowering.kernels.precision import accumulator
 from lowering.kernels.windows import (
     POOL_BORDERS,
@@ -75,10 +75,7 @@ def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows
 def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Array:
     """Sum each window, or take its mean: with border 'ignore' over the valid cells only."""
     windows = basic(input.shape, **pool)
-    padding = windows.padding
-    if windows.border not in ("constant", "ignore"):
-        input = extend(input, padding, windows.border)
-        padding = ((0, 0),) * input.ndim
+    input, padding = bordered(input, windows)
     # The sum under a mean may overflow float16.
     wide = accumulator(input.dtype)
     total = _sums(input.astype(wide), windows, windows.stride, padding)

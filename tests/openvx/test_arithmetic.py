@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowering.kernels import digits, fixed_point
+from lowering.kernels import correlation, digits, fixed_point
 from tests.openvx.reference import POLICIES, fitted, rounded
 
 COUNT = 64
@@ -78,7 +78,7 @@ def test_the_largest_sums_of_products_are_exact(dtype: str, depth: int) -> None:
         assert factors is not None and factors.largest >= max(map(abs, wanted[0]))
         base = fixed_point.base_for(factors.largest, 0)
         assert base is not None
-        return fixed_point.total(digits.sums_of_products(x, factors, digits.Slide()), base)
+        return fixed_point.total(digits.sums_of_products(x, factors, correlation.Slide()), base)
 
     for made in (sums(jnp.asarray(x), weights), jax.jit(sums)(x, weights)):
         exact = np.asarray(made.high, object) * 2**made.base + np.asarray(made.low, object)
@@ -89,7 +89,7 @@ def test_convolutions_of_other_platforms_are_the_same() -> None:
     rng = np.random.default_rng(1)
     x = rng.integers(-128, 128, (2, 4, 6, 7)).astype(np.float32)
     filter = rng.integers(-99, 99, (6, 2, 3, 2)).astype(np.float32)
-    slide = digits.Slide((2, 1), ((3, -1), (0, 2)), (2, 3), (1, 2), 2)
+    slide = correlation.Slide((2, 1), ((3, -1), (0, 2)), (2, 3), (1, 2), 2)
     ways = (digits._by_cells, digits._conv)
     made, wanted = jax.jit(lambda *arrays: [way(*arrays, slide) for way in ways])(x, filter)
     np.testing.assert_array_equal(made, wanted)

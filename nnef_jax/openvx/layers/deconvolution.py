@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax import Array
 
-from lowering.kernels.digits import Slide
+from lowering.kernels.correlation import Slide
 from nnef_jax.openvx import checks, shapes
 from nnef_jax.openvx.errors import wrong_parameter
 from nnef_jax.openvx.layers.products import (

@@ -6,7 +6,7 @@ import math
 
 from jax import Array
 
-from lowering.kernels.digits import Slide
+from lowering.kernels.correlation import Slide
 from nnef_jax.openvx import checks
 from nnef_jax.openvx.errors import wrong_dimension
 from nnef_jax.openvx.layers.products import Arithmetic, multiply_accumulate, prepared

@@ -10,7 +10,8 @@ from functools import partial
 import jax
 from jax import Array
 
-from lowering.kernels.digits import Factors, Slide, sums_of_products
+from lowering.kernels.correlation import Slide
+from lowering.kernels.digits import Factors, sums_of_products
 from lowering.kernels.fixed_point import base_for, narrow, total
 from lowering.kernels.stepwise import Steps, stepwise
 from nnef_jax.openvx import checks

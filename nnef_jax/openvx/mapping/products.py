@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from lowering.extents import volume
-from lowering.kernels.conv import transposed_filter
+from lowering.kernels.correlation import transposed_filter
 from lowering.kernels.windows import Windows, basic, reverse
 from nnef_jax.openvx.layers.convolution import convolution_layer
 from nnef_jax.openvx.layers.deconvolution import deconvolution_layer
