@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from lowering.graph import (
     TensorType,
     Types,
     Value,
+    mapped,
 )
 from lowering.location import Span
 from lowering.ops import require, rules
@@ -169,14 +170,16 @@ class GraphBuilder:
             case float():
                 return TensorType((), self.real)
 
-    def _operand_type(self, operand: Operand) -> TensorType | list[TensorType]:
-        match operand:
-            case Value():
-                return _as_read(operand.type)
-            case tuple():
-                return [cast(TensorType, self._operand_type(item)) for item in operand]
-            case _:
-                return self.literal_type(operand)
+    def _as_read(self, operand: Value | Scalar) -> TensorType:
+        """Return the type that rules see; raise InvalidShape where none can read the tensor."""
+        type = operand.type if isinstance(operand, Value) else self.literal_type(operand)
+        for extent in type.shape:
+            if extent > MAX_EXTENT:
+                raise InvalidShape(
+                    f"an operand has the shape {show(type.shape)}, an axis that is read has at "
+                    f"most {MAX_EXTENT} items"
+                )
+        return PRESENT if type == ABSENT and isinstance(operand, Value) else type
 
     def operation(
         self,
@@ -196,13 +199,10 @@ class GraphBuilder:
         """
         known = rule or rules[kind]
         reads, arguments = known.infer_reads, dict[str, Any]()
-        takes_all = "**" in reads
-        for name, operand in operands.items():
-            if takes_all or name in reads:
-                arguments[python_name(name)] = self._operand_type(operand)
-        for name, attribute in attributes.items():
-            if takes_all or name in reads:
-                arguments[python_name(name)] = _opened(attribute)
+        for name, x in (*operands.items(), *attributes.items()):
+            if "**" in reads or name in reads:
+                read = mapped(x, self._as_read) if name in operands else _opened(x)
+                arguments[python_name(name)] = read
         count = len(operands) + len(attributes)
         if len(arguments) < count and "**" not in known.parameters:
             for name in (*operands, *attributes):
@@ -264,17 +264,6 @@ class GraphBuilder:
             ),
             dict(self.aliases),
         )
-
-
-def _as_read(type: TensorType) -> TensorType:
-    """Return the type that rules see of a tensor; raise InvalidShape where none can read it."""
-    for extent in type.shape:
-        if extent > MAX_EXTENT:
-            raise InvalidShape(
-                f"an operand has the shape {show(type.shape)}, an axis that is read has at most "
-                f"{MAX_EXTENT} items"
-            )
-    return PRESENT if type == ABSENT else type
 
 
 def _possible(type: TensorType) -> TensorType:

@@ -47,12 +47,6 @@ class _Unknown(int):
     def __format__(self, spec: str) -> str:
         return format("?", spec)
 
-    def __copy__(self) -> _Unknown:
-        return self
-
-    def __deepcopy__(self, memo: object) -> _Unknown:
-        return self
-
     def __reduce__(self) -> str:
         return "UNKNOWN"
 

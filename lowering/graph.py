@@ -136,6 +136,11 @@ class Operation:
         return next((value.name for value in self.writes()), self.kind)
 
 
+def mapped(operand: Operand | Result, leaf: Callable[[Any], Any]) -> Any:
+    """Return what a function makes of a tensor or literal; a list for an array of these."""
+    return [mapped(x, leaf) for x in operand] if isinstance(operand, tuple) else leaf(operand)
+
+
 def substituted(operand: Operand, values: Mapping[Value, Value]) -> Operand:
     """Return the operand with other values for some of those that it reads."""
     if isinstance(operand, tuple):

@@ -12,7 +12,7 @@ import numpy as np
 
 from lowering.errors import InvalidComputation
 from lowering.extents import differ, is_symbolic, known, show, volume
-from lowering.graph import Graph, Operand, Operation, Rule, Value
+from lowering.graph import Graph, Operation, Rule, Value, mapped
 from lowering.lines import call_at
 from lowering.ops import rules
 from lowering.registry import python_name
@@ -93,7 +93,10 @@ def trace(
 def _apply(
     operation: Operation, rule: Rule, context: Context, values: Mapping[Value, Any]
 ) -> list[Any]:
-    operands = {name: _read(operand, values) for name, operand in operation.operands}
+    def read(x: Any) -> Any:
+        return values[x] if isinstance(x, Value) else x
+
+    operands = {name: mapped(operand, read) for name, operand in operation.operands}
     arguments = {python_name(n): x for n, x in (operands | dict(operation.attributes)).items()}
     if rule.wants_context:
         arguments["ctx"] = context
@@ -116,16 +119,6 @@ def _is_staged(attribute: Any) -> bool:
     if isinstance(attribute, tuple):
         return any(map(_is_staged, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return is_symbolic(attribute) or isinstance(attribute, Graph)
-
-
-def _read(operand: Operand, values: Mapping[Value, Any]) -> Any:
-    match operand:
-        case Value():
-            return values[operand]
-        case tuple():
-            return [_read(item, values) for item in operand]
-        case _:
-            return operand
 
 
 def _checked(operation: Operation, returned: Any) -> Iterator[Any]:

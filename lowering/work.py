@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lowering.extents import known
-from lowering.graph import Graph, Operand, Operation, Result, TensorType, Value
+from lowering.graph import Graph, Operation, TensorType, Value, mapped
 from lowering.kernels.precision import is_bfloat16
 from lowering.ops import rules
 from lowering.registry import python_name
@@ -18,9 +18,9 @@ def multiply_adds(operation: Operation) -> int:
     rule = operation.rule or rules[operation.kind]
     if rule.work is None:
         return 0
-    arguments: dict[str, Any] = {n: _type(x) for n, x in operation.operands}
+    arguments: dict[str, Any] = {n: mapped(x, _type) for n, x in operation.operands}
     arguments |= {name: known(attribute) for name, attribute in operation.attributes}
-    arguments["result"] = _type(operation.results[0])
+    arguments["result"] = mapped(operation.results[0], _type)
     reads = rule.work_reads
     read = {python_name(n): x for n, x in arguments.items() if n in reads or "**" in reads}
     return rule.work(**read)
@@ -35,28 +35,23 @@ def is_mostly_bfloat16(graph: Graph, precision: Any) -> bool:
     """Tell whether most products of a graph are of bfloat16."""
     if is_bfloat16(precision):
         return True
-    narrow = [
-        operation
-        for operation in graph.operations
-        if any(value.type.dtype == "bfloat16" for value in operation.writes())
-    ]
+    narrow = list(filter(_is_narrow, graph.operations))
     return bool(narrow) and 2 * sum(map(multiply_adds, narrow)) > total(graph)
 
 
 def writes_bfloat16(graph: Graph) -> bool:
     """Tell whether items are written into arrays of bfloat16, as into a cache of keys."""
     return any(
-        operation.kind in ("scatter_nd", "scatter_elements")
-        and any(value.type.dtype == "bfloat16" for value in operation.writes())
+        operation.kind in ("scatter_nd", "scatter_elements") and _is_narrow(operation)
         for operation in graph.operations
     )
 
 
-def _type(operand: Operand | Result) -> TensorType | list[Any]:
-    match operand:
-        case Value():
-            return TensorType(known(operand.type.shape), operand.type.dtype)
-        case tuple():
-            return [_type(item) for item in operand]
-        case _:
-            return TensorType((), np.asarray(operand).dtype.name)
+def _is_narrow(operation: Operation) -> bool:
+    return any(value.type.dtype == "bfloat16" for value in operation.writes())
+
+
+def _type(operand: Any) -> TensorType:
+    if isinstance(operand, Value):
+        return TensorType(known(operand.type.shape), operand.type.dtype)
+    return TensorType((), np.asarray(operand).dtype.name)

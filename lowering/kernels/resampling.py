@@ -27,7 +27,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.extents import Shape, along, volume
-from lowering.kernels import interpolation
+from lowering.kernels.windows import extend
 
 CROP = "tf_crop_and_resize"
 COORDINATES = (
@@ -55,6 +55,10 @@ CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
 _PRODUCTS = 32
 
 _WORK = 8  # arrays of 64 bits, of places, items and weights
+_UNROLLED = 32  # phases of an output that are computed one by one
+_OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}  # of neighbours, with a shift or without
+# Whether items of a linear interpolation lie a shift from those of the input.
+_SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}
 
 # Scales have single precision: 1.7 is a little more there, 17 / 1.7 less than 10.
 _STORED = 2.0**-23
@@ -111,19 +115,14 @@ def _corners(x: Any, extent: int, length: float) -> Any:
 def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> Array:
     """Return what lies at places along an axis of floats; of any numbers if nearest."""
     extent = x.shape[axis]
-    as_long = isinstance(where, np.ndarray) and len(where) == extent
-    if as_long and np.array_equal(where, np.arange(extent)):
+    if isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent)):
         return x
     if method.interpolator == "nearest":
         return _nearest(x, axis, where, method.nearest_mode)
-    centred = method.coordinates in ("half_pixel", "pytorch_half_pixel")
-    whole = scale > 1 and len(where) == extent * scale and scale == int(scale)
-    if (
-        method.interpolator == "linear"
-        and whole
-        and (centred or method.coordinates == "asymmetric")
-    ):
-        return interpolation.upsample_linear(x, axis, int(scale), centred, "replicate")
+    shift = _SHIFTED.get(method.coordinates)
+    is_whole = scale > 1 and len(where) == extent * scale and scale == int(scale)
+    if method.interpolator == "linear" and is_whole and shift is not None:
+        return upsample_linear(x, axis, int(scale), shift, "replicate")
     return _weighted(x, axis, *_weights(where, extent, scale, method))
 
 
@@ -155,7 +154,7 @@ def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
     if isinstance(items, np.ndarray):  # without a gather the gradient is fast
         count = len(items)
         if count % extent == 0 and np.array_equal(items, np.arange(count) // (count // extent)):
-            return interpolation.repeat(x, axis, count // extent)
+            return jnp.repeat(x, count // extent, axis)
         step = int(items[1] - items[0]) if count > 1 else 1
         if step > 0 and np.array_equal(items, items[0] + step * np.arange(count)):
             return lax.slice_in_dim(x, int(items[0]), int(items[-1]) + 1, step, axis)
@@ -215,3 +214,80 @@ def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
         weight = jnp.asarray(weights[:, k], x.dtype).reshape(along(axis, x.ndim))
         total = total + jnp.take(x, items[:, k], axis, mode="clip") * weight
     return total
+
+
+def merged(x: Array, axis: int) -> Array:
+    """Merge an axis with the next."""
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+
+def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
+    """Interpolate output i at i / factor, with `shift` at (i - (factor - 1) / 2) / factor."""
+    extent = x.shape[axis]
+    edges = [(0, 0)] * x.ndim
+    edges[axis] = (int(shift), 1)
+    extended = extend(x, tuple(edges), border)
+
+    def neighbour(offset: int) -> Array:
+        start = offset + int(shift)
+        return lax.slice_in_dim(extended, start, start + extent, 1, axis)
+
+    if factor > _UNROLLED:
+        r = lax.iota(np.float32, factor)
+        place = (r - (factor - 1) / 2 if shift else r) / factor
+        place = place.astype(x.dtype).reshape(along(axis + 1, x.ndim + 1))
+        before, here, after = (jnp.expand_dims(neighbour(i), axis + 1) for i in _OFFSETS[shift])
+        left, right = (jnp.where(place < 0, *pair) for pair in ((before, here), (here, after)))
+        weight = jnp.where(place < 0, place + 1, place)
+        return merged(left * (1 - weight) + right * weight, axis)
+    # Output k * factor + r has the same weights for every k: each r is a sum of two slices.
+    phases: list[Array] = []
+    for r in range(factor):
+        # The place is k + doubled / (2 * factor).
+        doubled = 2 * r - (factor - 1) if shift else 2 * r
+        left, rest = divmod(doubled, 2 * factor)
+        a, b, weight = neighbour(left), neighbour(left + 1), rest / (2 * factor)
+        phases.append(a * (1 - weight) + b * weight if weight else a)
+    return merged(jnp.stack(phases, axis + 1), axis)
+
+
+def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], None]) -> Array:
+    """Interpolate where the first and the last items of output and input coincide.
+
+    `fold` is told how many items are computed on the host.
+    """
+    extent = x.shape[axis]
+    fold(_WORK * extent * factor)
+    place = np.arange(extent * factor) * (extent - 1)
+    left, rest = np.divmod(place, max(extent * factor - 1, 1))
+    right = np.minimum(left + 1, extent - 1)
+    weight = (rest / max(extent * factor - 1, 1)).reshape(along(axis, x.ndim))
+    a, b = (jnp.take(x, places, axis, mode="clip") for places in (left, right))
+    return a * (1 - weight).astype(x.dtype) + b * weight.astype(x.dtype)
+
+
+def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
+    """Sample images (B,C,H,W) bilinearly on N grids; return (N,C,h,w).
+
+    Grid n has rows `row[n]` (h) and columns `column[n]` (w) in image `batch[n]`. Places outside of
+    the image take its nearest value.
+    """
+    top, bottom, down = neighbours(row, x.shape[2], x.dtype)
+    left, right, across = neighbours(column, x.shape[3], x.dtype)
+    down, across = down[:, :, None, None], across[:, None, :, None]
+
+    def corner(row: Array, column: Array) -> Array:
+        places = (batch[:, None, None], slice(None), row[:, :, None], column[:, None, :])
+        return jnp.asarray(x).at[places].get(mode="clip")  # (N,h,w,C)
+
+    upper = corner(top, left) * (1 - across) + corner(top, right) * across
+    lower = corner(bottom, left) * (1 - across) + corner(bottom, right) * across
+    return jnp.moveaxis(upper * (1 - down) + lower * down, -1, 1)
+
+
+def neighbours(place: Array, extent: int, dtype: np.dtype) -> tuple[Array, Array, Array]:
+    """Return the items on both sides of places, and the weight of the second."""
+    place = jnp.clip(place, 0, extent - 1)
+    first = jnp.floor(place)
+    index = first.astype(jnp.int32)
+    return index, jnp.minimum(index + 1, extent - 1), (place - first).astype(dtype)

@@ -12,13 +12,14 @@ The border gives neighbours outside the input; 'aligned' has none, and repeats a
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show, volume
+from lowering.extents import Shape, differ, show, volume, with_extent
 from lowering.graph import TensorType
-from lowering.kernels import interpolation
 from lowering.kernels.precision import widened
+from lowering.kernels.resampling import upsample_aligned, upsample_linear
 from lowering.kernels.windows import BORDERS, require_positive, require_reflection
 from lowering.ops import require, rules
 from lowering.trace import Context
@@ -61,7 +62,8 @@ def area_downsample(input: Array, factor: Shape) -> Array:
     """Return the mean of each block of `factor` items."""
     for axis, f in enumerate(factor, 2):
         if f > 1:
-            input = interpolation.mean_of_blocks(input, axis, f)
+            blocks = with_extent(input.shape, axis, input.shape[axis] // f, f)
+            input = jnp.mean(input.reshape(blocks), axis + 1)
     return input
 
 
@@ -70,7 +72,7 @@ def nearest_upsample(input: Array, factor: Shape) -> Array:
     """Repeat each item `factor` times."""
     for axis, f in enumerate(factor, 2):
         if f > 1:
-            input = interpolation.repeat(input, axis, f)
+            input = jnp.repeat(input, f, axis)
     return input
 
 
@@ -103,9 +105,9 @@ def multilinear_upsample(
         if f == 1:
             continue
         if method == "aligned":
-            x = interpolation.upsample_aligned(x, axis, f, ctx.fold)
+            x = upsample_aligned(x, axis, f, ctx.fold)
         else:
-            x = interpolation.upsample_linear(x, axis, f, method == "symmetric", border)
+            x = upsample_linear(x, axis, f, method == "symmetric", border)
     return x.astype(input.dtype)
 
 

@@ -28,7 +28,7 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show, volume
 from lowering.graph import TensorType
-from lowering.kernels.interpolation import bilinear
+from lowering.kernels.resampling import bilinear
 from lowering.kernels.windows import lowest, require_positive
 from lowering.ops import require, rules
 from lowering.ops.resample import METHODS

@@ -11,7 +11,7 @@ from jax import Array, lax
 from lowering.errors import InvalidShape
 from lowering.extents import Shape, show, volume
 from lowering.graph import TensorType
-from lowering.kernels.interpolation import neighbours
+from lowering.kernels.resampling import neighbours
 from lowering.ops import require, rules
 from lowering.ops.roi import bins_type
 

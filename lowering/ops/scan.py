@@ -32,7 +32,7 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Ints, Shape, shapes_differ, show, with_extent
 from lowering.graph import Graph, TensorType
-from lowering.kernels.interpolation import merged
+from lowering.kernels.resampling import merged
 from lowering.ops import require, rules
 from lowering.ops.require import normal_axis
 from lowering.trace import Context, trace
