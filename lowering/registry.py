@@ -44,10 +44,8 @@ class Registry:
             if "**" in known:
                 known = inferred | known
             reads = _reads(f"rule of '{kind}': infer", inferred, known)
-            counted = frozenset[str]()
-            if work is not None:
-                everything = [*known, "result"]
-                counted = _reads(f"rule of '{kind}': work", _parameters(work), everything)
+            taken = () if work is None else _parameters(work)
+            counted = _reads(f"rule of '{kind}': work", taken, [*known, "result"])
             defaults = {n: default for n, default in known.items() if default is not _REQUIRED}
             names, why_not = tuple(known), not_differentiable
             self._rules[kind] = Rule(

@@ -11,8 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.graph import TensorType
-from lowering.kernels.bounds import clamped, maximum, minimum
-from lowering.kernels.broadcast import align, broadcast_shapes
+from lowering.kernels.broadcast import align, broadcast_shapes, clamped, maximum, minimum
 from lowering.ops import require, rules
 from lowering.static import is_static
 from lowering.trace import Context

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from lowering.kernels.digits import Factors, factors
+from lowering.kernels.exact_sums import Factors, factors
 from nnef_jax.limits import Meter
 from nnef_jax.openvx.errors import unsupported, wrong_dimension, wrong_format, wrong_parameter
 from nnef_jax.openvx.profiles import ROUNDING

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowering.kernels import correlation, digits, fixed_point
+from lowering.kernels import correlation, exact_sums
 from tests.openvx.reference import POLICIES, fitted, rounded
 
 COUNT = 64
@@ -25,12 +25,12 @@ def all_sums(terms: Any) -> Any:
     made: list[Any] = []
     for shifts, shift in SHIFTS:
         largest = sum(1 << (23 + s) for s in shifts)
-        base = fixed_point.base_for(largest, shift)
+        base = exact_sums.base_for(largest, shift)
         assert base is not None
-        total = fixed_point.total(list(zip(terms, shifts, strict=True)), base)
+        total = exact_sums.total(list(zip(terms, shifts, strict=True)), base)
         for overflow, rounding in POLICIES:
             for dtype in ("int16", "uint8"):
-                made.append(fixed_point.narrow(total, shift, overflow, rounding, dtype))
+                made.append(exact_sums.narrow(total, shift, overflow, rounding, dtype))
     return made
 
 
@@ -59,8 +59,8 @@ def test_wide_sums_are_rounded_as_integers_are(seed: int, bits: tuple[int, ...])
 
 
 def test_no_base_holds_more_than_47_bits() -> None:
-    assert fixed_point.base_for((1 << 47) - 1, 8) == 16
-    assert fixed_point.base_for(1 << 47, 8) is None
+    assert exact_sums.base_for((1 << 47) - 1, 8) == 16
+    assert exact_sums.base_for(1 << 47, 8) is None
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
@@ -74,11 +74,11 @@ def test_the_largest_sums_of_products_are_exact(dtype: str, depth: int) -> None:
     wanted = depth * int(end) * np.array([[int(end), int(limits.max)]], object)
 
     def sums(x: Any, weights: Any) -> Any:
-        factors = digits.factors(weights)
+        factors = exact_sums.factors(weights)
         assert factors is not None and factors.largest >= max(map(abs, wanted[0]))
-        base = fixed_point.base_for(factors.largest, 0)
+        base = exact_sums.base_for(factors.largest, 0)
         assert base is not None
-        return fixed_point.total(digits.sums_of_products(x, factors, correlation.Slide()), base)
+        return exact_sums.total(exact_sums.sums_of_products(x, factors, correlation.Slide()), base)
 
     for made in (sums(jnp.asarray(x), weights), jax.jit(sums)(x, weights)):
         exact = np.asarray(made.high, object) * 2**made.base + np.asarray(made.low, object)
@@ -90,7 +90,7 @@ def test_convolutions_of_other_platforms_are_the_same() -> None:
     x = rng.integers(-128, 128, (2, 4, 6, 7)).astype(np.float32)
     filter = rng.integers(-99, 99, (6, 2, 3, 2)).astype(np.float32)
     slide = correlation.Slide((2, 1), ((3, -1), (0, 2)), (2, 3), (1, 2), 2)
-    ways = (digits._by_cells, digits._conv)
+    ways = (exact_sums._by_cells, exact_sums._conv)
     made, wanted = jax.jit(lambda *arrays: [way(*arrays, slide) for way in ways])(x, filter)
     np.testing.assert_array_equal(made, wanted)
 

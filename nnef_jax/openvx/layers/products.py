@@ -11,8 +11,7 @@ import jax
 from jax import Array
 
 from lowering.kernels.correlation import Slide
-from lowering.kernels.digits import Factors, sums_of_products
-from lowering.kernels.fixed_point import base_for, narrow, total
+from lowering.kernels.exact_sums import Factors, base_for, narrow, sums_of_products, total
 from lowering.kernels.stepwise import Steps, stepwise
 from nnef_jax.openvx import checks
 from nnef_jax.openvx.errors import unsupported, wrong_dimension, wrong_format

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from lowering.kernels import fixed_point
+from lowering.kernels import exact_sums
 from lowering.kernels.broadcast import align
 from nnef_jax.openvx.checks import SHIFTS
 from nnef_jax.openvx.errors import unsupported
@@ -159,11 +159,11 @@ def _combined(kind: str, node: Node, tensors: Sequence[Tensor]) -> Computed:
             for each, p, sign in zip((x, y), before, (1, -1 if kind == "sub" else 1), strict=True)
         ]
     shift = position - node.position
-    base = fixed_point.base_for(largest, shift)
+    base = exact_sums.base_for(largest, shift)
     if base is None or shift not in SHIFTS:
         unsupported(f"positions {before} and {node.position} are too far from each other")
-    found, mask = fixed_point.narrow(
-        fixed_point.total(terms, base),
+    found, mask = exact_sums.narrow(
+        exact_sums.total(terms, base),
         shift,
         node.overflow_policy,
         node.rounding_policy,
