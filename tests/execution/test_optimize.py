@@ -25,7 +25,7 @@ from lowering.cpu.layout import product
 from lowering.cpu.options import fastest
 from lowering.cpu.view import plain
 from lowering.emit import network
-from lowering.kernels import bounds
+from lowering.kernels.broadcast import maximum, minimum
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.operation_checks import Together
@@ -512,9 +512,7 @@ def test_maxima_of_windows_have_the_gradient_of_the_first(
     assert "select_and_scatter" not in gradient.lower(x).as_text()
 
 
-@pytest.mark.parametrize(
-    "kernel, plain", ((bounds.maximum, jnp.maximum), (bounds.minimum, jnp.minimum))
-)
+@pytest.mark.parametrize("kernel, plain", ((maximum, jnp.maximum), (minimum, jnp.minimum)))
 def test_a_bound_has_half_the_gradient_where_it_is_met(kernel: Any, plain: Any) -> None:
     x = jnp.asarray([-np.inf, -1.0, 0.5, 1.0, 2.0, np.inf, np.nan])
 

@@ -293,3 +293,15 @@ def test_normalization(type: str, size: int) -> None:
     count = size if type == "across_maps" else size * size
     wanted = np.trunc(values / (1.5 + 0.02 / count * sums) ** 0.75 * 256)
     assert np.abs(np.asarray(made.data) - wanted).max() <= 1
+
+
+def test_layers_are_exported_for_other_platforms() -> None:
+    def layer(x: Any, weights: Any) -> Any:
+        tensors = openvx.Tensor(x), openvx.Tensor(weights)
+        results = [openvx.convolution_layer(*tensors, semantics=s) for s in ("spec", "khronos")]
+        return [result.data for result in results]
+
+    shapes = [jax.ShapeDtypeStruct(s, np.int16) for s in ((2, 4, 4), (3, 2, 2, 2))]
+    exported = jax.export.export(jax.jit(layer), platforms=["cuda", "tpu"])(*shapes)
+    assert [made.shape for made in exported.out_avals] == [(3, 3, 3)] * 2
+    assert "stablehlo.convolution" not in exported.mlir_module()

@@ -95,15 +95,24 @@ def test_convolutions_of_other_platforms_are_the_same() -> None:
     np.testing.assert_array_equal(made, wanted)
 
 
-def test_layers_are_exported_for_other_platforms() -> None:
-    from nnef_jax import openvx
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_factors_are_written_exactly(dtype: str) -> None:
+    """As digits of so many bits, whose sums of products with the input's stay within 2**24."""
+    weights = np.random.default_rng(0).integers(-128, 128, (3, 5)).astype(dtype)
+    factors = exact_sums.factors(weights)
+    assert factors is not None
+    digits = [np.asarray(digit, np.int64) for digit in factors.digits]
+    whole = sum(digit << (k * factors.width) for k, digit in enumerate(digits))
+    np.testing.assert_array_equal(whole, weights)
+    reach = 128 if factors.pieces == 2 else -int(np.iinfo(dtype).min)
+    for start in range(0, 5, factors.depth):
+        for digit in digits:
+            part = np.abs(digit[:, start : start + factors.depth]).sum(1)
+            assert part.max() * reach <= 1 << 24
+    most = np.abs(weights.astype(np.int64)).sum(1).max()
+    assert most * -int(np.iinfo(dtype).min) <= factors.largest
 
-    def layer(x: Any, weights: Any) -> Any:
-        tensors = openvx.Tensor(x), openvx.Tensor(weights)
-        results = [openvx.convolution_layer(*tensors, semantics=s) for s in ("spec", "khronos")]
-        return [result.data for result in results]
 
-    shapes = [jax.ShapeDtypeStruct(s, np.int16) for s in ((2, 4, 4), (3, 2, 2, 2))]
-    exported = jax.export.export(jax.jit(layer), platforms=["cuda", "tpu"])(*shapes)
-    assert [made.shape for made in exported.out_avals] == [(3, 3, 3)] * 2
-    assert "stablehlo.convolution" not in exported.mlir_module()
+def test_too_many_products_have_no_digits() -> None:
+    cells = np.full((1, 1, 129, 128), -(1 << 15), np.int16)
+    assert exact_sums.factors(cells) is None
