@@ -190,9 +190,8 @@ class StateVariable:
 
     def substituted(self, values: Mapping[Value, Value]) -> StateVariable:
         """Return the variable with other values for some of those that it has or reads."""
-        swapped = [values.get(x, x) for x in (self.value, self.update)]
-        initial = self.initial and values.get(self.initial, self.initial)
-        return replace(self, value=swapped[0], update=swapped[1], initial=initial)
+        own = {name: getattr(self, name) for name in ("value", "update", "initial")}
+        return replace(self, **{name: values.get(x, x) for name, x in own.items()})
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,9 +85,8 @@ def clamped(x: Any, a: Any, b: Any) -> Array:
 
 def _number(x: Any, y: Any) -> float | None:
     """Return y as a number if it is a finite one, and x a real tensor of its rank or a higher."""
-    if is_static(x) or not is_static(y) or np.size(y) != 1 or np.ndim(y) > x.ndim:
-        return None
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    is_real = not is_static(x) and jnp.issubdtype(x.dtype, jnp.floating)
+    if not (is_real and is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim):
         return None
     number = np.asarray(y, x.dtype).astype(float).item()
     return number if math.isfinite(number) else None

@@ -58,27 +58,21 @@ class Steps:
         if self.shift and not self.saturates:  # the shift floors
             product = product + ((product >> 31) & ((1 << self.shift) - 1))
             product = product >> self.shift
-        return self._fit((sums[0] + self._saturated(product).astype(np.int32), sums[1]), product)
+        fitted, overflowed = self._fitted(product, sums[1])
+        return sums[0] + fitted.astype(np.int32), overflowed
 
     def end(self, sums: Sums) -> Sums:
         """End a channel."""
-        if self.saturates:
-            return self._fit((self._saturated(sums[0]), sums[1]), sums[0])
-        wrapped = sums[0].astype(self.dtype).astype(np.int32)
-        return self._fit((wrapped, sums[1]), sums[0])
+        fitted, overflowed = self._fitted(*sums)
+        return fitted if self.saturates else fitted.astype(self.dtype).astype(np.int32), overflowed
 
-    def _saturated(self, x: Array) -> Array:
-        if not self.saturates:
-            return x
-        limits = jnp.iinfo(self.dtype)
-        return jnp.clip(x, np.asarray(limits.min, x.dtype), np.asarray(limits.max, x.dtype))
-
-    def _fit(self, sums: Sums, x: Array) -> Sums:
-        if sums[1] is None:
-            return sums
-        limits = jnp.iinfo(self.dtype)
-        below, above = np.asarray(limits.min - 1, x.dtype), np.asarray(limits.max + 1, x.dtype)
-        return sums[0], sums[1] | (x <= below) | (x >= above)
+    def _fitted(self, x: Array, overflowed: Array | None) -> Sums:
+        low, high = jnp.iinfo(self.dtype).min, jnp.iinfo(self.dtype).max
+        if overflowed is not None:
+            below, above = np.asarray(low - 1, x.dtype), np.asarray(high + 1, x.dtype)
+            overflowed = overflowed | (x <= below) | (x >= above)
+        ends = np.asarray(low, x.dtype), np.asarray(high, x.dtype)
+        return jnp.clip(x, *ends) if self.saturates else x, overflowed
 
 
 @partial(jax.jit, static_argnames=("slide", "steps"))

@@ -160,9 +160,8 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
     """
     rank = len(windows.size)
     counts = np.ones((1,) * rank)
-    for axis, (f, d, s, (p, q)) in enumerate(
-        zip(windows.size, windows.dilation, windows.stride, windows.padding, strict=True)
-    ):
+    axes = zip(windows.size, windows.dilation, windows.stride, windows.padding, strict=True)
+    for axis, (f, d, s, (p, q)) in enumerate(axes):
         if p == 0 and q == 0:
             counts = counts * f
             continue
@@ -176,9 +175,8 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
 
 def lowest(dtype: Any) -> Any:
     """Return the maximum's identity; `reduce_window` needs a numpy scalar to have a gradient."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return np.array(-np.inf, dtype)
-    return np.array(jnp.iinfo(dtype).min, dtype)
+    is_real = jnp.issubdtype(dtype, jnp.floating)
+    return np.array(-np.inf if is_real else jnp.iinfo(dtype).min, dtype)
 
 
 def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
@@ -249,9 +247,8 @@ def require_positive(name: str, values: Shape) -> None:
 
 def require_basic(windows: Windows, first_axis: int = 0) -> None:
     """Refuse windows that do not fit on the padded input, and impossible borders."""
-    for axis, (extent, span, (p, q)) in enumerate(
-        zip(windows.upscaled, windows.dilated, windows.padding, strict=True), first_axis
-    ):
+    axes = zip(windows.upscaled, windows.dilated, windows.padding, strict=True)
+    for axis, (extent, span, (p, q)) in enumerate(axes, first_axis):
         is_empty_batch = extent == p == q == 0 and span == 1
         if p + extent + q < span and not is_empty_batch:
             raise InvalidShape(
@@ -267,12 +264,10 @@ def require_basic(windows: Windows, first_axis: int = 0) -> None:
 
 def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> None:
     """Refuse an output that is empty or does not map down to the input's shape."""
-    attributes = (windows.size, windows.border, padding, windows.stride, windows.dilation)
-    again = basic(windows.upscaled, *attributes)
-    for axis, (up, down, found, pads) in enumerate(
-        zip(windows.upscaled, windows.downscaled, again.downscaled, windows.padding, strict=True),
-        first_axis,
-    ):
+    w = windows
+    again = basic(w.upscaled, w.size, w.border, padding, w.stride, w.dilation)
+    axes = zip(w.upscaled, w.downscaled, again.downscaled, w.padding, strict=True)
+    for axis, (up, down, found, pads) in enumerate(axes, first_axis):
         if up < 1 and not up == down == 0:
             raise InvalidShape(
                 f"the output has extent {up} at axis {axis}: "
