@@ -27,6 +27,7 @@ from lowering.graph import (
     Types,
     Value,
     mapped,
+    values_of,
 )
 from lowering.location import Span
 from lowering.ops import require, rules
@@ -198,32 +199,32 @@ class GraphBuilder:
         `rule` is a user's own for `kind`. The document does not know results that are `inserted`.
         """
         known = rule or rules[kind]
+        given: dict[str, Any] = {**operands, **attributes}
         reads, arguments = known.infer_reads, dict[str, Any]()
-        for name, x in (*operands.items(), *attributes.items()):
+        for name, x in given.items():
             if "**" in reads or name in reads:
                 read = mapped(x, self._as_read) if name in operands else _opened(x)
                 arguments[python_name(name)] = read
-        count = len(operands) + len(attributes)
-        if len(arguments) < count and "**" not in known.parameters:
-            for name in (*operands, *attributes):
+        if len(arguments) < len(given) and "**" not in known.parameters:
+            for name in given:
                 if name not in known.parameters:
                     raise InvalidOperation(f"the rule takes no '{name}'")
-        if count < len(known.parameters):
+        if len(given) < len(known.parameters):
             required = set(known.parameters) - known.defaults.keys() - {"**"}
-            if missing := sorted(required - operands.keys() - attributes.keys()):
+            if missing := sorted(required - given.keys()):
                 raise InvalidOperation(f"the rule needs {', '.join(map(repr, missing))}")
         try:
             inferred = known.infer(**arguments)
         except ZeroDivisionError:  # some divide by an extent
-            if not any(map(_is_empty, operands.values())):
+            if not any([0 in v.type.shape for x in operands.values() for v in values_of(x)]):
                 raise
             raise InvalidShape("an operand is empty, it needs items") from None
         if isinstance(inferred, TensorType) and len(names) == 1:  # as nearly always
             results = (Value(self._name(names[0], True), _possible(inferred), inserted),)
         else:
             results = self._results(inferred, names, inserted)
-        read, given = tuple(operands.items()), tuple(attributes.items())
-        self.operations.append(Operation(kind, read, given, results, span, calls, rule))
+        own = tuple(operands.items()), tuple(attributes.items())
+        self.operations.append(Operation(kind, *own, results, span, calls, rule))
         return results
 
     def _results(self, types: Types, names: Sequence[str], inserted: bool) -> tuple[Result, ...]:
@@ -279,9 +280,3 @@ def _opened(attribute: Any) -> Any:
         items: tuple[Any, ...] = attribute
         return tuple(map(_opened, items)) if any(map(is_symbolic, items)) else items
     return UNKNOWN if is_symbolic(attribute) else attribute
-
-
-def _is_empty(operand: Any) -> bool:
-    if isinstance(operand, Value):
-        return 0 in operand.type.shape
-    return isinstance(operand, tuple) and any(map(_is_empty, operand))  # pyright: ignore[reportUnknownArgumentType]

@@ -123,12 +123,12 @@ class Operation:
     def reads(self) -> Iterator[Value]:
         """Yield the tensors that it reads, in order, with repetitions."""
         for _, operand in self.operands:
-            yield from _values(operand)
+            yield from values_of(operand)
 
     def writes(self) -> Iterator[Value]:
         """Yield the tensors that it writes, in order."""
         for result in self.results:
-            yield from _values(result)
+            yield from values_of(result)
 
     @property
     def name(self) -> str:
@@ -148,12 +148,13 @@ def substituted(operand: Operand, values: Mapping[Value, Value]) -> Operand:
     return values.get(operand, operand) if isinstance(operand, Value) else operand
 
 
-def _values(operand: Operand) -> Iterator[Value]:
+def values_of(operand: Operand) -> Iterator[Value]:
+    """Yield the tensors that are an operand or a result, or items of it."""
     if isinstance(operand, Value):
         yield operand
     elif isinstance(operand, tuple):
         for item in operand:
-            yield from _values(item)
+            yield from values_of(item)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -98,8 +98,6 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
 
 
 def _order(terms: Sequence[set[str]], output: str, extents: dict[str, int]) -> list[Any]:
-    if len(terms) <= 2:
-        return [tuple(range(len(terms)))]
     shapes = ([extents[letter] for letter in term] for term in terms)
     arrays: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return jnp.einsum_path(_equation(terms, output, extents), *arrays)[0]
