@@ -1,4 +1,4 @@
-"""Arrays that a device takes as they are."""
+"""Makes arrays that a device takes as they are."""
 
 from __future__ import annotations
 

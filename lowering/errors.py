@@ -1,4 +1,4 @@
-"""Errors that rules raise about their arguments; callers add the place in the text."""
+"""Defines the errors that rules raise about arguments; callers add the place in the text."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Operation:
 
 
 def mapped(operand: Operand | Result, leaf: Callable[[Any], Any]) -> Any:
-    """Return what a function makes of a tensor or literal; a list for an array of these."""
+    """Apply a function to a tensor or literal; return a list for an array of these."""
     return [mapped(x, leaf) for x in operand] if isinstance(operand, tuple) else leaf(operand)
 
 
@@ -186,7 +186,7 @@ class StateVariable:
         return self.value is self.initial
 
     def reads(self) -> tuple[Value, ...]:
-        """Return what it becomes after a cycle, and what it starts with if that is computed."""
+        """Return its update, and its initial tensor where that is computed."""
         return (self.update,) if self.initial is None else (self.update, self.initial)
 
     def substituted(self, values: Mapping[Value, Value]) -> StateVariable:

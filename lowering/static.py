@@ -1,11 +1,9 @@
-"""Values known on the host, not traced: literals, constants, and what is computed from these."""
+"""Tells values known on the host from traced ones: literals, constants, and what comes of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 _HOST = (bool, int, float, np.ndarray, np.generic)
@@ -21,9 +19,3 @@ def is_static(value: Any) -> bool:
 def is_zero(value: Any) -> bool:
     """Tell whether a value is known to be the number 0, and no array of it."""
     return is_static(value) and np.ndim(value) == 0 and bool(value == 0)
-
-
-def on_host(compute: Callable[[], Any]) -> Any:
-    """Compute static values now, outside of any tracing, to numpy arrays."""
-    with jax.ensure_compile_time_eval():
-        return jax.tree.map(np.asarray, compute())

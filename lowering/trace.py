@@ -16,7 +16,7 @@ from lowering.graph import Graph, Operation, Rule, Value, mapped
 from lowering.lines import call_at
 from lowering.ops import rules
 from lowering.registry import python_name
-from lowering.static import is_static, on_host
+from lowering.static import is_static
 from lowering.work import multiply_adds
 
 Item = TypeVar("Item")
@@ -109,13 +109,14 @@ def _apply(
         types = [value.type for value in (*operation.reads(), *operation.writes())]
         items = sum([volume(known(type.shape)) for type in types])
         context.fold(items + multiply_adds(operation) // _PRODUCTS)
-        return on_host(results)
+        with jax.ensure_compile_time_eval():
+            return jax.tree.map(np.asarray, results())
     with jax.named_scope(operation.name):
         return call_at(operation, results)
 
 
 def _is_staged(attribute: Any) -> bool:
-    """Tell what is never computed on the host: symbolic extents, and graphs that are repeated."""
+    """Tell whether an attribute keeps all from the host: a symbolic extent, a repeated graph."""
     if isinstance(attribute, tuple):
         return any(map(_is_staged, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return is_symbolic(attribute) or isinstance(attribute, Graph)

@@ -113,7 +113,7 @@ def _corners(x: Any, extent: int, length: float) -> Any:
 
 
 def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> Array:
-    """Return what lies at places along an axis of floats; of any numbers if nearest."""
+    """Interpolate floats at places along an axis; numbers of any dtype if nearest."""
     extent = x.shape[axis]
     if isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent)):
         return x
@@ -142,9 +142,8 @@ def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
     if method.interpolator == "nearest":
         return _WORK * count, 1
     taps = len(_taps(length / extent, method))
-    if extent <= _PRODUCTS * taps:
-        return _WORK * count * (taps + extent), 1
-    return _WORK * count * taps, taps
+    is_product = extent <= _PRODUCTS * taps
+    return _WORK * count * (taps + extent * is_product), 1 if is_product else taps
 
 
 def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
