@@ -21,6 +21,8 @@ from lowering.kernels.correlation import Slide
 _UNROLLED = 32  # products that one loop adds
 _CHUNK = 16  # of more of them
 
+_item: Callable[..., Array] = partial(lax.dynamic_index_in_dim, keepdims=False)
+
 Sums: TypeAlias = tuple[Array, Array | None]  # and where something overflowed
 
 
@@ -123,24 +125,22 @@ def _operands(
         return lambda _: x.T[:, None], lambda _: filter.T[:, None], 1, ()
     groups, (count, depth, *size) = slide.groups, filter.shape
     x = slide.spread_out(x)
-    planes = jnp.moveaxis(x.reshape(len(x), groups, depth, *x.shape[2:]), 2, 0)
+    planes = jnp.moveaxis(x.reshape(len(x), groups, depth, *x.shape[2:]), (2, 1), (0, 1))
     extents = slide.places(x.shape[2:], size)
     grouped = jnp.moveaxis(filter.reshape(groups, count // groups, depth, -1), (2, 3), (0, 1))
 
-    def few(k: Any) -> Array:
-        plane = lax.dynamic_index_in_dim(planes, k, keepdims=False)
-        taken = [plane[:, :, *slide.items(cell, extents)] for cell in np.ndindex(*size)]
-        return jnp.stack([jnp.swapaxes(x, 0, 1).reshape(groups, -1) for x in taken])
-
-    def many(k: Any) -> Array:  # a slice for each would compile for minutes
-        plane = lax.dynamic_index_in_dim(planes, k, keepdims=False)
+    def cells(k: Any) -> Array:
+        plane = _item(planes, k)  # (G,B,X...)
+        if math.prod(size) <= _UNROLLED:
+            parts = [plane[:, :, *slide.items(cell, extents)] for cell in np.ndindex(*size)]
+            return jnp.stack([part.reshape(groups, -1) for part in parts])
+        # A slice for each would compile for minutes.
         axes = zip(size, slide.dilation, extents, slide.stride, strict=True)
         rows, columns = (np.arange(k)[:, None] * d + np.arange(n) * s for k, d, n, s in axes)
-        taken = plane[:, :, rows[:, None, :, None], columns[None, :, None, :]]
-        return jnp.moveaxis(taken, 0, 3).reshape(groups, math.prod(size), -1).swapaxes(0, 1)
+        part = plane[:, :, rows[:, None, :, None], columns[None, :, None, :]]
+        return jnp.moveaxis(part, (2, 3), (0, 1)).reshape(math.prod(size), groups, -1)
 
-    cells = few if math.prod(size) <= _UNROLLED else many
-    return cells, lambda k: lax.dynamic_index_in_dim(grouped, k, keepdims=False), depth, extents
+    return cells, lambda k: _item(grouped, k), depth, extents
 
 
 def _products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
@@ -155,12 +155,9 @@ def _products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
     chunked = [x.reshape(-1, _CHUNK, *x.shape[1:]) for x in filled]
 
     def fetch(k: Any) -> Any:
-        return tuple(lax.dynamic_index_in_dim(x, k, keepdims=False) for x in chunked)
+        return tuple(_item(x, k) for x in chunked)
 
-    def chunk(sums: Sums, operands: Any) -> Sums:
-        return _products(sums, operands, steps)
-
-    return _pipelined(len(chunked[0]), fetch, chunk, sums)
+    return _pipelined(len(chunked[0]), fetch, partial(_products, steps=steps), sums)
 
 
 def _pipelined(
