@@ -97,9 +97,8 @@ def _has(instructions: str) -> bool:
 
 def _is_zen5() -> bool:
     """Tell whether the host's processor is AMD's of family 26 or later."""
-    fields = {
-        name.strip(): text.strip() for name, _, text in (x.partition(":") for x in processor())
-    }
+    lines = (line.partition(":") for line in processor())
+    fields = {name.strip(): text.strip() for name, _, text in lines}
     return fields.get("vendor_id") == "AuthenticAMD" and int(fields.get("cpu family") or 0) >= 26
 
 

@@ -67,8 +67,6 @@ def at_least(size: int, other: int) -> bool:
 
     Passes compare sizes by it, and leave as written what they do not know.
     """
-    if not (is_symbolic(size) or is_symbolic(other)):
-        return size >= other
     try:
         return bool(size >= other)
     except Exception:  # InconclusiveDimensionOperation of jax, which nothing here imports

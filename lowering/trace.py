@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,12 @@ import numpy as np
 
 from lowering.errors import InvalidComputation
 from lowering.extents import differ, is_symbolic, known, show, volume
-from lowering.graph import Graph, Operation, Rule, Value, mapped
+from lowering.graph import Graph, Operation, Result, Rule, Value, mapped
 from lowering.lines import call_at
 from lowering.ops import rules
 from lowering.registry import python_name
 from lowering.static import is_static
 from lowering.work import multiply_adds
-
-Item = TypeVar("Item")
 
 _NARROW = ("int2", "uint2", "int4", "uint4")
 
@@ -102,7 +100,9 @@ def _apply(
         arguments["ctx"] = context
 
     def results() -> list[Any]:
-        return list(_checked(operation, rule.lower(**arguments)))
+        returned: Any = rule.lower(**arguments)
+        returned = returned if isinstance(returned, tuple) else (returned,)
+        return list(_checked(operation, operation.results, returned, "results"))
 
     static = is_static(tuple(operands.values())) and not _is_staged(operation.attributes)
     if static:
@@ -122,23 +122,18 @@ def _is_staged(attribute: Any) -> bool:
     return is_symbolic(attribute) or isinstance(attribute, Graph)
 
 
-def _checked(operation: Operation, returned: Any) -> Iterator[Any]:
-    results: Any = returned if isinstance(returned, tuple) else (returned,)
-    for declared, result in _paired(operation, "results", operation.results, results):
-        if isinstance(declared, Value):
-            yield _typed(operation, declared, result)
-        else:
-            for value, item in _paired(operation, "tensors in a list", declared, result):
-                yield _typed(operation, value, item)
-
-
-def _paired(
-    operation: Operation, what: str, declared: Sequence[Item], found: Any
-) -> Iterator[tuple[Item, Any]]:
+def _checked(
+    operation: Operation, declared: Result | tuple[Result, ...], found: Any, what: str
+) -> Iterator[Any]:
+    """Yield the arrays that a rule returned, one after the other, in their inferred types."""
+    if isinstance(declared, Value):
+        yield _typed(operation, declared, found)
+        return
     items: Sequence[Any] = found if isinstance(found, list | tuple) else (found,)
     if len(items) != len(declared):
         raise _invalid(operation, f"{len(items)} {what}, it inferred {len(declared)}")
-    return zip(declared, items, strict=True)
+    for result, item in zip(declared, items, strict=True):
+        yield from _checked(operation, result, item, "tensors in a list")
 
 
 def _typed(operation: Operation, value: Value, array: Any) -> Any:
