@@ -8,7 +8,8 @@ import pytest
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN
-from lowering.graph import TensorType
+from lowering.graph import ABSENT, PRESENT, TensorType
+from lowering.registry import Registry
 
 REAL = TensorType((2, 3), "float32")
 
@@ -84,3 +85,13 @@ def test_variables() -> None:
         builder.update(s, x)
     (state,) = builder.graph("g", [x], ["x"]).states
     assert (state.value, state.update, state.initial) == (s, x, x)
+
+
+def test_a_scalar_of_logical_values_is_there() -> None:
+    """Rules see another type than that of an operand that is absent, and may return it."""
+    rules, seen, builder = Registry(), list[TensorType](), GraphBuilder()
+    rules.rule("own", lambda x: seen.append(x) or x)(lambda x: x)
+    for x in (builder.input("x", ABSENT), False):
+        (y,) = builder.operation("own", {"x": x}, {}, ["y"], rule=rules["own"])
+        assert y.type == ABSENT
+    assert seen == [PRESENT, ABSENT]

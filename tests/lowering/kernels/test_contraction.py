@@ -60,6 +60,11 @@ def test_extents_of_1_count_for_all() -> None:
     x, y = np.arange(2, dtype=np.int32)[:, None], np.arange(6, dtype=np.int32).reshape(3, 2)
     made = contract([x, y], ["ij", "jk"], "ixk", jnp.int32, None)
     np.testing.assert_array_equal(made, (np.repeat(x, 3, 1) @ y)[:, None])
+    diagonal = contract([y.reshape(1, 6)], ["ii"], "i", jnp.int32, None)
+    np.testing.assert_array_equal(diagonal, np.arange(6))
+    half = [a.astype(jnp.bfloat16) for a in (x, y)]
+    made = contract(half, ["ij", "jk"], "ik", jnp.float32, None)
+    np.testing.assert_array_equal(made, np.repeat(x, 3, 1) @ y)
 
 
 def test_products_of_bfloat16_are_summed_in_float32() -> None:
