@@ -11,8 +11,9 @@ import jax
 from jax.typing import DTypeLike
 
 from lowering.registry import Registry
-from nnef_jax.execution.entry_points import Execution
+from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.own_arrays import OwnArrays
 from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
@@ -128,7 +129,7 @@ def load(
         weights,
     ) as network:
         run = RunOptions(precision, optimize, autotune, donate_state, unused, quantization == "ste")
-        return Model(Execution.loaded(network, run, cache))
+        return Model(OwnArrays.of(Definition(network, run, cache), network.data))
 
 
 def _require_precision(precision: jax.lax.PrecisionLike) -> None:
