@@ -2,74 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from lowering.host import ARITHMETIC, MOVES, HostProgram, Step
+from lowering.facts import facts
+from lowering.host import HostProgram, Step
 from lowering.jaxprs import is_literal, primitive, variables
+from lowering.program import Program
 
 _REAL = {np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)}
 _MOVED = "biufc"  # kinds of dtypes; beside these all that are real
 _COMPUTED = {np.dtype(np.float32), np.dtype(np.float64)}
 
 
-def host_program(
-    arguments: Sequence[Any],
-    constants: Mapping[Any, Any],
-    equations: Sequence[Any],
-    results: Sequence[Any],
-) -> HostProgram | None:
-    """Return a function of variables as a program, or None where it has other operations."""
-    if not all(map(_is_known, equations)):
-        return None
-    return _Writer(arguments, constants).program(equations, results)
+def host_program(program: Program) -> HostProgram | None:
+    """Return a program as one for the host, or None where it has other operations."""
+    return _Writer(program).written() if all(map(_is_known, program.equations)) else None
 
 
 def _is_known(equation: Any) -> bool:
-    name, types = primitive(equation), {v.aval.dtype for v in (*equation.invars, *equation.outvars)}
-    if name in ARITHMETIC:
+    name, known = primitive(equation), facts(equation)
+    types = {v.aval.dtype for v in (*equation.invars, *equation.outvars)}
+    if known.numpy is None or len(equation.outvars) > 1 or not {*known.reads} <= {*equation.params}:
+        return False
+    if name == "reshape" and equation.params["dimensions"] is not None:
+        return False
+    if not known.moves:
         return len(types) == 1 and types <= _COMPUTED
     if name == "convert_element_type":
         return types <= _REAL
-    if name == "reshape" and equation.params["dimensions"] is not None:
-        return False
-    _, names = MOVES.get(name, (None, ("",)))
-    moved = all(x in _REAL or (isinstance(x, np.dtype) and x.kind in _MOVED) for x in types)
-    return moved and len(equation.outvars) == 1 and all(x in equation.params for x in names)
+    return all(x in _REAL or (isinstance(x, np.dtype) and x.kind in _MOVED) for x in types)
 
 
 class _Writer:
     """Writes a program, a place after the other."""
 
-    def __init__(self, arguments: Sequence[Any], constants: Mapping[Any, Any]) -> None:
-        self._places = {v: place for place, v in enumerate([*arguments, *constants])}
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._places = {v: i for i, v in enumerate([*program.arguments, *program.constants])}
         self._count = len(self._places)
-        self._constants = {self._places[v]: np.asarray(x) for v, x in constants.items()}
+        pairs = zip(program.constants, program.closed.consts, strict=True)
+        self._constants = {self._places[v]: np.asarray(x) for v, x in pairs}
         self._groups: dict[int, list[Step]] = {}  # of the step at a place
 
-    def program(self, equations: Sequence[Any], results: Sequence[Any]) -> HostProgram:
-        kept = set(results)
-        readers = {v: e for e in equations for v in variables(e.invars)}  # the last ones
-        for equation in equations:
+    def written(self) -> HostProgram:
+        program = self._program
+        readers = {v: e for e in program.equations for v in variables(e.invars)}  # the last ones
+        readers |= dict.fromkeys(program.results)
+        for equation in program.equations:
             operands = tuple(map(self._place_of, equation.invars))
-            ended = {
-                self._places[v]
-                for v in variables(equation.invars)
-                if readers[v] is equation and v not in kept
-            }
+            ended = {self._places[v] for v in variables(equation.invars) if readers[v] is equation}
             (result,) = equation.outvars
-            _, names = MOVES.get(primitive(equation), (None, ()))
-            params = tuple(equation.params[name] for name in names)
+            params = tuple(equation.params[name] for name in facts(equation).reads)
             place = self._places[result] = self._next()
             last = tuple(sorted(ended & self._groups.keys()))
-            step = Step(primitive(equation), operands, params, place, result in kept, last)
+            kept = readers[result] is None
+            step = Step(primitive(equation), operands, params, place, kept, last)
             self._groups[place] = self._joined(operands)
             self._groups[place].append(step)
         groups = {id(group): tuple(group) for group in self._groups.values()}
-        wanted = tuple(self._places[v] for v in results)
+        wanted = tuple(self._places[v] for v in program.results)
         return HostProgram(self._constants, tuple(groups.values()), wanted)
 
     def _place_of(self, operand: Any) -> int:

@@ -1,15 +1,16 @@
 """Reads and evaluates equations of traced functions.
 
-No other module uses `jax.extend.core`. If a later jax breaks this one, `fallback` steps in.
+No other module uses `jax.extend`. If a later jax breaks this one, `fallback` steps in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core, source_info_util
 
 CALL, SCAN, PRODUCT, CONVOLUTION = "jit", "scan", "dot_general", "conv_general_dilated"
@@ -29,6 +30,11 @@ def require_names() -> None:
         getattr(source_info_util, name)
 
 
+def leave_out(folder: str) -> None:
+    """Make frames of a folder's files no places in a user's program."""
+    source_info_util.register_exclusion(folder)
+
+
 def operation(name: str) -> Any:
     """Return a new primitive with any number of results."""
     made = core.Primitive(name)
@@ -41,6 +47,11 @@ def primitive(equation: Any) -> str:
     return equation.primitive.name
 
 
+def equations(closed: Any) -> Sequence[Any]:
+    """Return the equations of a traced function."""
+    return closed.jaxpr.eqns
+
+
 def is_literal(operand: Any) -> bool:
     """Tell a number that an equation holds from a variable."""
     return isinstance(operand, core.Literal)
@@ -49,17 +60,6 @@ def is_literal(operand: Any) -> bool:
 def variables(operands: Iterable[Any]) -> list[Any]:
     """Return the operands that are no literals."""
     return [operand for operand in operands if not is_literal(operand)]
-
-
-def function(
-    title: str, arguments: Sequence[Any], results: Sequence[Any], equations: Sequence[Any]
-) -> Callable[..., list[Any]]:
-    """Return the function of these variables that evaluates the equations."""
-    names = tuple(f"x{i}" for i in range(len(arguments)))
-    paths = tuple(f"result[{i}]" for i in range(len(results)))
-    info = core.DebugInfo(title, title, names, paths)
-    jaxpr = core.Jaxpr([], arguments, results, equations, debug_info=info)
-    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))
 
 
 def as_function(closed: Any) -> Callable[..., list[Any]]:
@@ -82,27 +82,14 @@ def lifted(closed: Any, chosen: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
     return core.ClosedJaxpr(jaxpr, [x for _, x in kept]), [x for _, x in moved]
 
 
-def changed(
-    closed: Any, arguments: Sequence[Any], results: Sequence[Any], without: Iterable[Any]
-) -> Any:
-    """Return a traced function with other arguments and results, and without some equations."""
-    left_out = {id(equation) for equation in without}
-    jaxpr = closed.jaxpr.replace(
-        invars=list(arguments),
-        outvars=list(results),
-        eqns=[e for e in closed.jaxpr.eqns if id(e) not in left_out],
-        debug_info=closed.jaxpr.debug_info.with_unknown_names(),
-    )
-    return core.ClosedJaxpr(jaxpr, closed.consts)
-
-
 def of_equations(
     closed: Any,
     equations: Sequence[Any],
     results: Sequence[Any],
     constants: Mapping[Any, Any] | None = None,
+    arguments: Sequence[Any] | None = None,
 ) -> Any:
-    """Return a traced function of the same arguments with other equations, results, constants.
+    """Return a traced function with other equations and results, constants and arguments.
 
     Equations and constants that no result depends on are left out, unless they have effects.
     """
@@ -112,28 +99,44 @@ def of_equations(
         if equation.effects or not wanted.isdisjoint(equation.outvars):
             kept.append(equation)
             wanted.update(variables(equation.invars))
+    jaxpr = closed.jaxpr
     if constants is None:
-        constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     constants = {v: x for v, x in constants.items() if v in wanted}
-    jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=kept[::-1], outvars=list(results))
-    return core.ClosedJaxpr(jaxpr, list(constants.values()))
+    made = jaxpr.replace(
+        constvars=list(constants),
+        invars=list(jaxpr.invars if arguments is None else arguments),
+        outvars=list(results),
+        eqns=kept[::-1],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    return core.ClosedJaxpr(made, list(constants.values()))
 
 
 def traced(
     equation: Any, function: Callable[..., Any], operands: Sequence[Any]
-) -> tuple[list[Any], list[Any], dict[Any, Any]]:
-    """Trace a function that takes an equation's place.
+) -> tuple[list[Any], Any, dict[Any, Any]]:
+    """Trace a function of pytrees of variables; what is a literal it gets as an array of numpy.
 
-    Return its equations, the operands that are its results, and its constants. They are named as
-    the equation is, and stand at its place in the document.
+    Return its equations, its result as a pytree of operands, and its constants. They are named as
+    an equation is, and stand at its place in the document.
     """
-    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-    closed = inlined(jax.make_jaxpr(lambda *x: jax.tree.leaves(function(*x)))(*types))
-    values = dict(zip(closed.jaxpr.invars, operands, strict=True))
+    leaves, tree = jax.tree.flatten(tuple(operands))
+
+    def flat(*arrays: Any) -> Any:
+        values = dict(zip(variables(leaves), arrays, strict=True))
+        given = [np.asarray(v.val, v.aval.dtype) if is_literal(v) else values[v] for v in leaves]
+        return function(*jax.tree.unflatten(tree, given))
+
+    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables(leaves)]
+    with np.errstate(all="ignore"):  # literals may overflow, or be divided by 0
+        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*types)
+    closed = inlined(closed)
+    renamed = dict(zip(closed.jaxpr.invars, variables(leaves), strict=True))
     outer = equation.source_info
 
     def mapped(v: Any) -> Any:
-        return v if is_literal(v) else values.get(v, v)
+        return v if is_literal(v) else renamed.get(v, v)
 
     steps = [
         e.replace(
@@ -142,20 +145,22 @@ def traced(
         )
         for e in closed.jaxpr.eqns
     ]
-    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    return steps, list(map(mapped, closed.jaxpr.outvars)), constants
+    results = jax.tree.unflatten(jax.tree.structure(shapes), map(mapped, closed.jaxpr.outvars))
+    return steps, results, dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
 
 def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
     """Apply `change` to each traced function that an equation holds."""
+    found = [(closed, change(closed)) for closed in inner(equation)]
+    if all(a is b for a, b in found):
+        return equation
+    made = {id(a): b for a, b in found}
 
     def changed(value: Any) -> Any:
-        if isinstance(value, core.ClosedJaxpr):
-            return change(value)
-        return tuple(map(changed, value)) if isinstance(value, tuple) else value
+        return (
+            tuple(map(changed, value)) if isinstance(value, tuple) else made.get(id(value), value)
+        )
 
-    if not inner(equation):
-        return equation
     return equation.replace(params={k: changed(v) for k, v in equation.params.items()})
 
 
@@ -168,7 +173,7 @@ def without_forwarded(closed: Any, keep: int) -> tuple[Any, list[int | None]]:
     first, rest = closed.jaxpr.outvars[:keep], closed.jaxpr.outvars[keep:]
     sources = [None if is_literal(v) else places.get(v) for v in rest]
     made = [v for v, source in zip(rest, sources, strict=True) if source is None]
-    return changed(closed, closed.jaxpr.invars, [*first, *made], ()), sources
+    return of_equations(closed, closed.jaxpr.eqns, [*first, *made]), sources
 
 
 def depending(closed: Any, chosen: Iterable[bool]) -> list[bool]:
@@ -251,6 +256,13 @@ def inner(equation: Any) -> list[Any]:
     return [x for x in found if isinstance(x, core.ClosedJaxpr)]
 
 
+def innermost(jaxpr: Any) -> Iterator[Any]:
+    """Return the equations of a function and of those in it that hold no functions themselves."""
+    for equation in jaxpr.eqns:
+        held = inner(equation)
+        yield from (e for closed in held for e in innermost(closed.jaxpr)) if held else [equation]
+
+
 def scan_counts(equation: Any) -> tuple[int, int]:
     """Return how many operands of a scan are constants, and how many its carry."""
     params = equation.params
@@ -260,15 +272,44 @@ def scan_counts(equation: Any) -> tuple[int, int]:
     return len(constants), len(carry)
 
 
-def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Return the results of an equation as it stands, named by the scope that is entered."""
+def scan_parts(equation: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the operands of a scan that are constants, the start of its carry, and stacks."""
+    count, carried = scan_counts(equation)
+    return [*operands[:count]], [*operands[count:][:carried]], [*operands[count + carried :]]
+
+
+def scanned(
+    equation: Any,
+    step: Callable[..., Sequence[Any]],
+    constants: Sequence[Any],
+    start: Sequence[Any],
+    stacks: Sequence[Any],
+) -> list[Any]:
+    """Run a scan with another step, from constants, carry and items to new carry and items."""
+
+    def turn(carry: Sequence[Any], items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        results = list(step(*constants, *carry, *items))
+        return results[: len(start)], results[len(start) :]
+
+    options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
+    last, collected = jax.lax.scan(turn, list(start), list(stacks), **options)
+    return [*last, *collected]
+
+
+def bind(equation: Any, operands: Sequence[Any], **params: Any) -> list[Any]:
+    """Return the results of an equation, named by the scope that is entered.
+
+    Some of its parameters may be other ones.
+    """
     info = equation.source_info
     unnamed = info.replace(name_stack=type(info.name_stack)())
-    equation = equation.replace(source_info=unnamed)
-    pairs = zip(equation.invars, operands, strict=True)
-    given = {variable: operand for variable, operand in pairs if not is_literal(variable)}
-    run = function(primitive(equation), list(given), equation.outvars, [equation])
-    return run(*given.values())
+    equation = equation.replace(source_info=unnamed, params=equation.params | params)
+    given = [core.Var(v.aval) for v in equation.invars]  # of literals too: others may take theirs
+    equation, name = equation.replace(invars=given), primitive(equation)
+    paths = tuple("" for _ in equation.outvars)
+    info = core.DebugInfo(name, name, tuple("" for _ in given), paths)
+    jaxpr = core.Jaxpr([], given, equation.outvars, [equation], debug_info=info)
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*operands)
 
 
 def values_of(closed: Any, arguments: Sequence[Any]) -> dict[Any, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,12 @@ def _leave_out_packages() -> None:
 
     What it imports takes 15 ms, which a process that finds all in a cache does without.
     """
-    try:
-        from jax.extend.source_info_util import register_exclusion
-    except ImportError:  # a later jax may lack it, and names a file of ours instead
-        return
-    for package in ("lowering", "nnef_jax"):
-        register_exclusion(f"{Path(__file__).parents[1] / package}/")
+    # A later jax may lack what is needed, and names a file of ours instead.
+    with suppress(ImportError, AttributeError):
+        from lowering.jaxprs import leave_out
+
+        for package in ("lowering", "nnef_jax"):
+            leave_out(f"{Path(__file__).parents[1] / package}/")
 
 
 def _frame(span: Span, name: str) -> Callable[..., Any]:

@@ -10,25 +10,20 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lowering.graph import Graph, Operation, Value
 from lowering.kernels import contraction
 from lowering.ops import FAMILIES
+from lowering.rules import Rules
 
 DIVIDED = True
 # What is known of an axis: nothing, that it is divided, or which axis of a parameter it is.
 Mark = bool | tuple[str, int] | None
 Marks = list[Mark]
 
-_SOFTMAX = ("softmax", "log_softmax")
-_OTHERS = ("cast", "add_n", "batch_normalization")
-_BY_ITEM = {*FAMILIES["activation"], *FAMILIES["elementwise"], *_OTHERS} - {*_SOFTMAX}
-_FAMILIES = ("window", "resample", "selection", "reduce", "normalize")
-_ALONG_OTHERS = {kind for family in _FAMILIES for kind in FAMILIES[family]}.union(
-    _SOFTMAX, ("masked_softmax", "split")
-)
+_RULES = Rules()  # by kind; later ones count more
 
 
 def divided_axes(graph: Graph, count: int, least: int = 0) -> dict[str, int]:
@@ -56,12 +51,8 @@ class _Walk:
     def through(self, graph: Graph) -> None:
         """Mark what all operations write."""
         for operation in graph.operations:
-            if operation.kind in _RULES:
-                _RULES[operation.kind](self, operation)
-            elif operation.kind in _BY_ITEM:
-                _by_item(self, operation)
-            elif operation.kind in _ALONG_OTHERS:
-                _along_others(self, operation)
+            if rule := _RULES.own.get(operation.kind):
+                rule(self, operation)
 
     def of(self, operand: Any) -> Marks:
         """Return what is known of an operand's axes."""
@@ -113,29 +104,10 @@ def _operands(operation: Operation) -> list[Any]:
     return found
 
 
-def _by_item(walk: _Walk, operation: Operation) -> None:
-    """Aligned from the left, as the standard broadcasts."""
-    _, marks = _aligned(walk, [walk.of(operand) for operand in _operands(operation)])
-    rank = max([len(value.type.shape) for value in operation.writes()], default=0)
-    walk.write(operation, (marks + [None] * rank)[:rank])
+_FAMILIES = ("window", "resample", "selection", "reduce", "normalize")
 
 
-def _aligned(walk: _Walk, operands: Sequence[Marks]) -> tuple[bool, Marks]:
-    """Return the marks of a result along the axes of its operands."""
-    rank = max(map(len, operands), default=0)
-    columns = [[m[axis] for m in operands if axis < len(m)] for axis in range(rank)]
-    known = all(any(isinstance(mark, tuple) for mark in marks) or not marks for marks in operands)
-    result: Marks = []
-    for column in columns:
-        if DIVIDED in column:  # a bias is divided as what it is added to
-            for mark in column:
-                walk.divides(mark)
-            result.append(DIVIDED)
-        else:
-            result.append(next((m for m in column if m), None) if known else None)
-    return known, result
-
-
+@_RULES(*(kind for family in _FAMILIES for kind in FAMILIES[family]), "masked_softmax", "split")
 def _along_others(walk: _Walk, operation: Operation) -> None:
     """Keep the axes along which nothing is computed: extents there are as before."""
     attributes = dict(operation.attributes)
@@ -157,6 +129,34 @@ def _along_others(walk: _Walk, operation: Operation) -> None:
         ]
 
 
+@_RULES(*FAMILIES["activation"], *FAMILIES["elementwise"], "cast", "add_n", "batch_normalization")
+def _by_item(walk: _Walk, operation: Operation) -> None:
+    """Aligned from the left, as the standard broadcasts."""
+    _, marks = _aligned(walk, [walk.of(operand) for operand in _operands(operation)])
+    rank = max([len(value.type.shape) for value in operation.writes()], default=0)
+    walk.write(operation, (marks + [None] * rank)[:rank])
+
+
+_RULES("softmax", "log_softmax")(_along_others)
+
+
+def _aligned(walk: _Walk, operands: Sequence[Marks]) -> tuple[bool, Marks]:
+    """Return the marks of a result along the axes of its operands."""
+    rank = max(map(len, operands), default=0)
+    columns = [[m[axis] for m in operands if axis < len(m)] for axis in range(rank)]
+    known = all(any(isinstance(mark, tuple) for mark in marks) or not marks for marks in operands)
+    result: Marks = []
+    for column in columns:
+        if DIVIDED in column:  # a bias is divided as what it is added to
+            for mark in column:
+                walk.divides(mark)
+            result.append(DIVIDED)
+        else:
+            result.append(next((m for m in column if m), None) if known else None)
+    return known, result
+
+
+@_RULES("linear", "matmul")
 def _linear(walk: _Walk, operation: Operation) -> None:
     operands = dict(operation.operands)
     if operation.kind == "linear":
@@ -176,6 +176,7 @@ def _linear(walk: _Walk, operation: Operation) -> None:
     walk.write(operation, marks)
 
 
+@_RULES("einsum")
 def _einsum(walk: _Walk, operation: Operation) -> None:
     operands = _operands(operation)
     expr = str(dict(operation.attributes)["expr"])
@@ -184,12 +185,14 @@ def _einsum(walk: _Walk, operation: Operation) -> None:
         walk.write(operation, walk.product(operation, operands, terms, result))
 
 
+@_RULES("attention")
 def _attention(walk: _Walk, operation: Operation) -> None:
     """Keep heads apart."""
     *batch, heads, _, _ = walk.of(next(operation.reads()))
     walk.write(operation, [*batch, heads, None, None])
 
 
+@_RULES("conv", "deconv")
 def _conv(walk: _Walk, operation: Operation) -> None:
     """By output channel."""
     operands = dict(operation.operands)
@@ -203,6 +206,7 @@ def _conv(walk: _Walk, operation: Operation) -> None:
     walk.write(operation, _aligned(walk, [marks, walk.of(operands["bias"])])[1])
 
 
+@_RULES("gather")
 def _gather(walk: _Walk, operation: Operation) -> None:
     """Divide a table of words by word, else by width; what is looked up is whole."""
     marks = walk.of(dict(operation.operands)["input"])
@@ -211,12 +215,14 @@ def _gather(walk: _Walk, operation: Operation) -> None:
         walk.divides(marks[1 - axis])
 
 
+@_RULES("transpose")
 def _transpose(walk: _Walk, operation: Operation) -> None:
     marks = walk.of(next(operation.reads()))
     axes: Any = dict(operation.attributes)["axes"]
     walk.write(operation, [marks[axis] for axis in axes] + marks[len(axes) :])
 
 
+@_RULES("reshape", "squeeze", "unsqueeze")
 def _reshape(walk: _Walk, operation: Operation) -> None:
     """Pass on what is one axis before and after, and what divides by the first of several."""
     (source,), (target,) = operation.reads(), operation.writes()
@@ -241,6 +247,7 @@ def _reshape(walk: _Walk, operation: Operation) -> None:
     walk.write(operation, marks)
 
 
+@_RULES("concat")
 def _concat(walk: _Walk, operation: Operation) -> None:
     operands = [walk.of(x) for x in _operands(operation)]
     axis = dict(operation.attributes)["axis"]
@@ -248,6 +255,7 @@ def _concat(walk: _Walk, operation: Operation) -> None:
     walk.write(operation, [(i != axis and {*marks} == {DIVIDED}) or None for i, marks in columns])
 
 
+@_RULES("scan")
 def _scan(walk: _Walk, operation: Operation) -> None:
     """Go through the body, whose states are whole at first."""
     attributes: dict[str, Any] = dict(operation.attributes)
@@ -265,20 +273,3 @@ def _scan(walk: _Walk, operation: Operation) -> None:
     values = body.outputs[len(operands["initial"]) :]
     for value, inner in zip(operation.writes(), values, strict=False):
         walk.marks[value] = [mark if mark is DIVIDED else None for mark in walk.of(inner)]
-
-
-_RULES: dict[str, Callable[[_Walk, Operation], None]] = {
-    "linear": _linear,
-    "matmul": _linear,
-    "einsum": _einsum,
-    "attention": _attention,
-    "conv": _conv,
-    "deconv": _conv,
-    "gather": _gather,
-    "transpose": _transpose,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "unsqueeze": _reshape,
-    "concat": _concat,
-    "scan": _scan,
-}

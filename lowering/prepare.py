@@ -9,6 +9,8 @@ constant of any size is part of `run`.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,14 @@ from lowering.devices import are_on_cpu, on_cpu
 if TYPE_CHECKING:
     from lowering.host import HostProgram
     from lowering.program import Program
+
+
+# Beyond this growth a prepared value is a broadcast, cheaper to repeat than to read.
+_GROWTH = 4
+# Weights of few bits stay so: a prepared value has at most so many times the bits of an item, of 8
+# bits if it is large. A language model would take eight times its memory otherwise.
+_WIDTH = 4
+_LARGE = 32 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +90,88 @@ def assemble(
 
 def split(program: Program) -> Split:
     """Split a program by what its parameters alone give."""
-    from lowering.jaxprs import inlined
-    from lowering.partition import divided
+    from lowering import jaxprs
+    from lowering.host_writer import host_program
 
-    traced = inlined(program.closed)
-    found = divided(traced, program.parameters)
-
-    def compute(values: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(found.compute(*values, *traced.consts)) if None in found.sources else ()
+    program = program.with_closed(jaxprs.inlined(program.closed))
+    closed, parameters = program.closed, program.arguments[: program.parameters]
+    kept, later = _parted(program)
+    places = {variable: i for i, variable in enumerate(parameters)}
+    computed = [variable for variable in kept if variable not in places]
+    early = [e for e in program.equations if not program.is_late(e)]
+    first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
+    arguments = [*kept, *program.arguments[len(parameters) :]]
+    rest = jaxprs.of_equations(closed, later, program.results, {}, arguments)
+    compute, last = jaxprs.as_function(first.closed), jaxprs.as_function(rest)
 
     def run(own: Sequence[Any], values: Sequence[Any], given: Sequence[Any] = ()) -> list[Any]:
-        return list(found.run(*own, *given, *values))
+        return last(*own, *given, *values)
 
-    return Split(found.sources, found.reads, compute, run, found.program)
+    return Split(
+        sources=tuple(map(places.get, kept)),
+        reads=tuple(place for variable, place in places.items() if first.uses[variable]),
+        compute=lambda values: tuple(compute(*values)),
+        run=run,
+        program=lambda: host_program(first),
+    )
+
+
+def _parted(program: Program) -> tuple[list[Any], list[Any]]:
+    """Return variables to prepare, and the equations that a call evaluates."""
+    from lowering.jaxprs import variables
+
+    sources = _sources(program)
+    kept: list[Any] = []
+    later: list[Any] = []
+    wanted = set(variables(program.results))
+    for equation in reversed(program.equations):
+        own = [v for v in equation.outvars if v in wanted]
+        if not program.is_late(equation):
+            kept += [v for v in own if _is_worth_keeping(v, *sources[v])]
+        if any(v not in kept for v in own) or program.is_late(equation):
+            later.append(equation)
+            wanted.update(variables(equation.invars))
+    return [v for v in _roots(program) if v in wanted] + kept, later[::-1]
+
+
+def _roots(program: Program) -> list[Any]:
+    return [*program.arguments[: program.parameters], *program.constants]
+
+
+def _sources(program: Program) -> dict[Any, tuple[int, int]]:
+    """Return the items of the largest of parameters that each known variable is computed of.
+
+    And the bits of an item of it. Joined parts add their items.
+    """
+    from lowering.jaxprs import primitive, variables
+
+    sources = {variable: (_size(variable), _bits(variable)) for variable in _roots(program)}
+    for equation in program.equations:
+        if not program.is_late(equation):
+            own = [sources[v] for v in variables(equation.invars)]
+            items, bits = max(own, default=(0, 1))
+            if primitive(equation) in ("concatenate", "stack"):
+                items = sum(size for size, _ in own)
+            sources.update(dict.fromkeys(equation.outvars, (items, bits)))
+    return sources
+
+
+def _is_worth_keeping(variable: Any, items: int, bits: int) -> bool:
+    """Tell whether a value of parameters, with so many items of so many bits, is to be prepared."""
+    size, width = _size(variable), _bits(variable) / bits
+    if size > _GROWTH * items or width > _WIDTH:
+        return False
+    return width < _WIDTH or size * _bits(variable) // 8 <= _LARGE
+
+
+def _bits(variable: Any) -> int:
+    """Return the bits of an item, 8 of a truth value; numpy has bytes alone for those of 4."""
+    found = re.search("[0-9]+", variable.aval.dtype.name)
+    return max(int(found[0]), 1) if found else 8
+
+
+def _size(variable: Any) -> int:
+    return math.prod(variable.aval.shape)
 
 
 def whole(run: Callable[..., Any], count: int) -> Split:

@@ -42,7 +42,7 @@ def _lines(
         yield f"{text}  # {where}" if where else text
         for closed in jaxprs.inner(equation):
             inside = {**names, **{v: f"a{i}" for i, v in enumerate(closed.jaxpr.invars)}}
-            yield from _lines(closed.jaxpr.eqns, inside, frozenset(), f"{indent}    ")
+            yield from _lines(jaxprs.equations(closed), inside, frozenset(), f"{indent}    ")
             yield f"{indent}    return {_named(closed.jaxpr.outvars, inside)}"
 
 

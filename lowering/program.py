@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, Literal
 
 import jax
@@ -21,6 +21,7 @@ from lowering import jaxprs
 from lowering.extents import is_symbolic
 from lowering.jaxprs import is_literal, primitive, variables
 from lowering.printing import described, printed
+from lowering.rules import Rule, Rules
 
 Role = Literal["value", "forward", "backward"]
 
@@ -54,6 +55,11 @@ class Program:
     def arguments(self) -> Sequence[Any]:
         """Return the variables of the arguments."""
         return self.closed.jaxpr.invars
+
+    @property
+    def constants(self) -> Sequence[Any]:
+        """Return the variables of the constants."""
+        return self.closed.jaxpr.constvars
 
     @property
     def results(self) -> Sequence[Any]:
@@ -93,12 +99,11 @@ class Program:
 
     def pruned(self) -> Program:
         """Return the program without what nothing reads."""
-        return self.with_closed(jaxprs.of_equations(self.closed, self.equations, self.results))
+        return self.with_equations(self.equations)
 
     def known_first(self) -> Program:
         """Return the program with all that is prepared computed first."""
-        equations = sorted(self.equations, key=self.is_late)
-        return self.with_closed(jaxprs.of_equations(self.closed, equations, self.results))
+        return self.with_equations(sorted(self.equations, key=self.is_late))
 
     def readers(self, variable: Any) -> set[str]:
         """Return the primitives that read a variable, "" for a result of the program."""
@@ -115,17 +120,25 @@ class Program:
         closed = equation.params["jaxpr"]
         return replace(self, closed=closed, parameters=count, prepares=True, in_loop=True)
 
-    def with_bodies(self, change: Callable[[Program], Program]) -> Program:
-        """Return the program with the bodies of its loops changed."""
+    def with_equations(self, equations: Sequence[Any]) -> Program:
+        """Return the program with other equations of its variables, less what nothing reads."""
+        return self.with_closed(jaxprs.of_equations(self.closed, equations, self.results))
+
+    def with_inner(self, change: Callable[[Any, Any], Any], *names: str) -> Program:
+        """Return the program with the functions changed that equations of these primitives hold.
+
+        Without names they are those of all.
+        """
         equations = [
-            e
-            if primitive(e) != jaxprs.SCAN
-            else jaxprs.with_inner(e, lambda _, e=e: change(self.body(e)).closed)
+            jaxprs.with_inner(e, partial(change, e)) if not names or primitive(e) in names else e
             for e in self.equations
         ]
-        if all(a is b for a, b in zip(equations, self.equations, strict=True)):
-            return self
-        return self.with_closed(jaxprs.of_equations(self.closed, equations, self.results))
+        pairs = zip(equations, self.equations, strict=True)
+        return self if all(a is b for a, b in pairs) else self.with_equations(equations)
+
+    def with_bodies(self, change: Callable[[Program], Program]) -> Program:
+        """Return the program with the bodies of its loops changed."""
+        return self.with_inner(lambda e, _: change(self.body(e)).closed, jaxprs.SCAN)
 
     def retraced(self, function: Callable[..., Sequence[Any]]) -> Program:
         """Return the program that a function of the arguments traces to."""
@@ -170,14 +183,22 @@ class Computed:
 
 
 class Matcher:
-    """What a rule may ask of the part of a program that is rewritten before its equation."""
+    """What a rule may ask of the part of a program that is rewritten before its equation.
+
+    `notes` are what the pass's rules say of variables. `written` is the equation at hand before its
+    operands were rewritten.
+    """
 
     def __init__(self, program: Program) -> None:
-        self.program = program
+        jaxpr = program.closed.jaxpr
+        self.program, self.written = program, None
+        self.notes: dict[Any, Any] = {}
         self.makers: dict[Any, Any] = {}
-        self.known = {*program.closed.jaxpr.constvars, *program.arguments[: program.parameters]}
-        self._uses: dict[Any, int] = {v: program.uses.get(v, 0) for v in program.arguments}
-        self.written: Any = None  # the equation at hand, before its operands were rewritten
+        self.known = {*jaxpr.constvars, *program.arguments[: program.parameters]}
+        self._uses = Counter({v: program.uses[v] for v in program.arguments})
+        self._equal: dict[Any, Any] = {}
+        self._equations: list[Any] = []
+        self._constants = dict(zip(jaxpr.constvars, program.closed.consts, strict=True))
 
     def maker(self, operand: Any, *names: str) -> Any:
         """Return the equation that computes an operand, if its primitive is one of these; or None.
@@ -187,77 +208,96 @@ class Matcher:
         equation = None if is_literal(operand) else self.makers.get(operand)
         return equation if equation and (not names or primitive(equation) in names) else None
 
+    def note(self, operand: Any) -> Any:
+        """Return what the pass's rules say of an operand, or None."""
+        return None if is_literal(operand) else self.notes.get(operand)
+
     def is_known(self, operand: Any) -> bool:
         """Tell whether an operand is a literal or depends on parameters alone."""
         return is_literal(operand) or operand in self.known
 
     def is_read_once(self, operand: Any) -> bool:
         """Tell whether a variable has one reader, in the program as it was."""
-        return not is_literal(operand) and self._uses.get(operand) == 1
+        return not is_literal(operand) and self._uses[operand] == 1
+
+    def trace(self, function: Callable[..., Any], *operands: Any, at: Any = None) -> Any:
+        """Put what a function computes of operands before the equation at hand, or in its place.
+
+        Operands are pytrees of variables, and so is what is returned for the function's results. It
+        is named as the equation `at`, by default the one at hand.
+        """
+        operands = jax.tree.map(self.now, operands)
+        steps, results, constants = jaxprs.traced(at or self.written, function, operands)
+        self._constants.update(constants)
+        self.known.update(constants)
+        uses = Counter(variables(v for e in steps for v in e.invars))
+        for step in steps:
+            self.add(step, uses)
+        return results
 
     def add(self, equation: Any, reads: Mapping[Any, int]) -> None:
         """Add a rewritten equation; `reads` counts the readers of its results."""
+        self._equations.append(equation)
         for variable in equation.outvars:
             self.makers[variable] = equation
             self._uses[variable] = reads.get(variable, 0)
             if not equation.effects and all(map(self.is_known, equation.invars)):
                 self.known.add(variable)
 
+    def put(self, variable: Any, operand: Any) -> None:
+        """Read an operand instead of a variable from now on."""
+        self._equal[variable] = operand
+        if not is_literal(operand):
+            self._uses[operand] += self.program.uses[variable]
 
-# Takes an equation, whose operands are rewritten already; returns another equation of the same
-# results, the operand that its result is equal to, a function to trace, or None: leave it.
-Rule = Callable[[Matcher, Any], Any]
+    def is_put(self, variable: Any) -> bool:
+        """Tell whether something else is read instead of a variable."""
+        return variable in self._equal
+
+    def now(self, operand: Any) -> Any:
+        """Return what is read for an operand of the program as it was."""
+        return operand if is_literal(operand) else self._equal.get(operand, operand)
+
+    def result(self) -> Program:
+        """Return the rewritten program."""
+        closed, results = self.program.closed, list(map(self.now, self.program.results))
+        return self.program.with_closed(
+            jaxprs.of_equations(closed, self._equations, results, self._constants)
+        )
 
 
-def rewritten(program: Program, rules: Mapping[str, Rule]) -> Program:
-    """Put what rules of primitives return in the place of their equations.
+def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
+    """Put what rules return in the place of equations. What nothing reads then is left out.
 
-    What nothing reads then is left out.
+    A rule takes a Matcher and an equation, whose operands are rewritten already. It returns another
+    equation of the same results, the operand that its result is equal to, a function to trace, or
+    None: leave it.
     """
-    wanted = {primitive(e) for e in program.equations}
-    if wanted.isdisjoint(rules):
+    rules = rules if isinstance(rules, Rules) else Rules(rules)
+    if not any(map(rules.of, program.equations)):
         return program
-    found = Matcher(program)
-    equal: dict[Any, Any] = {}
-    equations: list[Any] = []
-    constants = dict(zip(program.closed.jaxpr.constvars, program.closed.consts, strict=True))
-
-    def add(equation: Any, reads: Mapping[Any, int]) -> None:
-        equations.append(equation)
-        found.add(equation, reads)
-
-    changed = False
+    found, changed = Matcher(program), False
     for written in program.equations:
-        if written.outvars and written.outvars[0] in equal:  # given by an earlier one
+        if written.outvars and found.is_put(written.outvars[0]):  # given by an earlier one
             continue
-        operands = [v if is_literal(v) else equal.get(v, v) for v in written.invars]
+        operands = list(map(found.now, written.invars))
         found.written = equation = written
         if any(v is not w for v, w in zip(operands, written.invars, strict=True)):
             equation = written.replace(invars=operands)
-        rule = rules.get(primitive(equation))
+        rule = rules.of(equation)
         with _located(equation):
             made = None if rule is None else rule(found, equation)
             changed |= made is not None
+            if made is None or hasattr(made, "invars"):
+                found.add(equation if made is None else made, program.uses)
+                continue
+            results = equation.outvars
             if isinstance(made, Computed):
-                given = [v if is_literal(v) else equal.get(v, v) for v in made.operands]
-                steps, results, consts = jaxprs.traced(made.at or equation, made.function, given)
-                constants.update(consts)
-                found.known.update(consts)
-                inside = Counter(variables(v for e in steps for v in e.invars))
-                for v, w in zip(made.results or equation.outvars, results, strict=True):
-                    equal[v] = w
-                    if not is_literal(w):
-                        inside[w] += program.uses.get(v, 0)
-                for step in steps:
-                    add(step, inside)
-            elif made is None or hasattr(made, "invars"):
-                add(equation if made is None else made, program.uses)
-            else:
-                equal[equation.outvars[0]] = made
-    if not changed:
-        return program
-    results = [v if is_literal(v) else equal.get(v, v) for v in program.results]
-    return program.with_closed(jaxprs.of_equations(program.closed, equations, results, constants))
+                results = made.results or results
+                made = found.trace(made.function, *made.operands, at=made.at)
+            for variable, operand in zip(results, jax.tree.leaves(made), strict=True):
+                found.put(variable, operand)
+    return found.result() if changed else program
 
 
 @contextmanager

@@ -1,66 +1,74 @@
 """Tensors of few levels as codes of 8 bits, and their products in integers.
 
-With x = a * (p - y) and w = c * (q - z), codes p and q, the sum of x * w over n items is
-a * c * (sum p q - z sum p - y sum q + n y z). All of this but a * c is an integer.
+With x = a * (p - y) + b and w = c * (q - z) + d, codes p and q, the sum of x * w over n items is
+a * c * P + a * d * (sum p - n y) + b * c * (sum q - n z) + n b d, where P is the integer
+sum p q - z sum p - y sum q + n y z.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.tree_util import register_dataclass
 
 from lowering.cpu.memory import stored
 from lowering.cpu.products import row_twice
+from lowering.jaxprs import bind, primitive
 from lowering.kernels.levels import Levels
 
-BYTE, _WIDE, _REAL = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float32)
+BYTE, _WIDE, REAL = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float32)
 _LOW, _HIGH = -128, 127
 
-# Products of codes and zero points are at most 255**2: so many of them fit an int32.
-_MOST = 1 << 15
+# Items that a product sums, channels of a window. Of fewer, sums in float32 are as fast; products
+# of codes and zero points are at most 255**2, of which more may not fit an int32.
+_DEPTHS = range(16, (1 << 15) + 1)
 
 
+@partial(register_dataclass, data_fields=["codes", "step", "start"], meta_fields=["zero"])
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
-    """A tensor `codes * step + start`; `codes` are int8.
+    """A tensor `(codes - zero) * step + start`; `codes` are int8.
 
     `step` and `start` are scalars, or have the tensor's rank and several items along one axis at
-    most. `zero` is the code of 0; None where 0 has none that is known.
-    `origin` is the variable of what was rounded.
+    most. Without a `start`, `zero` is exactly 0.
     """
 
     codes: Any
     step: Any
-    start: Any
-    zero: int | None
-    origin: Any
+    zero: int = 0
+    start: Any = None
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of the tensor."""
-        return self.codes.shape
+    def extents(self) -> tuple[int, ...]:
+        """Return the extents of step and start along the axes of the tensor."""
+        shapes = (np.shape(v) for v in (self.step, self.start) if v is not None)
+        return np.broadcast_shapes((1,) * self.codes.ndim, *shapes)
 
     def real(self) -> Array:
         """Return the tensor in float32."""
-        codes = self.codes.astype(_REAL)
-        if self.zero is None:
-            return codes * self.step + self.start
-        return (codes - np.float32(self.zero)) * self.step
+        x = (self.codes.astype(REAL) - np.float32(self.zero)) * self.step
+        return x if self.start is None else x + self.start
 
-    def moved(self, move: Callable[[Any], Any]) -> Codes | None:
-        """Return the codes after a change of axes or positions; None where steps differ by axis."""
-        if any(map(np.ndim, (self.step, self.start))):
-            return None
-        return replace(self, codes=move(self.codes))
+    def changed(self, name: str, other: Any) -> Codes | None:
+        """Return the codes plus, minus, times or by an operand; None where that has many items."""
+        start = 0 if self.start is None else self.start
+        if name in ("add", "sub"):
+            made = replace(self, start=start + (other if name == "add" else -other))
+        else:
+            factor = other if name == "mul" else 1 / other
+            start = None if self.start is None else self.start * factor
+            made = replace(self, step=self.step * factor, start=start)
+        return made if is_slim(made.extents) else None
 
 
-def of_levels(level: Any, step: Any, start: Any, levels: Levels, origin: Any) -> Codes:
+def of_levels(level: Any, step: Any, start: Any, levels: Levels) -> Codes:
     """Return the codes of whole numbers, shifted to int8; 0 is that of 0 where it can be."""
     zero, shift = levels.zero, levels.lowest - _LOW
     if levels.lowest >= _LOW and levels.highest <= _HIGH:
@@ -68,150 +76,126 @@ def of_levels(level: Any, step: Any, start: Any, levels: Levels, origin: Any) ->
     if zero is not None and levels.lowest - zero >= _LOW and levels.highest - zero <= _HIGH:
         shift = zero
     codes = stored((level - np.float32(shift)).astype(_WIDE).astype(BYTE))
-    start = start + np.float32(shift) * step
-    return Codes(codes, step, start, None if zero is None else zero - shift, origin)
+    if zero is not None:
+        return Codes(codes, step, zero - shift)
+    return Codes(codes, step, 0, start + np.float32(shift) * step)
 
 
-def of_bytes(x: Any, origin: Any) -> Codes:
+def of_bytes(x: Any) -> Codes:
     """Return the codes of an array of int8 or uint8."""
     if x.dtype == BYTE:
-        return Codes(x, np.float32(1), np.float32(0), 0, origin)
-    codes = lax.bitcast_convert_type(x ^ np.uint8(_HIGH + 1), BYTE)
-    return Codes(codes, np.float32(1), np.float32(-_LOW), _LOW, origin)
+        return Codes(x, np.float32(1))
+    return Codes(lax.bitcast_convert_type(x ^ np.uint8(_HIGH + 1), BYTE), np.float32(1), _LOW)
 
 
-def is_slim(x: Any) -> bool:
+def moved(equation: Any, x: Codes) -> Codes | None:
+    """Return the codes that an equation moves; None where it may part those of one step."""
+    parts = x.codes, x.step, x.start
+    if primitive(equation) != "transpose" and any(map(np.ndim, parts[1:])):
+        return None
+    codes, step, start = (bind(equation, [v])[0] if np.ndim(v) else v for v in parts)
+    return Codes(codes, step, x.zero, start)
+
+
+def is_slim(shape: tuple[int, ...]) -> bool:
     """Tell whether an array has several items along one axis at most."""
-    return sum(n > 1 for n in np.shape(x)) <= 1
-
-
-def shape_of_steps(x: Codes) -> tuple[int, ...]:
-    """Return the extents of step and start along the axes of the tensor."""
-    return np.broadcast_shapes((1,) * len(x.shape), np.shape(x.step), np.shape(x.start))
+    return sum(n > 1 for n in shape) <= 1
 
 
 def product(left: Codes, right: Codes, params: dict[str, Any]) -> Array | None:
     """Compute a `lax.dot_general` without batches; None where codes cannot.
 
-    Steps may not vary along its sums, nor these be too long.
+    Steps may not vary along its sums.
     """
-    sums, batch = params["dimension_numbers"]
-    depth = math.prod(left.shape[axis] for axis in sums[0])
-    for x, axes in zip((left, right), sums, strict=True):
-        if any(shape_of_steps(x)[axis] > 1 for axis in axes):
-            return None
-    if any(batch) or depth > _MOST:
+    numbers, both = params["dimension_numbers"], (left, right)
+    sums, batch = numbers
+    depth = math.prod(left.codes.shape[axis] for axis in sums[0])
+    varies = any(x.extents[i] > 1 for x, axes in zip(both, sums, strict=True) for i in axes)
+    if any(batch) or varies or depth not in _DEPTHS:
         return None
-    ranks = [len(x.shape) for x in (left, right)]
-    free = [rank - len(axes) for rank, axes in zip(ranks, sums, strict=True)]
+    free = [x.codes.ndim - len(axes) for x, axes in zip(both, sums, strict=True)]
 
     def placed(x: Any, side: int) -> Any:
         """Lay what belongs to one operand, but for its axes of sums, along axes of the result."""
         if np.ndim(x) == 0:
             return x
-        if np.ndim(x) == ranks[side]:
+        if np.ndim(x) > free[side]:
             x = jnp.squeeze(x, tuple(sums[side]))
         first = 0 if side else free[0]
         return lax.expand_dims(x, range(first, first + free[1 - side]))
 
-    def total(side: int) -> Any:
-        codes = (left, right)[side].codes
-        return placed(jnp.sum(codes, tuple(sums[side]), dtype=_WIDE), side)
-
-    if math.prod(left.shape) == depth and free[1] == 1 == len(sums[1]):
-        kind = {"preferred_element_type": _WIDE}
+    totals = [jnp.sum(x.codes, tuple(sums[side]), dtype=_WIDE) for side, x in enumerate(both)]
+    kind: dict[str, Any] = {"preferred_element_type": _WIDE}
+    if left.codes.size == depth and free[1] == 1 == len(sums[1]):
         matrix = jnp.moveaxis(right.codes, sums[1][0], 1)
         found = row_twice(left.codes.reshape(-1), matrix, 1, kind)
         found = found.reshape((1,) * free[0] + found.shape)
     else:
-        found = lax.dot_general(
-            left.codes, right.codes, params["dimension_numbers"], preferred_element_type=_WIDE
-        )
-    return _joined(found, left, right, placed, total, depth)
+        found = lax.dot_general(left.codes, right.codes, numbers, **kind)
+    return _joined(found, both, placed, totals, depth)
 
 
 def convolution(x: Codes, filter: Codes, params: dict[str, Any]) -> Array | None:
-    """Compute `lax.conv_general_dilated` of one group; None where codes cannot."""
-    numbers = params["dimension_numbers"]
+    """Compute a `lax.conv_general_dilated` of one group; None where codes cannot."""
+    numbers, padding = params["dimension_numbers"], params["padding"]
     (_, _, *places), (outputs, *summed) = numbers.lhs_spec, numbers.rhs_spec
-    channel = numbers.out_spec[1]
-    depth = math.prod(filter.shape[axis] for axis in summed)
-    padding = params["padding"]
+    shape, channel, is_padded = filter.codes.shape, numbers.out_spec[1], any(map(any, padding))
+    depth = math.prod(shape[axis] for axis in summed)
     if (
-        any(n > 1 for n in shape_of_steps(x))
-        or any(n > 1 for axis, n in enumerate(shape_of_steps(filter)) if axis != outputs)
-        or (x.zero is None and any(map(any, padding)))
-        or depth > _MOST
+        params["feature_group_count"] * params["batch_group_count"] > 1
+        or any(n > 1 for n in (*params["lhs_dilation"], *x.extents))
+        or any(n > 1 for axis, n in enumerate(filter.extents) if axis != outputs)
+        or (is_padded and x.start is not None)
+        or not {depth, shape[summed[0]]}.issubset(_DEPTHS)
     ):
         return None
-    codes = x.codes
-    if any(map(any, padding)) and not _is_zero(x):  # padding is 0
+    codes, ones = x.codes, [1 if axis == outputs else n for axis, n in enumerate(shape)]
+    if is_padded and x.zero:  # padding is 0
         sides = dict(zip(places, padding, strict=True))
         edges = [(*sides.get(axis, (0, 0)), 0) for axis in range(codes.ndim)]
-        codes = lax.pad(codes, np.array(x.zero, BYTE), edges)
-        padding = ((0, 0),) * len(padding)
-
-    def correlated(filter: Any) -> Array:
-        return lax.conv_general_dilated(
-            codes,
-            filter,
-            params["window_strides"],
-            padding,
-            rhs_dilation=params["rhs_dilation"],
-            dimension_numbers=numbers,
-            preferred_element_type=_WIDE,
-        )
+        codes, padding = lax.pad(codes, np.array(x.zero, BYTE), edges), [(0, 0)] * len(padding)
+    needs_sums = filter.zero or filter.start is not None  # by one more channel, of ones
+    parts = [filter.codes, *([jnp.ones(ones, BYTE)] if needs_sums else [])]
+    found = lax.conv_general_dilated(
+        codes,
+        jnp.concatenate(parts, outputs),
+        params["window_strides"],
+        padding,
+        rhs_dilation=params["rhs_dilation"],
+        dimension_numbers=numbers,
+        preferred_element_type=_WIDE,
+    )
+    ends = (0, shape[outputs]), (shape[outputs], None)
+    found, sums = (lax.slice_in_dim(found, *part, axis=channel) for part in ends)
 
     def placed(v: Any, side: int) -> Any:
         """Lay what belongs to one operand along the axis of the result's channels."""
-        several = side and np.size(v) > 1
-        return jnp.reshape(v, [-1 if several and i == channel else 1 for i in range(codes.ndim)])
+        if np.ndim(v) == codes.ndim and not side:
+            return v
+        return jnp.reshape(v, [np.size(v) if i == channel else 1 for i in range(codes.ndim)])
 
-    count = filter.shape[outputs]
-    matrix = filter.codes
-    if _is_zero(filter):
-        found, sums = correlated(matrix), None
-    else:
-        one = list(filter.shape)
-        one[outputs] = 1
-        found = correlated(jnp.concatenate([matrix, jnp.ones(one, BYTE)], outputs))
-        sums = lax.slice_in_dim(found, count, count + 1, axis=channel)
-        found = lax.slice_in_dim(found, 0, count, axis=channel)
-
-    def total(side: int) -> Any:
-        return placed(jnp.sum(matrix, tuple(summed), dtype=_WIDE), 1) if side else sums
-
-    return _joined(found, x, filter, placed, total, depth)
-
-
-def _is_zero(x: Codes) -> bool:
-    return x.zero == 0
+    totals = [sums, jnp.sum(filter.codes, tuple(summed), dtype=_WIDE)]
+    return _joined(found, (x, filter), placed, totals, depth)
 
 
 def _joined(
     found: Array,
-    left: Codes,
-    right: Codes,
+    both: tuple[Codes, Codes],
     placed: Callable[[Any, int], Any],
-    total: Callable[[int], Any],
+    totals: Sequence[Array],
     depth: int,
 ) -> Array:
-    """Return the sums of real products, of sums of products of codes."""
-    both = left, right
-    a, c = (placed(x.step, side) for side, x in enumerate(both))
-    if left.zero is not None and right.zero is not None:
-        y, z = np.int32(left.zero), np.int32(right.zero)
-        if z:
-            found = found - z * total(0)
-        if y:
-            found = found - y * total(1)
-        if y and z:
-            found = found + y * z * np.int32(depth)
-        return found.astype(_REAL) * (a * c)
-    b, d = (placed(x.start, side) for side, x in enumerate(both))
-    real = found.astype(_REAL) * (a * c)
-    if not _is_zero(right):
-        real = real + total(0).astype(_REAL) * (a * d)
-    if not _is_zero(left):
-        real = real + total(1).astype(_REAL) * (b * c) + np.float32(depth) * (b * d)
-    return real
+    """Return the sums of real products, of sums of products of codes and the sums of these."""
+    (a, p), (c, q) = ((placed(x.step, i), placed(totals[i], i)) for i, x in enumerate(both))
+    b, d = (None if x.start is None else placed(x.start, i) for i, x in enumerate(both))
+    y, z, n = (np.int32(v) for v in (both[0].zero, both[1].zero, depth))
+    if z:
+        found = found - z * p
+    if y:
+        found = found - y * (q - z * n)
+    real = found.astype(REAL) * (a * c)
+    if d is not None:
+        real = real + (p - y * n).astype(REAL) * (a * d)
+    if b is not None:
+        real = real + (q - z * n).astype(REAL) * (b * c)
+    return real if b is None or d is None else real + np.float32(depth) * (b * d)

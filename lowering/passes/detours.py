@@ -7,18 +7,20 @@ is computed stays the same, to the last bit where sums are taken in the same ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lowering import jaxprs
 from lowering.extents import is_symbolic, volume
-from lowering.jaxprs import is_literal, primitive
-from lowering.program import Matcher, Program, Rule, rewritten
+from lowering.facts import facts
+from lowering.jaxprs import CONVOLUTION, PRODUCT, is_literal, primitive
+from lowering.program import Matcher, Program, rewritten
+from lowering.rules import Rules
 from lowering.targets.target import Target
+
+_RULES = Rules()
 
 
 def run(program: Program, target: Target) -> Program:
@@ -28,12 +30,8 @@ def run(program: Program, target: Target) -> Program:
 
 def _direct(closed: Any, done: dict[int, tuple[Any, Any]]) -> Any:
     if id(closed) not in done:  # a function that is called several times stays one
-        program = Program(closed)
-        equations = [
-            jaxprs.with_inner(e, lambda inner: _direct(inner, done)) for e in program.equations
-        ]
-        inside = jaxprs.of_equations(closed, equations, program.results)
-        done[id(closed)] = closed, rewritten(program.with_closed(inside), _RULES).closed
+        program = Program(closed).pruned().with_inner(lambda _, inner: _direct(inner, done))
+        done[id(closed)] = closed, rewritten(program, _RULES).closed
     return done[id(closed)][1]
 
 
@@ -45,22 +43,21 @@ def _shapes(equation: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     return None if any(map(is_symbolic, (*before, *after))) else (before, after)
 
 
-_SHAPING = ("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
-
-
 def _keeps_items(equation: Any) -> bool:
     """Tell whether the result holds the items of the operand, in their order, in another shape."""
-    shapes = _shapes(equation)
-    if primitive(equation) == "reshape" and equation.params["dimensions"] is not None:
+    shapes, name = _shapes(equation), primitive(equation)
+    orders = name == "transpose" or equation.params.get("dimensions") is not None
+    if (orders and name != "squeeze") or not (facts(equation).shapes or name == "reduce_sum"):
         return False
     return shapes is not None and volume(shapes[0]) == volume(shapes[1]) > 0
 
 
+@_RULES("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
 def _reshaped(found: Matcher, equation: Any) -> Any:
     """Reshape what the operand was reshaped from, or return it."""
     if not _keeps_items(equation):
         return _broadcast(found, equation) if primitive(equation) == "broadcast_in_dim" else None
-    before = found.maker(equation.invars[0], *_SHAPING)
+    before = found.maker(equation.invars[0])
     source = before.invars[0] if before and _keeps_items(before) else equation.invars[0]
     if is_literal(source):
         return None
@@ -75,7 +72,7 @@ def _reshaped(found: Matcher, equation: Any) -> Any:
 
 def _broadcast(found: Matcher, equation: Any) -> Any:
     """Broadcast what the operand was reshaped from, if that added or removed axes of 1 alone."""
-    before = found.maker(equation.invars[0], *_SHAPING)
+    before = found.maker(equation.invars[0])
     if before is None or not _keeps_items(before) or _shapes(equation) is None:
         return None
     old, middle = _shapes(before) or ((), ())
@@ -95,17 +92,19 @@ def _broadcast(found: Matcher, equation: Any) -> Any:
     return equation.replace(invars=[before.invars[0]], params=changed)
 
 
+@_RULES("cond")
 def _chosen(found: Matcher, equation: Any) -> Any:
     """Return what all platforms but a CPU take as it is."""
     choices = equation.params.get("branches_platforms") or ()
     if sorted(map(str, choices)) != ["('cpu',)", "None"]:
         return None
-    branch = equation.params["branches"][choices.index(None)].jaxpr
-    if branch.eqns or len(branch.outvars) != 1 or branch.outvars[0] not in branch.invars:
+    branch = Program(equation.params["branches"][choices.index(None)])
+    if branch.equations or len(branch.results) != 1 or branch.results[0] not in branch.arguments:
         return None
-    return equation.invars[1 + branch.invars.index(branch.outvars[0])]
+    return equation.invars[1 + branch.arguments.index(branch.results[0])]
 
 
+@_RULES("convert_element_type")
 def _converted(found: Matcher, equation: Any) -> Any:
     """Return what has the dtype already, or was widened and is narrowed again."""
     (operand,), (result,) = equation.invars, equation.outvars
@@ -125,6 +124,7 @@ def _widens(source: Any, result: Any) -> bool:
     return source in (jnp.bfloat16, jnp.float16) and result == np.float32
 
 
+@_RULES(CONVOLUTION)
 def _narrow(found: Matcher, equation: Any) -> Any:
     """Multiply numbers of 16 bits without widening them first: in float32 both give the same."""
     (result,) = equation.outvars
@@ -143,6 +143,7 @@ def _narrow(found: Matcher, equation: Any) -> Any:
     return equation.replace(invars=sources, params=changed)
 
 
+@_RULES(PRODUCT)
 def _product(found: Matcher, equation: Any) -> Any:
     """Multiply by what was transposed for it, along other axes."""
     ends = [*zip(*equation.params["dimension_numbers"], strict=True)]  # sums, batch of each side
@@ -162,6 +163,7 @@ def _product(found: Matcher, equation: Any) -> Any:
     return _narrow(found, equation.replace(invars=operands, params=changed))
 
 
+@_RULES("transpose")
 def _transposed(found: Matcher, equation: Any) -> Any:
     """Return what was transposed the other way before, or convert it if that came between."""
     (operand,) = equation.invars
@@ -175,13 +177,3 @@ def _transposed(found: Matcher, equation: Any) -> Any:
     if between is None:
         return before.invars[0]
     return between.replace(invars=before.invars, outvars=equation.outvars)
-
-
-_RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(_SHAPING, _reshaped),
-    "cond": _chosen,
-    "convert_element_type": _converted,
-    "conv_general_dilated": _narrow,
-    "dot_general": _product,
-    "transpose": _transposed,
-}

@@ -107,12 +107,11 @@ def _without_totals(equation: Any, body: Program) -> Computed | None:
     stacked = body.arguments[count + carried :]
     asked = [v for x in totals for v in x.product.invars if v not in stacked]
     asked = list(dict.fromkeys(asked))
-    steps = {id(e) for x in totals for e in (x.product, *x.after, x.add)}
-    inner = jaxprs.changed(
+    inner = jaxprs.of_equations(
         body.closed,
-        arguments=[v for i, v in enumerate(body.arguments) if i - count not in added],
+        body.equations,
         results=[*(v for i, v in enumerate(body.results) if i not in added), *asked],
-        without=[e for e in body.equations if id(e) in steps],
+        arguments=[v for i, v in enumerate(body.arguments) if i - count not in added],
     )
     run = jaxprs.as_function(inner)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
