@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 
 from lowering.ablation import runs
@@ -17,14 +19,31 @@ def name_of(run: Callable[..., Program]) -> str:
     return run.__module__.rpartition(".")[2]
 
 
+# Takes a pass's name, its target, and the program before and after it.
+Watch = Callable[[str, Target, Program, Program], None]
+_watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watched(watch: Watch) -> Generator[None]:
+    """Show what each pass makes meanwhile."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
 def compiled(program: Program, target: Target) -> Program:
     """Return what all passes make of a program."""
     if target.has_kernels and not program.has_items:
         return program
     for run in target.passes:
         if runs(name := name_of(run)):
-            kept = partial(_kept, program)
-            program = or_else(partial(_checked, run, program, target), kept, f"pass '{name}'")
+            before, kept = program, partial(_kept, program)
+            program = or_else(partial(_checked, run, before, target), kept, f"pass '{name}'")
+            if watch := _watch.get():
+                watch(name, target, before, program)
     return program.pruned()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from lowering import jaxprs
 from lowering.jaxprs import is_literal, primitive
 
 _LONG = 60  # characters of a parameter that is shown in part
+_WHERE = re.compile("shardings?$|layouts$|^donated|mesh$")
+_BY_ONE = re.compile("(strides|dilation|group_count)$")  # which change nothing if they are 1
 
 
 def printed(program: Any) -> str:
@@ -60,13 +63,15 @@ def described(equation: Any) -> str:
 
 
 def _params(equation: Any) -> list[tuple[str, Any]]:
-    plain = [(k, v) for k, v in equation.params.items() if v is not None]
+    """Return the parameters that change something, but for functions and where arrays are."""
     held = {id(x) for x in jaxprs.inner(equation)}
-    return [(k, v) for k, v in plain if id(v) not in held and v not in ((), False)]
+    told = [(k, v) for k, v in equation.params.items() if v is not None and not _WHERE.search(k)]
+    told = [(k, v) for k, v in told if id(v) not in held and v not in ((), False)]
+    return [(k, v) for k, v in told if not (_BY_ONE.search(k) and {*np.ravel(v)} == {1})]
 
 
 def _shown(value: Any) -> str:
-    text = str(value)
+    text = str(tuple(value) if isinstance(value, tuple) else value)  # without a class's name
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 

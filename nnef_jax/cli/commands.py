@@ -10,6 +10,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,6 +30,7 @@ from nnef_jax.cli.options import (
     NoCache,
     Output,
     Overwrite,
+    PrintAfter,
     Resize,
     Scale,
     Source,
@@ -39,6 +41,7 @@ from nnef_jax.cli.options import (
     read_network,
     shape_option,
 )
+from nnef_jax.cli.programs import printed_after
 from nnef_jax.cli.terminal import print_result, report_error, report_usage, status, told
 from nnef_jax.storage import reads
 
@@ -260,10 +263,18 @@ def compile_ahead(
     shapes: Annotated[list[str] | None, SHAPES] = None,
     dialect: Dialect = "auto",
     weights: Weights = None,
+    print_after: PrintAfter = None,
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
     wanted = dict(map(shape_option, shapes or ()))
-    with filled(cache_dir) as folder, status(f"compiling {source}") as progress:
+    if print_after and cache_dir is not None:
+        raise typer.BadParameter("does not go with --cache-dir", param_hint="--print-after")
+    where = nullcontext() if print_after else filled(cache_dir)
+    with (
+        printed_after(print_after or ()) as programs,
+        where as folder,
+        status(f"compiling {source}") as progress,
+    ):
         from nnef_jax import load
 
         model = load(
@@ -276,7 +287,8 @@ def compile_ahead(
         )
         _run_on_zeros(model)
     inputs = ", ".join(map(str, model.inputs)) or "no inputs"
-    print_result(f"compiled {model.graph.name} for {inputs}", f"kept in {folder}")
+    kept = [] if folder is None else [f"kept in {folder}"]
+    print_result(*programs, f"compiled {model.graph.name} for {inputs}", *kept)
 
 
 @app.command()

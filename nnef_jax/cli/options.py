@@ -104,6 +104,14 @@ OPEN_SHAPES = typer.Option(
     "open extent; can be repeated.",
     show_default=False,
 )
+PrintAfter = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PASS",
+        help="Print the program after a pass, or after all; can be repeated. Nothing is kept then.",
+        show_default=False,
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Mean = Annotated[
     str, typer.Option(help="Subtract from pixels of 0 to 255: one number, or one a channel.")

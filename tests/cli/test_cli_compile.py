@@ -67,3 +67,35 @@ def test_a_folder_that_is_none(scores, tmp_path):
     assert "cannot be used: it is not a folder" in message
     for command in (("run", scores), ("compile", scores, "--shape", "x=1,4")):
         assert "cache_dir '' cannot be used: it is empty" in fails(*command, "--cache-dir", "")
+
+
+GATE = """version 1.0;
+graph gate(x) -> (y) {
+    x = external<scalar>(shape = [2]);
+    s = sigmoid(x);
+    y = mul(x, s);
+}
+"""
+
+
+def test_programs_are_printed_after_passes(tmp_path):
+    network = write(tmp_path / "gate", GATE)
+    out = ok("compile", network, "--print-after", "folding", "--print-after", "gates")
+    lines = out.splitlines()
+    heads = [line for line in lines if not line.startswith((" ", "program("))]
+    assert heads == [
+        "after folding for all platforms: as before",
+        "after folding for cpu: as before",
+        "after gates for cpu:",
+        "compiled gate for x: float32[2]",
+    ]
+    assert "logistic" not in out and any("= div " in x and "# y " in x for x in lines)
+
+
+def test_a_pass_that_there_is_not(scores, tmp_path):
+    code, out, err = call("compile", scores, "--print-after", "gate")
+    assert (code, out) == (2, "")
+    assert "'gate' is not one of inlining, folding, " in err and ", all" in err
+    cache = tmp_path / "cache"
+    code, _, err = call("compile", scores, "--print-after", "all", "--cache-dir", cache)
+    assert code == 2 and "does not go with --cache-dir" in err and not cache.exists()

@@ -37,7 +37,7 @@ WRITES = {
 FOLDERS = {("batch", "out")} | {(name, "cache_dir") for name in ("run", "batch", "compile")}
 READS = {"source", "inputs", "weights", "listed", "labels", "onnx", "profile", "compare", "a", "b"}
 TEXTS = {"shapes", "mean", "scale", "dialect", "names", "platforms", "batch", "batches"}
-TEXTS |= {"constraints"}
+TEXTS |= {"constraints", "print_after"}
 CASES = [(command, end) for command, ends in WRITES.values() for end in ends]
 
 

@@ -1,0 +1,47 @@
+"""The programs that passes make of a network, for `compile --print-after`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from lowering.program import Program
+    from lowering.targets.target import Target
+
+
+@contextmanager
+def printed_after(names: Sequence[str]) -> Generator[list[str]]:
+    """Collect the lines of programs after passes of these names, or after all.
+
+    Raises BadParameter for a pass that the default device's target does not have.
+    """
+    if not names:
+        yield []
+        return
+    from lowering.devices import default_device
+    from lowering.pipeline import name_of, watched
+    from lowering.targets import target_of
+    from lowering.targets.written import WRITTEN
+
+    passes = (*WRITTEN.passes, *target_of(default_device().platform).passes)
+    known = [*dict.fromkeys(map(name_of, passes)), "all"]
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(
+                f"{name!r} is not one of {', '.join(known)}", param_hint="--print-after"
+            )
+    lines: list[str] = []
+
+    def watch(name: str, target: Target, before: Program, after: Program) -> None:
+        if name in names or "all" in names:
+            text = str(after)
+            unchanged = after is before or text == str(before)
+            head = f"after {name} for {target.platform or 'all platforms'}:"
+            lines.extend([f"{head} as before"] if unchanged else [head, *text.split("\n")])
+
+    with watched(watch):
+        yield lines
