@@ -6,8 +6,8 @@ primitive that is not in it is opaque: nothing is said of it, and no pass looks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -158,11 +158,25 @@ def named(primitive: str) -> Facts:
     return _TABLE.get(primitive, _OPAQUE)
 
 
-def rule_of(equation: Any, own: Mapping[str, Rule], **by_fact: Rule) -> Rule | None:
-    """Return the rule of an equation's primitive: its `own`, or that of the first fact that holds.
+class Rules(Generic[Rule]):
+    """The rules of a pass, each for primitives by name, or for all of which a fact holds."""
 
-    Facts are fields of `Facts`, in the order in which they count.
-    """
-    known = facts(equation)
-    found = (rule for fact, rule in by_fact.items() if getattr(known, fact))
-    return own.get(equation.primitive.name) or next(found, None)
+    def __init__(self) -> None:
+        self._by_name: dict[str, Rule] = {}
+        self._by_fact: dict[str, Rule] = {}
+
+    def __call__(self, *names: str, fact: str = "") -> Callable[[Rule], Rule]:
+        """Register a function as the rule of primitives, or of a fact, a field of `Facts`."""
+
+        def register(rule: Rule) -> Rule:
+            self._by_name.update(dict.fromkeys(names, rule))
+            self._by_fact.update({fact: rule} if fact else {})
+            return rule
+
+        return register
+
+    def find(self, equation: Any) -> Rule | None:
+        """Return the rule of an equation: by name, or of the first fact that holds."""
+        known = facts(equation)
+        found = (rule for fact, rule in self._by_fact.items() if getattr(known, fact))
+        return self._by_name.get(equation.primitive.name) or next(found, None)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core, source_info_util
+from jax.interpreters import mlir
 
 CALL, SCAN, PRODUCT, CONVOLUTION = "jit", "scan", "dot_general", "conv_general_dilated"
 # Primitives that call a function, and the parameter that holds it.
@@ -39,6 +40,19 @@ def operation(name: str) -> Any:
     """Return a new primitive with any number of results."""
     made = core.Primitive(name)
     made.multiple_results = True
+    return made
+
+
+def region(name: str) -> Any:
+    """Return a new primitive that evaluates the traced function `jaxpr` that it holds."""
+
+    def run(*operands: Any, jaxpr: Any) -> list[Any]:
+        return as_function(jaxpr)(*operands)
+
+    made = operation(name)
+    made.def_impl(run)
+    made.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
+    mlir.register_lowering(made, mlir.lower_fun(run, multiple_results=True))
     return made
 
 
@@ -301,15 +315,19 @@ def bind(equation: Any, operands: Sequence[Any], **params: Any) -> list[Any]:
 
     Some of its parameters may be other ones.
     """
-    info = equation.source_info
-    unnamed = info.replace(name_stack=type(info.name_stack)())
-    equation = equation.replace(source_info=unnamed, params=equation.params | params)
+    equation = unnamed(equation).replace(params=equation.params | params)
     given = [core.Var(v.aval) for v in equation.invars]  # of literals too: others may take theirs
     equation, name = equation.replace(invars=given), primitive(equation)
     paths = tuple("" for _ in equation.outvars)
     info = core.DebugInfo(name, name, tuple("" for _ in given), paths)
     jaxpr = core.Jaxpr([], given, equation.outvars, [equation], debug_info=info)
     return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*operands)
+
+
+def unnamed(equation: Any) -> Any:
+    """Return an equation without the name of an operation that it comes from."""
+    info = equation.source_info
+    return equation.replace(source_info=info.replace(name_stack=type(info.name_stack)()))
 
 
 def values_of(closed: Any, arguments: Sequence[Any]) -> dict[Any, Any]:

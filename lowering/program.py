@@ -3,7 +3,7 @@
 It is jax's ClosedJaxpr with facts beside it, no representation of its own: a kernel is then a
 function of jax's arrays, which tracing makes equations of, and derivatives, batching and lowering
 are jax's. Passes rewrite it in two ways. `rewritten` puts other equations in the place of a few.
-`retraced` evaluates all of it anew, where each equation changes, as layouts do.
+`evaluated` and `retraced` trace all of it anew, where each equation changes, as layouts do.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import cached_property, partial, wraps
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from lowering import jaxprs
 from lowering.extents import is_symbolic
@@ -139,6 +140,40 @@ class Program:
     def with_bodies(self, change: Callable[[Program], Program]) -> Program:
         """Return the program with the bodies of its loops changed."""
         return self.with_inner(lambda e, _: change(self.body(e)).closed, jaxprs.SCAN)
+
+    def part(self, arguments: Sequence[Any], results: Sequence[Any]) -> Program:
+        """Return the program that computes these variables of it, given others of it."""
+        given, wanted = set(arguments), set(variables(results)) - set(arguments)
+        needless: list[Any] = []
+        for equation in reversed(self.equations):
+            if wanted.isdisjoint(equation.outvars):
+                needless.append(equation)
+            else:
+                wanted.update(v for v in variables(equation.invars) if v not in given)
+        return self.with_closed(jaxprs.changed(self.closed, arguments, results, needless))
+
+    def evaluated(
+        self,
+        arguments: Sequence[Any],
+        compute: Callable[[Any, list[Any]], Sequence[Any]] = jaxprs.bind,
+        constant: Callable[[Any], Any] = lambda x: x,
+    ) -> list[Any]:
+        """Evaluate the program by `compute(equation, operands)`, on values of any kind.
+
+        `constant` makes one of an array that the program holds.
+        """
+        jaxpr, consts = self.closed.jaxpr, map(constant, self.closed.consts)
+        values = dict(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(self.arguments, arguments, strict=True))
+
+        def read(v: Any) -> Any:
+            return constant(np.asarray(v.val, v.aval.dtype)) if is_literal(v) else values[v]
+
+        for equation in self.equations:
+            with _located(equation), jaxprs.scope(equation):
+                results = compute(equation, list(map(read, equation.invars)))
+                values.update(zip(equation.outvars, results, strict=True))
+        return list(map(read, self.results))
 
     def retraced(self, function: Callable[..., Sequence[Any]]) -> Program:
         """Return the program that a function of the arguments traces to."""
@@ -298,6 +333,16 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
             for variable, operand in zip(results, jax.tree.leaves(made), strict=True):
                 found.put(variable, operand)
     return found.result() if changed else program
+
+
+def replaced(program: Program, made: Sequence[Computed]) -> Program:
+    """Put each in the place of the equation that it is `at`, but not named as that.
+
+    It may give the results of earlier equations too, which nothing in between reads.
+    """
+    places = {id(x.at): replace(x, at=jaxprs.unnamed(x.at)) for x in made}
+    names = {primitive(x.at) for x in made}
+    return rewritten(program, dict.fromkeys(names, lambda found, _: places.get(id(found.written))))
 
 
 @contextmanager

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from lowering.cpu.layout import reshaped_runs
-from lowering.facts import facts, rule_of
-from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
+import jax
+
+from lowering import jaxprs
+from lowering.cpu.rules import reshaped_runs
+from lowering.facts import Rules, facts
+from lowering.jaxprs import CONVOLUTION, PRODUCT, is_literal, primitive, variables
+from lowering.program import Program
 
 Axes = Mapping[Any, int]
-Rule = Callable[[Any, list[int | None]], int | None]
+
+# Given an equation and its operands' axes, a rule returns that of the results; None if items mix.
+_RULES = Rules[Callable[[Any, list[int | None]], int | None]]()
 
 
 class NotSeparableError(Exception):
@@ -19,7 +24,7 @@ class NotSeparableError(Exception):
 
 
 def batch_axes(
-    jaxpr: Any, known: Mapping[Any, int], *, follow: Iterable[Any] = (), reduces: bool = False
+    program: Program, known: Axes, *, follow: Iterable[Any] = (), reduces: bool = False
 ) -> dict[Any, int]:
     """Map variables to their axis of the batch's items. Raises NotSeparableError if items mix.
 
@@ -28,34 +33,35 @@ def batch_axes(
     """
     axes, following = dict(known), set(follow) - set(known)
     size = next((v.aval.shape[axis] for v, axis in known.items()), 1)
-    uses = Counter(variables([*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]))
     repeated: dict[Any, set[int]] = {}  # what is the same along these axes, and read once
 
     def axes_of(equation: Any) -> list[int | None]:
         return [None if is_literal(v) else axes.get(v) for v in equation.invars]
 
-    for equation in jaxpr.eqns:
+    def has_items(v: Any, axis: int, rank: int) -> bool:
+        shape = v.aval.shape
+        is_along = v in following and len(shape) == rank and shape[axis] == size
+        return is_along or axis in repeated.get(v, ())
+
+    for equation in program.equations:
         given = axes_of(equation)
         if all(axis is None for axis in given):
-            (result, *_) = equation.outvars
-            if primitive(equation) == "broadcast_in_dim" and uses[result] == 1:
-                repeated[result] = _new_axes(equation)
+            if primitive(equation) == "broadcast_in_dim":
+                (result,) = equation.outvars
+                repeated[result] = _new_axes(equation) if program.uses[result] == 1 else set()
             continue
         if facts(equation).by_item or primitive(equation) == "concatenate":
+            rank = len(equation.outvars[0].aval.shape)
             for axis in set(given) - {None}:
-                rank = len(equation.outvars[0].aval.shape)
-                beside = [v for v in variables(equation.invars) if v in following]
-                same = [v for v in equation.invars if _is_repeated(v, axis, repeated)]
-                same += [v for v in beside if _has_items(v.aval.shape, rank, axis, size)]
+                same = [v for v in variables(equation.invars) if has_items(v, axis, rank)]
                 axes.update(dict.fromkeys(same, axis))
             given = axes_of(equation)
-        rule = _rule_for(equation)
+        rule = _RULES.find(equation)
         axis = None if rule is None else rule(equation, given)
-        if axis is None and reduces and _is_over(equation, given):
-            continue
-        if axis is None:
+        if axis is not None:
+            axes.update((variable, axis) for variable in equation.outvars)
+        elif not (reduces and _is_over(equation, given)):
             raise NotSeparableError
-        axes.update((variable, axis) for variable in equation.outvars)
     return axes
 
 
@@ -76,14 +82,7 @@ def _new_axes(equation: Any) -> set[int]:
     return {axis for axis, n in enumerate(shape) if extents.get(axis, 1) != n}
 
 
-def _has_items(shape: Sequence[int], rank: int, axis: int | None, size: int) -> bool:
-    return axis is not None and len(shape) == rank and shape[axis] == size
-
-
-def _is_repeated(variable: Any, axis: int | None, repeated: Mapping[Any, set[int]]) -> bool:
-    return not is_literal(variable) and axis in repeated.get(variable, ())
-
-
+@_RULES(fact="by_item")
 def _elementwise(equation: Any, given: list[int | None]) -> int | None:
     found = {axis for axis in given if axis is not None}
     if len(found) != 1:
@@ -97,10 +96,12 @@ def _elementwise(equation: Any, given: list[int | None]) -> int | None:
     return axis
 
 
+@_RULES("transpose")
 def _transpose(equation: Any, given: list[int | None]) -> int | None:
     return equation.params["permutation"].index(given[0])
 
 
+@_RULES("broadcast_in_dim")
 def _broadcast_in_dim(equation: Any, given: list[int | None]) -> int | None:
     (variable, *_), (axis, *_) = equation.invars, given
     target = None if axis is None else equation.params["broadcast_dimensions"][axis]
@@ -108,6 +109,7 @@ def _broadcast_in_dim(equation: Any, given: list[int | None]) -> int | None:
     return target if same else None
 
 
+@_RULES(fact="removes")
 def _removing(equation: Any, given: list[int | None]) -> int | None:
     axis, removed = given[0], equation.params[facts(equation).removes]
     if len(given) > 1 or axis is None or axis in removed:
@@ -115,6 +117,7 @@ def _removing(equation: Any, given: list[int | None]) -> int | None:
     return axis - sum(other < axis for other in removed)
 
 
+@_RULES("reshape")
 def _reshape(equation: Any, given: list[int | None]) -> int | None:
     if len(given) != 1 or equation.params["dimensions"] is not None:
         return None
@@ -122,12 +125,14 @@ def _reshape(equation: Any, given: list[int | None]) -> int | None:
     return next((new[0] for old, new in runs if old == (given[0],) and len(new) == 1), None)
 
 
+@_RULES(fact="along")
 def _beside(equation: Any, given: list[int | None]) -> int | None:
     """Return the axis of all operands where the equation works along another one."""
     found = set(given)
     return None if len(found) != 1 or equation.params[facts(equation).along] in found else given[0]
 
 
+@_RULES(fact="per_axis")
 def _untouched(equation: Any, given: list[int | None]) -> int | None:
     """Return the axis where parameters for each axis leave it as it is."""
     axis, params = given[0], equation.params
@@ -139,12 +144,14 @@ def _untouched(equation: Any, given: list[int | None]) -> int | None:
     return axis if same and plain else None
 
 
+@_RULES(CONVOLUTION)
 def _conv(equation: Any, given: list[int | None]) -> int | None:
     numbers = equation.params["dimension_numbers"]
     plain = given == [numbers.lhs_spec[0], None] and equation.params["batch_group_count"] == 1
     return numbers.out_spec[0] if plain else None
 
 
+@_RULES(PRODUCT)
 def _dot_general(equation: Any, given: list[int | None]) -> int | None:
     (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
     left, right = given
@@ -165,41 +172,26 @@ def _dot_general(equation: Any, given: list[int | None]) -> int | None:
     return None
 
 
-def _rule_for(equation: Any) -> Rule | None:
-    return rule_of(
-        equation,
-        _RULES,
-        by_item=_elementwise,
-        along=_beside,
-        removes=_removing,
-        per_axis=_untouched,
-    )
+def resized(program: Program, *parts: tuple[Axes, int]) -> Program:
+    """Return the program for so many items along axes instead of all."""
 
+    def axes_of(variable: Any) -> list[tuple[int, int]]:
+        return [(axes[variable], size) for axes, size in parts if variable in axes]
 
-_RULES: dict[str, Rule] = {
-    "broadcast_in_dim": _broadcast_in_dim,
-    "conv_general_dilated": _conv,
-    "dot_general": _dot_general,
-    "reshape": _reshape,
-    "transpose": _transpose,
-}
+    def with_size(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
+        return (*shape[:axis], size, *shape[axis + 1 :])
 
+    def compute(equation: Any, operands: list[Any]) -> list[Any]:
+        name, params = facts(equation).resized, equation.params
+        for axis, size in axes_of(equation.outvars[0]) if name else ():
+            params = params | {name: with_size(params[name], axis, size)}
+        return jaxprs.bind(equation.replace(params=params), operands)
 
-def resized(axes: Axes, size: int) -> Callable[[Any], Any]:
-    """Return a function that turns equations for the whole batch into those for `size` items."""
-
-    def change(equation: Any) -> Any:
-        variable = equation.outvars[0]
-        if variable not in axes:
-            return equation
-        return equation.replace(params=_resized(equation, axes[variable], size))
-
-    return change
-
-
-def _resized(equation: Any, axis: int, size: int) -> dict[str, Any]:
-    name = facts(equation).resized
-    if not name:
-        return equation.params
-    extents = equation.params[name]
-    return equation.params | {name: (*extents[:axis], size, *extents[axis + 1 :])}
+    types: list[Any] = []
+    for variable in program.arguments:
+        shape = tuple(variable.aval.shape)
+        for axis, size in axes_of(variable):
+            shape = with_size(shape, axis, size)
+        types.append(jax.ShapeDtypeStruct(shape, variable.aval.dtype))
+    run = jax.make_jaxpr(lambda *arguments: program.evaluated(arguments, compute))
+    return program.with_closed(run(*types))

@@ -6,7 +6,6 @@ No mask's form is looked for: what is computed of it in each call tells up to wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,53 @@ from lowering.ablation import runs
 from lowering.cpu.batch import Axes, NotSeparableError, batch_axes
 from lowering.facts import facts
 from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
+from lowering.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Masks of an attention: what is between `scores`, scaled perhaps, and `masked` ones.
+
+    Where a masked score is -inf for scores of 0 it is so for all finite ones: masks are added or
+    selected. Softmax makes it 0, so that neither key nor value makes a difference.
+    """
+
+    scores: Any
+    masked: Any
+    axes: Axes  # of keys, by variable
+
+
+def hidden_keys(program: Program) -> Hidden | None:
+    """Find the masks of an attention; None where keys that they hide may change its result."""
+    found = _masks(program) if runs("hidden") else None
+    _, keys, values, *_ = program.arguments
+    known = {x: len(x.aval.shape) - 2 for x in (keys, values)}
+    try:
+        axes = batch_axes(program, known, follow=program.arguments, reduces=True)
+    except NotSeparableError:
+        return None
+    return Hidden(*found, axes) if found and _is_neutral(program, found[1], axes) else None
+
+
+def _masks(program: Program) -> tuple[Any, Any] | None:
+    """Return the variables before masks and after them, of which a maximum is taken."""
+    first, *rest = program.equations
+    (current,) = first.outvars
+    scores, made, is_masked = current, {current}, False
+    for equation in rest:
+        name, operands = primitive(equation), variables(equation.invars)
+        if [v for v in operands if v in made] != [current]:
+            return None
+        if name == "reduce_max":
+            return (scores, current) if is_masked else None
+        is_chosen = name == "select_n" and equation.invars[0] is not current
+        is_mask = is_chosen or name in ("add", "sub")
+        (result,) = equation.outvars
+        if not (is_mask or _is_moving(equation)):
+            scores, is_masked = result, False
+        current, is_masked = result, is_masked or is_mask
+        made.add(current)
+    return None
 
 
 def _is_moving(equation: Any) -> bool:
@@ -22,104 +68,25 @@ def _is_moving(equation: Any) -> bool:
     return known.shapes or (known.by_item and known.moves and len(equation.invars) == 1)
 
 
-_MASKING = frozenset(("add", "sub", "select_n"))
-
-# Items that make no difference to what sums over keys.
-_NEUTRAL = {"reduce_max": -math.inf, "reduce_sum": 0.0, PRODUCT: 0.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """Masks of an attention: equations from `scores`, scaled perhaps, to `masked` ones.
-
-    Where a masked score is -inf for scores of 0 it is so for all finite ones: masks are added or
-    selected. Softmax makes it 0, so that neither key nor value makes a difference.
-    """
-
-    scores: Any
-    eqns: Sequence[Any]
-    masked: Any
-    axes: Axes  # of keys, by variable
-
-    @property
-    def reads(self) -> set[Any]:
-        """Return the variables that masks are computed from."""
-        made = {self.scores, *(v for e in self.eqns for v in e.outvars)}
-        return {v for e in self.eqns for v in variables(e.invars)} - made
-
-
-def hidden_keys(attention: Any) -> Hidden | None:
-    """Find the masks of an attention; None where keys that they hide may change its result."""
-    if not runs("hidden"):
-        return None
-    first, *rest = attention.eqns
-    ((_, sums), (_, batch)) = first.params["dimension_numbers"]
-    keys = first.invars[1]
-    free = next(i for i in range(len(keys.aval.shape)) if i not in (*sums, *batch))
-    last = next(e for e in rest if attention.values in variables(e.invars) and _is_product(e))
-    ((_, (along,)), _) = last.params["dimension_numbers"]
-    if keys is attention.values and free != along:
-        return None
-    try:
-        known = {keys: free, attention.values: along}
-        axes = batch_axes(attention, known, follow=attention.reads, reduces=True)
-    except NotSeparableError:
-        return None
-    found = _masks(attention.eqns)
-    if found is None:
-        return None
-    scores, eqns, masked = found
-    is_hidden = masked in axes and _is_neutral(rest, masked, axes)
-    return Hidden(scores, eqns, masked, axes) if is_hidden else None
-
-
-def _is_product(equation: Any) -> bool:
-    return primitive(equation) == PRODUCT
-
-
-def _masks(equations: Sequence[Any]) -> tuple[Any, Sequence[Any], Any] | None:
-    """Return the variable before the masks, their equations, and what a maximum is taken of."""
-    scores = current = equations[0].outvars[0]
-    made, eqns = {current}, list[Any]()
-    for equation in equations[1:]:
-        name, operands = primitive(equation), variables(equation.invars)
-        if [v for v in operands if v in made] != [current]:
-            return None
-        if name == "reduce_max":
-            break
-        is_condition = name == "select_n" and equation.invars[0] is current
-        (current,) = equation.outvars
-        made.add(current)
-        if (name in _MASKING or _is_moving(equation)) and not is_condition:
-            eqns.append(equation)
-        else:
-            scores, eqns = current, []
-    masks = any(primitive(e) in _MASKING for e in eqns)
-    return (scores, eqns, current) if masks else None
-
-
-def _is_neutral(equations: Sequence[Any], masked: Any, axes: Axes) -> bool:
+def _is_neutral(program: Program, masked: Any, axes: Axes) -> bool:
     """Tell whether all that goes over keys is indifferent to those whose masked scores are -inf."""
-    items = {masked: -math.inf}  # of such keys, by variable
-    for equation in equations:
-        keyed = any(v in axes for v in variables(equation.invars))
+    items: dict[Any, float | None] = {masked: -math.inf}  # of such keys, by variable
+    for equation in program.equations:
         (result,) = equation.outvars
-        if not keyed or result is masked:
-            continue
+        given = [None if is_literal(v) else items.get(v) for v in equation.invars]
         if result in axes:
-            item = _item(equation, items)
-            if item is not None:
-                items[result] = item
-        else:
-            name, weights = primitive(equation), equation.invars[0]
-            if name not in _NEUTRAL or is_literal(weights) or items.get(weights) != _NEUTRAL[name]:
+            items.setdefault(result, _item(equation, given))
+        elif not axes.keys().isdisjoint(variables(equation.invars)):
+            name = primitive(equation)
+            is_maximum = name == "reduce_max" and -math.inf in given
+            is_sum = name in ("reduce_sum", PRODUCT) and 0 in given
+            if not (is_maximum or is_sum):
                 return False
-    return True
+    return masked in axes
 
 
-def _item(equation: Any, items: Mapping[Any, float]) -> float | None:
+def _item(equation: Any, given: list[float | None]) -> float | None:
     """Return what an equation makes of -inf or 0, whatever finite numbers are beside it."""
-    given = [None if is_literal(v) else items.get(v) for v in equation.invars]
     match primitive(equation), given:
         case _, [item] if _is_moving(equation):
             return item

@@ -55,6 +55,19 @@ def turned(view: View, order: Order) -> View:
     return replace(view, array=arranged(view, order), order=order)
 
 
+def stack_of(item: View, arrays: Any) -> View:
+    """Return the tensor of items along a new axis 0, given their arrays along a new axis 0."""
+    order = (0, *(axis + 1 for axis in item.order))
+    return View(arrays, order, (jnp.shape(arrays)[0], *item.shape), item.known)
+
+
+def item_of(stack: View) -> View:
+    """Return the view of an item along axis 0, which is the array's first one; it has no array."""
+    order = tuple(axis - 1 for axis in stack.order[1:])
+    array = jax.ShapeDtypeStruct(stack.array.shape[1:], stack.array.dtype)
+    return View(array, order, stack.shape[1:], False)
+
+
 def arranged(view: View, order: Order) -> Any:
     """Transpose the array; where it is broadcast it keeps the extent 1."""
     if view.order == order:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lowering.cpu import evaluate, integers, widening
+from lowering.cpu import attention, chunks, integers, layouts, widening
 from lowering.passes import folding, gates, inlining, siblings, sums
 from lowering.targets.target import Target
 
@@ -18,7 +18,9 @@ CPU = Target(
         gates.run,
         siblings.run,
         sums.run,
-        evaluate.run,
+        chunks.run,
+        attention.run,
+        layouts.run,
     ),
     has_kernels=True,
 )
@@ -34,7 +36,7 @@ class Choice(NamedTuple):
     earns: str
 
 
-# What `evaluate` chooses; `python -m benchmarks --passes` leaves each out in turn.
+# What passes for a CPU choose; `python -m benchmarks --passes` leaves each out in turn.
 KERNELS: dict[str, Choice] = {
     # The batch
     "chunks": Choice(

@@ -13,7 +13,7 @@ from jax import Array
 
 from lowering import jaxprs
 from lowering.ablation import without
-from lowering.cpu import attention as pass_
+from lowering.cpu import blocks
 from lowering.emit import network
 from lowering.ops.attention import attention
 from lowering.trace import Context
@@ -101,20 +101,20 @@ CASES: dict[str, tuple[Callable[[Any, Inputs], Array], list[Array], list[Array]]
 
 
 @pytest.fixture(params=[True, False], ids=["blocks", "at once"])
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+def by_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     if request.param:
         for name in ("_WHOLE", "_BLOCK"):
-            monkeypatch.setattr(pass_, name, 40_000)
+            monkeypatch.setattr(blocks, name, 40_000)
     yield request.param
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_what_is_written(name: str, blocks: bool) -> None:
+def test_equals_what_is_written(name: str, by_blocks: bool) -> None:
     function, parameters, inputs = CASES[name]
-    fast = optimised(function, alone=blocks)
+    fast = optimised(function, alone=by_blocks)
     traced = jax.make_jaxpr(fast)(parameters, inputs)
     loops = [e for e in traced.eqns if jaxprs.primitive(e) == "scan"]
-    assert bool(loops) == blocks
+    assert bool(loops) == by_blocks
 
     def three(parameters: Any, inputs: Any) -> list[Array]:
         return [f(parameters, inputs) for f in (function, fast, network(function))]

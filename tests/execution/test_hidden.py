@@ -13,10 +13,13 @@ from jax import Array
 
 from lowering import jaxprs
 from lowering.cpu import attention as pass_
-from lowering.cpu import hidden
+from lowering.cpu import blocks, hidden
 from lowering.emit import network
 from lowering.ops.attention import attention
+from lowering.program import Program
+from lowering.targets.cpu import CPU
 from lowering.trace import Context
+from tests.lowering.passes.programs import program as inlined
 from tests.programs import optimised
 
 HEADS, KEYS, SIZE = 4, 100, 16
@@ -133,7 +136,7 @@ def test_gradients_and_batches() -> None:
 
 def test_causal_blocks_read_what_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_WHOLE", "_BLOCK"):
-        monkeypatch.setattr(pass_, name, 40_000)
+        monkeypatch.setattr(blocks, name, 40_000)
     draw = np.random.default_rng(0).standard_normal
     x = [jnp.asarray(draw((1, 2, 600, 8)), jnp.float32) for _ in range(3)]
 
@@ -148,9 +151,11 @@ def test_causal_blocks_read_what_comes_before(monkeypatch: pytest.MonkeyPatch) -
 
 def test_items_of_hidden_keys() -> None:
     def of(function: Attend) -> Any:
-        closed = jaxprs.spliced(jax.make_jaxpr(function)((), operands(HOLES[None])), "cpu")
-        (found,) = pass_.attentions(closed.jaxpr) or [None]
-        return found and hidden.hidden_keys(found)
+        program = pass_.run(inlined(lambda *x: function((), x), *operands(HOLES[None])), CPU)
+        found = [e for e in program.equations if jaxprs.primitive(e) == "attention"]
+        return [hidden.hidden_keys(Program(e.params["jaxpr"])) for e in found]
 
-    assert of(whole) and of(added)
-    assert of(capped) is None
+    for function in (whole, added):
+        (found,) = of(function)
+        assert found is not None
+    assert of(capped) == []

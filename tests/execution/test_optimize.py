@@ -21,11 +21,12 @@ from lowering import jaxprs
 from lowering.ablation import without
 from lowering.cpu import options
 from lowering.cpu.convolution import Window, convolution, direct, is_winograd
-from lowering.cpu.layout import product
 from lowering.cpu.options import fastest
+from lowering.cpu.rules import product
 from lowering.cpu.view import plain
 from lowering.emit import network
 from lowering.kernels.broadcast import maximum, minimum
+from lowering.program import Program
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.operation_checks import Together
@@ -568,8 +569,9 @@ def test_products_without_items_to_sum() -> None:
 
 def test_one_row_of_parameters_does_not_make_a_matrix_one() -> None:
     row, matrix = plain(random(1, 1024), True), plain(random(1024, 1024), False)
-    (equation,) = jax.make_jaxpr(jnp.matmul)(row.array, matrix.array).eqns
-    assert not product(equation, [row, matrix]).known
+    program = Program(jax.make_jaxpr(jnp.matmul)(row.array, matrix.array))
+    (equation,) = program.equations
+    assert not product(program, equation, [row, matrix]).known
 
 
 @pytest.mark.parametrize("transposed", (True, False))

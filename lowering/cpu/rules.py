@@ -1,4 +1,4 @@
-"""Rules of primitives on arrays with pending transpositions; all others take plain tensors."""
+"""Rules of primitives on views; what has no rule takes plain tensors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from lowering.cpu.products import (
 from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.extents import at_least
-from lowering.facts import facts, rule_of
-from lowering.jaxprs import primitive
+from lowering.facts import Rules, facts
+from lowering.jaxprs import PRODUCT, primitive
 from lowering.kernels.precision import left_operand
-from lowering.passes.siblings import kind_of
+from lowering.passes.siblings import is_layer, kind_of
 from lowering.program import Program
 
-Rule = Callable[[Any, Sequence[View]], View | list[View] | None]
+# A rule returns the results of an equation, given views of its operands; None where it has none.
+RULES = Rules[Callable[[Program, Any, Sequence[View]], View | list[View] | None]]()
 
 
-def _elementwise(equation: Any, views: Sequence[View]) -> View:
+@RULES(fact="by_item")
+def _elementwise(program: Program, equation: Any, views: Sequence[View]) -> View:
     """Apply an elementwise operation, transposing as few items as possible."""
     known = all(view.known for view in views)
     shape = tuple(equation.outvars[0].aval.shape)
@@ -55,14 +57,16 @@ def _bind(equation: Any, arrays: Sequence[Any], **changed: Any) -> Any:
     return equation.primitive.bind(*arrays, **(equation.params | changed))
 
 
-def _transpose(equation: Any, views: Sequence[View]) -> View:
+@RULES("transpose")
+def _transpose(program: Program, equation: Any, views: Sequence[View]) -> View:
     (view,) = views
     permutation = equation.params["permutation"]
     order = tuple(permutation.index(axis) for axis in view.order)
     return View(view.array, order, tuple(equation.outvars[0].aval.shape), view.known)
 
 
-def _broadcast_in_dim(equation: Any, views: Sequence[View]) -> View | None:
+@RULES("broadcast_in_dim")
+def _broadcast_in_dim(program: Program, equation: Any, views: Sequence[View]) -> View | None:
     if len(views) != 1:  # extents that jax.export keeps open are operands
         return None
     (view,) = views
@@ -78,7 +82,8 @@ def _broadcast_in_dim(equation: Any, views: Sequence[View]) -> View | None:
     return View(array, order, shape, view.known)
 
 
-def _squeeze(equation: Any, views: Sequence[View]) -> View:
+@RULES("squeeze")
+def _squeeze(program: Program, equation: Any, views: Sequence[View]) -> View:
     (view,) = views
     removed = equation.params["dimensions"]
     array = lax.squeeze(view.array, [view.position(axis) for axis in removed])
@@ -91,7 +96,8 @@ def _ranks(axes: Sequence[int]) -> Order:
     return tuple(ranked.index(axis) for axis in axes)
 
 
-def _reduction(equation: Any, views: Sequence[View]) -> View | None:
+@RULES(fact="removes")
+def _reduction(program: Program, equation: Any, views: Sequence[View]) -> View | None:
     if len(views) != 1:
         return None
     (view,) = views
@@ -136,7 +142,8 @@ def _is_by_row(equation: Any, view: View, positions: Sequence[int]) -> bool:
     return primitive(equation) == "reduce_sum" and is_last and is_by_lanes(whole(view))
 
 
-def _along(equation: Any, views: Sequence[View]) -> View | list[View]:
+@RULES(fact="along")
+def _along(program: Program, equation: Any, views: Sequence[View]) -> View | list[View]:
     """Work along one axis of tensors in a common order."""
     name, order = facts(equation).along, common_order(views)
     axis = order.index(equation.params[name])
@@ -148,7 +155,8 @@ def _along(equation: Any, views: Sequence[View]) -> View | list[View]:
     return View(results, order, shapes[0], known)
 
 
-def _by_axis(equation: Any, views: Sequence[View]) -> View | None:
+@RULES(fact="per_axis")
+def _by_axis(program: Program, equation: Any, views: Sequence[View]) -> View | None:
     """Put parameters for each axis in the order of the array's; other operands are scalars."""
     view, *rest = views
     if any(x.shape for x in rest):
@@ -163,56 +171,48 @@ def _by_axis(equation: Any, views: Sequence[View]) -> View | None:
     return View(array, view.order, tuple(equation.outvars[0].aval.shape), known)
 
 
-def _rev(equation: Any, views: Sequence[View]) -> View:
+@RULES("rev")
+def _rev(program: Program, equation: Any, views: Sequence[View]) -> View:
     (view,) = views
     axes = tuple(view.position(axis) for axis in equation.params["dimensions"])
     return View(_bind(equation, [whole(view)], dimensions=axes), view.order, view.shape, view.known)
 
 
-def product(
-    equation: Any, views: Sequence[View], *, exchanged: bool = False, alone: bool = False
-) -> View:
-    """Multiply, with operands exchanged if asked for: the right one's axes come first then.
-
-    No operand is sharded where this runs `alone` on one device.
-    """
-    known = all(view.known for view in views)
-    if exchanged:
-        right, left = views
-        (right_sums, left_sums), (right_batch, left_batch) = equation.params["dimension_numbers"]
-    else:
-        left, right = views
-        (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
+@RULES(PRODUCT)
+def product(program: Program, equation: Any, views: Sequence[View]) -> View:
+    """Multiply two tensors, in the layouts that they have."""
+    left, right = views
+    if is_layer(equation, program.prepared):
+        return _layer(program, equation, left, right)
+    (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    left_axes = [axis for axis in left.order if axis not in (*left_sums, *left_batch)]
+    right_axes = [axis for axis in right.order if axis not in (*right_sums, *right_batch)]
     sums = equation.params["preferred_element_type"]
     if sums is not None and sums != left.array.dtype:
-        free = [axis for axis in left.order if axis not in (*left_sums, *left_batch)]
-        order = (*left_batch, *free, *left_sums)
+        order = (*left_batch, *left_axes, *left_sums)
         left = View(left_operand(whole(left, order), sums), order, left.shape, left.known)
-    if not exchanged:
-        row = _row(equation, left, right) or _rows(equation, left, right)
-        found = row or (_matrix_gradient(equation, left, right) if alone else None)
-        if found is not None:
-            return found
+    row = _row(equation, left, right) or _rows(equation, left, right)
+    # Operands of one device alone are sharded by no axis.
+    found = row or (_matrix_gradient(equation, left, right) if program.is_alone else None)
+    if found is not None:
+        return found
     numbers = (
         (tuple(map(left.position, left_sums)), tuple(map(right.position, right_sums))),
         (tuple(map(left.position, left_batch)), tuple(map(right.position, right_batch))),
     )
     array = _bind(equation, [whole(left), whole(right)], dimension_numbers=numbers)
-    count = len(left_batch)
-    left_free = [axis for axis in left.order if axis not in (*left_sums, *left_batch)]
-    right_free = [axis for axis in right.order if axis not in (*right_sums, *right_batch)]
-    # Axes of the result: those of the batch, then the others of the first operand, the second's.
-    before_left = count + len(right_free) * exchanged
-    before_right = count + len(left_free) * (not exchanged)
+    # Axes of the result: those of the batch, then the others of the left operand, the right one's.
+    count, before = len(left_batch), len(left_batch) + len(left_axes)
     order = (
         *range(count),
-        *(before_left + i for i in _ranks(left_free)),
-        *(before_right + i for i in _ranks(right_free)),
+        *(count + i for i in _ranks(left_axes)),
+        *(before + i for i in _ranks(right_axes)),
     )
+    known = left.known and right.known
     return View(array, order, tuple(equation.outvars[0].aval.shape), known)
 
 
-def layer(program: Program, equation: Any, input: View, matrix: View) -> View:
+def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
     """Multiply by a matrix of parameters; few rows by many columns are transposed.
 
     In a loop the result is transposed back at once. It is transposed there only where no more than
@@ -311,19 +311,20 @@ def _matrix_gradient(equation: Any, left: View, right: View) -> View | None:
     return plain(over_rows(x, y, precision, alone=True), left.known and right.known)
 
 
-def _reshape(equation: Any, views: Sequence[View]) -> View | None:
+@RULES("reshape")
+def _reshape(program: Program, equation: Any, views: Sequence[View]) -> View | None:
     if len(views) != 1 or equation.params["dimensions"] is not None:
         return None
     (view,) = views
     shape = tuple(equation.params["new_sizes"])
     groups = None if view.is_plain else reshaped_runs(view.shape, shape)
-    if groups is None or not _stay_together(view.order, [old for old, _ in groups]):
+    if groups is None:
         return plain(lax.reshape(tensor(view), shape), view.known)
-    group_of = {old[0]: new for old, new in groups if old}
-    order = tuple(axis for old in view.order for axis in group_of.get(old, ()))
-    order = (*(axis for old, new in groups if not old for axis in new), *order)
-    array = lax.reshape(whole(view), tuple(shape[axis] for axis in order))
-    return View(array, order, shape, view.known)
+    # Axes of a run come together where the last of them is.
+    groups.sort(key=lambda group: view.position(group[0][-1]) if group[0] else -1)
+    order = tuple(axis for _, new in groups for axis in new)
+    array = whole(view, tuple(axis for old, _ in groups for axis in old))
+    return View(lax.reshape(array, [shape[axis] for axis in order]), order, shape, view.known)
 
 
 def reshaped_runs(
@@ -352,34 +353,11 @@ def reshaped_runs(
     return groups
 
 
-def _stay_together(order: Order, runs: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether the axes of each run are neighbours in the order, and in sequence."""
-    return all(order[order.index(run[0]) :][: len(run)] == run for run in runs if run)
+@RULES("reduce_window_max", "reduce_window_sum")
+def _window(program: Program, equation: Any, views: Sequence[View]) -> View | list[View] | None:
+    return window_reduction(equation, views) or _by_axis(program, equation, views)
 
 
-def _window(equation: Any, views: Sequence[View]) -> View | list[View] | None:
-    return window_reduction(equation, views) or _by_axis(equation, views)
-
-
-def rule_for(equation: Any) -> Rule | None:
-    """Return the rule of a primitive on arrays with pending transpositions, if there is one."""
-    return rule_of(
-        equation,
-        _RULES,
-        by_item=_elementwise,
-        along=_along,
-        removes=_reduction,
-        per_axis=_by_axis,
-    )
-
-
-_RULES: dict[str, Rule] = {
-    "broadcast_in_dim": _broadcast_in_dim,
-    "reduce_window_max": _window,
-    "reduce_window_sum": _window,
-    "reshape": _reshape,
-    "rev": _rev,
-    "select_and_scatter_add": maximum_gradient,
-    "squeeze": _squeeze,
-    "transpose": _transpose,
-}
+@RULES("select_and_scatter_add")
+def _scatter(program: Program, equation: Any, views: Sequence[View]) -> View | None:
+    return maximum_gradient(equation, views)
