@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -53,8 +52,8 @@ def run(program: Program, target: Target) -> Program:
     for start, stop in pairwise(places):
         between = equations[start : stop + 1]
         one = None if start == taken else _attention(program, between, after)
-        if one is not None and (made := one.computed(program)) is not None:
-            found.append(made)
+        if one is not None:
+            found.append(one)
             taken = stop
     return replaced(program, found) if found else program
 
@@ -70,85 +69,14 @@ def _is_batched(equation: Any) -> bool:
     return count > 0 and in_front and len(left) == 1 and ranks[0] >= ranks[1] == count + 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Attention:
-    """Two products and what is between them, and where they are divided by sums of softmax."""
-
-    first: Any
-    last: Any
-    end: Any  # a division of the result, or `last`
-    masks: Sequence[Any]  # variables
-    division: Any  # of weights, and what repeats its divisor for all keys, or None
-    repeated: Any
-
-    def computed(self, program: Program) -> Computed | None:
-        """Return it as one equation; None where queries are few, and no keys hidden from them."""
-        operands = [*self.first.invars, self.last.invars[1], *self.masks]
-        (((left,), (right,)), _) = self.first.params["dimension_numbers"]
-        ((_, (along,)), _) = self.last.params["dimension_numbers"]
-
-        def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
-            ends = jnp.moveaxis(queries, left, -1), jnp.moveaxis(keys, right, -1)
-            return [*ends, jnp.moveaxis(values, along, -2), *masks]
-
-        types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-        inner = self._inner(program, jax.eval_shape(laid_out, *types))
-        keys, queries = self.first.invars[1].aval, self.first.outvars[0].aval.shape[-2]
-        is_large = math.prod(keys.shape) * keys.dtype.itemsize >= _MANY
-        hides = is_large and keys.dtype.itemsize <= _NARROW
-        if queries < FEW and not (hides and hidden_keys(inner)):
-            return None
-
-        def function(*operands: Array) -> list[Array]:
-            return ATTENTION.bind(*laid_out(*operands), jaxpr=inner.closed)
-
-        return Computed(function, operands, self.end.outvars, at=self.end)
-
-    def _inner(self, program: Program, types: Sequence[Any]) -> Program:
-        """Return the program of queries, keys, values and masks."""
-        own = dict.fromkeys((*self.first.invars, self.last.invars[1]))
-        part = program.part([*(own | dict.fromkeys(self.masks))], self.end.outvars)
-
-        def run(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
-            sums: list[Array] = []
-
-            def compute(equation: Any, operands: list[Array]) -> Sequence[Array]:
-                if equation is self.first:
-                    return [_product(equation, queries, keys, -1)]
-                if equation is self.last:
-                    result = _product(equation, operands[0], values, -2)
-                    return [result / sums[0].astype(result.dtype) if sums else result]
-                if equation is self.division:
-                    return operands[:1]
-                if equation is self.repeated:
-                    shape = (*equation.params["shape"][:-1], 1)
-                    axes = equation.params["broadcast_dimensions"]
-                    sums.append(lax.broadcast_in_dim(operands[0], shape, axes))
-                return jaxprs.bind(equation, operands)
-
-            given = own | dict(zip(self.masks, masks, strict=True))
-            return part.evaluated([*given.values()], compute)
-
-        closed = jaxprs.inlined(jax.make_jaxpr(run)(*types))
-        return part.with_closed(closed).pruned()
-
-
-def _product(equation: Any, left: Array, right: Array, along: int) -> Array:
-    """Multiply with the last axis of the left, which is the first factor where its rows are few."""
-    count, kind = right.ndim - 2, kind_of(equation)
-    batch, sums = tuple(range(count)), ((left.ndim - 1,), (right.ndim + along,))
-    if max(left.shape[count:-1]) < FEW:
-        return lax.dot_general(left, right, (sums, (batch, batch)), **kind)
-    product = lax.dot_general(right, left, (sums[::-1], (batch, batch)), **kind)
-    return jnp.moveaxis(product, count, -1)
-
-
 def _attention(
     program: Program, equations: Sequence[Any], after: Mapping[Any, Any]
-) -> _Attention | None:
+) -> Computed | None:
+    """Return the attention from the first to the last of the equations, or a division `after`."""
     first, *inner, last = equations
     (scores,), (weights, values), (result,) = first.outvars, last.invars, last.outvars
-    ((sums, _), _) = last.params["dimension_numbers"]
+    (((left,), (right,)), _) = first.params["dimension_numbers"]
+    (((summed,), (along,)), _) = last.params["dimension_numbers"]
     made = {scores}
     between: list[Any] = []
     for equation in inner:
@@ -158,8 +86,8 @@ def _attention(
     if (
         scores in program.prepared
         or scores.aval.shape[-1] < FEW
-        or sums != (len(weights.aval.shape) - 1,)
         or is_literal(weights)
+        or summed != len(weights.aval.shape) - 1
         or weights not in made
         or values in made
         or not any(primitive(e) == "reduce_max" for e in between)
@@ -171,12 +99,71 @@ def _attention(
     else:
         made.add(result)
         between.append(end)
-    read = variables([weights, *(v for e in between for v in e.invars)])
-    own = Counter(read)
+    own = Counter(variables([weights, *(v for e in between for v in e.invars)]))
     if any(own[v] != program.uses[v] for v in made):
         return None
     masks = [v for v in own if v not in made]
-    return _Attention(first, last, end, masks, *_division(program, last, made))
+    operands = [*first.invars, values, *masks]
+
+    def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
+        ends = jnp.moveaxis(queries, left, -1), jnp.moveaxis(keys, right, -1)
+        return [*ends, jnp.moveaxis(values, along, -2), *masks]
+
+    part = program.part([*dict.fromkeys(operands)], end.outvars)
+    run = _function(part, masks, first, last, *_division(program, last, made))
+    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
+    closed = jaxprs.inlined(jax.make_jaxpr(run)(*jax.eval_shape(laid_out, *types)))
+    attended, keys = part.with_closed(closed).pruned(), first.invars[1].aval
+    is_large = math.prod(keys.shape) * keys.dtype.itemsize >= _MANY
+    is_narrow = keys.dtype.itemsize <= _NARROW
+    if scores.aval.shape[-2] < FEW and not (is_large and is_narrow and hidden_keys(attended)):
+        return None
+
+    def function(*operands: Array) -> list[Array]:
+        return ATTENTION.bind(*laid_out(*operands), jaxpr=attended.closed)
+
+    return Computed(function, operands, end.outvars, at=end)
+
+
+def _function(
+    part: Program, masks: Sequence[Any], first: Any, last: Any, division: Any, repeated: Any
+) -> Callable[..., list[Array]]:
+    """Return the function of queries, keys, values and masks, its axes in order.
+
+    A division of weights by what is repeated for all keys is done at its end.
+    """
+
+    def run(queries: Array, keys: Array, values: Array, *given: Array) -> list[Array]:
+        sums: list[Array] = []
+
+        def compute(equation: Any, operands: list[Array]) -> Sequence[Array]:
+            if equation is first:
+                return [_product(equation, queries, keys, -1)]
+            if equation is last:
+                result = _product(equation, operands[0], values, -2)
+                return [result / sums[0].astype(result.dtype) if sums else result]
+            if equation is division:
+                return operands[:1]
+            if equation is repeated:
+                shape = (*equation.params["shape"][:-1], 1)
+                axes = equation.params["broadcast_dimensions"]
+                sums.append(lax.broadcast_in_dim(operands[0], shape, axes))
+            return jaxprs.bind(equation, operands)
+
+        known = dict(zip(masks, given, strict=True))
+        return part.evaluated([known.get(v) for v in part.arguments], compute)
+
+    return run
+
+
+def _product(equation: Any, left: Array, right: Array, along: int) -> Array:
+    """Multiply with the last axis of the left, whose rows are last in memory if they are many."""
+    count, kind = right.ndim - 2, kind_of(equation)
+    batch = tuple(range(count)), tuple(range(count))
+    last, other = (left.ndim - 1,), (right.ndim + along,)
+    if max(left.shape[count:-1]) < FEW:
+        return lax.dot_general(left, right, ((last, other), batch), **kind)
+    return jnp.moveaxis(lax.dot_general(right, left, ((other, last), batch), **kind), count, -1)
 
 
 def _division(program: Program, last: Any, made: set[Any]) -> tuple[Any, Any]:

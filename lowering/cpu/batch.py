@@ -52,7 +52,7 @@ def batch_axes(
             continue
         if facts(equation).by_item or primitive(equation) == "concatenate":
             rank = len(equation.outvars[0].aval.shape)
-            for axis in set(given) - {None}:
+            for axis in {axis for axis in given if axis is not None}:
                 same = [v for v in variables(equation.invars) if has_items(v, axis, rank)]
                 axes.update(dict.fromkeys(same, axis))
             given = axes_of(equation)
@@ -85,15 +85,11 @@ def _new_axes(equation: Any) -> set[int]:
 @_RULES(fact="by_item")
 def _elementwise(equation: Any, given: list[int | None]) -> int | None:
     found = {axis for axis in given if axis is not None}
-    if len(found) != 1:
-        return None
-    (axis,) = found
-    rank = len(equation.outvars[0].aval.shape)
-    for variable, own in zip(equation.invars, given, strict=True):
-        shape = variable.aval.shape
-        if own is None and shape and (len(shape) != rank or shape[axis] != 1):
-            return None
-    return axis
+    (axis, *others), rank = found, len(equation.outvars[0].aval.shape)
+    pairs = zip(equation.invars, given, strict=True)
+    shapes = [v.aval.shape for v, own in pairs if own is None and v.aval.shape]
+    repeats = all(len(shape) == rank and shape[axis] == 1 for shape in shapes)
+    return axis if repeats and not others else None
 
 
 @_RULES("transpose")
@@ -153,27 +149,18 @@ def _conv(equation: Any, given: list[int | None]) -> int | None:
 
 @_RULES(PRODUCT)
 def _dot_general(equation: Any, given: list[int | None]) -> int | None:
-    (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
-    left, right = given
-    if left in left_batch and right in right_batch:
-        place = left_batch.index(left)
-        return place if right_batch.index(right) == place else None
-    ranks = [len(variable.aval.shape) for variable in equation.invars]
-    free = [
-        [axis for axis in range(rank) if axis not in (*sums, *batch)]
-        for rank, sums, batch in zip(
-            ranks, (left_sums, right_sums), (left_batch, right_batch), strict=True
-        )
-    ]
-    if right is None and left in free[0]:
-        return len(left_batch) + free[0].index(left)
-    if left is None and right in free[1]:
-        return len(left_batch) + len(free[0]) + free[1].index(right)
-    return None
+    sums, batches = equation.params["dimension_numbers"]
+    numbers = zip(equation.invars, sums, batches, strict=True)
+    free = [[i for i in range(v.aval.ndim) if i not in (*x, *y)] for v, x, y in numbers]
+    axes: list[Any] = [*zip(*batches, strict=True)]  # of the operands, for each of the result
+    axes += [*((axis, None) for axis in free[0]), *((None, axis) for axis in free[1])]
+    return axes.index(tuple(given)) if tuple(given) in axes else None
 
 
 def resized(program: Program, *parts: tuple[Axes, int]) -> Program:
     """Return the program for so many items along axes instead of all."""
+    if not parts:
+        return program
 
     def axes_of(variable: Any) -> list[tuple[int, int]]:
         return [(axes[variable], size) for axes, size in parts if variable in axes]

@@ -77,7 +77,7 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
     shape = tuple(result.aval.shape)
     start = jnp.zeros([shape[axis] for axis in example.order], example.array.dtype)
     array, _ = lax.scan(turn, start, (table, counts))
-    return View(array, example.order, shape, False)
+    return View(array, example.order, shape)
 
 
 def _loops(program: Program) -> list[_Loop]:
@@ -118,7 +118,7 @@ class _Block:
 
     def at_once(self, views: Sequence[View], *more: _Loop) -> View:
         """Return the result, given views of a block."""
-        sizes = [(loop.axes, loop.size) for loop in (*self.loops, *more)]
+        sizes = ((loop.axes, loop.size) for loop in (*self.loops, *more))
         (view,) = self.evaluate(resized(self.program, *sizes), views)
         return view
 

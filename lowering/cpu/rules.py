@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jax import lax
 
 from lowering.ablation import runs
 from lowering.cpu import products
+from lowering.cpu.convolutions import convolution
 from lowering.cpu.pooling import maximum_gradient, window_reduction
 from lowering.cpu.products import (
     is_narrow,
@@ -25,92 +26,82 @@ from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.extents import at_least
 from lowering.facts import Rules, facts
-from lowering.jaxprs import PRODUCT, primitive
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.kernels.precision import left_operand
 from lowering.passes.siblings import is_layer, kind_of
 from lowering.program import Program
 
-# A rule returns the results of an equation, given views of its operands; None where it has none.
-RULES = Rules[Callable[[Program, Any, Sequence[View]], View | list[View] | None]]()
+# A rule returns the results of an equation, given views of its operands, or None: take it as it is.
+RULES = Rules[Callable[..., View | list[View] | None]]()
 
 
-@RULES(fact="by_item")
-def _elementwise(program: Program, equation: Any, views: Sequence[View]) -> View:
-    """Apply an elementwise operation, transposing as few items as possible."""
-    known = all(view.known for view in views)
-    shape = tuple(equation.outvars[0].aval.shape)
-    if not shape:
-        return plain(_bind(equation, [view.array for view in views]), known)
-    order = common_order(views)
-    arrays = [arranged(view, order) if view.order else view.array for view in views]
-    if primitive(equation) in ("add_any", "select_n", "clamp"):  # of one shape, or scalars
-        widest = tuple(map(max, zip(*(x.shape for x in arrays if x.ndim), strict=True)))
-        arrays = [x if not x.ndim else _widened(x, widest) for x in arrays]
-    return View(_bind(equation, arrays), order, shape, known)
-
-
-def _widened(x: Any, shape: tuple[int, ...]) -> Any:
-    return x if x.shape == shape else lax.broadcast_in_dim(x, shape, tuple(range(x.ndim)))
+def view_of(equation: Any, array: Any, order: Order) -> View:
+    """Return the view of an equation's result as an array in an order of axes."""
+    return View(array, order, tuple(equation.outvars[0].aval.shape))
 
 
 def _bind(equation: Any, arrays: Sequence[Any], **changed: Any) -> Any:
     return equation.primitive.bind(*arrays, **(equation.params | changed))
 
 
+@RULES(fact="by_item")
+def _elementwise(program: Program, equation: Any, *views: View) -> View:
+    """Apply an elementwise operation, transposing as few items as possible."""
+    order = common_order(views)
+    arrays = [arranged(view, order) if view.order else view.array for view in views]
+    full = [x.shape for x in arrays if x.ndim]
+    if primitive(equation) in ("add_any", "select_n", "clamp") and full:  # of one shape, or scalars
+        widest = tuple(map(max, zip(*full, strict=True)))
+        arrays = [jnp.broadcast_to(x, widest) if x.ndim else x for x in arrays]
+    return view_of(equation, _bind(equation, arrays), order)
+
+
 @RULES("transpose")
-def _transpose(program: Program, equation: Any, views: Sequence[View]) -> View:
-    (view,) = views
+def _transpose(program: Program, equation: Any, view: View) -> View:
     permutation = equation.params["permutation"]
-    order = tuple(permutation.index(axis) for axis in view.order)
-    return View(view.array, order, tuple(equation.outvars[0].aval.shape), view.known)
+    return view_of(equation, view.array, tuple(permutation.index(axis) for axis in view.order))
 
 
 @RULES("broadcast_in_dim")
-def _broadcast_in_dim(program: Program, equation: Any, views: Sequence[View]) -> View | None:
-    if len(views) != 1:  # extents that jax.export keeps open are operands
+def _broadcast_in_dim(program: Program, equation: Any, view: View, *extents: View) -> View | None:
+    if extents:  # which jax.export keeps open
         return None
-    (view,) = views
-    shape = tuple(equation.params["shape"])
-    axes = equation.params["broadcast_dimensions"]
-    new = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    rank, axes = len(equation.params["shape"]), equation.params["broadcast_dimensions"]
+    new = tuple(axis for axis in range(rank) if axis not in axes)
     # A plain tensor stays plain, as the gradient of a matrix wants its operands.
     if view.is_plain and list(axes) == sorted(axes):
-        return View(lax.expand_dims(view.array, new), tuple(range(len(shape))), shape, view.known)
+        return view_of(equation, lax.expand_dims(view.array, new), tuple(range(rank)))
     # New axes go in front: their place does not matter while their extent is 1.
     array = lax.expand_dims(view.array, tuple(range(len(new))))
-    order = (*new, *(axes[axis] for axis in view.order))
-    return View(array, order, shape, view.known)
+    return view_of(equation, array, (*new, *(axes[axis] for axis in view.order)))
 
 
 @RULES("squeeze")
-def _squeeze(program: Program, equation: Any, views: Sequence[View]) -> View:
-    (view,) = views
+def _squeeze(program: Program, equation: Any, view: View) -> View:
     removed = equation.params["dimensions"]
     array = lax.squeeze(view.array, [view.position(axis) for axis in removed])
-    kept = [axis for axis in view.order if axis not in removed]
-    return View(array, _ranks(kept), tuple(equation.outvars[0].aval.shape), view.known)
+    return view_of(equation, array, _ranks(axis for axis in view.order if axis not in removed))
 
 
-def _ranks(axes: Sequence[int]) -> Order:
-    ranked = sorted(axes)
-    return tuple(ranked.index(axis) for axis in axes)
+def _ranks(axes: Iterable[int]) -> Order:
+    axes = list(axes)
+    return tuple(sorted(axes).index(axis) for axis in axes)
 
 
 @RULES(fact="removes")
-def _reduction(program: Program, equation: Any, views: Sequence[View]) -> View | None:
-    if len(views) != 1:
+def _reduction(program: Program, equation: Any, view: View, *others: View) -> View | None:
+    if others:
         return None
-    (view,) = views
-    axes = equation.params["axes"]
+    axes, x = equation.params["axes"], whole(view)
     positions = tuple(sorted(view.position(axis) for axis in axes))
-    if _is_by_channel(equation, view, positions):
-        array = sums_of_channels(whole(view), kept=len(view.order) - 1 - len(axes))
-    elif _is_by_row(equation, view, positions):
-        array = sums_of_rows(whole(view))
+    is_sum = primitive(equation) == "reduce_sum"
+    if is_sum and _is_by_channel(x, positions):
+        array = sums_of_channels(x, kept=x.ndim - 1 - len(axes))
+    elif is_sum and positions == (x.ndim - 1,) and is_by_lanes(x):  # as in a layer norm
+        array = sums_of_rows(x)
     else:
-        array = _bind(equation, [whole(view)], axes=positions)
-    kept = [axis for axis in view.order if axis not in axes]
-    return View(array, _ranks(kept), tuple(equation.outvars[0].aval.shape), view.known)
+        array = _bind(equation, [x], axes=positions)
+    return view_of(equation, array, _ranks(axis for axis in view.order if axis not in axes))
 
 
 _MANY = 16 << 10  # items to sum that are worth a product
@@ -121,67 +112,53 @@ _MANY = 16 << 10  # items to sum that are worth a product
 _FEW = 128
 
 
-def _is_by_channel(equation: Any, view: View, positions: Sequence[int]) -> bool:
+def _is_by_channel(x: Any, positions: Sequence[int]) -> bool:
     """Tell whether axes before the last are summed: in a mean of positions, a bias's derivative."""
-    last = len(view.order) - 1
-    kept = view.order[: last - len(positions)]
+    kept = x.ndim - 1 - len(positions)
     return (
-        primitive(equation) == "reduce_sum"
-        and len(positions) > 0
-        and tuple(positions) == tuple(range(len(kept), last))
-        and view.array.dtype == jnp.float32
-        and at_least(math.prod(view.shape), _MANY)
-        and at_least(_FEW, math.prod(view.shape[axis] for axis in kept))
+        len(positions) > 0
+        and tuple(positions) == tuple(range(kept, x.ndim - 1))
+        and x.dtype == jnp.float32
+        and at_least(math.prod(x.shape), _MANY)
+        and at_least(_FEW, math.prod(x.shape[:kept]))
         and runs("gradients")
     )
 
 
-def _is_by_row(equation: Any, view: View, positions: Sequence[int]) -> bool:
-    """Tell whether the last axis alone is summed, as in a layer norm."""
-    is_last = tuple(positions) == (len(view.order) - 1,)
-    return primitive(equation) == "reduce_sum" and is_last and is_by_lanes(whole(view))
-
-
 @RULES(fact="along")
-def _along(program: Program, equation: Any, views: Sequence[View]) -> View | list[View]:
+def _along(program: Program, equation: Any, *views: View) -> list[View]:
     """Work along one axis of tensors in a common order."""
     name, order = facts(equation).along, common_order(views)
     axis = order.index(equation.params[name])
-    results = _bind(equation, [whole(view, order) for view in views], **{name: axis})
-    known = all(view.known for view in views)
-    shapes = [tuple(variable.aval.shape) for variable in equation.outvars]
-    if equation.primitive.multiple_results:
-        return [View(x, order, s, known) for x, s in zip(results, shapes, strict=True)]
-    return View(results, order, shapes[0], known)
+    found = _bind(equation, [whole(view, order) for view in views], **{name: axis})
+    arrays = found if equation.primitive.multiple_results else [found]
+    pairs = zip(arrays, equation.outvars, strict=True)
+    return [View(x, order, tuple(variable.aval.shape)) for x, variable in pairs]
 
 
 @RULES(fact="per_axis")
-def _by_axis(program: Program, equation: Any, views: Sequence[View]) -> View | None:
-    """Put parameters for each axis in the order of the array's; other operands are scalars."""
-    view, *rest = views
-    if any(x.shape for x in rest):
+def _by_axis(program: Program, equation: Any, view: View, *scalars: View) -> View | None:
+    """Put parameters for each axis in the order of the array's."""
+    if any(x.shape for x in scalars):
         return None
     changed = {
         name: tuple(equation.params[name][axis] for axis in view.order)
         for name in facts(equation).per_axis
         if equation.params[name] is not None
     }
-    array = _bind(equation, [whole(view), *(v.array for v in rest)], **changed)
-    known = all(v.known for v in views)
-    return View(array, view.order, tuple(equation.outvars[0].aval.shape), known)
+    array = _bind(equation, [whole(view), *(x.array for x in scalars)], **changed)
+    return view_of(equation, array, view.order)
 
 
 @RULES("rev")
-def _rev(program: Program, equation: Any, views: Sequence[View]) -> View:
-    (view,) = views
+def _rev(program: Program, equation: Any, view: View) -> View:
     axes = tuple(view.position(axis) for axis in equation.params["dimensions"])
-    return View(_bind(equation, [whole(view)], dimensions=axes), view.order, view.shape, view.known)
+    return view_of(equation, _bind(equation, [whole(view)], dimensions=axes), view.order)
 
 
 @RULES(PRODUCT)
-def product(program: Program, equation: Any, views: Sequence[View]) -> View:
+def _product(program: Program, equation: Any, left: View, right: View) -> View:
     """Multiply two tensors, in the layouts that they have."""
-    left, right = views
     if is_layer(equation, program.prepared):
         return _layer(program, equation, left, right)
     (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
@@ -208,8 +185,7 @@ def product(program: Program, equation: Any, views: Sequence[View]) -> View:
         *(count + i for i in _ranks(left_axes)),
         *(before + i for i in _ranks(right_axes)),
     )
-    known = left.known and right.known
-    return View(array, order, tuple(equation.outvars[0].aval.shape), known)
+    return view_of(equation, array, order)
 
 
 def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
@@ -235,8 +211,8 @@ def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
     free = [a for a in input.order if a != left]
     order = list(_ranks(free))
     order.insert(0 if turned else len(free), len(free))
-    view = View(array, tuple(order), tuple(result.aval.shape), False)
-    return plain(tensor(view), False) if program.in_loop else view
+    view = view_of(equation, array, tuple(order))
+    return plain(tensor(view)) if program.in_loop else view
 
 
 def _row(equation: Any, left: View, right: View) -> View | None:
@@ -256,7 +232,7 @@ def _row(equation: Any, left: View, right: View) -> View | None:
     kind = {name: params[name] for name in ("precision", "preferred_element_type")}
     row, order = whole(left).reshape(-1), right.order
     array = row_product(row, whole(right), order.index(axis), kind)
-    return plain(array.reshape(equation.outvars[0].aval.shape), False)
+    return plain(array.reshape(equation.outvars[0].aval.shape))
 
 
 def _rows(equation: Any, left: View, right: View) -> View | None:
@@ -282,7 +258,7 @@ def _rows(equation: Any, left: View, right: View) -> View | None:
     operands = row, matrix.reshape(items, *matrix.shape[count:])
     numbers = ((2,), (right.position(right_sums[0]) - count + 1,)), ((0,), (0,))
     array = _bind(equation, operands, dimension_numbers=numbers)[:, :1]
-    return plain(array.reshape(equation.outvars[0].aval.shape), left.known and right.known)
+    return plain(array.reshape(equation.outvars[0].aval.shape))
 
 
 def _matrix_gradient(equation: Any, left: View, right: View) -> View | None:
@@ -308,23 +284,22 @@ def _matrix_gradient(equation: Any, left: View, right: View) -> View | None:
     ):
         return None
     x, y = (whole(view).reshape(-1, view.shape[view.order[-1]]) for view in (left, right))
-    return plain(over_rows(x, y, precision, alone=True), left.known and right.known)
+    return plain(over_rows(x, y, precision, alone=True))
 
 
 @RULES("reshape")
-def _reshape(program: Program, equation: Any, views: Sequence[View]) -> View | None:
-    if len(views) != 1 or equation.params["dimensions"] is not None:
-        return None
-    (view,) = views
+def _reshape(program: Program, equation: Any, view: View, *extents: View) -> View | None:
     shape = tuple(equation.params["new_sizes"])
+    if extents or equation.params["dimensions"] is not None:
+        return None
     groups = None if view.is_plain else reshaped_runs(view.shape, shape)
     if groups is None:
-        return plain(lax.reshape(tensor(view), shape), view.known)
+        return plain(lax.reshape(tensor(view), shape))
     # Axes of a run come together where the last of them is.
     groups.sort(key=lambda group: view.position(group[0][-1]) if group[0] else -1)
     order = tuple(axis for _, new in groups for axis in new)
     array = whole(view, tuple(axis for old, _ in groups for axis in old))
-    return View(lax.reshape(array, [shape[axis] for axis in order]), order, shape, view.known)
+    return View(lax.reshape(array, [shape[axis] for axis in order]), order, shape)
 
 
 def reshaped_runs(
@@ -354,10 +329,16 @@ def reshaped_runs(
 
 
 @RULES("reduce_window_max", "reduce_window_sum")
-def _window(program: Program, equation: Any, views: Sequence[View]) -> View | list[View] | None:
-    return window_reduction(equation, views) or _by_axis(program, equation, views)
+def _window(program: Program, equation: Any, *views: View) -> View | list[View] | None:
+    return window_reduction(equation, views) or _by_axis(program, equation, *views)
 
 
 @RULES("select_and_scatter_add")
-def _scatter(program: Program, equation: Any, views: Sequence[View]) -> View | None:
+def _maximum_gradient(program: Program, equation: Any, *views: View) -> View | None:
     return maximum_gradient(equation, views)
+
+
+@RULES(CONVOLUTION)
+def _convolution(program: Program, equation: Any, input: View, filter: View) -> View | None:
+    is_prepared = input.known and filter.known
+    return None if is_prepared else convolution(program, equation, input, filter)

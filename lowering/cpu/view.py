@@ -32,7 +32,7 @@ class View:
     array: Any
     order: Order
     shape: tuple[int, ...]
-    known: bool
+    known: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -44,7 +44,7 @@ class View:
         return self.order.index(axis)
 
 
-def plain(array: Any, known: bool) -> View:
+def plain(array: Any, known: bool = False) -> View:
     """Return the view of an array as it is."""
     shape = jnp.shape(array)
     return View(array, tuple(range(len(shape))), shape, known)
@@ -58,14 +58,14 @@ def turned(view: View, order: Order) -> View:
 def stack_of(item: View, arrays: Any) -> View:
     """Return the tensor of items along a new axis 0, given their arrays along a new axis 0."""
     order = (0, *(axis + 1 for axis in item.order))
-    return View(arrays, order, (jnp.shape(arrays)[0], *item.shape), item.known)
+    return View(arrays, order, (jnp.shape(arrays)[0], *item.shape))
 
 
 def item_of(stack: View) -> View:
     """Return the view of an item along axis 0, which is the array's first one; it has no array."""
     order = tuple(axis - 1 for axis in stack.order[1:])
     array = jax.ShapeDtypeStruct(stack.array.shape[1:], stack.array.dtype)
-    return View(array, order, stack.shape[1:], False)
+    return View(array, order, stack.shape[1:])
 
 
 def arranged(view: View, order: Order) -> Any:
