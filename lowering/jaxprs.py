@@ -96,6 +96,24 @@ def lifted(closed: Any, chosen: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
     return core.ClosedJaxpr(jaxpr, [x for _, x in kept]), [x for _, x in moved]
 
 
+def retyped(closed: Any, shapes: Mapping[Any, Sequence[int]], change: Callable[[Any], Any]) -> Any:
+    """Return a traced function with other shapes of some variables, its equations changed."""
+    types = {v: type(v)(v.aval.update(shape=tuple(shape))) for v, shape in shapes.items()}
+
+    def mapped(operands: Iterable[Any]) -> list[Any]:
+        return [v if is_literal(v) else types.get(v, v) for v in operands]
+
+    jaxpr = closed.jaxpr.replace(
+        invars=mapped(closed.jaxpr.invars),
+        outvars=mapped(closed.jaxpr.outvars),
+        eqns=[
+            change(e).replace(invars=mapped(e.invars), outvars=mapped(e.outvars))
+            for e in closed.jaxpr.eqns
+        ],
+    )
+    return core.ClosedJaxpr(jaxpr, closed.consts)
+
+
 def of_equations(
     closed: Any,
     equations: Sequence[Any],

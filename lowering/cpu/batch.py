@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from lowering import jaxprs
 from lowering.cpu.rules import reshaped_runs
 from lowering.facts import Rules, facts
@@ -159,26 +157,17 @@ def _dot_general(equation: Any, given: list[int | None]) -> int | None:
 
 def resized(program: Program, *parts: tuple[Axes, int]) -> Program:
     """Return the program for so many items along axes instead of all."""
-    if not parts:
-        return program
+    shapes: dict[Any, list[int]] = {}
+    for axes, size in parts:
+        for variable, axis in axes.items():
+            shapes.setdefault(variable, list(variable.aval.shape))[axis] = size
 
-    def axes_of(variable: Any) -> list[tuple[int, int]]:
-        return [(axes[variable], size) for axes, size in parts if variable in axes]
+    def change(equation: Any) -> Any:
+        (result, *_), name = equation.outvars, facts(equation).resized
+        if not name or result not in shapes:
+            return equation
+        triples = zip(equation.params[name], result.aval.shape, shapes[result], strict=True)
+        sizes = tuple(new if old != new else size for size, old, new in triples)
+        return equation.replace(params=equation.params | {name: sizes})
 
-    def with_size(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
-        return (*shape[:axis], size, *shape[axis + 1 :])
-
-    def compute(equation: Any, operands: list[Any]) -> list[Any]:
-        name, params = facts(equation).resized, equation.params
-        for axis, size in axes_of(equation.outvars[0]) if name else ():
-            params = params | {name: with_size(params[name], axis, size)}
-        return jaxprs.bind(equation.replace(params=params), operands)
-
-    types: list[Any] = []
-    for variable in program.arguments:
-        shape = tuple(variable.aval.shape)
-        for axis, size in axes_of(variable):
-            shape = with_size(shape, axis, size)
-        types.append(jax.ShapeDtypeStruct(shape, variable.aval.dtype))
-    run = jax.make_jaxpr(lambda *arguments: program.evaluated(arguments, compute))
-    return program.with_closed(run(*types))
+    return program.with_closed(jaxprs.retyped(program.closed, shapes, change)) if parts else program
