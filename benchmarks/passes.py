@@ -42,11 +42,11 @@ class Earned:
 
 
 def names() -> list[str]:
-    """The passes for a CPU in order, then the kernels that the last of them chooses from."""
+    """The passes for a CPU in order, then what they choose."""
     from lowering.pipeline import name_of
     from lowering.targets.cpu import CPU, KERNELS
 
-    return [*map(name_of, CPU.passes), *KERNELS]
+    return list(dict.fromkeys([*map(name_of, CPU.passes), *KERNELS]))
 
 
 def run(

@@ -6,12 +6,10 @@ primitive that is not in it is opaque: nothing is said of it, and no pass looks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-
-Rule = TypeVar("Rule")
 
 
 class Facts(NamedTuple):
@@ -156,27 +154,3 @@ def facts(equation: Any) -> Facts:
 def named(primitive: str) -> Facts:
     """Return what is known of a primitive."""
     return _TABLE.get(primitive, _OPAQUE)
-
-
-class Rules(Generic[Rule]):
-    """The rules of a pass, each for primitives by name, or for all of which a fact holds."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, Rule] = {}
-        self._by_fact: dict[str, Rule] = {}
-
-    def __call__(self, *names: str, fact: str = "") -> Callable[[Rule], Rule]:
-        """Register a function as the rule of primitives, or of a fact, a field of `Facts`."""
-
-        def register(rule: Rule) -> Rule:
-            self._by_name.update(dict.fromkeys(names, rule))
-            self._by_fact.update({fact: rule} if fact else {})
-            return rule
-
-        return register
-
-    def find(self, equation: Any) -> Rule | None:
-        """Return the rule of an equation: by name, or of the first fact that holds."""
-        known = facts(equation)
-        found = (rule for fact, rule in self._by_fact.items() if getattr(known, fact))
-        return self._by_name.get(equation.primitive.name) or next(found, None)

@@ -143,14 +143,11 @@ class Program:
 
     def part(self, arguments: Sequence[Any], results: Sequence[Any]) -> Program:
         """Return the program that computes these variables of it, given others of it."""
-        given, wanted = set(arguments), set(variables(results)) - set(arguments)
-        needless: list[Any] = []
-        for equation in reversed(self.equations):
-            if wanted.isdisjoint(equation.outvars):
-                needless.append(equation)
-            else:
-                wanted.update(v for v in variables(equation.invars) if v not in given)
-        return self.with_closed(jaxprs.changed(self.closed, arguments, results, needless))
+        given = set(arguments)
+        equations = [e for e in self.equations if given.isdisjoint(e.outvars)]
+        return self.with_closed(
+            jaxprs.of_equations(self.closed, equations, results, arguments=arguments)
+        )
 
     def evaluated(
         self,

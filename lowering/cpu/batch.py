@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lowering import jaxprs
-from lowering.cpu.rules import reshaped_runs
-from lowering.facts import Rules, facts
+from lowering.cpu.view_rules import reshaped_runs
+from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, is_literal, primitive, variables
 from lowering.program import Program
+from lowering.rules import Rules
 
 Axes = Mapping[Any, int]
 
 # Given an equation and its operands' axes, a rule returns that of the results; None if items mix.
-_RULES = Rules[Callable[[Any, list[int | None]], int | None]]()
+_RULES = Rules()
 
 
 class NotSeparableError(Exception):
@@ -54,7 +55,7 @@ def batch_axes(
                 same = [v for v in variables(equation.invars) if has_items(v, axis, rank)]
                 axes.update(dict.fromkeys(same, axis))
             given = axes_of(equation)
-        rule = _RULES.find(equation)
+        rule = _RULES.of(equation)
         axis = None if rule is None else rule(equation, given)
         if axis is not None:
             axes.update((variable, axis) for variable in equation.outvars)
@@ -80,7 +81,7 @@ def _new_axes(equation: Any) -> set[int]:
     return {axis for axis, n in enumerate(shape) if extents.get(axis, 1) != n}
 
 
-@_RULES(fact="by_item")
+@_RULES(by_item=True)
 def _elementwise(equation: Any, given: list[int | None]) -> int | None:
     found = {axis for axis in given if axis is not None}
     (axis, *others), rank = found, len(equation.outvars[0].aval.shape)
@@ -103,7 +104,7 @@ def _broadcast_in_dim(equation: Any, given: list[int | None]) -> int | None:
     return target if same else None
 
 
-@_RULES(fact="removes")
+@_RULES(removes=True)
 def _removing(equation: Any, given: list[int | None]) -> int | None:
     axis, removed = given[0], equation.params[facts(equation).removes]
     if len(given) > 1 or axis is None or axis in removed:
@@ -119,14 +120,14 @@ def _reshape(equation: Any, given: list[int | None]) -> int | None:
     return next((new[0] for old, new in runs if old == (given[0],) and len(new) == 1), None)
 
 
-@_RULES(fact="along")
+@_RULES(along=True)
 def _beside(equation: Any, given: list[int | None]) -> int | None:
     """Return the axis of all operands where the equation works along another one."""
     found = set(given)
     return None if len(found) != 1 or equation.params[facts(equation).along] in found else given[0]
 
 
-@_RULES(fact="per_axis")
+@_RULES(per_axis=True)
 def _untouched(equation: Any, given: list[int | None]) -> int | None:
     """Return the axis where parameters for each axis leave it as it is."""
     axis, params = given[0], equation.params

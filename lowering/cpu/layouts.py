@@ -16,8 +16,8 @@ from lowering.ablation import runs
 from lowering.cpu.blocks import attended
 from lowering.cpu.memory import stored, uninlined
 from lowering.cpu.rereads import reread
-from lowering.cpu.rules import RULES
 from lowering.cpu.view import View, item_of, plain, stack_of, tensor, turned, whole
+from lowering.cpu.view_rules import RULES
 from lowering.facts import facts
 from lowering.jaxprs import SCAN, is_literal, primitive
 from lowering.prepare import split
@@ -77,7 +77,7 @@ def evaluated(
     """Evaluate a program on views, and keep some variables in memory."""
 
     def compute(equation: Any, views: list[View]) -> Sequence[View]:
-        rule, known = RULES.find(equation), all(view.known for view in views)
+        rule, known = RULES.of(equation), all(view.known for view in views)
         found = None if rule is None else rule(program, equation, *views)
         if found is None:  # it takes tensors in their own layout
             found = list(map(plain, jaxprs.bind(equation, list(map(tensor, views)))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,14 +25,15 @@ from lowering.cpu.products import (
 from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.extents import at_least
-from lowering.facts import Rules, facts
+from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.kernels.precision import left_operand
 from lowering.passes.siblings import is_layer, kind_of
 from lowering.program import Program
+from lowering.rules import Rules
 
 # A rule returns the results of an equation, given views of its operands, or None: take it as it is.
-RULES = Rules[Callable[..., View | list[View] | None]]()
+RULES = Rules()
 
 
 def view_of(equation: Any, array: Any, order: Order) -> View:
@@ -44,7 +45,7 @@ def _bind(equation: Any, arrays: Sequence[Any], **changed: Any) -> Any:
     return equation.primitive.bind(*arrays, **(equation.params | changed))
 
 
-@RULES(fact="by_item")
+@RULES(by_item=True)
 def _elementwise(program: Program, equation: Any, *views: View) -> View:
     """Apply an elementwise operation, transposing as few items as possible."""
     order = common_order(views)
@@ -88,7 +89,7 @@ def _ranks(axes: Iterable[int]) -> Order:
     return tuple(sorted(axes).index(axis) for axis in axes)
 
 
-@RULES(fact="removes")
+@RULES(removes=True)
 def _reduction(program: Program, equation: Any, view: View, *others: View) -> View | None:
     if others:
         return None
@@ -125,7 +126,7 @@ def _is_by_channel(x: Any, positions: Sequence[int]) -> bool:
     )
 
 
-@RULES(fact="along")
+@RULES(along=True)
 def _along(program: Program, equation: Any, *views: View) -> list[View]:
     """Work along one axis of tensors in a common order."""
     name, order = facts(equation).along, common_order(views)
@@ -136,7 +137,7 @@ def _along(program: Program, equation: Any, *views: View) -> list[View]:
     return [View(x, order, tuple(variable.aval.shape)) for x, variable in pairs]
 
 
-@RULES(fact="per_axis")
+@RULES(per_axis=True)
 def _by_axis(program: Program, equation: Any, view: View, *scalars: View) -> View | None:
     """Put parameters for each axis in the order of the array's."""
     if any(x.shape for x in scalars):
