@@ -69,6 +69,16 @@ def test_the_equation_and_its_line_are_named(monkeypatch: pytest.MonkeyPatch) ->
         jax.jit(model_of(NET, data=DATA, optimize="strict").apply)(DATA, X)
 
 
+def test_the_equation_whose_kernel_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise ArithmeticError("on purpose")
+
+    monkeypatch.setattr("lowering.cpu.rules.convolution", fails)
+    place = r"conv_general_dilated of c .*graph.nnef:5"
+    with pytest.raises(FailedPass, match=f"'layouts' fails: .*on purpose, at {place}"):
+        jax.jit(model_of(NET, data=DATA, optimize="strict").apply)(DATA, X)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
