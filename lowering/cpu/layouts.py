@@ -1,4 +1,4 @@
-"""Evaluate a program in the layouts and with the kernels that suit a CPU."""
+"""Lay tensors out as kernels for a CPU want them, and choose the kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowering.ablation import runs
 from lowering.cpu.blocks import attended
 from lowering.cpu.memory import stored, uninlined
 from lowering.cpu.rereads import reread
-from lowering.cpu.view import View, item_of, plain, stack_of, tensor, turned, whole
+from lowering.cpu.view import View, arranged, item_of, plain, stack_of, tensor, whole
 from lowering.cpu.view_rules import RULES
 from lowering.facts import facts
 from lowering.jaxprs import SCAN, is_literal, primitive
@@ -26,7 +26,7 @@ from lowering.targets.target import Target
 
 
 def run(program: Program, target: Target) -> Program:
-    """Lay tensors out as kernels want them, and choose kernels."""
+    """Evaluate all equations anew, on arrays whose transpositions wait for a kernel."""
 
     def function(*arguments: Any) -> list[Any]:
         known = arguments[: program.parameters]
@@ -34,8 +34,9 @@ def run(program: Program, target: Target) -> Program:
         views = [plain(x, program.prepares) for x in known] + list(map(plain, free))
         if program.role == "backward":
             orders = _orders(program)
-            pairs = zip(program.arguments, views, strict=True)
-            views = [turned(view, orders.get(variable, view.order)) for variable, view in pairs]
+            for i, (variable, view) in enumerate(zip(program.arguments, views, strict=True)):
+                order = orders.get(variable, view.order)
+                views[i] = replace(view, array=arranged(view, order), order=order)
         return [tensor(view) for view in evaluated(program, views, reread(program))]
 
     return program.retraced(function)

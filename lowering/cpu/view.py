@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
@@ -48,11 +48,6 @@ def plain(array: Any, known: bool = False) -> View:
     """Return the view of an array as it is."""
     shape = jnp.shape(array)
     return View(array, tuple(range(len(shape))), shape, known)
-
-
-def turned(view: View, order: Order) -> View:
-    """Return the same tensor, its array's axes in another order."""
-    return replace(view, array=arranged(view, order), order=order)
 
 
 def stack_of(item: View, arrays: Any) -> View:

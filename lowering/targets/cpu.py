@@ -36,7 +36,7 @@ class Choice(NamedTuple):
     earns: str
 
 
-# What the last passes choose, or are as a whole; `python -m benchmarks --passes` leaves each out in turn.
+# What the last passes do and choose; `python -m benchmarks --passes` leaves each out in turn.
 KERNELS: dict[str, Choice] = {
     # The batch
     "chunks": Choice(
