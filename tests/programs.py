@@ -16,18 +16,26 @@ from lowering.targets.cpu import CPU
 
 
 def program_of(
-    function: Callable[..., Any], parameters: Any, inputs: Any, *, is_alone: bool = False
+    function: Callable[..., Any],
+    parameters: Any,
+    inputs: Any,
+    *,
+    is_alone: bool = False,
+    prepares: bool = True,
 ) -> tuple[Program, list[Any], Any]:
-    """The program of a function of parameters, which are prepared; its leaves and result's tree."""
+    """The program of a function of parameters; its leaves and result's tree."""
     program, leaves, tree = traced(function, parameters, inputs)
-    return replace(program, prepares=True, is_alone=is_alone), leaves, tree
+    return replace(program, prepares=prepares, is_alone=is_alone), leaves, tree
 
 
-def optimised(function: Callable[..., Any], *, alone: bool = False) -> Callable[..., Any]:
+def optimised(
+    function: Callable[..., Any], *, alone: bool = False, prepares: bool = True
+) -> Callable[..., Any]:
     """The function of parameters and inputs as it is computed on CPUs, on one device if alone."""
 
     def run(parameters: Any, inputs: Any) -> Any:
-        program, leaves, tree = program_of(function, parameters, inputs, is_alone=alone)
+        options: Any = {"is_alone": alone, "prepares": prepares}
+        program, leaves, tree = program_of(function, parameters, inputs, **options)
         return jax.tree.unflatten(tree, compiled(program, CPU)(*leaves))
 
     return run

@@ -19,7 +19,7 @@ from lowering.program import Program
 
 def convolution(program: Program, equation: Any, input: View, filter: View) -> View:
     """Return the result: a value, or what a forward or backward pass needs of it."""
-    params, known = equation.params, input.known and filter.known
+    params = equation.params
     numbers, shape = params["dimension_numbers"], tuple(equation.outvars[0].aval.shape)
     window = Window(
         params["window_strides"],
@@ -39,17 +39,31 @@ def convolution(program: Program, equation: Any, input: View, filter: View) -> V
     first, feature, *places = numbers.lhs_spec
     x = whole(input, (first, *places, feature))
     w = whole(filter, (*cells, inputs, outputs))
-    if window.groups > 1 and not filter.known and w.dtype == jnp.float32:
+    is_read_by_loops = window.groups > 1 or kernels.is_summed(x, w, window)
+    if is_read_by_loops and not filter.known and w.dtype == jnp.float32:
         w = stored(w)  # small; loops would scale it again for each item
     is_stored = window.groups > 1 and jnp.issubdtype(x.dtype, jnp.floating)
     if is_stored and program.role == "backward":  # the gradient in the filter reads it too
         x = stored(x)
-    rows = math.prod(shape) // max(shape[channel], 1)
-    is_few = is_real(x) and is_turned(rows, shape[channel])
-    if is_few and runs("pointwise") and kernels.is_pointwise(w, window):
-        array = kernels.pointwise(x, w, window, turned=True)
-        return View(array, (channel, batch, *spatial), shape, known)
+    if window.groups == 1 and not window.is_spread and is_real(x) and x.size:
+        is_pointwise = kernels.is_pointwise(w, window) and runs("pointwise")
+        rows = math.prod(shape) // max(shape[channel], 1)
+        order = filter.order
+        if filter.known:
+            turned = is_pointwise and is_turned(rows, shape[channel])
+        else:
+            is_outer = order == (outputs, inputs, *cells)
+            turned = is_outer and kernels.is_few(x, w, window) and runs("patches")
+        if turned:
+            matrix = whole(filter, (outputs, inputs, *cells)).reshape(shape[channel], -1)
+            array = kernels.patches(x, matrix, w.shape[:-2], window)
+            return View(array, (channel, batch, *spatial), shape)
+        if is_pointwise and not filter.known:
+            pair = [axis for axis in order if axis not in cells]
+            matrix = whole(filter).reshape([filter.shape[axis] for axis in pair])
+            array = kernels.pointwise(x, matrix, pair.index(inputs), window)
+            return View(array, (batch, *spatial, channel), shape)
     array = kernels.convolution(x, w, window, varies=not filter.known)
     if is_stored and program.role == "forward":
         array = stored(array)
-    return View(array, (batch, *spatial, channel), shape, known)
+    return View(array, (batch, *spatial, channel), shape)

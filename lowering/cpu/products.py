@@ -92,27 +92,40 @@ def is_turned_in_loop(rows: int, depth: int, columns: int) -> bool:
     return rows >= _FEWEST_IN_LOOP and depth * columns >= _LARGE and is_turned(rows, columns)
 
 
-def product(x: Array, matrix: Array, axis: int, params: dict[str, Any], turned: bool) -> Array:
-    """Sum over an axis of x and the last of the matrix (N,K) if turned, else its first (K,N).
+def product(
+    x: Array, axis: int, matrix: Array, summed: int, params: dict[str, Any], *, turned: bool = False
+) -> Array:
+    """Sum over an axis of x and the `summed` one of a matrix.
 
-    N is the first axis of the result if turned, else its last.
+    The other one of the matrix is the first axis of the result if turned, else its last.
     """
     sums = params["preferred_element_type"]
     if turned:
         if x.size == x.shape[axis]:
-            return row_product(x.reshape(-1), matrix, 1, params).reshape(-1, *(1,) * (x.ndim - 1))
+            row = row_product(x.reshape(-1), matrix, summed, params)
+            return row.reshape(-1, *(1,) * (x.ndim - 1))
         left = left_operand(matrix, sums)
-        return lax.dot_general(left, x, (((1,), (axis,)), ((), ())), **params)
+        return lax.dot_general(left, x, (((summed,), (axis,)), ((), ())), **params)
     if sums is not None and sums != x.dtype:
         x, axis = left_operand(jnp.moveaxis(x, axis, -1), sums), x.ndim - 1
+    return lax.dot_general(x, matrix, (((axis,), (summed,)), ((), ())), **params)
+
+
+def is_paired(x: Array, axis: int, columns: int) -> bool:
+    """Tell whether a single row takes less time by `pairs`."""
+    depth = x.shape[axis]
+    is_row = x.size == depth and depth * columns >= _LARGE and columns % _PARTS == 0
+    return is_row and is_real(x) and runs("pairs")
+
+
+def pairs(x: Array, axis: int, matrix: Array, params: dict[str, Any]) -> Array:
+    """Multiply a row along an axis of x by a matrix (K,N) that is prepared, in parts."""
     depth, columns = matrix.shape
-    is_row = x.size == depth and matrix.size >= _LARGE and columns % _PARTS == 0 and is_real(x)
-    if is_row and runs("pairs"):
-        parts = jnp.swapaxes(matrix.reshape(depth, _PARTS, columns // _PARTS), 0, 1)
-        row = jnp.broadcast_to(x.reshape(1, 1, depth), (_PARTS, 1, depth))
-        result = lax.dot_general(row, parts, (((2,), (1,)), ((0,), (0,))), **params)
-        return result.reshape(*x.shape[:axis], *x.shape[axis + 1 :], columns)
-    return lax.dot_general(x, matrix, (((axis,), (0,)), ((), ())), **params)
+    parts = jnp.swapaxes(matrix.reshape(depth, _PARTS, columns // _PARTS), 0, 1)
+    row = left_operand(x.reshape(1, 1, depth), params["preferred_element_type"])
+    row = jnp.broadcast_to(row, (_PARTS, 1, depth))
+    result = lax.dot_general(row, parts, (((2,), (1,)), ((0,), (0,))), **params)
+    return result.reshape(*x.shape[:axis], *x.shape[axis + 1 :], columns)
 
 
 # Sums of outer products of rows, as in gradients of matrices. Eigen computes them faster as two

@@ -160,7 +160,7 @@ def _rev(program: Program, equation: Any, view: View) -> View:
 @RULES(PRODUCT)
 def _product(program: Program, equation: Any, left: View, right: View) -> View:
     """Multiply two tensors, in the layouts that they have."""
-    if is_layer(equation, program.prepared):
+    if is_layer(equation, program.known):
         return _layer(program, equation, left, right)
     (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
     left_axes = [axis for axis in left.order if axis not in (*left_sums, *left_batch)]
@@ -192,6 +192,7 @@ def _product(program: Program, equation: Any, left: View, right: View) -> View:
 def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
     """Multiply by a matrix of parameters; few rows by many columns are transposed.
 
+    A matrix that varies from call to call is taken as it lies.
     In a loop the result is transposed back at once. It is transposed there only where no more than
     slices read it: XLA undoes what these do not keep apart, and an LSTM of 32 rows takes 73 ms
     then, 47 as written.
@@ -204,11 +205,18 @@ def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
     if program.in_loop and rows > 1:
         is_parted = program.readers(result) == {"slice"}
         turned = is_parted and is_turned_in_loop(rows, depth, width)
-    else:
+    elif matrix.known:
         narrow = is_narrow(x, kind["preferred_element_type"])
         turned = is_real(x) and is_turned(rows, width, depth=depth, narrow=narrow)
-    y = whole(matrix, (1 - right, right) if turned else (right, 1 - right))
-    array = products.product(x, y, axis, kind, turned)
+    else:  # it varies from call to call: it is taken as it lies
+        turned = matrix.order[-1] == right and at_least(width, rows) and runs("turned")
+    order = (1 - right, right) if turned else (right, 1 - right)
+    order = order if matrix.known else matrix.order
+    y = whole(matrix, order)
+    if matrix.known and not turned and products.is_paired(x, axis, width):
+        array = products.pairs(x, axis, y, kind)
+    else:
+        array = products.product(x, axis, y, order.index(right), kind, turned=turned)
     free = [a for a in input.order if a != left]
     order = list(_ranks(free))
     order.insert(0 if turned else len(free), len(free))

@@ -29,6 +29,19 @@ class Window:
         """Tell whether the input is dilated, as in a transposed convolution."""
         return any(d != 1 for d in self.input_dilation)
 
+    def positions(self, x: Array, size: Sequence[int]) -> list[int]:
+        """Return how many positions a window of this size has along each axis of an input."""
+        sides = zip(
+            x.shape[1:-1],
+            size,
+            self.input_dilation,
+            self.padding,
+            self.dilation,
+            self.stride,
+            strict=True,
+        )
+        return [((n - 1) * i + p + q - (k - 1) * d) // s + 1 for n, k, i, (p, q), d, s in sides]
+
 
 def padded(x: Array, window: Window) -> Array:
     """Return the input with the zeros around it that the window covers."""
@@ -42,14 +55,12 @@ def cells(
 
     `counts` are the positions along each axis, by default as many as the input has.
     """
+    counts = window.positions(x, size) if counts is None else counts
+    whole = padded(x, window)
     # XLA would read a cell that needs no zeros from the input, and keep that in memory too, beside
     # what is padded: EfficientNet-B0 takes 10.2 ms so, now 8.9, MobileNetV2 5.6, now 5.1.
-    x = lax.optimization_barrier(padded(x, window))
-    batch, *extents, channels = x.shape
-    spans = [(k - 1) * d + 1 for k, d in zip(size, window.dilation, strict=True)]
-    if counts is None:
-        sides = zip(extents, spans, window.stride, strict=True)
-        counts = [(n - span) // s + 1 for n, span, s in sides]
+    x = x if whole is x else lax.optimization_barrier(whole)
+    batch, *_, channels = x.shape
     for cell in np.ndindex(*size):
         start = [j * d for j, d in zip(cell, window.dilation, strict=True)]
         stop = [j + (n - 1) * s + 1 for j, n, s in zip(start, counts, window.stride, strict=True)]

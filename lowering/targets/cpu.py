@@ -82,6 +82,10 @@ KERNELS: dict[str, Choice] = {
         "makes a convolution of one cell a product",
         "ResNet-18, batch 1: 1.06; MobileNetV2, batch 8: 1.04",
     ),
+    "patches": Choice(
+        "multiplies filters that vary, as they lie, by what their windows cover, if these are few",
+        "ResNet-50, batch 1, its parameters being arguments: 2.3",
+    ),
     "depthwise": Choice(
         "makes a convolution with a group for each channel a sum of shifted inputs",
         "MobileNetV2, batch 8: 15",

@@ -323,6 +323,46 @@ def test_few_tiles_of_a_large_filter_are_convolved_directly() -> None:
     assert is_winograd(few, jax.ShapeDtypeStruct((3, 3, 512, 256), jnp.float32), window)
 
 
+# Parameters that vary from call to call
+
+
+def moved_filters(function: Function, parameters: Any, inputs: Any) -> list[Any]:
+    """The shapes that transpositions have, in the order of what is computed where they vary."""
+    made = jax.make_jaxpr(optimised(function, prepares=False))(parameters, inputs)
+    return [e.outvars[0].aval.shape for e in _equations(made.jaxpr) if "transpose" in str(e)]
+
+
+@pytest.mark.parametrize("options", [{}, {"window_strides": (2, 1)}, {"rhs_dilation": (1, 2)}])
+def test_few_windows_take_a_filter_that_varies_as_it_lies(options: Any) -> None:
+    def function(parameters: Any, inputs: Any) -> Any:
+        return conv(inputs[0], parameters[0], **options)
+
+    filter, x = random(64, 6, 3, 3), random(2, 6, 5, 4, seed=1)
+    assert not {(3, 3, 6, 64)} & set(moved_filters(function, [filter], [x]))
+    assert_equal(function, [filter], [x])
+
+
+def test_many_windows_lay_a_filter_out() -> None:
+    def function(parameters: Any, inputs: Any) -> Any:
+        return conv(inputs[0], parameters[0])
+
+    filter, x = random(64, 12, 3, 3), random(1, 12, 9, 9, seed=1)
+    assert (3, 3, 12, 64) in moved_filters(function, [filter], [x])
+
+
+@pytest.mark.parametrize("count", (3, 300))
+def test_matrices_that_vary_are_taken_as_they_lie(count: int) -> None:
+    def function(parameters: Any, inputs: Any) -> Any:
+        filter, matrix = parameters
+        y = conv(inputs[0], filter, padding=[(0, 0)] * 2)
+        return jnp.tanh(y).reshape(-1, y.shape[1]) @ matrix.T
+
+    parameters, x = [random(40, 8, 1, 1), random(48, 40, seed=1)], random(1, 8, count, 1, seed=2)
+    moved = moved_filters(function, parameters, [x])
+    assert not {(1, 1, 8, 40), (8, 40), (40, 48)} & set(moved)
+    assert_equal(function, parameters, [x])
+
+
 # Layouts: what follows a convolution finds its result channels last
 
 

@@ -71,6 +71,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
     "pairs": (lambda p, x: x[0] @ p[0], ((256, 1024),), ((1, 256),)),
     "pointwise": (lambda p, x: conv(x[0], p[0]), ((8, 8, 1, 1),), ((1, 8, 4, 4),)),
     "bordered": (lambda p, x: conv(x[0], p[0], 1), ((8, 8, 3, 3),), ((1, 8, 2, 2),)),
+    "patches": (lambda p, x: conv(x[0], p[0]), ((16, 4, 3, 3),), ((1, 4, 3, 3),)),
     "depthwise": (
         lambda p, x: conv(x[0], p[0], feature_group_count=8),
         ((8, 1, 3, 3),),
@@ -130,6 +131,7 @@ def traced(name: str) -> str:
     return "".join(
         (
             str(jax.make_jaxpr(optimised(function, alone=True))(params, inputs)),
+            str(jax.make_jaxpr(optimised(function, prepares=False))(params, inputs)),
             str(jax.make_jaxpr(parts.run)(jax.eval_shape(parts.prepare, params), inputs)),
             str(jax.make_jaxpr(backward)(params, inputs)),
         )
