@@ -16,10 +16,9 @@ from lowering.ablation import runs
 from lowering.cpu.depthwise import depthwise
 from lowering.cpu.groups import WRITTEN_OUT, joined, joined_at_a_time
 from lowering.cpu.memory import stored
-from lowering.cpu.narrow import is_narrow, narrow
 from lowering.cpu.products import product
-from lowering.cpu.stacked import is_stacked, stacked
-from lowering.cpu.window import Window, cells, padded
+from lowering.cpu.stacked import is_narrow, is_stacked, narrow, stacked
+from lowering.cpu.window import Window, cells
 from lowering.cpu.winograd import transformed_bytes, winograd
 from lowering.devices import multiplies_bfloat16
 from lowering.extents import at_least
@@ -81,8 +80,7 @@ def direct(
         rhs_dilation=window.dilation,
         dimension_numbers=numbers,
         feature_group_count=window.groups,
-        precision=window.precision,
-        preferred_element_type=window.accumulator,
+        **window.kind,
     )
 
 
@@ -92,16 +90,8 @@ def bordered(x: Array, filter: Array, window: Window) -> Array:
     Where a window has more cells than the input XLA exchanges the two, and computes that by plain
     loops. For 3x3 cells at 2x2 positions of 512 channels, 32 items take 1608 ms instead of 39.
     """
-    rank = x.ndim - 2
-    whole = lax.pad(x, np.array(0, x.dtype), _edges(window))
-    window = replace(window, padding=((0, 0),) * rank, input_dilation=(1,) * rank)
-    return direct(lax.optimization_barrier(whole), filter, window)
-
-
-def _edges(window: Window) -> Sequence[tuple[int, int, int]]:
-    """Return how an input, or what was computed of it, is spread and padded."""
-    sides = zip(window.padding, window.input_dilation, strict=True)
-    return ((0, 0, 0), *((p, q, d - 1) for (p, q), d in sides), (0, 0, 0))
+    whole = lax.pad(x, np.array(0, x.dtype), window.edges)
+    return direct(lax.optimization_barrier(whole), filter, window.bare)
 
 
 def is_pointwise(filter: Array, window: Window) -> bool:
@@ -118,7 +108,7 @@ def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
     """Multiply all positions by a matrix, whose axis `summed` is channels."""
     x = at_positions(x, window)
     rows = x.reshape(-1, x.shape[-1])
-    return product(rows, 1, matrix, summed, _kind(window)).reshape(*x.shape[:-1], -1)
+    return product(rows, 1, matrix, summed, window.kind).reshape(*x.shape[:-1], -1)
 
 
 def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Array:
@@ -127,14 +117,10 @@ def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Arr
     *positions, depth = parts[0].shape
     covered = jnp.stack([part.reshape(-1, depth).T for part in parts], axis=1)
     covered = covered.reshape(depth * len(parts), -1)
-    result = product(covered, 0, matrix, 1, _kind(window), turned=True)
+    result = product(covered, 0, matrix, 1, window.kind, turned=True)
     # XLA would make the transposition after it one of the operands, which may take four times as
     # long: 98x1024x2048 12.9 ms instead of 3.3.
     return lax.optimization_barrier(result).reshape(len(matrix), *positions)
-
-
-def _kind(window: Window) -> dict[str, Any]:
-    return {"precision": window.precision, "preferred_element_type": window.accumulator}
 
 
 def at_positions(x: Array, window: Window) -> Array:
@@ -146,17 +132,8 @@ def at_positions(x: Array, window: Window) -> Array:
 
 def by_product(x: Array, filter: Array, window: Window) -> Array:
     """Compute a window of one cell; results of a dilated input are a stride apart, or zero."""
-    matrix = filter.reshape(filter.shape[-2:])
-    if not window.is_spread:
-        return pointwise(x, matrix, 0, window)
-    single = replace(window, padding=((0, 0),) * (x.ndim - 2), input_dilation=(1,) * (x.ndim - 2))
-    result = pointwise(x, matrix, 0, single)
-    return lax.pad(result, np.array(0, result.dtype), _edges(window))
-
-
-def by_winograd(x: Array, filter: Array, window: Window) -> Array:
-    """Compute a 3x3 window by fewer products."""
-    return winograd(padded(x, window), filter, window.precision)
+    result = pointwise(x, filter.reshape(filter.shape[-2:]), 0, window)
+    return lax.pad(result, np.array(0, result.dtype), window.edges) if window.is_spread else result
 
 
 # Terms of a sum, which is one loop; windows of 72 items take longer than XLA's own.
@@ -220,8 +197,7 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
         "pc,kco->pko",
         left_operand(x.reshape(-1, depth), window.accumulator),
         turned.reshape(-1, depth, count),
-        precision=window.precision,
-        preferred_element_type=window.accumulator,
+        **window.kind,
     )
     rank = len(size)
     product = product.reshape(batch, *extents, *size, count)
@@ -286,7 +262,7 @@ _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {
     "narrow": narrow,
     "depthwise": depthwise,
     "grouped": grouped,
-    "winograd": by_winograd,
+    "winograd": winograd,
     "summed": summed,
     "stacked": stacked,
     "bordered": bordered,

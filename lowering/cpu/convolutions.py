@@ -13,7 +13,7 @@ from lowering.cpu.derivatives import filter_gradient
 from lowering.cpu.memory import stored
 from lowering.cpu.products import is_real, is_turned
 from lowering.cpu.view import View, whole
-from lowering.cpu.window import Window
+from lowering.cpu.window import WINDOW, Window
 from lowering.program import Program
 
 
@@ -21,15 +21,7 @@ def convolution(program: Program, equation: Any, input: View, filter: View) -> V
     """Return the result: a value, or what a forward or backward pass needs of it."""
     params = equation.params
     numbers, shape = params["dimension_numbers"], tuple(equation.outvars[0].aval.shape)
-    window = Window(
-        params["window_strides"],
-        params["padding"],
-        params["lhs_dilation"],
-        params["rhs_dilation"],
-        params["feature_group_count"],
-        params["precision"],
-        params["preferred_element_type"],
-    )
+    window = Window(*map(params.__getitem__, WINDOW))
     if program.role == "backward" or params["batch_group_count"] > 1:
         gradient = filter_gradient(equation, input, filter, window, alone=program.is_alone)
         if gradient is not None:

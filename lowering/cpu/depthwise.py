@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -56,12 +55,11 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
         jnp.moveaxis(y.reshape(*y.shape[:-1], -1, _VECTOR), -2, 0)
         for y in (padded(x, window), filter)
     )
-    bare = replace(window, padding=[(0, 0)] * len(size))
 
     def sums(vectors: Array, factors: Array) -> Array:
         number, batch, *extents = vectors.shape
         terms: list[Array] = []
-        for cell, part in cells(vectors.reshape(-1, *extents), size, bare):
+        for cell, part in cells(vectors.reshape(-1, *extents), size, window.bare):
             factor = factors[:, *cell].reshape(number, *(1,) * (len(size) + 1), _VECTOR)
             terms.append(part.reshape(number, batch, *part.shape[1:]) * factor)
         # Each addition waits for the one before: two sums take half the time of one.

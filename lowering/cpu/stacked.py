@@ -1,17 +1,16 @@
-"""Convolutions by one product, of all positions with the filters of all cells."""
+"""Convolutions by one product, of all positions with the filters of all cells, or by a few."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.cpu.window import Window, padded
-from lowering.kernels.precision import left_operand
+from lowering.cpu.products import product
+from lowering.cpu.window import Window, cells, padded
 
 # Bytes of the sums that one product may leave for all cells. Beyond the caches other kernels are
 # faster. With AMX 64 channels of bfloat16 at 56x56 take, in ms, by one product, by one for each
@@ -49,33 +48,36 @@ def fits(x: Array, filter: Array, window: Window) -> bool:
 
 def stacked(x: Array, filter: Array, window: Window) -> Array:
     """Compute the convolution (N,x...,O): sum what each cell has of a shifted position."""
-    *size, depth, _ = filter.shape
-    matrix = jnp.moveaxis(filter, -2, 0).reshape(depth, -1)
-    products = product(padded(x, window), matrix, window)
-    return functools.reduce(lax.add, _shifted(products, size, window))
+    *size, depth, count = filter.shape
+    products = _product(padded(x, window), jnp.moveaxis(filter, -2, 0).reshape(depth, -1), window)
+    shifted = (part for _, part in cells(products, size, window.bare))
+    parts = (part[..., i * count :][..., :count] for i, part in enumerate(shifted))
+    return functools.reduce(lax.add, parts)
 
 
-def product(x: Array, matrix: Array, window: Window) -> Array:
-    """Multiply the items of each position by the matrix: (N,X...,O)."""
-    rows = left_operand(x.reshape(-1, x.shape[-1]), window.accumulator)
-    sums = lax.dot_general(
-        rows,
-        matrix,
-        (((1,), (0,)), ((), ())),
-        precision=window.precision,
-        preferred_element_type=window.accumulator,
+# Items that a product of 16 bits sums. Fewer do not pay for rounding its operands.
+DEPTH = 16
+
+
+def is_narrow(x: Array, filter: Array, window: Window) -> bool:
+    """Tell whether products of bfloat16, with sums of 32 bits, can compute it."""
+    return (
+        x.dtype == jnp.bfloat16
+        and window.accumulator == jnp.float32
+        and window.groups == 1
+        and not window.is_spread
+        and filter.shape[-2] >= DEPTH
     )
-    return sums.reshape(*x.shape[:-1], -1)
 
 
-def _shifted(products: Array, size: Sequence[int], window: Window) -> list[Array]:
-    """Return for each cell its products at the positions that it covers."""
-    products = products.reshape(*products.shape[:-1], *size, -1)
-    spans = [(k - 1) * d for k, d in zip(size, window.dilation, strict=True)]
-    counts = [n - span for n, span in zip(products.shape[1:], spans, strict=False)]
-    found: list[Array] = []
-    for cell in np.ndindex(*size):
-        starts = [j * d for j, d in zip(cell, window.dilation, strict=True)]
-        items = (slice(j, j + n) for j, n in zip(starts, counts, strict=True))
-        found.append(products[(slice(None), *items, *cell)])
-    return found
+def narrow(x: Array, filter: Array, window: Window) -> Array:
+    """Compute the convolution (N,x...,O) by one product, or by one for each cell."""
+    if fits(x, filter, window):
+        return stacked(x, filter, window)
+    parts = cells(x, filter.shape[:-2], window)
+    return functools.reduce(lax.add, (_product(part, filter[cell], window) for cell, part in parts))
+
+
+def _product(x: Array, matrix: Array, window: Window) -> Array:
+    rows = x.reshape(-1, x.shape[-1])
+    return product(rows, 1, matrix, 0, window.kind).reshape(*x.shape[:-1], -1)

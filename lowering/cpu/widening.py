@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowering import jaxprs
-from lowering.cpu.narrow import DEPTH
+from lowering.cpu.stacked import DEPTH
 from lowering.devices import multiplies_bfloat16
 from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, bind, primitive

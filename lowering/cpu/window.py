@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,21 @@ from jax import Array, lax
 
 from lowering.kernels.windows import extend
 
+# The parameters of `lax.conv_general_dilated` that are those of a `Window`.
+WINDOW = (
+    "window_strides",
+    "padding",
+    "lhs_dilation",
+    "rhs_dilation",
+    "feature_group_count",
+    "precision",
+    "preferred_element_type",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The parameters of `lax.conv_general_dilated` that no shape tells."""
+    """Where a filter is moved over an input, and how it is multiplied: what no shape tells."""
 
     stride: Sequence[int]
     padding: Sequence[tuple[int, int]]
@@ -29,18 +40,28 @@ class Window:
         """Tell whether the input is dilated, as in a transposed convolution."""
         return any(d != 1 for d in self.input_dilation)
 
+    @property
+    def kind(self) -> dict[str, Any]:
+        """Return how products are computed."""
+        return {"precision": self.precision, "preferred_element_type": self.accumulator}
+
+    @property
+    def edges(self) -> Sequence[tuple[int, int, int]]:
+        """Return how an input, or what was computed of it, is spread and padded."""
+        sides = zip(self.padding, self.input_dilation, strict=True)
+        return ((0, 0, 0), *((p, q, d - 1) for (p, q), d in sides), (0, 0, 0))
+
+    @property
+    def bare(self) -> Window:
+        """Return the window for an input that is spread and padded already."""
+        rank = len(self.stride)
+        return replace(self, padding=((0, 0),) * rank, input_dilation=(1,) * rank)
+
     def positions(self, x: Array, size: Sequence[int]) -> list[int]:
         """Return how many positions a window of this size has along each axis of an input."""
-        sides = zip(
-            x.shape[1:-1],
-            size,
-            self.input_dilation,
-            self.padding,
-            self.dilation,
-            self.stride,
-            strict=True,
-        )
-        return [((n - 1) * i + p + q - (k - 1) * d) // s + 1 for n, k, i, (p, q), d, s in sides]
+        spans = [(k - 1) * d + 1 for k, d in zip(size, self.dilation, strict=True)]
+        sides = zip(x.shape[1:-1], self.edges[1:-1], spans, self.stride, strict=True)
+        return [((n - 1) * (d + 1) + 1 + p + q - k) // s + 1 for n, (p, q, d), k, s in sides]
 
 
 def padded(x: Array, window: Window) -> Array:

@@ -19,6 +19,7 @@ from jax import Array, lax
 from jax.lax import add, mul, sub  # tracing the operators of arrays takes three times as long
 
 from lowering.cpu.memory import stored
+from lowering.cpu.window import Window, padded
 from lowering.kernels.windows import extend
 
 # Bytes of transformed inputs and products at a time. Beyond the caches data move slowly: 3x3x64x64
@@ -32,8 +33,9 @@ _BLOCK = 8 << 20
 _KEPT = 180_000
 
 
-def winograd(x: Array, filter: Array, precision: Any) -> Array:
-    """Convolve a padded input (N,X,Y,C) with a filter (3,3,C,O): (N,X-2,Y-2,O)."""
+def winograd(x: Array, filter: Array, window: Window) -> Array:
+    """Convolve an input (N,X,Y,C) with a filter (3,3,C,O): (N,x,y,O)."""
+    x, precision = padded(x, window), window.precision
     batch, rows, columns, depth = x.shape
     height, width = (rows - 1) // 2, (columns - 1) // 2  # tiles; the last may hang over
     over = ((0, 0), (0, 2 * height + 2 - rows), (0, 2 * width + 2 - columns), (0, 0))

@@ -15,8 +15,8 @@ import nnef_jax
 from lowering.cpu import convolution as kernels
 from lowering.cpu import widening
 from lowering.cpu.convolution import convolution, direct
-from lowering.cpu.narrow import is_narrow
 from lowering.cpu.options import compiler_options
+from lowering.cpu.stacked import is_narrow
 from lowering.cpu.window import Window
 from lowering.devices import multiplies_bfloat16
 from tests.helpers import model_of
