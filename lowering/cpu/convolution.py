@@ -106,7 +106,7 @@ def is_pointwise(filter: Array, window: Window) -> bool:
 
 def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
     """Multiply all positions by a matrix, whose axis `summed` is channels."""
-    x = at_positions(x, window)
+    ((_, x),) = cells(x, (1,) * (x.ndim - 2), window)
     rows = x.reshape(-1, x.shape[-1])
     return product(rows, 1, matrix, summed, window.kind).reshape(*x.shape[:-1], -1)
 
@@ -123,16 +123,9 @@ def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Arr
     return lax.optimization_barrier(result).reshape(len(matrix), *positions)
 
 
-def at_positions(x: Array, window: Window) -> Array:
-    """Return the items at the positions of a window of one cell."""
-    if all(s == 1 for s in window.stride):
-        return x
-    return lax.slice(x, (0,) * x.ndim, x.shape, (1, *window.stride, 1))
-
-
 def by_product(x: Array, filter: Array, window: Window) -> Array:
     """Compute a window of one cell; results of a dilated input are a stride apart, or zero."""
-    result = pointwise(x, filter.reshape(filter.shape[-2:]), 0, window)
+    result = pointwise(x, filter.reshape(filter.shape[-2:]), 0, window.bare)
     return lax.pad(result, np.array(0, result.dtype), window.edges) if window.is_spread else result
 
 
@@ -193,22 +186,17 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     *size, depth, count = filter.shape
     batch, *extents, _ = x.shape
     turned = lax.rev(filter, tuple(range(len(size))))
-    product = jnp.einsum(
-        "pc,kco->pko",
-        left_operand(x.reshape(-1, depth), window.accumulator),
-        turned.reshape(-1, depth, count),
-        **window.kind,
-    )
+    matrix = jnp.moveaxis(turned, -2, 0).reshape(depth, -1)
+    result = product(x.reshape(-1, depth), 1, matrix, 0, window.kind)
     rank = len(size)
-    product = product.reshape(batch, *extents, *size, count)
+    result = result.reshape(batch, *extents, *size, count)
     pairs = [axis for i in range(rank) for axis in (1 + i, 1 + rank + i)]
-    product = product.transpose(0, *pairs, 1 + 2 * rank)
-    full = [n * k for n, k in zip(extents, size, strict=True)]
-    product = product.reshape(batch, *full, count)
+    result = result.transpose(0, *pairs, 1 + 2 * rank)
+    result = result.reshape(batch, *(n * k for n, k in zip(extents, size, strict=True)), count)
     # Padding short of a whole window cuts the result.
-    start = [k - 1 - p for (p, _), k in zip(window.padding, size, strict=True)]
-    stop = [n - (k - 1 - q) for n, (_, q), k in zip(full, window.padding, size, strict=True)]
-    return lax.slice(product, (0, *start, 0), (batch, *stop, count))
+    sides = zip(window.padding, size, strict=True)
+    edges = ((0, 0, 0), *((p + 1 - k, q + 1 - k, 0) for (p, q), k in sides), (0, 0, 0))
+    return lax.pad(result, np.array(0, result.dtype), edges)
 
 
 def is_few(x: Array, filter: Array, window: Window) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -17,7 +18,6 @@ from lowering.cpu.phases import covered, spread
 from lowering.cpu.products import sums_of_channels
 from lowering.cpu.window import Window, cells, padded
 from lowering.kernels.precision import accumulator
-from lowering.kernels.windows import Windows
 
 # Cells whose sum XLA may compute again in each loop that reads it. ConvNeXt-T, where a layer norm
 # follows 7x7 cells, takes 69 ms unless it is kept in memory, then 59.
@@ -74,25 +74,12 @@ def _spread_out(x: Array, filter: Array, window: Window) -> Array:
     *size, _, count = filter.shape
     wide = _accumulator(x, window)
     x = _repeated(x, count)
-    axes = list(zip(x.shape[1:-1], size, window.input_dilation, strict=True))
-    reach = [(k - 1) * d for k, d in zip(size, window.dilation, strict=True)]
-    extents = [
-        (n - 1) * s + 1 + p + q - r
-        for (n, _, s), (p, q), r in zip(axes, window.padding, reach, strict=True)
-    ]
     # The windows of the convolution that this one is a derivative of.
-    windows = Windows(
-        size=(1, *size, 1),
-        padding=(
-            (0, 0),
-            *((r - p, r - q) for r, (p, q) in zip(reach, window.padding, strict=True)),
-            (0, 0),
-        ),
-        stride=(1, *window.input_dilation, 1),
-        dilation=(1, *window.dilation, 1),
-        upscaled=(x.shape[0], *extents, x.shape[-1]),
-        downscaled=x.shape,
-    )
+    reach = [(k - 1) * d for k, d in zip(size, window.dilation, strict=True)]
+    edges = [(r - p, r - q) for r, (p, q) in zip(reach, window.padding, strict=True)]
+    original = replace(window, padding=edges, stride=window.input_dilation)
+    extents = window.positions(x, size)
+    windows = original.over(size, (x.shape[0], *extents, x.shape[-1]), x.shape)
     turned = lax.rev(filter, tuple(range(len(size))))
 
     def term(cell: tuple[int, ...], part: Array) -> Array:
@@ -125,15 +112,9 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     gradient = stored(gradient).astype(wide)
     boxes = _boxes(gradient.shape[:2])
     parts = [gradient[box] for box in boxes]
-    windows = Windows(
-        size=(1, *size, 1),
-        # No less on the right than on the left: XLA then finds the array that is differentiated.
-        padding=((0, 0), *((p, max(p, q)) for p, q in window.padding), (0, 0)),
-        stride=(1, *window.stride, 1),
-        dilation=(1, *window.dilation, 1),
-        upscaled=x.shape,
-        downscaled=(*gradient.shape[:-1], x.shape[-1]),
-    )
+    # No less on the right than on the left: XLA then finds the array that is differentiated.
+    symmetric = replace(window, padding=[(p, max(p, q)) for p, q in window.padding])
+    windows = symmetric.over(size, x.shape, (*gradient.shape[:-1], x.shape[-1]))
     sums: list[Array] = []
     for items in covered(x, windows):
         terms = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax import Array, lax
 
-from lowering.kernels.windows import extend
+from lowering.kernels.windows import Shape, Windows, extend
 
 # The parameters of `lax.conv_general_dilated` that are those of a `Window`.
 WINDOW = (
@@ -62,6 +62,12 @@ class Window:
         spans = [(k - 1) * d + 1 for k, d in zip(size, self.dilation, strict=True)]
         sides = zip(x.shape[1:-1], self.edges[1:-1], spans, self.stride, strict=True)
         return [((n - 1) * (d + 1) + 1 + p + q - k) // s + 1 for n, (p, q, d), k, s in sides]
+
+    def over(self, size: Sequence[int], upscaled: Shape, downscaled: Shape) -> Windows:
+        """Return the windows of this size between arrays (N,X...,C) and (N,x...,C)."""
+        padding = ((0, 0), *self.padding, (0, 0))
+        stride, dilation = (1, *self.stride, 1), (1, *self.dilation, 1)
+        return Windows((1, *size, 1), padding, stride, dilation, upscaled, downscaled)
 
 
 def padded(x: Array, window: Window) -> Array:
