@@ -17,7 +17,7 @@ from lowering.fallback import About, named, or_else
 from lowering.graph import Graph
 from lowering.prepare import Split, whole
 from nnef_jax.execution.cache_key import key_of
-from nnef_jax.execution.options import Jit, Job, RunOptions, parted, title
+from nnef_jax.execution.options import RunOptions
 from nnef_jax.garbage import uncollected
 
 if TYPE_CHECKING:
@@ -27,6 +27,38 @@ if TYPE_CHECKING:
 # would make it slow to compile.
 _SMALL = 8 << 10
 _CONSTANTS = 1 << 20
+
+
+Jit = Callable[[Callable[..., Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A function to compile, and what it is compiled for."""
+
+    name: str
+    graph: Graph
+    function: Callable[[Sequence[Any], Sequence[Any]], Any]  # of own arrays and those of a call
+    result: Any  # the tree structure of what it returns
+    own: list[jax.Array]
+    arrays: Sequence[Any]  # of a call, as an example
+    is_alone: bool  # on one device, so that nothing is sharded
+    donated: int = 0  # arrays, the first, whose memory it may take for its results
+
+    @property
+    def arguments(self) -> tuple[list[Any], ...]:
+        """Return what the compiled function takes beside what is prepared."""
+        return parted(self.arrays, self.donated)
+
+
+def title(graph: Graph, name: str) -> str:
+    """Return what a way of running a graph is called in profiles and dumps: by the graph's name."""
+    return graph.name if name == "outputs" else f"{graph.name}_{name}"
+
+
+def parted(arrays: Sequence[Any], donated: int) -> tuple[list[Any], ...]:
+    """Return the arguments that hold the arrays, those that are donated apart."""
+    return (list(arrays[donated:]), list(arrays[:donated])) if donated else (list(arrays),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -29,7 +29,9 @@ from lowering.prepare import Split, assemble
 from nnef_jax.errors import InputError
 from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions
-from nnef_jax.execution.options import Jit, Job
+
+if TYPE_CHECKING:
+    from nnef_jax.execution.compiler import Jit, Job
 
 _Prepare = Callable[[Sequence[Any]], tuple[Any, ...]]
 

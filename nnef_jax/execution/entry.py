@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,38 +12,16 @@ from jax.core import Tracer
 from jax.sharding import Sharding
 
 from lowering.devices import Place, is_traced
-from nnef_jax.execution.compiler import Compiler, Executable
+from nnef_jax.execution.compiler import Compiler, Executable, Job, title
 from nnef_jax.execution.functions import Arrays, Function, Functions, Results
 from nnef_jax.execution.meshes import Layout, is_explicit, over_mesh
-from nnef_jax.execution.options import Job, is_watched, title
+from nnef_jax.execution.options import is_watched
 from nnef_jax.execution.prepared import Prepared
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.threads import Once
 
-
-class Own(Protocol):
-    """Tells what an entry asks of the arrays of a model, which `own_arrays` documents."""
-
-    is_shared: bool
-    made: Once
-    executables: dict[Any, Executable]
-    known: dict[Any, Executable]
-
-    def parameters(self, where: Any = None) -> dict[str, Any]:
-        """Return the parameters on a device."""
-        ...
-
-    def initial_state(self, where: Any = None) -> dict[str, Any]:
-        """Return the initial state on a device."""
-        ...
-
-    def select(self, labels: Iterable[str]) -> dict[str, Any]:
-        """Return some parameters."""
-        ...
-
-    def place(self, arrays: Sequence[Any]) -> Place | None:
-        """Return where jax computes with these inputs, None where that is for jax to find."""
-        ...
+if TYPE_CHECKING:
+    from nnef_jax.execution.own_arrays import OwnArrays
 
 
 class Entry:
@@ -100,7 +78,7 @@ class Entry:
         run.__name__ = title(self._functions.network.graph, self._name)
         return jax.jit(run)
 
-    def known(self, own: Own, arguments: tuple[Any, ...]) -> Executable | None:
+    def known(self, own: OwnArrays, arguments: tuple[Any, ...]) -> Executable | None:
         """Return the executable for inputs of these types, or None.
 
         Its inputs need no binding, which takes 30 us with the search for what is compiled.
@@ -110,7 +88,7 @@ class Entry:
         except (AttributeError, TypeError):  # no arrays of jax
             return None
 
-    def __call__(self, own: Own, arrays: list[Any]) -> Any:
+    def __call__(self, own: OwnArrays, arrays: list[Any]) -> Any:
         """Run the network on the model's own arrays."""
         # The caller compiles, wants nothing compiled, or to know which operation computes a NaN.
         traced = is_watched() or any(isinstance(x, Tracer) for x in arrays)
@@ -123,7 +101,7 @@ class Entry:
             own.known[_types(arrays)] = executable
         return executable(arrays)
 
-    def compiled(self, own: Own, arrays: list[Any]) -> jax.stages.Compiled:
+    def compiled(self, own: OwnArrays, arrays: list[Any]) -> jax.stages.Compiled:
         """Return what a call of such arrays runs, as jax has it."""
         place = own.place(arrays)
         if place is not None and not is_explicit(place.where):
@@ -135,7 +113,7 @@ class Entry:
 
     def pure(
         self,
-        own: Own,
+        own: OwnArrays,
         params: Arrays | Prepared,
         state: Arrays,
         inputs: Sequence[Any],
@@ -175,7 +153,7 @@ class Entry:
             and any(sign(x).any() for sign, is_on in signs.items() if is_on)
         ]
 
-    def probed(self, own: Own, arrays: list[Any], probe: Probe) -> Any:
+    def probed(self, own: OwnArrays, arrays: list[Any], probe: Probe) -> Any:
         """Run the network on its own parameters, and those that only captured tensors read."""
         state, inputs = self.parted(arrays)
         items = [jax.ShapeDtypeStruct(x.shape[self.time_axes :], x.dtype) for x in inputs]
@@ -183,12 +161,12 @@ class Entry:
         labels = self._functions.labels(items, probe, before)
         return self.pure(own, own.select(labels), state, inputs, probe)
 
-    def is_kept(self, own: Own, arrays: list[Any]) -> bool:
+    def is_kept(self, own: OwnArrays, arrays: list[Any]) -> bool:
         """Tell whether what a call of such arrays compiles is in the folder."""
         place = own.place(arrays)
         return place is not None and self._compiler.is_kept(self._job(own, arrays, place), place)
 
-    def _executable(self, own: Own, arrays: Sequence[Any], place: Place) -> Executable:
+    def _executable(self, own: OwnArrays, arrays: Sequence[Any], place: Place) -> Executable:
         """Return the network compiled for a place and for arrays of a call, once for all threads.
 
         It is kept for a model, or for all models where their arrays are given.
@@ -217,12 +195,12 @@ class Entry:
             made.get(("run", *key), lambda: executable.compiled(arrays))
         return own.executables.setdefault(key, executable)
 
-    def _arrays(self, own: Own, place: Place) -> dict[str, Any]:
+    def _arrays(self, own: OwnArrays, place: Place) -> dict[str, Any]:
         # The initial state is an argument too: no stored data are part of what is compiled.
         params = own.parameters(place.where)
         return params if self._takes_state else {**params, **own.initial_state(place.where)}
 
-    def _job(self, own: Own, arrays: Sequence[Any], place: Place) -> Job:
+    def _job(self, own: OwnArrays, arrays: Sequence[Any], place: Place) -> Job:
         named = self._arrays(own, place)
         labels, functions = list(named), self._functions
 
