@@ -94,12 +94,29 @@ class Entry:
         traced = is_watched() or any(isinstance(x, Tracer) for x in arrays)
         place = None if traced else own.place(arrays)
         if place is None or is_explicit(place.where):
-            params = own.parameters(place.where if place else None)
-            return self.pure(own, params, *self.parted(arrays))
+            state, inputs = self.parted(arrays)
+            params = self._own(own, state, inputs) if place is None else own.parameters(place.where)
+            return self.pure(own, params, state, inputs)
         executable = self._executable(own, arrays, place)
         if not self._takes_state and all(isinstance(x, jax.Array) for x in arrays):
             own.known[_types(arrays)] = executable
         return executable(arrays)
+
+    def _own(self, own: OwnArrays, state: Arrays, inputs: Sequence[Any]) -> Arrays | Prepared:
+        """Return a model's parameters for a trace, prepared once for inputs of these shapes."""
+        params = own.parameters()
+        state = state if self._takes_state else own.initial_state()
+        if is_watched() or not own.can_prepare:
+            return params
+        types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*state.values(), *inputs)]
+        before, given = dict(zip(state, types, strict=False)), types[len(state) :]
+        name = self._function.__name__
+
+        def made() -> Prepared:
+            found = self._functions.prepared(self._function, params, before, given)
+            return Prepared(params, {name: found}, own.definition)
+
+        return own.made.get((name, str(types)), made)
 
     def compiled(self, own: OwnArrays, arrays: list[Any]) -> jax.stages.Compiled:
         """Return what a call of such arrays runs, as jax has it."""

@@ -132,6 +132,11 @@ class OwnArrays:
         placed = layout.put_params(params), layout.put_state(state, shapes)
         return GivenArrays(definition.over(layout), placed)
 
+    @property
+    def can_prepare(self) -> bool:
+        """Tell whether parameters can be prepared where a call is traced: they have values."""
+        return self.definition.layout is None
+
     def place(self, arrays: Sequence[Any]) -> Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""
         return place_of(arrays)
@@ -200,6 +205,11 @@ class GivenArrays(OwnArrays):
         """Return the array of a variable where it is."""
         params, state = self._leaves
         return {**self.definition.unread, **params, **state}[label]
+
+    @property
+    def can_prepare(self) -> bool:
+        """Tell whether parameters can be prepared where a call is traced."""
+        return self.definition.layout is None and self._own_place is not None
 
     def place(self, arrays: Sequence[Any]) -> Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""
