@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lowering.graph import Graph, Value
 from nnef_jax.errors import InputError
-from nnef_jax.execution.own_arrays import OwnArrays
+from nnef_jax.execution.entry_points import Execution
 from nnef_jax.network import Network
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_samples
 
@@ -28,7 +28,7 @@ _Range = tuple[Array, Array]
 class AnyModel(Protocol):
     """Tells what is used of a `nnef_jax.Model`, whose module imports this one."""
 
-    _own: OwnArrays
+    _execution: Execution
 
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
@@ -71,7 +71,7 @@ def calibrate(
     >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
     >>> nnef_jax.save("quantised", document, model.params, quantization=text)
     """
-    require("model", getattr(model, "_own", model), OwnArrays, "a nnef_jax.Model")
+    require("model", getattr(model, "_execution", model), Execution, "a nnef_jax.Model")
     require_samples("samples", samples)
     require_choice("algorithm", algorithm, get_args(Algorithm))
     require("bits", bits, int, "an integer")
@@ -85,11 +85,11 @@ def calibrate(
         raise ValueError("symmetric codes are signed: give signed=True too")
     if percentile is not None and not 50 < percentile <= 100:
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
-    own = model._own  # pyright: ignore[reportPrivateUsage]
-    activations, weights = _chosen(own.definition.network, names)
+    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    activations, weights = _chosen(execution.network, names)
     ranges = _ranges_of_runs(model, samples, activations, percentile)
     for name, label in weights.items():
-        array = np.asarray(own.select([label])[label], np.float32)
+        array = np.asarray(execution.own.select([label])[label], np.float32)
         axes = tuple(range(int(per_channel), array.ndim))
         ranges[name] = array.min(axes), array.max(axes)
     codes = f"bits = {bits}, signed = {signed}, symmetric = {symmetric}".lower()

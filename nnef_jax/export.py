@@ -25,9 +25,8 @@ from lowering.extents import UNKNOWN, is_symbolic, show
 from lowering.graph import Value
 from nnef_jax.arguments import require_values
 from nnef_jax.errors import InputError, NnefError, UnsupportedError
-from nnef_jax.execution.own_arrays import OwnArrays
+from nnef_jax.execution.entry_points import Execution
 from nnef_jax.limits import Meter
-from nnef_jax.network import Network
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown
 from nnef_jax.similar import did_you_mean
 from nnef_jax.storage import files
@@ -39,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 
 def export(
-    own: OwnArrays,
+    execution: Execution,
     path: str | os.PathLike[str],
     *,
     entry: str,
@@ -61,33 +60,33 @@ def export(
     platforms = _known_platforms(platforms)
     target = os.fsdecode(path)
     files.check_target(target, overwrite=overwrite)
-    arrays = {"params": own.parameters()}
+    own = {"params": execution.own.parameters()}
     if entry != "apply":
-        arrays["state"] = own.initial_state()
-    require_values("export", arrays)
-    inputs, changing = _input_types(own.definition.network, entry, batch, constraints)
-    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), list(arrays.values()))
+        own["state"] = execution.own.initial_state()
+    require_values("export", own)
+    inputs, changing = _input_types(execution, entry, batch, constraints)
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), list(own.values()))
     if entry != "apply":
         types[1] |= changing
-    call = _function(own.alone(), entry)
+    call = _function(execution, entry)
     function = _serialised(call, platforms, [*types, *inputs], vjp_order)
     with files.replacing(target, overwrite=overwrite) as file:
         if params == "beside":
             file.write(function)
         else:
-            _write_npz(file, function, arrays)
+            _write_npz(file, function, own)
 
 
-def _function(own: OwnArrays, entry: str) -> Callable[..., Any]:
+def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     """Return a function of parameters, of the state but for `apply`, and of inputs in order."""
-    known = own.definition
-    point = known.scan if entry == "scan" else known.step
+    execution = execution.alone()
+    point = execution.scan if entry == "scan" else execution.step
 
     def apply(params: Any, *inputs: Any) -> Any:
-        return _plain(known.outputs.pure(own, params, {}, inputs))
+        return _plain(execution.outputs.pure(params, {}, inputs))
 
     def recur(params: Any, state: Any, *inputs: Any) -> Any:
-        outputs, state = point.pure(own, params, state, inputs)
+        outputs, state = point.pure(params, state, inputs)
         return _plain(outputs), state
 
     function = apply if entry == "apply" else recur
@@ -161,14 +160,14 @@ def _known_platforms(platforms: Any) -> tuple[str, ...]:
 
 
 def _input_types(
-    network: Network, entry: str, batch: str | None, constraints: Any
+    execution: Execution, entry: str, batch: str | None, constraints: Any
 ) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
     """Return the types of inputs and of states that change, with a symbol for each open extent.
 
     The document may have names for them, `batch` is that of all first axes, and other ones are
     called by input or label, and axis: 'x_2'. Raises TypeError or InputError for wrong arguments.
     """
-    in_time = entry == "scan"
+    network, in_time = execution.network, entry == "scan"
     texts = names_of("constraints", constraints, "texts such as 'b >= 2'")
     if batch is not None:
         require("batch", batch, str, "a name or None")

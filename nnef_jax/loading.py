@@ -11,9 +11,8 @@ import jax
 from jax.typing import DTypeLike
 
 from lowering.registry import Registry
-from nnef_jax.execution.definition import Definition
+from nnef_jax.execution.entry_points import Execution
 from nnef_jax.execution.options import RunOptions
-from nnef_jax.execution.own_arrays import OwnArrays
 from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
@@ -129,7 +128,7 @@ def load(
         weights,
     ) as network:
         run = RunOptions(precision, optimize, autotune, donate_state, unused, quantization == "ste")
-        return Model(OwnArrays.of(Definition(network, run, cache), network.data))
+        return Model(Execution.loaded(network, run, cache))
 
 
 def _require_precision(precision: jax.lax.PrecisionLike) -> None:

@@ -18,7 +18,7 @@ from lowering.graph import Graph, Parameter, StateVariable
 from nnef_jax.arguments import bind_inputs, bind_variables, require_one_length, require_values
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
-from nnef_jax.execution.entry import Entry
+from nnef_jax.execution.entry_points import EntryPoint, Execution
 from nnef_jax.execution.options import is_watched
 from nnef_jax.execution.own_arrays import GivenArrays, OwnArrays
 from nnef_jax.execution.prepared import Prepared
@@ -43,15 +43,14 @@ class Model:
     by which `y["name"]` has them too.
     """
 
-    def __init__(self, own: OwnArrays) -> None:
-        self._own = own
-        self._definition = own.definition
-        self._network = own.definition.network
+    def __init__(self, execution: Execution) -> None:
+        self._network = execution.network
+        self._execution = execution
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By value: the document, and the arrays as numpy's. What is compiled is not in it. Copies
         # are made by it too: `own` decides what of it is copied.
-        return Model, (self._own,)
+        return _on, (self._execution.own,)
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -83,7 +82,7 @@ class Model:
 
         Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
         """
-        return dict(self._own.leaves()[0])
+        return dict(self._execution.own.leaves()[0])
 
     def with_params(self, params: Params, *, state: State | None = None) -> Model:
         """Return a model of the same network on other arrays, which stay where they are.
@@ -100,14 +99,14 @@ class Model:
             state: arrays by label, as in `init_state`: where calls and `init_state` start from,
                 this model's own by default.
         """
-        definition = self._definition
-        known, initial = self._own.leaves()
+        definition = self._execution.definition
+        known, initial = self._execution.own.leaves()
         given = self._check_params(params, all=True)
         state = initial if state is None else self._check_state(state, definition.states)
         whole = {x: given.pop(x) if x in given else known[x] for x in definition.labels}
         # The rest is compared by value, as all that is static, which traced arrays cannot be.
         unread = {label: x for label, x in given.items() if not isinstance(x, Tracer)}
-        return Model(GivenArrays(definition.with_unread(unread), (whole, state)))
+        return _on(GivenArrays(definition.with_unread(unread), (whole, state)))
 
     def shard(
         self,
@@ -143,13 +142,13 @@ class Model:
         from nnef_jax.sharding import layout_of
 
         layout = layout_of(self._network, mesh, batch, params, batch_axis)
-        return Model(self._own.over(layout))
+        return _on(self._execution.own.over(layout))
 
     def summary(self) -> str:
         """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs."""
         from nnef_jax.summary import summarise
 
-        return summarise(self._network, self._definition.compiler.in_integers)
+        return summarise(self._network, self._execution.compiler.in_integers)
 
     def __call__(
         self, *args: Any, edit: Edits | None = None, capture: Names | None = None, **kwargs: Any
@@ -160,18 +159,18 @@ class Model:
         traced ones the dtype must. Raises InputError where inputs do not fit, ShapeError where
         shapes inside do not. `edit` and `capture` are those of `apply`.
         """
-        own, outputs = self._own, self._definition.outputs
+        outputs = self._execution.outputs
         if edit is not None or capture is not None:
-            return outputs.probed(own, self._bind(args, kwargs), Probe.of(edit, capture))
-        known = None if kwargs else outputs.known(own, args)
+            return outputs.probed(self._bind(args, kwargs), Probe.of(edit, capture))
+        known = None if kwargs else outputs.known(args)
         if known is None:
-            return outputs(own, self._bind(args, kwargs))
+            return outputs(self._bind(args, kwargs))
         try:
             return known(list(args))
         except Exception:  # a NaN, say, where jax looks for these: what computes it is found below
             if not is_watched():
                 raise
-        return outputs(own, self._bind(args, kwargs))
+        return outputs(self._bind(args, kwargs))
 
     def apply(
         self,
@@ -204,7 +203,7 @@ class Model:
         """
         probe = NOTHING if edit is None and capture is None else Probe.of(edit, capture)
         params = self._check_params(params, all=bool(probe.capture))
-        return self._definition.outputs.pure(self._own, params, {}, self._bind(args, kwargs), probe)
+        return self._execution.outputs.pure(params, {}, self._bind(args, kwargs), probe)
 
     def prepare(
         self, params: Params | Prepared, *args: Any, state: State | None = None, **kwargs: Any
@@ -224,8 +223,8 @@ class Model:
         """
         bound = self._check_params(params, all=True)
         arrays = {label: jnp.asarray(bound[label]) for label in self._needed}
-        before = self._check_state(state) if state else self._own.initial_state()
-        return self._definition.prepare(arrays, before, self._abstract(args, kwargs))
+        before = state and self._check_state(state)
+        return self._execution.prepare(arrays, self._abstract(args, kwargs), before)
 
     @property
     def compiler_options(self) -> dict[str, str]:
@@ -233,7 +232,7 @@ class Model:
 
         >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
         """
-        return self._definition.compiler.xla_options
+        return self._execution.compiler.xla_options
 
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
@@ -246,7 +245,7 @@ class Model:
         """
         wanted = ("*",) if names is None else names_of("names", names, "names of tensors")
         probe = Probe(capture=wanted, results=False)
-        return self._definition.outputs.probed(self._own, self._bind(args, kwargs), probe)
+        return self._execution.outputs.probed(self._bind(args, kwargs), probe)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.
@@ -254,14 +253,14 @@ class Model:
         Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
         """
         inputs = self._abstract(args, kwargs)
-        return jax.jit(self.apply).lower(self._own.parameters(), *inputs)
+        return jax.jit(self.apply).lower(self._execution.own.parameters(), *inputs)
 
     def init_state(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Return the state before a first cycle: stored values of updated variables by label.
 
         Those that start with what is computed need the inputs of a first cycle, or their types.
         """
-        return self._own.first_state(lambda: self._abstract(args, kwargs))
+        return self._execution.first_state(lambda: self._abstract(args, kwargs))
 
     def step(
         self,
@@ -280,7 +279,7 @@ class Model:
         `outputs, state, inside = model.step(state, x, capture=["h"])`.
         """
         inputs = self._bind(args, kwargs)
-        return self._recur(self._definition.step, state, inputs, params, edit, capture)
+        return self._recur(self._execution.step, state, inputs, params, edit, capture)
 
     def scan(
         self,
@@ -299,13 +298,13 @@ class Model:
         """
         inputs = self._bind(args, kwargs, 1)
         require_one_length(inputs)
-        first = self._own.first_state
+        first = self._execution.first_state
         state = first(lambda: [x[0] for x in inputs]) if state is None else state
-        return self._recur(self._definition.scan, state, inputs, params, edit, capture)
+        return self._recur(self._execution.scan, state, inputs, params, edit, capture)
 
     def _recur(
         self,
-        entry: Entry,
+        entry: EntryPoint,
         state: State,
         inputs: list[Any],
         params: Params | Prepared | None,
@@ -313,15 +312,15 @@ class Model:
         capture: Names | None,
     ) -> Any:
         state = self._check_state(state)
-        if layout := self._definition.layout:
+        if layout := self._execution.definition.layout:
             state = layout.put_state(state, [x.shape[entry.time_axes :] for x in inputs])
         if edit is None and capture is None and params is None:
-            return entry(self._own, [*state.values(), *inputs])
+            return entry([*state.values(), *inputs])
         probe = Probe.of(edit, capture)
         if params is None:
-            return entry.probed(self._own, [*state.values(), *inputs], probe)
+            return entry.probed([*state.values(), *inputs], probe)
         bound = self._check_params(params, all=bool(probe.capture))
-        return entry.pure(self._own, bound, state, inputs, probe)
+        return entry.pure(bound, state, inputs, probe)
 
     def cut(
         self, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
@@ -344,8 +343,8 @@ class Model:
         """
         from nnef_jax.cutting import cut
 
-        own = self._own
-        return Model(own.running(cut(self._network, inputs, outputs, own.stored)))
+        own = self._execution.own
+        return Model(self._execution.of(cut(self._network, inputs, outputs, own.stored)))
 
     def save(
         self,
@@ -371,7 +370,7 @@ class Model:
 
         require_path("path", path)
         require_flags(overwrite=overwrite)
-        own, stored = self._own, self._definition.states
+        own, stored = self._execution.own, self._execution.definition.states
         given = {
             "state": self._check_state(own.initial_state() if state is None else state, stored),
             "params": self._check_params(
@@ -425,7 +424,7 @@ class Model:
         from nnef_jax.export import export
 
         export(
-            self._own,
+            self._execution,
             path,
             entry=entry,
             platforms=platforms,
@@ -439,7 +438,7 @@ class Model:
     def _bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], time_axes: int = 0
     ) -> list[Any]:
-        if layout := self._definition.layout:
+        if layout := self._execution.definition.layout:
             return layout.bind(self._network, args, kwargs, time_axes)
         return bind_inputs(self._network, args, kwargs, leading=time_axes)
 
@@ -457,11 +456,11 @@ class Model:
     def _check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
         """Return the parameters that a network takes, or `all` that are given; placed to run."""
         is_prepared = isinstance(params, Prepared)
-        given = params.of(self._definition).params if is_prepared else params
+        given = params.of(self._execution.definition).params if is_prepared else params
         bound = bind_variables("params", given, self._parameters, self._needed)
         if is_prepared:
             return bound if all or stored else params.on(bound)
-        if not stored and (layout := self._definition.layout):
+        if not stored and (layout := self._execution.definition.layout):
             bound = layout.put_params(bound)
         unused = len(bound) - len(self._needed)
         return {x: bound[x] for x in self._needed} if unused and not all else bound
@@ -484,13 +483,17 @@ class Model:
         return {x.label: x for x in sorted(self.graph.states, key=lambda x: x.label)}
 
 
+def _on(own: OwnArrays) -> Model:
+    return Model(Execution(own))
+
+
 def _children(model: Model) -> tuple[Any, Definition]:
-    own = model._own  # pyright: ignore[reportPrivateUsage]
+    own = model._execution.own  # pyright: ignore[reportPrivateUsage]
     params, state = own.leaves()
     return ((GetAttrKey("params"), params), (GetAttrKey("state"), state)), own.definition
 
 
 # To jax a model is a tree of its parameters and its initial state.
 register_pytree_with_keys(
-    Model, _children, lambda definition, leaves: Model(GivenArrays(definition, tuple(leaves)))
+    Model, _children, lambda definition, leaves: _on(GivenArrays(definition, tuple(leaves)))
 )

@@ -305,13 +305,13 @@ def _own(
         and kind_of(wanted[pair.a]) == kind_of(found[pair.b])
     }
     given = {name: x.astype(found[name].dtype) for name, x in given.items()}
-    own = model._own.alone()  # pyright: ignore[reportPrivateUsage]
-    functions = own.definition.functions
+    execution = model._execution.alone()  # pyright: ignore[reportPrivateUsage]
+    functions = execution.functions
     if not given:
         return {}
 
     @jax.jit
-    def run(params: Any, state: Any, values: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    def run(own: Any, state: Any, values: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         seen: dict[str, Any] = {}
 
         def see(name: str, x: Any) -> Any:
@@ -320,14 +320,14 @@ def _own(
 
         edits: dict[str, Callable[[Any], Any]] = {name: partial(see, name) for name in given}
         probe = Probe.of(edits, list(given))
-        functions.cycle(params, state, values, Probe(probe.edits, {}, probe.capture, results=False))
+        functions.cycle(own, state, values, Probe(probe.edits, {}, probe.capture, results=False))
         return seen
 
     probe = Probe(capture=tuple(given), results=False)
-    values = bound(Model(own), inputs)
-    state = own.initial_state()
-    params = own.select(functions.labels(values, probe, state))
-    seen = run(params, state, values, given)
+    values = bound(Model(execution), inputs)
+    state = execution.own.initial_state()
+    own = execution.own.select(functions.labels(values, probe, state))
+    seen = run(own, state, values, given)
     return {name: np.asarray(x) for name, x in seen.items()}
 
 

@@ -54,10 +54,10 @@ def on_one_device(
     """
     model = model if params is None else model.with_params(params)
     values = bound(model, inputs)
-    own = model._own  # pyright: ignore[reportPrivateUsage]
-    if own.definition.layout is None:
+    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    if execution.definition.layout is None:
         return model, values
-    return Model(own.alone()), list(map(np.asarray, values))
+    return Model(execution.alone()), list(map(np.asarray, values))
 
 
 def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, Layer]:

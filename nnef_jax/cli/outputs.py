@@ -58,9 +58,9 @@ def run_calls(
     A function of the inputs runs instead of it where one is given.
     """
     if function is None and len(calls) == 1:
-        own = model._own  # pyright: ignore[reportPrivateUsage]
-        inputs = bind_inputs(own.definition.network, (), calls[0].arrays)
-        model = Model(for_one_call(own, inputs))
+        execution = model._execution  # pyright: ignore[reportPrivateUsage]
+        inputs = bind_inputs(execution.network, (), calls[0].arrays)
+        model = Model(for_one_call(execution, inputs))
     return [result for call in calls for result in _run_call(model, call, function or model)]
 
 

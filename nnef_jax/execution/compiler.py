@@ -17,7 +17,7 @@ from lowering.fallback import About, named, or_else
 from lowering.graph import Graph
 from lowering.prepare import Split, whole
 from nnef_jax.execution.cache_key import key_of
-from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.options import Jit, Program, RunOptions, parted, title
 from nnef_jax.garbage import uncollected
 
 if TYPE_CHECKING:
@@ -27,38 +27,6 @@ if TYPE_CHECKING:
 # would make it slow to compile.
 _SMALL = 8 << 10
 _CONSTANTS = 1 << 20
-
-
-Jit = Callable[[Callable[..., Any]], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A function to compile, and what it is compiled for."""
-
-    name: str
-    graph: Graph
-    function: Callable[[Sequence[Any], Sequence[Any]], Any]  # of own arrays and those of a call
-    result: Any  # the tree structure of what it returns
-    own: list[jax.Array]
-    arrays: Sequence[Any]  # of a call, as an example
-    is_alone: bool  # on one device, so that nothing is sharded
-    donated: int = 0  # arrays, the first, whose memory it may take for its results
-
-    @property
-    def arguments(self) -> tuple[list[Any], ...]:
-        """Return what the compiled function takes beside what is prepared."""
-        return parted(self.arrays, self.donated)
-
-
-def title(graph: Graph, name: str) -> str:
-    """Return what a way of running a graph is called in profiles and dumps: by the graph's name."""
-    return graph.name if name == "outputs" else f"{graph.name}_{name}"
-
-
-def parted(arrays: Sequence[Any], donated: int) -> tuple[list[Any], ...]:
-    """Return the arguments that hold the arrays, those that are donated apart."""
-    return (list(arrays[donated:]), list(arrays[:donated])) if donated else (list(arrays),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +87,16 @@ class Compiler:
             in_place=in_place,
         )
 
-    def _is_in_place(self, job: Job, parts: Split) -> bool:
+    def _is_in_place(self, program: Program, parts: Split) -> bool:
         """Tell whether a function writes into arrays of bfloat16, and computes nothing in them."""
         from lowering.work import writes_bfloat16
 
-        if not (self._options.for_cpu and self._is_bfloat16 and writes_bfloat16(job.graph)):
+        if not (self._options.for_cpu and self._is_bfloat16 and writes_bfloat16(program.graph)):
             return False
         from lowering.cpu.widening import computes_narrow
 
-        prepared = jax.eval_shape(parts.prepare, list(job.own))
-        traced = jax.make_jaxpr(parts.run)(prepared, list(job.arrays))
+        prepared = jax.eval_shape(parts.prepare, list(program.own))
+        traced = jax.make_jaxpr(parts.run)(prepared, list(program.arrays))
         return not computes_narrow(traced.jaxpr)
 
     @cached_property
@@ -146,45 +114,45 @@ class Compiler:
 
         return in_integers(self._graph)
 
-    def compile(self, job: Job, place: Place, *, is_shared: bool) -> Executable:
+    def compile(self, program: Program, place: Place, *, is_shared: bool) -> Executable:
         """Compile for a place and for shapes; what `is_shared` is for other arrays of a network.
 
         What is kept in a folder takes arrays that are committed as `place` says. What is not takes
         all, since it is jitted.
         """
         prepare = None
-        about = About(job.graph.name, self._options.optimize == "strict")
+        about = About(program.graph.name, self._options.optimize == "strict")
         with uncollected(), computing_at(place.where), named(about):
             if self._cache is not None and not isinstance(place.where, Sharding):
-                key = self._key(job, place)
-                make = partial(self._in_parts, job)
-                found = self._cache.get(key, place.where, job, make, keeps=not is_shared)
+                key = self._key(program, place)
+                make = partial(self._in_parts, program)
+                found = self._cache.get(key, place.where, program, make, keeps=not is_shared)
                 run, prepared, prepare = found
             else:
-                parts, jit = self._in_parts(job)
-                run, prepare = parts.run, parts.preparing(job.own)
-                prepared = prepare(job.own)
+                parts, jit = self._in_parts(program)
+                run, prepare = parts.run, parts.preparing(program.own)
+                prepared = prepare(program.own)
                 if not is_shared:
                     run, prepared = with_constants(run, prepared)
                 run = jit(run)
-        return Executable(run, prepared, job.donated, prepare if is_shared else None)
+        return Executable(run, prepared, program.donated, prepare if is_shared else None)
 
-    def is_kept(self, job: Job, place: Place) -> bool:
+    def is_kept(self, program: Program, place: Place) -> bool:
         """Tell whether the folder has what would be compiled for a place."""
         if self._cache is None or isinstance(place.where, Sharding):
             return False
-        return self._cache.has(self._key(job, place))
+        return self._cache.has(self._key(program, place))
 
-    def _key(self, job: Job, place: Place) -> str:
-        types = [str(jax.typeof(x)) for x in (*job.own, *job.arrays)]
-        others = place.is_committed, job.name, types, self._options
-        return key_of(job.graph, place.where, *others)
+    def _key(self, program: Program, place: Place) -> str:
+        types = [str(jax.typeof(x)) for x in (*program.own, *program.arrays)]
+        others = place.is_committed, program.name, types, self._options
+        return key_of(program.graph, place.where, *others)
 
-    def _split(self, job: Job) -> Split:
+    def _split(self, program: Program) -> Split:
         """Return a function in parts, by the passes for the default device if it is optimised."""
-        trace = jax.make_jaxpr(job.function, return_shape=True)
-        closed, shapes = trace(job.own, list(job.arrays))
-        tree, count = jax.tree.structure(shapes), len(job.own)
+        trace = jax.make_jaxpr(program.function, return_shape=True)
+        closed, shapes = trace(program.own, list(program.arrays))
+        tree, count = jax.tree.structure(shapes), len(program.own)
 
         def by_passes() -> Split:
             from lowering.emit import in_parts, written
@@ -195,7 +163,7 @@ class Compiler:
                 start, target = WRITTEN, target_of(default_device().platform)
             else:
                 start = target = UNCHANGED
-            found = replace(written(closed, count, start), is_alone=job.is_alone)
+            found = replace(written(closed, count, start), is_alone=program.is_alone)
             parts = in_parts(found, target)
 
             def run(own: Sequence[Any], rest: Sequence[Any], first: Sequence[Any] = ()) -> Any:
@@ -204,19 +172,19 @@ class Compiler:
             return replace(parts, run=run)
 
         def as_written(own: Sequence[Any], rest: Sequence[Any], first: Sequence[Any] = ()) -> Any:
-            return job.function(own, [*first, *rest])
+            return program.function(own, [*first, *rest])
 
         return or_else(by_passes, lambda: whole(as_written, count))
 
-    def _in_parts(self, job: Job) -> tuple[Split, Jit]:
+    def _in_parts(self, program: Program) -> tuple[Split, Jit]:
         """Return a function in parts, and `jax.jit` for the second of these.
 
         It has the options of XLA that suit the network, or are tried to be the best.
         """
-        own, arrays = job.own, list(job.arrays)
-        parts = self._split(job)
-        in_place = self._is_in_place(job, parts)
-        options = self._xla_options(job.graph, in_place=in_place)
+        own, arrays = program.own, list(program.arrays)
+        parts = self._split(program)
+        in_place = self._is_in_place(program, parts)
+        options = self._xla_options(program.graph, in_place=in_place)
         if self._options.autotune and self._options.for_cpu:
             from lowering.cpu.options import candidates, fastest
 
@@ -227,10 +195,10 @@ class Compiler:
                 return partial(run.lower(*arguments).compile(), *arguments)
 
             options = candidates()[fastest([trial(choice) for choice in candidates()])]
-        donated = (2,) if job.donated else ()
+        donated = (2,) if program.donated else ()
 
         def jit(run: Callable[..., Any]) -> Any:
-            named = _traced_alone(run, title(job.graph, job.name))
+            named = _traced_alone(run, title(program.graph, program.name))
             return jax.jit(named, donate_argnums=donated, compiler_options=options)
 
         return parts, jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,9 @@ import numpy as np
 from lowering.extents import known, volume
 from nnef_jax.execution.compiler import Compiler
 from nnef_jax.execution.entry import Entry
-from nnef_jax.execution.functions import Arrays, Functions
+from nnef_jax.execution.functions import Functions
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.options import RunOptions
-from nnef_jax.execution.prepared import Prepared
 from nnef_jax.network import Network
 
 if TYPE_CHECKING:
@@ -64,16 +63,6 @@ class Definition:
         self.step = entry("step", cycle, donates=donates)
         self.scan = entry("scan", scan, time_axes=1)
         self.initial = jax.jit(functions.initial, static_argnums=2)
-
-    def prepare(self, params: Arrays, state: Arrays, inputs: Sequence[Any]) -> Prepared:
-        """Return parameters with what calls need of them, for a cycle of these types."""
-        functions = self.functions
-        found = {"cycle": functions.prepared(functions.cycle, params, state, inputs)}
-        # How many cycles there are makes no difference.
-        if state and inputs and not self.network.changing:
-            several = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs]
-            found["scan"] = functions.prepared(functions.scan, params, state, several)
-        return Prepared(params, found, self)
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
         """Return the same, sharing what is compiled, with other arrays that nothing reads."""

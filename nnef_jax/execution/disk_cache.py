@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,9 +29,7 @@ from lowering.prepare import Split, assemble
 from nnef_jax.errors import InputError
 from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions
-
-if TYPE_CHECKING:
-    from nnef_jax.execution.compiler import Jit, Job
+from nnef_jax.execution.options import Jit, Program
 
 _Prepare = Callable[[Sequence[Any]], tuple[Any, ...]]
 
@@ -66,20 +64,20 @@ class DiskCache:
         self,
         key: str,
         device: Device,
-        job: Job,
+        program: Program,
         make: Callable[[], tuple[Split, Jit]],
         *,
         keeps: bool,
     ) -> tuple[jax.stages.Compiled, tuple[Any, ...], _Prepare]:
-        """Return the compiled `run` of a job's split, what is prepared for it, and what does.
+        """Return the compiled `run` of a program's split, what is prepared for it, and what does.
 
         They are for the device, which is the default one now, and come from the folder if it has
         them. Otherwise they are put there, of the split that `make` gives with `jax.jit` for `run`.
         What is prepared is put there if the cache `keeps` it.
         """
-        path, parameters = self._path(key, "xla"), job.own
+        path, parameters = self._path(key, "xla"), program.own
         # The types of the result may be of this process alone, so that an entry does not hold them.
-        found = _read(path, device, job.result)
+        found = _read(path, device, program.result)
         if found is not None:
             _mark_used(path)
             first, load = found
@@ -92,7 +90,7 @@ class DiskCache:
         parts, jit = make()
         first = _first_part(parts, parameters)
         prepared = self._prepared(first, parameters, keeps)
-        run = jit(parts.run).lower(prepared, *job.arguments).compile()
+        run = jit(parts.run).lower(prepared, *program.arguments).compile()
         self._keep(lambda: _write(path, first, run))
         return run, prepared, first.prepare
 

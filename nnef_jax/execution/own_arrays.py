@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +16,9 @@ from jax.sharding import NamedSharding, Sharding
 from lowering.devices import Device, Place, computing_at, default_device, place_of
 from nnef_jax.arguments import bind_variables
 from nnef_jax.errors import InputError
-from nnef_jax.execution.compiler import Executable
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.meshes import Layout
-from nnef_jax.execution.options import RunOptions
 from nnef_jax.execution.threads import Once
-from nnef_jax.network import Network
 from nnef_jax.storage import files
 
 _Where = Device | Sharding
@@ -41,9 +37,6 @@ class OwnArrays:
         self.definition = definition
         self._stored: dict[str, Any] = dict(stored)  # of numpy, of jax once they are put
         self._placed = Once()  # by place and labels
-        self.made = Once()  # what entries compile and prepare for these arrays
-        self.executables: dict[Any, Executable] = {}  # by entry, place and shapes
-        self.known: dict[Any, Executable] = {}  # of a call, by types of its inputs
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OwnArrays, (self.definition, _on_host(self._stored))
@@ -65,30 +58,12 @@ class OwnArrays:
         """Return the stored values of the variables that the graph updates, on the device."""
         return self._at(where, self.definition.states)
 
-    def first_state(self, inputs: Callable[[], Sequence[Any]]) -> dict[str, jax.Array]:
-        """Return the state before a first cycle, whose inputs or their types are asked for.
-
-        It has memory of its own if a step takes that for the next one. Raises InputError where a
-        variable starts with what is computed of an input that is a type.
-        """
-        stored = dict(self.initial_state())
-        if self.definition.options.donate_state:
-            stored = {label: jnp.array(x, copy=True) for label, x in stored.items()}
-        network = self.definition.network
-        if not network.computed_starts:
-            return stored
-        given = inputs()
-        graph = network.specialise([x.shape for x in given])
-        needed = graph.dependencies(s.initial for s in graph.states if s.initial is not None)
-        named = {v.name: x for v, x in zip(graph.inputs, given, strict=True) if v in needed}
-        for name, x in named.items():
-            if isinstance(x, jax.ShapeDtypeStruct):
-                raise InputError(
-                    f"the state starts with what the network computes of input '{name}'",
-                    hint="give the inputs of the first cycle: model.init_state(x)",
-                )
-        computed = self.definition.initial(self.parameters(), stored, graph, named)
-        return {s.label: {**stored, **computed}[s.label] for s in graph.states}
+    def first_state(self) -> dict[str, jax.Array]:
+        """Return the initial state, in memory of its own if a step takes that for the next one."""
+        state = self.initial_state()
+        if not self.definition.options.donate_state:
+            return dict(state)
+        return {label: jnp.array(x, copy=True) for label, x in state.items()}
 
     def select(self, labels: Iterable[str]) -> dict[str, Any]:
         """Return the arrays of these parameters; those that nothing reads are numpy's."""
@@ -103,26 +78,6 @@ class OwnArrays:
         """Return the array of a variable where it is: numpy's until it is put on a device."""
         return {**self.definition.unread, **self._stored}[label]
 
-    def running(self, network: Network) -> OwnArrays:
-        """Return what there is of the arrays for another network, to be run in the same way."""
-        known = self.definition
-        definition = Definition(network, known.options, known.cache, known.layout)
-        return self.of(definition, network.data)
-
-    def literal(self) -> OwnArrays:
-        """Return the same arrays for the network as it is written."""
-        return self._on_no_mesh(replace(self.definition.options, optimize=False))
-
-    def alone(self) -> OwnArrays:
-        """Return the same arrays on no mesh."""
-        is_alone = self.definition.layout is None
-        return self if is_alone else self._on_no_mesh(self.definition.options)
-
-    def _on_no_mesh(self, options: RunOptions) -> OwnArrays:
-        known, (params, state) = self.definition, self.leaves()
-        definition = Definition(replace(known.network, data=known.unread), options, known.cache)
-        return OwnArrays(definition, {**params, **state})
-
     def over(self, layout: Layout) -> GivenArrays:
         """Return the same arrays on a mesh: each part goes from the host to its devices alone."""
         definition = self.definition
@@ -131,11 +86,6 @@ class OwnArrays:
         shapes = [value.type.shape for value in definition.network.graph.inputs]
         placed = layout.put_params(params), layout.put_state(state, shapes)
         return GivenArrays(definition.over(layout), placed)
-
-    @property
-    def can_prepare(self) -> bool:
-        """Tell whether parameters can be prepared where a call is traced: they have values."""
-        return self.definition.layout is None
 
     def place(self, arrays: Sequence[Any]) -> Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""
@@ -205,11 +155,6 @@ class GivenArrays(OwnArrays):
         """Return the array of a variable where it is."""
         params, state = self._leaves
         return {**self.definition.unread, **params, **state}[label]
-
-    @property
-    def can_prepare(self) -> bool:
-        """Tell whether parameters can be prepared where a call is traced."""
-        return self.definition.layout is None and self._own_place is not None
 
     def place(self, arrays: Sequence[Any]) -> Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from lowering.extents import is_known, show
 from lowering.graph import Graph
 from nnef_jax.arguments import bind_inputs
 from nnef_jax.errors import InputError, raise_all
+from nnef_jax.execution.entry_points import EntryPoint
 from nnef_jax.model import Model
 from nnef_jax.network import Network
 from nnef_jax.options import require_choice
@@ -24,7 +24,7 @@ _CYCLES = 16  # of a scan of random inputs
 
 def network_of(model: Model) -> Network:
     """Return the document of a model, read and checked."""
-    return model._network  # pyright: ignore[reportPrivateUsage]
+    return model._execution.network  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Subject:
 
     Attributes:
         run: runs it, and waits for the results.
-        compiled: returns what that runs, as jax has it.
+        entry: what is run.
         arrays: what that takes, states before inputs.
         graph: of a call or a cycle.
     """
 
     run: Callable[[], Any]
-    compiled: Callable[[], jax.stages.Compiled]
+    entry: EntryPoint
     arrays: list[Any]
     graph: Graph
 
@@ -57,17 +57,16 @@ def subject_of(
     given = tuple(args) or tuple([] if named else random_inputs(model, seed, *cycles).values())
     inputs = bound(model, given, named, len(cycles))
     graph = network_of(model).specialise([x.shape[len(cycles) :] for x in inputs])
-    own, definition = model._own, model._definition  # pyright: ignore[reportPrivateUsage]
+    execution = model._execution  # pyright: ignore[reportPrivateUsage]
     state = {} if entry == "apply" else model.init_state()
     arrays = [*[state[variable.label] for variable in graph.states if state], *inputs]
     point, run = {
-        "apply": (definition.outputs, lambda: model(*inputs)),
+        "apply": (execution.outputs, lambda: model(*inputs)),
         # It may take the memory of the state that it is given.
-        "step": (definition.step, lambda: model.step(model.init_state(), *inputs)),
-        "scan": (definition.scan, lambda: model.scan(*inputs)),
+        "step": (execution.step, lambda: model.step(model.init_state(), *inputs)),
+        "scan": (execution.scan, lambda: model.scan(*inputs)),
     }[entry]
-    compiled = partial(point.compiled, own, arrays)
-    return Subject(lambda: jax.block_until_ready(run()), compiled, arrays, graph)
+    return Subject(lambda: jax.block_until_ready(run()), point, arrays, graph)
 
 
 def bound(

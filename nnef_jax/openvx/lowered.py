@@ -212,7 +212,7 @@ class Lowered:
             exact, _ = evaluation.run(integers, evaluation.inputs(jax.lax.stop_gradient(inputs)))
             values = evaluation.straight_through(exact, weights, inputs)
             outputs = [values[value] for value in evaluation.plan.graph.outputs]
-            return self.model._definition.functions.packed(outputs)  # pyright: ignore[reportPrivateUsage]
+            return self.model._execution.functions.packed(outputs)  # pyright: ignore[reportPrivateUsage]
 
         return jax.jit(run)
 
@@ -232,14 +232,14 @@ class Lowered:
 
     def _packed(self, evaluation: Evaluation, values: Mapping[Any, Any]) -> Any:
         outputs = [evaluation.fixed(v, values[v]) for v in evaluation.plan.graph.outputs]
-        return self.model._definition.functions.packed(outputs)  # pyright: ignore[reportPrivateUsage]
+        return self.model._execution.functions.packed(outputs)  # pyright: ignore[reportPrivateUsage]
 
     def _ready(self, shapes: Sequence[Shape]) -> tuple[Any, Evaluation]:
         """Return the weights as layers read them, made once, and what computes with them."""
         evaluation = self.evaluation(shapes)
         key = tuple((s.name, s.layer and s.layer.name) for s in evaluation.plan.needed)
         if key not in self._weights:
-            own = self.model._own.parameters()  # pyright: ignore[reportPrivateUsage]
+            own = self.model._execution.own.parameters()  # pyright: ignore[reportPrivateUsage]
             if any(isinstance(x, Tracer) for x in own.values()):  # they are of this trace alone
                 return evaluation.prepared(self.real_weights(evaluation), static=False), evaluation
             with jax.ensure_compile_time_eval():
@@ -249,7 +249,7 @@ class Lowered:
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Any]]:
         """Return what inputs do not change in real numbers, by step and operand."""
-        own = self.model._own  # pyright: ignore[reportPrivateUsage]
+        own = self.model._execution.own  # pyright: ignore[reportPrivateUsage]
         return evaluation.real_weights(own.parameters())
 
     def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:

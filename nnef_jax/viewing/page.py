@@ -96,8 +96,8 @@ def page_of(
     """Return the page of a network that is read already, or not."""
     fields = fields_by_name(profile, comparison)
     if isinstance(network, Model):
-        own = network._own  # pyright: ignore[reportPrivateUsage]
-        array_of, found = own.stored, own.definition.network
+        execution = network._execution  # pyright: ignore[reportPrivateUsage]
+        array_of, found = execution.own.stored, execution.network
     else:
         found = network if isinstance(network, Network) else read(network)
         array_of = found.data.get

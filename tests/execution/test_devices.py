@@ -113,7 +113,7 @@ def test_parameters_are_put_on_a_device_once() -> None:
     for place in (None, SECOND, FIRST, NamedSharding(mesh, PartitionSpec("batch"))):
         x = jnp.asarray(X) if place is None else jax.device_put(X, place)
         model(x)
-        executable = model._definition.outputs.known(model._own, (x,))
+        executable = model._execution.outputs.known((x,))
         assert executable is not None and executable.prepared
         for array in executable.prepared:
             assert array.devices() == x.devices()

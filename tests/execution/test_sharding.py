@@ -98,7 +98,7 @@ def test_parameters_go_to_their_devices_alone(digits: nnef_jax.Model, mesh: Mesh
     }
     assert_close(sharded.params, stored, 0)
     # Nothing has put them on a device as a whole.
-    assert all(isinstance(model._own.stored(label), np.ndarray) for label in stored)
+    assert all(isinstance(model._execution.own.stored(label), np.ndarray) for label in stored)
 
 
 def test_transformed_models_stay_on_the_mesh(digits: nnef_jax.Model, mesh: Mesh) -> None:
@@ -135,7 +135,7 @@ def test_prepared_parameters_serve_a_sharded_batch(digits: nnef_jax.Model, auto:
     assert_close(probabilities, digits(IMAGES))
     assert shard_shape(probabilities) == (4, 10)
     images = put(IMAGES, auto, "data")
-    executable = sharded._definition.outputs.known(sharded._own, (images,))
+    executable = sharded._execution.outputs.known((images,))
     assert executable is not None
     assert_close(sharded(images), probabilities)
     assert collectives(executable.run, executable.prepared, [images]) == {}

@@ -133,10 +133,10 @@ def test_they_stay_on_the_host() -> None:
     model = network()
     model(X)
     assert not model._network.data  # pyright: ignore[reportPrivateUsage]
-    own = model._own  # pyright: ignore[reportPrivateUsage]
-    assert own.definition.unread.keys() == _UNUSED
-    assert all(isinstance(array, np.ndarray) for array in own.definition.unread.values())
-    assert all(isinstance(array, jax.Array) for array in own._stored.values())
+    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    assert execution.definition.unread.keys() == _UNUSED
+    assert all(isinstance(array, np.ndarray) for array in execution.definition.unread.values())
+    assert all(isinstance(array, jax.Array) for array in execution.own._stored.values())
 
 
 def test_a_cache_tells_both_kinds_apart(tmp_path: Path) -> None:
