@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lowering.graph import Graph, Value
 from nnef_jax.errors import InputError
-from nnef_jax.execution.entry_points import Execution
+from nnef_jax.execution.execution import Execution
 from nnef_jax.network import Network
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_samples
 

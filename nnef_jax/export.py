@@ -25,7 +25,7 @@ from lowering.extents import UNKNOWN, is_symbolic, show
 from lowering.graph import Value
 from nnef_jax.arguments import require_values
 from nnef_jax.errors import InputError, NnefError, UnsupportedError
-from nnef_jax.execution.entry_points import Execution
+from nnef_jax.execution.execution import Execution
 from nnef_jax.limits import Meter
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown
 from nnef_jax.similar import did_you_mean
@@ -80,13 +80,13 @@ def export(
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     """Return a function of parameters, of the state but for `apply`, and of inputs in order."""
     execution = execution.alone()
-    point = execution.scan if entry == "scan" else execution.step
+    way = execution.scan if entry == "scan" else execution.step
 
     def apply(params: Any, *inputs: Any) -> Any:
-        return _plain(execution.outputs.pure(params, {}, inputs))
+        return _plain(execution.run(execution.outputs, {}, inputs, params))
 
     def recur(params: Any, state: Any, *inputs: Any) -> Any:
-        outputs, state = point.pure(params, state, inputs)
+        outputs, state = execution.run(way, state, inputs, params)
         return _plain(outputs), state
 
     function = apply if entry == "apply" else recur

@@ -11,7 +11,7 @@ import jax
 from jax.typing import DTypeLike
 
 from lowering.registry import Registry
-from nnef_jax.execution.entry_points import Execution
+from nnef_jax.execution.execution import Execution
 from nnef_jax.execution.options import RunOptions
 from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits

@@ -18,11 +18,11 @@ from lowering.graph import Graph, Parameter, StateVariable
 from nnef_jax.arguments import bind_inputs, bind_variables, require_one_length, require_values
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
-from nnef_jax.execution.entry_points import EntryPoint, Execution
-from nnef_jax.execution.options import is_watched
+from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.functions import Entry
+from nnef_jax.execution.options import Prepared, is_watched
 from nnef_jax.execution.own_arrays import GivenArrays, OwnArrays
-from nnef_jax.execution.prepared import Prepared
-from nnef_jax.execution.probe import NOTHING, Edit, Probe
+from nnef_jax.execution.probe import Edit, Probe
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 from nnef_jax.tensor_spec import TensorSpec, spec_of
 
@@ -159,18 +159,17 @@ class Model:
         traced ones the dtype must. Raises InputError where inputs do not fit, ShapeError where
         shapes inside do not. `edit` and `capture` are those of `apply`.
         """
-        outputs = self._execution.outputs
-        if edit is not None or capture is not None:
-            return outputs.probed(self._bind(args, kwargs), Probe.of(edit, capture))
-        known = None if kwargs else outputs.known(args)
-        if known is None:
-            return outputs(self._bind(args, kwargs))
-        try:
-            return known(list(args))
-        except Exception:  # a NaN, say, where jax looks for these: what computes it is found below
-            if not is_watched():
-                raise
-        return outputs(self._bind(args, kwargs))
+        execution = self._execution
+        if edit is None and capture is None and not kwargs:
+            known = execution.known(args)
+            if known is not None:
+                try:
+                    return known(list(args))
+                except Exception:  # a NaN, say, where jax looks for these: it is found below
+                    if not is_watched():
+                        raise
+        probe = Probe.of(edit, capture)
+        return execution.run(execution.outputs, {}, self._bind(args, kwargs), probe=probe)
 
     def apply(
         self,
@@ -201,9 +200,9 @@ class Model:
 
         >>> outputs, inside = model.apply(params, x, edit={"relu2": jnp.abs}, capture=["conv1"])
         """
-        probe = NOTHING if edit is None and capture is None else Probe.of(edit, capture)
+        execution, probe = self._execution, Probe.of(edit, capture)
         params = self._check_params(params, all=bool(probe.capture))
-        return self._execution.outputs.pure(params, {}, self._bind(args, kwargs), probe)
+        return execution.run(execution.outputs, {}, self._bind(args, kwargs), params, probe)
 
     def prepare(
         self, params: Params | Prepared, *args: Any, state: State | None = None, **kwargs: Any
@@ -244,8 +243,8 @@ class Model:
         >>> model.intermediates(x, names=["conv1"])["conv1"].shape
         """
         wanted = ("*",) if names is None else names_of("names", names, "names of tensors")
-        probe = Probe(capture=wanted, results=False)
-        return self._execution.outputs.probed(self._bind(args, kwargs), probe)
+        execution, probe = self._execution, Probe(capture=wanted, results=False)
+        return execution.run(execution.outputs, {}, self._bind(args, kwargs), probe=probe)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.
@@ -279,7 +278,8 @@ class Model:
         `outputs, state, inside = model.step(state, x, capture=["h"])`.
         """
         inputs = self._bind(args, kwargs)
-        return self._recur(self._execution.step, state, inputs, params, edit, capture)
+        probe = Probe.of(edit, capture)
+        return self._recur(self._execution.step, state, inputs, params, probe)
 
     def scan(
         self,
@@ -300,27 +300,23 @@ class Model:
         require_one_length(inputs)
         first = self._execution.first_state
         state = first(lambda: [x[0] for x in inputs]) if state is None else state
-        return self._recur(self._execution.scan, state, inputs, params, edit, capture)
+        probe = Probe.of(edit, capture)
+        return self._recur(self._execution.scan, state, inputs, params, probe)
 
     def _recur(
         self,
-        entry: EntryPoint,
+        entry: Entry,
         state: State,
         inputs: list[Any],
         params: Params | Prepared | None,
-        edit: Edits | None,
-        capture: Names | None,
+        probe: Probe,
     ) -> Any:
         state = self._check_state(state)
         if layout := self._execution.definition.layout:
             state = layout.put_state(state, [x.shape[entry.time_axes :] for x in inputs])
-        if edit is None and capture is None and params is None:
-            return entry([*state.values(), *inputs])
-        probe = Probe.of(edit, capture)
-        if params is None:
-            return entry.probed([*state.values(), *inputs], probe)
-        bound = self._check_params(params, all=bool(probe.capture))
-        return entry.pure(bound, state, inputs, probe)
+        if params is not None:
+            params = self._check_params(params, all=bool(probe.capture))
+        return self._execution.run(entry, state, inputs, params, probe)
 
     def cut(
         self, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None

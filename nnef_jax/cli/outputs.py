@@ -16,7 +16,6 @@ from lowering.extents import show
 from nnef_jax import DataError, InputError, Model, write_tensor
 from nnef_jax.arguments import bind_inputs
 from nnef_jax.cli.inputs import Call
-from nnef_jax.execution.once import for_one_call
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.writer import check_folder, write_folder
@@ -60,7 +59,7 @@ def run_calls(
     if function is None and len(calls) == 1:
         execution = model._execution  # pyright: ignore[reportPrivateUsage]
         inputs = bind_inputs(execution.network, (), calls[0].arrays)
-        model = Model(for_one_call(execution, inputs))
+        model = Model(execution.for_one_call(inputs))
     return [result for call in calls for result in _run_call(model, call, function or model)]
 
 

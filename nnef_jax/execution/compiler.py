@@ -1,9 +1,9 @@
-"""Compiles functions of a network's own arrays and of those of a call."""
+"""Compiles a network in parts: what it prepares of its own arrays once, and a call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Sharding
 
-from lowering.devices import Place, computing_at, default_device
-from lowering.fallback import About, named, or_else
+from lowering.devices import Place, computing_at, default_device, is_traced
+from lowering.fallback import named, or_else
 from lowering.graph import Graph
-from lowering.prepare import Split, whole
+from lowering.prepare import Split, split, whole
 from nnef_jax.execution.cache_key import key_of
-from nnef_jax.execution.options import Jit, Program, RunOptions, parted, title
+from nnef_jax.execution.functions import Entry
+from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.threads import Once
 from nnef_jax.garbage import uncollected
 
 if TYPE_CHECKING:
@@ -28,37 +30,11 @@ if TYPE_CHECKING:
 _SMALL = 8 << 10
 _CONSTANTS = 1 << 20
 
-
-@dataclass(frozen=True, slots=True)
-class Executable:
-    """A compiled function, and what is prepared for it of the network's own arrays."""
-
-    run: Callable[..., Any]
-    prepared: tuple[Any, ...]
-    donated: int = 0
-    prepare: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None  # where it is for any arrays
-
-    def __call__(self, arrays: list[Any]) -> Any:
-        """Run it."""
-        if self.donated:
-            return self.run(self.prepared, *parted(arrays, self.donated))
-        return self.run(self.prepared, arrays)
-
-    def compiled(self, arrays: Sequence[Any]) -> jax.stages.Compiled:
-        """Return what a call of such arrays runs, which jax has at hand once it ran."""
-        run: Any = self.run
-        if isinstance(run, jax.stages.Compiled):
-            return run
-        return run.lower(self.prepared, *parted(arrays, self.donated)).compile()
-
-    def on(self, own: Sequence[Any] | None) -> Executable:
-        """Return the same for a network's other arrays of the same types, or for none yet."""
-        assert self.prepare is not None
-        return replace(self, prepared=() if own is None else self.prepare(own))
+Arrays = Sequence[Any]
 
 
 class Compiler:
-    """Compiles for a place, or finds what is compiled in a folder."""
+    """Compiles a network for places and shapes, or finds what is compiled in a folder."""
 
     def __init__(
         self, graph: Graph, options: RunOptions, nbytes: int, cache: DiskCache | None
@@ -67,7 +43,155 @@ class Compiler:
         self._options = options
         self._nbytes = nbytes  # of the parameters
         self._cache = cache
-        self.keeps = cache is not None  # what is compiled for a single device, in a folder
+
+    def executable(
+        self,
+        entry: Entry,
+        own: Mapping[str, jax.Array],
+        arrays: Arrays,
+        place: Place,
+        made: Once,
+        *,
+        is_shared: bool,
+    ) -> partial[Any]:
+        """Return what runs an entry on its own arrays and those of a call, for all threads.
+
+        It is a function that is compiled for a place and for shapes, applied to what is prepared of
+        the own arrays. It is kept among what is `made`. What `is_shared` there is for other own
+        arrays too, and nothing is kept that is prepared.
+        """
+        shapes, values = tuple([x.shape for x in arrays]), list(own.values())
+        first: list[Any] = []  # what is prepared of these arrays
+
+        def make() -> tuple[Callable[..., Any], Callable[[Arrays], Any] | None]:
+            run, prepared, prepare = self.compile(entry, own, arrays, place, is_shared=is_shared)
+            if not is_shared:
+                return partial(run, prepared), None
+            first.append(prepared)
+            return run, prepare
+
+        # A jitted function is the same whether or not its arguments are committed. What jax
+        # compiles of it is not, and is compiled here, since jax would do it for each thread.
+        where = place.where if self._cache is None else place
+        run, prepare = made.get((entry.name, where, shapes), make)
+        if is_shared:
+            run = partial(run, first[0] if first else prepare(values))
+        if not is_traced():
+            key = "run", entry.name, place, shapes
+            made.get(key, lambda: compiled(run, entry.arguments(arrays)))
+        return run
+
+    def compile(
+        self,
+        entry: Entry,
+        own: Mapping[str, jax.Array],
+        arrays: Arrays,
+        place: Place,
+        *,
+        is_shared: bool,
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Arrays], Any]]:
+        """Return a compiled function, what is prepared for it of own arrays, and what prepares.
+
+        What is kept in a folder takes arrays that are committed as `place` says. What is not takes
+        all, since it is jitted.
+        """
+        graph, values = entry.specialised(own, arrays), list(own.values())
+        with uncollected(), computing_at(place.where), named(entry.functions.about):
+            make = partial(self._in_parts, entry, graph, own, arrays, place)
+            if self._cache is None or isinstance(place.where, Sharding):
+                parts, jit = make()
+                prepare = parts.preparing(values)
+                run, prepared = parts.run, prepare(values)
+                if not is_shared:
+                    run, prepared = with_constants(run, prepared)
+                return jit(run), prepared, prepare
+
+            def compiling() -> tuple[Split, Callable[[Any], jax.stages.Compiled]]:
+                parts, jit = make()
+                arguments = entry.arguments(arrays)
+                return parts, lambda found: jit(parts.run).lower(found, *arguments).compile()
+
+            key = self._key(entry, graph, values, arrays, place)
+            result = entry.result(graph)
+            return self._cache.get(key, place.where, values, result, compiling, keeps=not is_shared)
+
+    def is_kept(
+        self, entry: Entry, own: Mapping[str, jax.Array], arrays: Arrays, place: Place
+    ) -> bool:
+        """Tell whether the folder has what would be compiled for a place."""
+        if self._cache is None or isinstance(place.where, Sharding):
+            return False
+        graph = entry.specialised(own, arrays)
+        return self._cache.has(self._key(entry, graph, list(own.values()), arrays, place))
+
+    def _key(self, entry: Entry, graph: Graph, own: Arrays, arrays: Arrays, place: Place) -> str:
+        types = [str(jax.typeof(x)) for x in (*own, *arrays)]
+        return key_of(graph, place.where, place.is_committed, entry.name, types, self._options)
+
+    def _in_parts(
+        self,
+        entry: Entry,
+        graph: Graph,
+        own: Mapping[str, jax.Array],
+        arrays: Arrays,
+        place: Place,
+    ) -> tuple[Split, Callable[[Callable[..., Any]], Any]]:
+        """Return a function in parts, and `jax.jit` for the second of these.
+
+        It has the options of XLA that suit the network, or are tried to be the best.
+        """
+        values, arrays = list(own.values()), list(arrays)
+        # Over several devices the batch is divided already: a loop would gather it first.
+        is_alone = not isinstance(place.where, Sharding)
+        parts = self._split(entry.flat(list(own)), values, arrays, is_alone=is_alone)
+        options = self._xla_options(graph, in_place=self._is_in_place(graph, parts, values, arrays))
+        if self._options.autotune and self._options.for_cpu:
+            from lowering.cpu.options import candidates, fastest
+
+            arguments = parts.prepare_now(values), arrays
+
+            def trial(options: dict[str, str]) -> Callable[[], Any]:
+                run: Any = jax.jit(parts.run, compiler_options=options)
+                return partial(run.lower(*arguments).compile(), *arguments)
+
+            options = candidates()[fastest([trial(choice) for choice in candidates()])]
+        donated = (2,) if entry.donated else ()
+
+        def jit(run: Callable[..., Any]) -> Any:
+            named = _traced_alone(run, entry.title)
+            return jax.jit(named, donate_argnums=donated, compiler_options=options)
+
+        return parts, jit
+
+    def _split(
+        self, function: Callable[..., Any], own: Arrays, arrays: Arrays, *, is_alone: bool
+    ) -> Split:
+        """Return a function in parts, by the passes for the default device if it is optimised."""
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(own, arrays)
+        tree, count = jax.tree.structure(shapes), len(own)
+
+        def by_passes() -> Split:
+            from lowering.emit import written
+            from lowering.pipeline import compiled
+            from lowering.targets import UNCHANGED, target_of
+            from lowering.targets.written import WRITTEN
+
+            if self._options.optimize:
+                start, target = WRITTEN, target_of(default_device().platform)
+            else:
+                start = target = UNCHANGED
+            program = replace(written(closed, count, start), is_alone=is_alone, prepares=True)
+            parts = split(compiled(program, target))
+
+            def run(own: Arrays, rest: Arrays, first: Arrays = ()) -> Any:
+                return jax.tree.unflatten(tree, parts.run(own, rest, first))
+
+            return replace(parts, run=run)
+
+        def as_written(own: Arrays, rest: Arrays, first: Arrays = ()) -> Any:
+            return function(own, [*first, *rest])
+
+        return or_else(by_passes, lambda: whole(as_written, count))
 
     @property
     def xla_options(self) -> dict[str, str]:
@@ -87,16 +211,15 @@ class Compiler:
             in_place=in_place,
         )
 
-    def _is_in_place(self, program: Program, parts: Split) -> bool:
+    def _is_in_place(self, graph: Graph, parts: Split, own: Arrays, arrays: Arrays) -> bool:
         """Tell whether a function writes into arrays of bfloat16, and computes nothing in them."""
         from lowering.work import writes_bfloat16
 
-        if not (self._options.for_cpu and self._is_bfloat16 and writes_bfloat16(program.graph)):
+        if not (self._options.for_cpu and self._is_bfloat16 and writes_bfloat16(graph)):
             return False
         from lowering.cpu.widening import computes_narrow
 
-        prepared = jax.eval_shape(parts.prepare, list(program.own))
-        traced = jax.make_jaxpr(parts.run)(prepared, list(program.arrays))
+        traced = jax.make_jaxpr(parts.run)(jax.eval_shape(parts.prepare, own), arrays)
         return not computes_narrow(traced.jaxpr)
 
     @cached_property
@@ -114,94 +237,13 @@ class Compiler:
 
         return in_integers(self._graph)
 
-    def compile(self, program: Program, place: Place, *, is_shared: bool) -> Executable:
-        """Compile for a place and for shapes; what `is_shared` is for other arrays of a network.
 
-        What is kept in a folder takes arrays that are committed as `place` says. What is not takes
-        all, since it is jitted.
-        """
-        prepare = None
-        about = About(program.graph.name, self._options.optimize == "strict")
-        with uncollected(), computing_at(place.where), named(about):
-            if self._cache is not None and not isinstance(place.where, Sharding):
-                key = self._key(program, place)
-                make = partial(self._in_parts, program)
-                found = self._cache.get(key, place.where, program, make, keeps=not is_shared)
-                run, prepared, prepare = found
-            else:
-                parts, jit = self._in_parts(program)
-                run, prepare = parts.run, parts.preparing(program.own)
-                prepared = prepare(program.own)
-                if not is_shared:
-                    run, prepared = with_constants(run, prepared)
-                run = jit(run)
-        return Executable(run, prepared, program.donated, prepare if is_shared else None)
-
-    def is_kept(self, program: Program, place: Place) -> bool:
-        """Tell whether the folder has what would be compiled for a place."""
-        if self._cache is None or isinstance(place.where, Sharding):
-            return False
-        return self._cache.has(self._key(program, place))
-
-    def _key(self, program: Program, place: Place) -> str:
-        types = [str(jax.typeof(x)) for x in (*program.own, *program.arrays)]
-        others = place.is_committed, program.name, types, self._options
-        return key_of(program.graph, place.where, *others)
-
-    def _split(self, program: Program) -> Split:
-        """Return a function in parts, by the passes for the default device if it is optimised."""
-        trace = jax.make_jaxpr(program.function, return_shape=True)
-        closed, shapes = trace(program.own, list(program.arrays))
-        tree, count = jax.tree.structure(shapes), len(program.own)
-
-        def by_passes() -> Split:
-            from lowering.emit import in_parts, written
-            from lowering.targets import UNCHANGED, target_of
-            from lowering.targets.written import WRITTEN
-
-            if self._options.optimize:
-                start, target = WRITTEN, target_of(default_device().platform)
-            else:
-                start = target = UNCHANGED
-            found = replace(written(closed, count, start), is_alone=program.is_alone)
-            parts = in_parts(found, target)
-
-            def run(own: Sequence[Any], rest: Sequence[Any], first: Sequence[Any] = ()) -> Any:
-                return jax.tree.unflatten(tree, parts.run(own, rest, first))
-
-            return replace(parts, run=run)
-
-        def as_written(own: Sequence[Any], rest: Sequence[Any], first: Sequence[Any] = ()) -> Any:
-            return program.function(own, [*first, *rest])
-
-        return or_else(by_passes, lambda: whole(as_written, count))
-
-    def _in_parts(self, program: Program) -> tuple[Split, Jit]:
-        """Return a function in parts, and `jax.jit` for the second of these.
-
-        It has the options of XLA that suit the network, or are tried to be the best.
-        """
-        own, arrays = program.own, list(program.arrays)
-        parts = self._split(program)
-        in_place = self._is_in_place(program, parts)
-        options = self._xla_options(program.graph, in_place=in_place)
-        if self._options.autotune and self._options.for_cpu:
-            from lowering.cpu.options import candidates, fastest
-
-            arguments = parts.prepare_now(own), arrays
-
-            def trial(options: dict[str, str]) -> Callable[[], Any]:
-                run: Any = jax.jit(parts.run, compiler_options=options)
-                return partial(run.lower(*arguments).compile(), *arguments)
-
-            options = candidates()[fastest([trial(choice) for choice in candidates()])]
-        donated = (2,) if program.donated else ()
-
-        def jit(run: Callable[..., Any]) -> Any:
-            named = _traced_alone(run, title(program.graph, program.name))
-            return jax.jit(named, donate_argnums=donated, compiler_options=options)
-
-        return parts, jit
+def compiled(executable: partial[Any], arguments: Sequence[Any]) -> jax.stages.Compiled:
+    """Return what an executable runs for arguments of such types; jax has it once that ran."""
+    run: Any = executable.func
+    if isinstance(run, jax.stages.Compiled):
+        return run
+    return run.lower(*executable.args, *arguments).compile()
 
 
 def _traced_alone(run: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -232,7 +274,7 @@ def with_constants(
     if sum(x.nbytes for x in small.values()) > _CONSTANTS:
         return run, prepared
 
-    def rest(large: Sequence[Any], values: Sequence[Any], given: Sequence[Any] = ()) -> Any:
+    def rest(large: Arrays, values: Arrays, given: Arrays = ()) -> Any:
         others = iter(large)
         whole = [small[i] if i in small else next(others) for i in range(len(prepared))]
         return run(whole, values, given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,10 +13,10 @@ import numpy as np
 
 from lowering.extents import known, volume
 from nnef_jax.execution.compiler import Compiler
-from nnef_jax.execution.entry import Entry
-from nnef_jax.execution.functions import Functions
+from nnef_jax.execution.functions import Entry, Functions
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.threads import Once
 from nnef_jax.network import Network
 
 if TYPE_CHECKING:
@@ -56,12 +56,11 @@ class Definition:
         types = [p.value.type for p in parameters]
         sizes = [volume(known(type.shape)) * np.dtype(type.dtype).itemsize for type in types]
         functions = self.functions = Functions(network, runs)
-        compiler = self.compiler = Compiler(network.graph, runs, sum(sizes), cache)
-        cycle, scan, donates = functions.cycle, functions.scan, options.donate_state
-        entry = partial(Entry, functions, compiler, layout)
-        self.outputs = entry("outputs", cycle, takes_state=False)
-        self.step = entry("step", cycle, donates=donates)
-        self.scan = entry("scan", scan, time_axes=1)
+        self.compiler = Compiler(network.graph, runs, sum(sizes), cache)
+        self.made = Once()  # what is compiled for any parameters
+        self.outputs = Entry(functions, layout, "outputs", functions.cycle, takes_state=False)
+        self.step = Entry(functions, layout, "step", functions.cycle, donates=options.donate_state)
+        self.scan = Entry(functions, layout, "scan", functions.scan, time_axes=1)
         self.initial = jax.jit(functions.initial, static_argnums=2)
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:

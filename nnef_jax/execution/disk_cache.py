@@ -29,7 +29,6 @@ from lowering.prepare import Split, assemble
 from nnef_jax.errors import InputError
 from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions
-from nnef_jax.execution.options import Jit, Program
 
 _Prepare = Callable[[Sequence[Any]], tuple[Any, ...]]
 
@@ -64,20 +63,22 @@ class DiskCache:
         self,
         key: str,
         device: Device,
-        program: Program,
-        make: Callable[[], tuple[Split, Jit]],
+        parameters: Sequence[jax.Array],
+        result: Any,
+        make: Callable[[], tuple[Split, Callable[[Any], jax.stages.Compiled]]],
         *,
         keeps: bool,
     ) -> tuple[jax.stages.Compiled, tuple[Any, ...], _Prepare]:
-        """Return the compiled `run` of a program's split, what is prepared for it, and what does.
+        """Return the compiled `run` of a split, what is prepared for it, and what prepares.
 
         They are for the device, which is the default one now, and come from the folder if it has
-        them. Otherwise they are put there, of the split that `make` gives with `jax.jit` for `run`.
-        What is prepared is put there if the cache `keeps` it.
+        them. Otherwise they are put there: `make` gives the split, and what compiles its `run` for
+        what is prepared. `result` is the tree structure of what that returns. What is prepared of
+        the parameters is put there if the cache `keeps` it.
         """
-        path, parameters = self._path(key, "xla"), program.own
+        path = self._path(key, "xla")
         # The types of the result may be of this process alone, so that an entry does not hold them.
-        found = _read(path, device, program.result)
+        found = _read(path, device, result)
         if found is not None:
             _mark_used(path)
             first, load = found
@@ -87,10 +88,10 @@ class DiskCache:
                     loading = pool.submit(load)
                     prepared = self._prepared(first, parameters, keeps)
                 return loading.result(), prepared, first.prepare
-        parts, jit = make()
+        parts, compiled = make()
         first = _first_part(parts, parameters)
         prepared = self._prepared(first, parameters, keeps)
-        run = jit(parts.run).lower(prepared, *program.arguments).compile()
+        run = compiled(prepared)
         self._keep(lambda: _write(path, first, run))
         return run, prepared, first.prepare
 

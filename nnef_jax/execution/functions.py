@@ -1,9 +1,11 @@
-"""A network as pure functions of parameters, state and inputs."""
+"""A network as pure functions of parameters, state and inputs, and the ways into it."""
 
 from __future__ import annotations
 
+import operator
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import jax
@@ -15,12 +17,12 @@ from lowering.fallback import About, named, or_else
 from lowering.graph import Graph, Value
 from lowering.trace import Context, trace
 from nnef_jax.errors import InputError, SemanticError
-from nnef_jax.execution.options import RunOptions, is_watched
-from nnef_jax.execution.prepared import Prepared
+from nnef_jax.execution.meshes import Layout, over_mesh
+from nnef_jax.execution.options import Prepared, RunOptions, is_watched
 from nnef_jax.execution.probe import NOTHING, Probe
-from nnef_jax.execution.results import results_of
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
+from nnef_jax.similar import did_you_mean, listed
 
 Arrays = Mapping[str, Any]
 Inputs = Sequence[Any]
@@ -30,7 +32,7 @@ Function = Callable[..., Results]
 
 
 class Functions:
-    """The functions of a network."""
+    """Computes a network: one cycle of it, or many."""
 
     def __init__(self, network: Network, options: RunOptions) -> None:
         self.network = network
@@ -169,3 +171,133 @@ class Functions:
     def packed(self) -> Callable[..., Any]:
         """Return what makes of outputs what a user gets: the only one, or a namedtuple."""
         return results_of(self.network.graph)
+
+
+class Entry:
+    """Offers one way into a network as a function of any parameters, states and inputs.
+
+    Args:
+        name: its name in a cache of compiled functions, and in profiles.
+        function: `cycle` or `scan` of the functions.
+        layout: how arrays are laid out over a mesh, if they are.
+        takes_state: whether arrays for the states come before the inputs, and the next state is
+            returned beside the outputs. Otherwise it starts from the initial state.
+        time_axes: axes of each input before those that the graph declares.
+        donates: whether it takes the memory of the states for the next ones.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        layout: Layout | None,
+        name: str,
+        function: Function,
+        *,
+        takes_state: bool = True,
+        time_axes: int = 0,
+        donates: bool = False,
+    ) -> None:
+        graph = functions.network.graph
+        self.functions = functions
+        self.name = name
+        self.function = function
+        self.takes_state = takes_state
+        self.time_axes = time_axes
+        # In the order of the results, a dict: jax pairs what is donated with these one by one, and
+        # copies a state that gets another one's memory.
+        self._labels = tuple(sorted(s.label for s in graph.states)) if takes_state else ()
+        self.donated = len(self._labels) if donates else 0
+        self.title = graph.name if name == "outputs" else f"{graph.name}_{name}"
+        traced = partial(functions.traced, function)
+
+        def run(params: Any, state: Arrays, inputs: Inputs, probe: Probe) -> Any:
+            compute = over_mesh(traced, time_axes, layout)
+            return self._results(compute(params, state, inputs, probe), probe)
+
+        run.__name__ = self.title
+        self.jitted: Any = jax.jit(run)  # one for all threads
+
+    def arrays(self, state: Arrays, inputs: Inputs) -> list[Any]:
+        """Return the arrays of a call as one list, which costs the least: states and inputs."""
+        return [*(state[label] for label in self._labels), *inputs]
+
+    def parted(self, arrays: Inputs) -> tuple[dict[str, Any], Inputs]:
+        """Return the state by label, and the inputs, of the arrays of a call."""
+        count = len(self._labels)
+        return dict(zip(self._labels, arrays[:count], strict=True)), arrays[count:]
+
+    def arguments(self, arrays: Inputs) -> tuple[list[Any], ...]:
+        """Return the arrays of a call as a compiled function takes them: what is donated apart."""
+        count = self.donated
+        return (list(arrays[count:]), list(arrays[:count])) if count else (list(arrays),)
+
+    def flat(self, labels: Sequence[str]) -> Callable[[Inputs, Inputs], Any]:
+        """Return the function of a network's own arrays, by these labels, and those of a call."""
+
+        def function(own: Inputs, arrays: Inputs) -> Any:
+            named = dict(zip(labels, own, strict=True))
+            state, inputs = self.parted(arrays)
+            state = self.functions.own(named | state)
+            return self._results(self.function(named, state, list(inputs), NOTHING))
+
+        return function
+
+    def specialised(self, own: Arrays, arrays: Inputs) -> Graph:
+        """Return the graph for a call of such arrays."""
+        state, inputs = self.parted(arrays)
+        before = {label: tuple(x.shape) for label, x in (state or own).items()}
+        network = self.functions.network
+        return network.specialise([x.shape[self.time_axes :] for x in inputs], before)
+
+    def result(self, graph: Graph) -> Any:
+        """Return the tree structure of what a call returns."""
+        outputs = self.functions.packed([0] * len(graph.outputs))
+        return jax.tree.structure(self._results((outputs, {s.label: 0 for s in graph.states}, {})))
+
+    def _results(self, results: Results, probe: Probe = NOTHING) -> Any:
+        outputs, state, shown = results
+        if not probe.results:
+            return shown
+        found = (outputs, state) if self.takes_state else (outputs,)
+        found = (*found, shown) if probe.capture else found
+        return found[0] if len(found) == 1 else found
+
+
+def results_of(graph: Graph) -> Callable[..., Any]:
+    """Return the function that makes of the list of a graph's outputs what a user gets."""
+    names = graph.output_names
+    if len(names) == 1:
+        return operator.itemgetter(0)
+    index = {value: i for i, value in reversed([*enumerate(graph.outputs)])}
+    others = {name: index[value] for name, value in graph.aliases.items() if value in index}
+    others |= {value.name: i for value, i in index.items()}
+    return _type(names, tuple(sorted((x, i) for x, i in others.items() if x not in names)))._make
+
+
+@cache
+def _type(names: tuple[str, ...], others: tuple[tuple[str, int], ...]) -> Any:
+    """Return the namedtuple of some names, the same each time, whose instances pickle.
+
+    Items are had by any name too, also by `others` of the same tensors.
+    """
+    type: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
+    index = {**dict(others), **{name: i for i, name in enumerate(names)}}
+    type.__getitem__ = lambda self, key: tuple.__getitem__(self, _position(index, names, key))
+    type.__reduce__ = lambda self: (_made, (names, others, tuple(self)))
+    type._asdict = lambda self: dict(zip(names, self, strict=True))
+    return type
+
+
+def _made(
+    names: tuple[str, ...], others: tuple[tuple[str, int], ...], values: tuple[Any, ...]
+) -> Any:
+    return _type(names, others)._make(values)
+
+
+def _position(index: Mapping[str, int], names: tuple[str, ...], key: Any) -> Any:
+    if not isinstance(key, str):
+        return key
+    if key not in index:
+        similar = did_you_mean(key, index, meter=Meter())
+        raise KeyError(f"there is no output '{key}', they are {listed(names)}. {similar}".rstrip())
+    return index[key]

@@ -1,17 +1,16 @@
-"""Says what is compiled and run, and how."""
+"""Says how a network is run, and holds parameters that are prepared for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
 
 from lowering.devices import on_cpu
-from lowering.graph import Graph
-
-Jit = Callable[[Callable[..., Any]], Any]
+from nnef_jax.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,36 +30,42 @@ class RunOptions:
         return bool(self.optimize) and on_cpu()
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A function to compile, and what it is compiled for."""
-
-    name: str
-    graph: Graph
-    function: Callable[[Sequence[Any], Sequence[Any]], Any]  # of own arrays and those of a call
-    result: Any  # the tree structure of what it returns
-    own: list[jax.Array]
-    arrays: Sequence[Any]  # of a call, as an example
-    is_alone: bool  # on one device, so that nothing is sharded
-    donated: int = 0  # arrays, the first, whose memory it may take for its results
-
-    @property
-    def arguments(self) -> tuple[list[Any], ...]:
-        """Return what the compiled function takes beside what is prepared."""
-        return parted(self.arrays, self.donated)
-
-
-def title(graph: Graph, name: str) -> str:
-    """Return what a way of running a graph is called in profiles and dumps: by the graph's name."""
-    return graph.name if name == "outputs" else f"{graph.name}_{name}"
-
-
 def is_watched() -> bool:
     """Tell whether the user has jax look for NaN or infinities, or compile nothing."""
     config: Any = jax.config
     return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs
 
 
-def parted(arrays: Sequence[Any], donated: int) -> tuple[list[Any], ...]:
-    """Return the arguments that hold the arrays, those that are donated apart."""
-    return (list(arrays[donated:]), list(arrays[:donated])) if donated else (list(arrays),)
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "found"],
+    meta_fields=["definition"],
+)
+@dataclass(frozen=True)
+class Prepared:
+    """Takes the place of parameters in `apply`, `step` and `scan` of its model; a pytree.
+
+    `params` are the parameters themselves, by label, in the memory they had. Other shapes, vmap,
+    edits, captures, derivatives and platforms are computed from these.
+    """
+
+    params: Mapping[str, Any]
+    found: Mapping[str, Any]  # what is prepared for a function of this name
+    definition: Any
+
+    def of(self, definition: Any) -> Prepared:
+        """Return it for a model of this definition; raise InputError for another network's."""
+        if definition != self.definition:
+            raise InputError(
+                "params are prepared for another network",
+                hint="give what prepare of this model returned",
+            )
+        return self
+
+    def on(self, params: Mapping[str, Any]) -> Prepared:
+        """Return it for its parameters as they were checked, or converted: nothing is prepared."""
+        same = all(x.dtype == self.params[label].dtype for label, x in params.items())
+        return Prepared(params, self.found if same else {}, self.definition)
+
+    def __repr__(self) -> str:
+        return f"<parameters prepared for {self.definition.network.graph.name}>"

@@ -47,6 +47,8 @@ class Probe:
     @classmethod
     def of(cls, edit: Any, capture: Any) -> Probe:
         """Return the probe of these arguments; raise TypeError or InputError for wrong ones."""
+        if edit is None and capture is None:
+            return NOTHING
         given: Mapping[str, Any] = {} if edit is None else edit
         require("edit", given, Mapping, "a dict of functions or arrays by name")
         for name in given:

@@ -115,7 +115,8 @@ def cost(model: Model, *inputs: Any, platform: str | None = None, **named: Any) 
     stage: jax.stages.Lowered | jax.stages.Compiled
     if platform in (None, present):
         arrays = bound(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types], {})
-        stage = model._execution.outputs.compiled(arrays)  # pyright: ignore[reportPrivateUsage]
+        execution = model._execution  # pyright: ignore[reportPrivateUsage]
+        stage = execution.compiled(execution.outputs, {}, arrays)
         memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
     else:
         traced = jax.jit(model.apply).trace(model.params, *types)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,6 @@ from lowering.extents import is_known, show
 from lowering.graph import Graph
 from nnef_jax.arguments import bind_inputs
 from nnef_jax.errors import InputError, raise_all
-from nnef_jax.execution.entry_points import EntryPoint
 from nnef_jax.model import Model
 from nnef_jax.network import Network
 from nnef_jax.options import require_choice
@@ -33,13 +33,13 @@ class Subject:
 
     Attributes:
         run: runs it, and waits for the results.
-        entry: what is run.
-        arrays: what that takes, states before inputs.
+        compiled: returns what that runs, as jax has it.
+        arrays: what it takes, states before inputs.
         graph: of a call or a cycle.
     """
 
     run: Callable[[], Any]
-    entry: EntryPoint
+    compiled: Callable[[], jax.stages.Compiled]
     arrays: list[Any]
     graph: Graph
 
@@ -60,13 +60,14 @@ def subject_of(
     execution = model._execution  # pyright: ignore[reportPrivateUsage]
     state = {} if entry == "apply" else model.init_state()
     arrays = [*[state[variable.label] for variable in graph.states if state], *inputs]
-    point, run = {
+    way, run = {
         "apply": (execution.outputs, lambda: model(*inputs)),
         # It may take the memory of the state that it is given.
         "step": (execution.step, lambda: model.step(model.init_state(), *inputs)),
         "scan": (execution.scan, lambda: model.scan(*inputs)),
     }[entry]
-    return Subject(lambda: jax.block_until_ready(run()), point, arrays, graph)
+    compiled = partial(execution.compiled, way, state, inputs)
+    return Subject(lambda: jax.block_until_ready(run()), compiled, arrays, graph)
 
 
 def bound(

@@ -208,7 +208,7 @@ def profile(
     call, graph = subject.run, subject.graph
     device = devices_of(call())
     names = {operation.name for operation in graph.operations}
-    program = program_of(subject.entry.compiled(subject.arrays).as_text() or "", names)
+    program = program_of(subject.compiled().as_text() or "", names)
     seconds = _seconds(call, max(_FEWEST, calls or 0))
     if calls is None:
         calls = min(_MOST, max(_FEWEST, round(_SECONDS / seconds)))

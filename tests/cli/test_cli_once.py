@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.execution import functions, once
+from nnef_jax.execution import execution, functions
 from tests.cli_support import ok, picture, write
 
 NET = """version 1.0;
@@ -83,7 +83,7 @@ def test_one_answer_without_a_cache(run, traced):
 
 
 def test_a_long_call_is_worth_more(run, monkeypatch, traced):
-    monkeypatch.setattr(once, "_LONG", 1)
+    monkeypatch.setattr(execution, "_LONG", 1)
     np.testing.assert_array_equal(run("--no-cache"), run.wanted)
     assert True in traced
 

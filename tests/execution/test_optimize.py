@@ -861,10 +861,10 @@ def test_a_large_batch_of_a_network_goes_in_chunks() -> None:
     x = random(8, 3, 256, 256)
     model = model_of(text, data=data)
     assert_close(model_of(text, data=data, optimize=False)(x), model(x))
-    (executable,) = model._execution.outputs._executables.values()  # pyright: ignore[reportPrivateUsage]
-    assert "stablehlo.while" in executable.run.lower(executable.prepared, [x]).as_text()
+    (executable,) = model._execution._executables.values()  # pyright: ignore[reportPrivateUsage]
+    assert "stablehlo.while" in executable.func.lower(*executable.args, [x]).as_text()
     # Not the zeros of the activation, of which there are as many as items.
-    assert all(array.nbytes < 1000 for array in executable.prepared)
+    assert all(array.nbytes < 1000 for array in executable.args[0])
 
 
 def test_a_call_inside_a_traced_function_keeps_nothing_of_it() -> None:

@@ -135,10 +135,10 @@ def test_prepared_parameters_serve_a_sharded_batch(digits: nnef_jax.Model, auto:
     assert_close(probabilities, digits(IMAGES))
     assert shard_shape(probabilities) == (4, 10)
     images = put(IMAGES, auto, "data")
-    executable = sharded._execution.outputs.known((images,))
+    executable = sharded._execution.known((images,))
     assert executable is not None
     assert_close(sharded(images), probabilities)
-    assert collectives(executable.run, executable.prepared, [images]) == {}
+    assert collectives(executable.func, *executable.args, [images]) == {}
 
 
 def test_arrays_on_the_mesh_stay_as_they_are(digits: nnef_jax.Model, auto: Mesh) -> None:
