@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 from operator import not_
@@ -21,7 +21,7 @@ from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 
 from lowering import jaxprs
-from lowering.fallback import NONE, About, named
+from lowering.fallback import NONE, About, named, or_else
 from lowering.pipeline import compiled
 from lowering.prepare import Split, assemble, split
 from lowering.program import Program, Role
@@ -30,7 +30,8 @@ from lowering.targets.target import Target
 from lowering.targets.written import WRITTEN
 
 # Evaluates `jaxpr` on its operands, the first of which are `parameters`. It is linear in the last
-# `linear` of them. Where it has a `recipe`, what was prepared by it follows the operands.
+# `linear` of them. Where it has a `recipe`, what was prepared by it follows the operands. What is
+# `stored` comes before these.
 _network = jaxprs.operation("network")
 
 
@@ -45,6 +46,20 @@ class Preparation:
 
     arrays: tuple[Any, ...]
     recipe: str
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Holds parameters whose values are known where a network is traced; it is one object to jax.
+
+    As operands they would be constants of what the caller compiles, beside what is prepared of
+    them. So they are made constants where it turns out that they are needed.
+    """
+
+    arrays: tuple[Any, ...] = field(default=(), repr=False)
+
+
+_NOTHING = Stored()
 
 
 def network(
@@ -124,10 +139,13 @@ def _bind(
     if program.closed.effects:  # a callback of a user's: what prints, say, keeps its place
         return program(*operands)
     closed, outer = jaxprs.lifted(program.closed, lambda x: isinstance(x, Tracer))
-    operands, recipe = [*outer, *operands], None
+    operands, recipe, stored = [*outer, *operands], None, _NOTHING
     program = replace(program, closed=closed, parameters=0 if outer else program.parameters)
+    own = operands[: program.parameters]
     if preparation is not None and not outer:
         operands, recipe = [*operands, *preparation.arrays], preparation.recipe
+    elif own and all(isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in own):
+        stored, operands = Stored(tuple(own)), operands[program.parameters :]
     return _network.bind(
         *operands,
         jaxpr=program.closed,
@@ -135,12 +153,14 @@ def _bind(
         role=program.role,
         linear=linear,
         recipe=recipe,
+        stored=stored,
         about=about,
     )
 
 
 @_network.def_impl
-def _as_written(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
+def _as_written(*operands: Any, jaxpr: Any, stored: Stored, **_: Any) -> list[Any]:
+    operands = *stored.arrays, *operands
     return jaxprs.as_function(jaxpr)(*operands[: len(jaxpr.in_avals)])
 
 
@@ -156,9 +176,10 @@ def _lowered(
     parameters: int,
     role: Role,
     recipe: str | None,
+    stored: Stored,
     about: About,
     platform: str,
-    **_: Any,
+    **params: Any,
 ) -> Any:
     """Lower a program by the passes of a platform's target."""
     target, count = target_of(platform), len(jaxpr.in_avals)
@@ -171,7 +192,22 @@ def _lowered(
         found = assemble(parts.sources, operands[:parameters], operands[count:])
         return parts.run(found, operands[parameters:count])
 
+    def with_stored(*operands: Any) -> list[Any]:
+        told = {"parameters": parameters, "role": role, "recipe": None, "stored": _NOTHING}
+        return _network.bind(*stored.arrays, *operands, jaxpr=jaxpr, about=about, **told, **params)
+
+    def known() -> Callable[..., list[Any]]:
+        """Return the program with what is prepared of the stored parameters as constants."""
+        if not (target.has_kernels and program.has_items):
+            return with_stored
+        parts = in_parts(program, target)
+        found = parts.prepare_now(stored.arrays)
+        return lambda *operands: parts.run(found, operands)
+
     with named(about):
+        if stored.arrays:
+            run = or_else(known, lambda: with_stored)
+            return mlir.lower_fun(run, multiple_results=True)(context, *operands)
         if recipe is not None and target.has_kernels:
             parts, own = _in_parts(program)
             if own == recipe:
@@ -199,11 +235,14 @@ def _jvp(
     *,
     jaxpr: Any,
     linear: int,
+    stored: Stored,
     about: About,
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
     """Compute results with what tangents need, then tangents by a function that is linear."""
     count, avals = len(jaxpr.in_avals), jaxpr.out_avals
+    fixed = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.in_avals[: len(stored.arrays)]]
+    operands, tangents = [*stored.arrays, *operands], [*fixed, *tangents]
     if any(map(_moves, tangents[count:])):
         raise TypeError(
             "what is prepared has no derivatives: differentiate in parameters, and prepare them"
@@ -212,7 +251,8 @@ def _jvp(
     moved = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]
     first = count - linear
     if not moved or moved[0] >= first:  # it is linear in all that changes
-        results = _network.bind(*operands, jaxpr=jaxpr, linear=linear, about=about, **params)
+        told = {"linear": linear, "stored": _NOTHING, "about": about}
+        results = _network.bind(*operands, jaxpr=jaxpr, **told, **params)
         if not moved:
             return results, [ad.Zero(aval.to_tangent_aval()) for aval in avals]
         changes = [*operands[:first], *map(ad.instantiate_zeros, tangents[first:count])]
@@ -265,9 +305,9 @@ def _merged(items: Sequence[Any], places: Iterable[int], others: Iterable[Any]) 
 
 
 def _transpose(
-    changes: Sequence[Any], *operands: Any, jaxpr: Any, about: About, **_: Any
+    changes: Sequence[Any], *operands: Any, jaxpr: Any, stored: Stored, about: About, **_: Any
 ) -> list[Any]:
-    count = len(jaxpr.in_avals)
+    operands, count = (*stored.arrays, *operands), len(jaxpr.in_avals)
     asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     known = [i for i in range(count) if i not in asked]
     given = [i for i, change in enumerate(changes) if type(change) is not ad.Zero]
@@ -285,7 +325,7 @@ def _transpose(
     made = jax.make_jaxpr(turned)(fixed, given_changes)
     backward = Program(made, role="backward")
     results = _bind(backward, [*fixed, *given_changes], about, linear=len(given_changes))
-    return _merged([None] * len(operands), asked, results)
+    return _merged([None] * len(operands), asked, results)[len(stored.arrays) :]
 
 
 ad.primitive_transposes[_network] = _transpose
@@ -298,11 +338,13 @@ def _batched(
     jaxpr: Any,
     role: Role,
     linear: int,
+    stored: Stored,
     about: About,
     **_: Any,
 ) -> tuple[list[Any], list[int | None]]:
     count = len(jaxpr.in_avals)
-    operands, axes = operands[:count], axes[:count]
+    operands = [*stored.arrays, *operands][:count]
+    axes = [*(None for _ in stored.arrays), *axes][:count]
     depends = jaxprs.depending(jaxpr, [axis is not None for axis in axes])
     out = [0 if x else None for x in depends]
     function = jax.vmap(jaxprs.as_function(jaxpr), tuple(axes), out)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from lowering.devices import Place, on_cpu
+from lowering.devices import Place, is_traced, on_cpu
 from lowering.work import total
 from nnef_jax.errors import InputError
 from nnef_jax.execution.compiler import compiled
@@ -44,6 +44,7 @@ class Execution:
         self.compiler = definition.compiler
         self.outputs, self.step, self.scan = definition.outputs, definition.step, definition.scan
         self._made = definition.made if own.is_shared else Once()
+        self._jitted = Once()
         self._executables: dict[tuple[Any, ...], partial[Any]] = {}
         self._known: dict[tuple[Any, ...], partial[Any]] = {}
 
@@ -102,8 +103,12 @@ class Execution:
             return self._computed(entry, params, state, inputs, probe)
         arrays = entry.arrays(state, inputs)
         # The caller compiles, wants nothing compiled, or to know which operation computes a NaN.
-        traced = is_watched() or any(isinstance(x, Tracer) for x in arrays)
-        place = None if traced else self.own.place(arrays)
+        traced = any(isinstance(x, Tracer) for x in arrays)
+        if traced and is_traced():
+            own = self.own
+            run = self._jitted.get(entry.name, lambda: entry.on(lambda _: own.parameters()))
+            return run(None, self._before(entry, state), inputs, NOTHING)
+        place = None if traced or is_watched() else self.own.place(arrays)
         if place is None or is_explicit(place.where):
             own = self.own.parameters(place and place.where)
             return self._computed(entry, own, state, inputs)

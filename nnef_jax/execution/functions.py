@@ -208,14 +208,21 @@ class Entry:
         self._labels = tuple(sorted(s.label for s in graph.states)) if takes_state else ()
         self.donated = len(self._labels) if donates else 0
         self.title = graph.name if name == "outputs" else f"{graph.name}_{name}"
-        traced = partial(functions.traced, function)
+        self._compute = over_mesh(partial(functions.traced, function), time_axes, layout)
+        self.jitted = self.on(lambda params: params)  # one for all threads
+
+    def on(self, known: Callable[[Any], Any]) -> Any:
+        """Return a jitted function of parameters, state, inputs and a probe.
+
+        What is `known` of the parameters where it is traced is what it computes with. In a function
+        that a caller compiles, values that are known then are prepared for its platform.
+        """
 
         def run(params: Any, state: Arrays, inputs: Inputs, probe: Probe) -> Any:
-            compute = over_mesh(traced, time_axes, layout)
-            return self._results(compute(params, state, inputs, probe), probe)
+            return self._results(self._compute(known(params), state, inputs, probe), probe)
 
         run.__name__ = self.title
-        self.jitted: Any = jax.jit(run)  # one for all threads
+        return jax.jit(run)
 
     def arrays(self, state: Arrays, inputs: Inputs) -> list[Any]:
         """Return the arrays of a call as one list, which costs the least: states and inputs."""

@@ -342,6 +342,95 @@ def test_step_and_scan_take_what_is_prepared() -> None:
     np.testing.assert_allclose(ys, model.scan(xs)[0], atol=1e-6)
 
 
+# A call by itself, in a function that the caller compiles
+
+
+def closed(model: nnef_jax.Model, **options: Any) -> Callable[[Any], Any]:
+    return lambda x: model(x, **options).y
+
+
+def test_own_parameters_are_prepared_where_a_caller_compiles(model: nnef_jax.Model) -> None:
+    run = jax.jit(closed(model))
+    np.testing.assert_allclose(run(X), model(X).y, atol=1e-5)
+    text = run.lower(X).as_text()
+    prepared = jax.jit(model.apply).lower(model.prepare(model.params), X).as_text()
+    assert text.count("stablehlo.transpose") == prepared.count("stablehlo.transpose")
+    # What they are prepared of is no constant, of what is traced and of what is compiled.
+    sizes = [x.size for x in jax.tree.leaves(run.trace(X).jaxpr.consts)]
+    assert max(sizes, default=0) < DATA["first"].size
+    assert "tensor<48x48x3x3xf32>" not in text and "tensor<48x3x3x3xf32>" not in text
+
+
+def test_other_platforms_get_own_parameters_as_they_are(model: nnef_jax.Model) -> None:
+    text = jax.jit(closed(model)).trace(X).lower(lowering_platforms=("tpu",)).as_text()
+    assert len(re.findall(r"stablehlo\.convolution\(", text)) == CONVOLUTIONS
+    assert "stablehlo.transpose" not in text and "tensor<48x48x3x3xf32>" in text
+
+
+@pytest.mark.parametrize("batch", (8, "b"))
+def test_several_platforms_get_own_parameters(batch: Any) -> None:
+    model = model_of(NET, data=DATA, input_shapes={"x": (None, 3, 12, 12)})
+    extent = jax.export.symbolic_shape(batch)[0] if batch == "b" else batch
+    x = jax.ShapeDtypeStruct((extent, 3, 12, 12), jnp.float32)
+    exported = jax.export.export(jax.jit(closed(model)), platforms=["cpu", "tpu"])(x)
+    np.testing.assert_allclose(jax.jit(exported.call)(X), model(X).y, atol=1e-5)
+
+
+# Functions of a model and an input, which a caller compiles.
+WITHIN: dict[str, Callable[[nnef_jax.Model, Any], Any]] = {
+    "vmap": lambda model, x: jax.vmap(closed(model))(x[None])[0],
+    "nested": lambda model, x: jax.jit(closed(model))(x) + jax.jit(closed(model))(2 * x),
+    "grad": lambda model, x: jax.grad(lambda x: jnp.sum(jnp.sin(closed(model)(x))))(x),
+    "forward": lambda model, x: jax.jvp(closed(model), (x,), (jnp.cos(x),)),
+    "remat": lambda model, x: jax.grad(lambda x: jnp.sum(jax.checkpoint(closed(model))(x)))(x),
+    "edit": lambda model, x: closed(model, edit={"r": lambda r: 0.5 * r})(x),
+    "given": lambda model, x: closed(model.with_params(model.params))(x),
+    "traced": lambda model, x: closed(
+        model.with_params(jax.tree.map(lambda p: p * x.mean(), model.params))
+    )(x),
+    "scan": lambda model, x: lax.map(closed(model), x[None])[0],
+}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_a_call_within_is_that_of_what_is_written(name: str, model: nnef_jax.Model) -> None:
+    literal = model_of(NET, data=DATA, optimize=False)
+    run = WITHIN[name]
+    found, wanted = (jax.jit(partial(run, which))(X) for which in (model, literal))
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-4 * float(jnp.max(jnp.abs(y))))
+
+
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
+def test_a_call_within_on_a_mesh(kind: AxisType, model: nnef_jax.Model) -> None:
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+    place = NamedSharding(mesh, PartitionSpec("data"))
+    wanted = model(X).y
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, place)
+        for each in (model, model.shard(mesh, batch="data")):
+            y = jax.jit(closed(each))(x)
+            np.testing.assert_allclose(y, wanted, atol=1e-5)
+            assert y.sharding.is_equivalent_to(place, y.ndim)
+
+
+def test_a_step_and_a_scan_within() -> None:
+    shapes = {"h": (2, 6), "w": (6, 10), "b": (1, 6)}
+    model = model_of(RECURRENT, data={k: RNG.normal(size=s) for k, s in shapes.items()})
+    xs = RNG.normal(size=(5, 2, 4)).astype(np.float32)
+    for found, wanted in (
+        (jax.jit(model)(xs[0]), model(xs[0])),
+        (jax.jit(model.step)(model.init_state(), xs[0]), model.step(model.init_state(), xs[0])),
+        (jax.jit(lambda x: model.scan(x))(xs), model.scan(xs)),
+    ):
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), found, wanted)
+
+
+def test_a_caller_who_looks_for_nan_finds_it(model: nnef_jax.Model) -> None:
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        jax.jit(closed(model))(np.full_like(X, np.nan))
+
+
 def test_what_is_prepared_is_of_one_network(model: nnef_jax.Model) -> None:
     prepared = model.prepare(model.params)
     again = model_of(NET, data=DATA)
