@@ -18,10 +18,9 @@ from lowering.graph import Graph, Parameter, StateVariable
 from nnef_jax.arguments import bind_inputs, bind_variables, require_one_length, require_values
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
-from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.execution import Execution, GivenArrays, OwnArrays
 from nnef_jax.execution.functions import Entry
 from nnef_jax.execution.options import Prepared, is_watched
-from nnef_jax.execution.own_arrays import GivenArrays, OwnArrays
 from nnef_jax.execution.probe import Edit, Probe
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 from nnef_jax.tensor_spec import TensorSpec, spec_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from lowering.fallback import named, or_else
 from lowering.graph import Graph
 from lowering.prepare import Split, split, whole
 from nnef_jax.execution.cache_key import key_of
-from nnef_jax.execution.functions import Entry
+from nnef_jax.execution.functions import Arrays, Entry
 from nnef_jax.execution.options import RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.garbage import uncollected
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _SMALL = 8 << 10
 _CONSTANTS = 1 << 20
 
-Arrays = Sequence[Any]
+Lists = Sequence[Sequence[Any]]
+Jit = Callable[[Callable[..., Any]], Any]
 
 
 class Compiler:
@@ -47,24 +48,24 @@ class Compiler:
     def executable(
         self,
         entry: Entry,
-        own: Mapping[str, jax.Array],
-        arrays: Arrays,
+        own: Arrays,
+        arguments: Lists,
         place: Place,
         made: Once,
         *,
         is_shared: bool,
     ) -> partial[Any]:
-        """Return what runs an entry on its own arrays and those of a call, for all threads.
+        """Return what runs an entry on its own arrays and the lists of a call, for all threads.
 
         It is a function that is compiled for a place and for shapes, applied to what is prepared of
         the own arrays. It is kept among what is `made`. What `is_shared` there is for other own
         arrays too, and nothing is kept that is prepared.
         """
-        shapes, values = tuple([x.shape for x in arrays]), list(own.values())
+        shapes = tuple([x.shape for each in arguments for x in each])
         first: list[Any] = []  # what is prepared of these arrays
 
-        def make() -> tuple[Callable[..., Any], Callable[[Arrays], Any] | None]:
-            run, prepared, prepare = self.compile(entry, own, arrays, place, is_shared=is_shared)
+        def make() -> tuple[Any, Any]:
+            run, prepared, prepare = self.compile(entry, own, arguments, place, is_shared=is_shared)
             if not is_shared:
                 return partial(run, prepared), None
             first.append(prepared)
@@ -75,87 +76,69 @@ class Compiler:
         where = place.where if self._cache is None else place
         run, prepare = made.get((entry.name, where, shapes), make)
         if is_shared:
-            run = partial(run, first[0] if first else prepare(values))
+            run = partial(run, first[0] if first else prepare([*own.values()]))
         if not is_traced():
-            key = "run", entry.name, place, shapes
-            made.get(key, lambda: compiled(run, entry.arguments(arrays)))
+            made.get(("run", entry.name, place, shapes), lambda: compiled(run, arguments))
         return run
 
     def compile(
-        self,
-        entry: Entry,
-        own: Mapping[str, jax.Array],
-        arrays: Arrays,
-        place: Place,
-        *,
-        is_shared: bool,
-    ) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Arrays], Any]]:
+        self, entry: Entry, own: Arrays, arguments: Lists, place: Place, *, is_shared: bool
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Sequence[Any]], Any]]:
         """Return a compiled function, what is prepared for it of own arrays, and what prepares.
 
         What is kept in a folder takes arrays that are committed as `place` says. What is not takes
         all, since it is jitted.
         """
-        graph, values = entry.specialised(own, arrays), list(own.values())
+        graph, values = entry.specialised(own, *arguments), [*own.values()]
         with uncollected(), computing_at(place.where), named(entry.functions.about):
-            make = partial(self._in_parts, entry, graph, own, arrays, place)
-            if self._cache is None or isinstance(place.where, Sharding):
-                parts, jit = make()
-                prepare = parts.preparing(values)
-                run, prepared = parts.run, prepare(values)
-                if not is_shared:
-                    run, prepared = with_constants(run, prepared)
-                return jit(run), prepared, prepare
+            make = partial(self._in_parts, entry, graph, own, arguments, place)
+            if cache := self._cache_for(place):
+                key, result = self._key(entry, graph, own, arguments, place), entry.result(graph)
+                keeps = not is_shared
+                return cache.get(key, place.where, values, arguments, result, make, keeps=keeps)
+            parts, jit = make()
+            prepare = parts.preparing(values)
+            run, prepared = parts.run, prepare(values)
+            if not is_shared:
+                run, prepared = with_constants(run, prepared)
+            return jit(run), prepared, prepare
 
-            def compiling() -> tuple[Split, Callable[[Any], jax.stages.Compiled]]:
-                parts, jit = make()
-                arguments = entry.arguments(arrays)
-                return parts, lambda found: jit(parts.run).lower(found, *arguments).compile()
-
-            key = self._key(entry, graph, values, arrays, place)
-            result = entry.result(graph)
-            return self._cache.get(key, place.where, values, result, compiling, keeps=not is_shared)
-
-    def is_kept(
-        self, entry: Entry, own: Mapping[str, jax.Array], arrays: Arrays, place: Place
-    ) -> bool:
+    def is_kept(self, entry: Entry, own: Arrays, arguments: Lists, place: Place) -> bool:
         """Tell whether the folder has what would be compiled for a place."""
-        if self._cache is None or isinstance(place.where, Sharding):
-            return False
-        graph = entry.specialised(own, arrays)
-        return self._cache.has(self._key(entry, graph, list(own.values()), arrays, place))
+        cache, graph = self._cache_for(place), entry.specialised(own, *arguments)
+        return cache is not None and cache.has(self._key(entry, graph, own, arguments, place))
 
-    def _key(self, entry: Entry, graph: Graph, own: Arrays, arrays: Arrays, place: Place) -> str:
-        types = [str(jax.typeof(x)) for x in (*own, *arrays)]
+    def _cache_for(self, place: Place) -> DiskCache | None:
+        return None if isinstance(place.where, Sharding) else self._cache
+
+    def _key(self, entry: Entry, graph: Graph, own: Arrays, arguments: Lists, place: Place) -> str:
+        types = [str(jax.typeof(x)) for x in (*own.values(), *jax.tree.leaves(arguments))]
         return key_of(graph, place.where, place.is_committed, entry.name, types, self._options)
 
     def _in_parts(
-        self,
-        entry: Entry,
-        graph: Graph,
-        own: Mapping[str, jax.Array],
-        arrays: Arrays,
-        place: Place,
-    ) -> tuple[Split, Callable[[Callable[..., Any]], Any]]:
+        self, entry: Entry, graph: Graph, own: Arrays, arguments: Lists, place: Place
+    ) -> tuple[Split, Jit]:
         """Return a function in parts, and `jax.jit` for the second of these.
 
         It has the options of XLA that suit the network, or are tried to be the best.
         """
-        values, arrays = list(own.values()), list(arrays)
+        values = [*own.values()]
         # Over several devices the batch is divided already: a loop would gather it first.
         is_alone = not isinstance(place.where, Sharding)
-        parts = self._split(entry.flat(list(own)), values, arrays, is_alone=is_alone)
-        options = self._xla_options(graph, in_place=self._is_in_place(graph, parts, values, arrays))
+        parts = self._split(entry.of_lists([*own]), values, arguments, is_alone=is_alone)
+        in_place = self._is_in_place(graph, parts, values, arguments)
+        options = self._xla_options(graph, in_place=in_place)
         if self._options.autotune and self._options.for_cpu:
             from lowering.cpu.options import candidates, fastest
 
-            arguments = parts.prepare_now(values), arrays
+            prepared = parts.prepare_now(values)
 
             def trial(options: dict[str, str]) -> Callable[[], Any]:
                 run: Any = jax.jit(parts.run, compiler_options=options)
-                return partial(run.lower(*arguments).compile(), *arguments)
+                return partial(run.lower(prepared, *arguments).compile(), prepared, *arguments)
 
             options = candidates()[fastest([trial(choice) for choice in candidates()])]
-        donated = (2,) if entry.donated else ()
+        donated = (2,) if entry.donates else ()  # the states
 
         def jit(run: Callable[..., Any]) -> Any:
             named = _traced_alone(run, entry.title)
@@ -164,11 +147,10 @@ class Compiler:
         return parts, jit
 
     def _split(
-        self, function: Callable[..., Any], own: Arrays, arrays: Arrays, *, is_alone: bool
+        self, function: Callable[..., Any], own: Sequence[Any], arguments: Lists, *, is_alone: bool
     ) -> Split:
         """Return a function in parts, by the passes for the default device if it is optimised."""
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(own, arrays)
-        tree, count = jax.tree.structure(shapes), len(own)
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(own, *arguments)
 
         def by_passes() -> Split:
             from lowering.emit import written
@@ -180,18 +162,16 @@ class Compiler:
                 start, target = WRITTEN, target_of(default_device().platform)
             else:
                 start = target = UNCHANGED
-            program = replace(written(closed, count, start), is_alone=is_alone, prepares=True)
+            program = replace(written(closed, len(own), start), is_alone=is_alone, prepares=True)
             parts = split(compiled(program, target))
 
-            def run(own: Arrays, rest: Arrays, first: Arrays = ()) -> Any:
-                return jax.tree.unflatten(tree, parts.run(own, rest, first))
+            def run(prepared: Sequence[Any], *arguments: Any) -> Any:
+                found = parts.run(prepared, jax.tree.leaves(arguments))
+                return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
             return replace(parts, run=run)
 
-        def as_written(own: Arrays, rest: Arrays, first: Arrays = ()) -> Any:
-            return function(own, [*first, *rest])
-
-        return or_else(by_passes, lambda: whole(as_written, count))
+        return or_else(by_passes, lambda: whole(function, len(own)))
 
     @property
     def xla_options(self) -> dict[str, str]:
@@ -211,7 +191,9 @@ class Compiler:
             in_place=in_place,
         )
 
-    def _is_in_place(self, graph: Graph, parts: Split, own: Arrays, arrays: Arrays) -> bool:
+    def _is_in_place(
+        self, graph: Graph, parts: Split, own: Sequence[Any], arguments: Lists
+    ) -> bool:
         """Tell whether a function writes into arrays of bfloat16, and computes nothing in them."""
         from lowering.work import writes_bfloat16
 
@@ -219,7 +201,7 @@ class Compiler:
             return False
         from lowering.cpu.widening import computes_narrow
 
-        traced = jax.make_jaxpr(parts.run)(jax.eval_shape(parts.prepare, own), arrays)
+        traced = jax.make_jaxpr(parts.run)(jax.eval_shape(parts.prepare, own), *arguments)
         return not computes_narrow(traced.jaxpr)
 
     @cached_property
@@ -238,7 +220,7 @@ class Compiler:
         return in_integers(self._graph)
 
 
-def compiled(executable: partial[Any], arguments: Sequence[Any]) -> jax.stages.Compiled:
+def compiled(executable: partial[Any], arguments: Lists) -> jax.stages.Compiled:
     """Return what an executable runs for arguments of such types; jax has it once that ran."""
     run: Any = executable.func
     if isinstance(run, jax.stages.Compiled):
@@ -274,9 +256,9 @@ def with_constants(
     if sum(x.nbytes for x in small.values()) > _CONSTANTS:
         return run, prepared
 
-    def rest(large: Arrays, values: Arrays, given: Arrays = ()) -> Any:
+    def rest(large: Sequence[Any], *arguments: Any) -> Any:
         others = iter(large)
         whole = [small[i] if i in small else next(others) for i in range(len(prepared))]
-        return run(whole, values, given)
+        return run(whole, *arguments)
 
     return rest, tuple(x for i, x in enumerate(prepared) if i not in small)

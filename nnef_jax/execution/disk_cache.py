@@ -64,17 +64,18 @@ class DiskCache:
         key: str,
         device: Device,
         parameters: Sequence[jax.Array],
+        arguments: Sequence[Any],
         result: Any,
-        make: Callable[[], tuple[Split, Callable[[Any], jax.stages.Compiled]]],
+        make: Callable[[], tuple[Split, Callable[..., Any]]],
         *,
         keeps: bool,
     ) -> tuple[jax.stages.Compiled, tuple[Any, ...], _Prepare]:
         """Return the compiled `run` of a split, what is prepared for it, and what prepares.
 
         They are for the device, which is the default one now, and come from the folder if it has
-        them. Otherwise they are put there: `make` gives the split, and what compiles its `run` for
-        what is prepared. `result` is the tree structure of what that returns. What is prepared of
-        the parameters is put there if the cache `keeps` it.
+        them. Otherwise they are put there: `make` gives the split, with `jax.jit` for its `run`,
+        which takes `arguments` like these after what is prepared, and returns a tree of the
+        structure of `result`. What is prepared is put there if the cache `keeps` it.
         """
         path = self._path(key, "xla")
         # The types of the result may be of this process alone, so that an entry does not hold them.
@@ -88,10 +89,10 @@ class DiskCache:
                     loading = pool.submit(load)
                     prepared = self._prepared(first, parameters, keeps)
                 return loading.result(), prepared, first.prepare
-        parts, compiled = make()
+        parts, jit = make()
         first = _first_part(parts, parameters)
         prepared = self._prepared(first, parameters, keeps)
-        run = compiled(prepared)
+        run = jit(parts.run).lower(prepared, *arguments).compile()
         self._keep(lambda: _write(path, first, run))
         return run, prepared, first.prepare
 

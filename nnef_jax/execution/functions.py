@@ -77,10 +77,9 @@ class Functions:
         """Raise InputError for a variable whose shape is another one after a cycle."""
         if not self.network.changing:
             return
-        before = {label: tuple(x.shape) for label, x in state.items()}
-        graph = self.network.specialise([tuple(x.shape[1:]) for x in inputs], before)
+        graph = self.specialised(state, inputs, 1)
         for variable in graph.states:
-            shape, found = before[variable.label], variable.update.type.shape
+            shape, found = tuple(state[variable.label].shape), variable.update.type.shape
             if shapes_differ(shape, found):
                 raise InputError(
                     f"state '{variable.label}' has shape {show(shape)} before a cycle and "
@@ -111,10 +110,14 @@ class Functions:
             ) from None
 
     def _wanted(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
-        before = {label: tuple(x.shape) for label, x in state.items()}
-        graph = self.network.specialise([tuple(x.shape) for x in inputs], before)
+        graph = self.specialised(state, inputs)
         results = [*graph.outputs, *(s.update for s in graph.states)] if probe.results else []
         return graph, [*results, *probe.captured(graph).values()]
+
+    def specialised(self, state: Arrays, inputs: Inputs, time_axes: int = 0) -> Graph:
+        """Return the graph for a state and inputs of such shapes, these after axes of time."""
+        before = {label: tuple(x.shape) for label, x in state.items()}
+        return self.network.specialise([tuple(x.shape[time_axes:]) for x in inputs], before)
 
     def traced(
         self,
@@ -180,8 +183,8 @@ class Entry:
         name: its name in a cache of compiled functions, and in profiles.
         function: `cycle` or `scan` of the functions.
         layout: how arrays are laid out over a mesh, if they are.
-        takes_state: whether arrays for the states come before the inputs, and the next state is
-            returned beside the outputs. Otherwise it starts from the initial state.
+        takes_state: whether it takes a state, and returns the next one beside the outputs.
+            Otherwise it starts from the initial state.
         time_axes: axes of each input before those that the graph declares.
         donates: whether it takes the memory of the states for the next ones.
     """
@@ -200,14 +203,14 @@ class Entry:
         graph = functions.network.graph
         self.functions = functions
         self.name = name
-        self.function = function
         self.takes_state = takes_state
         self.time_axes = time_axes
+        self.donates = donates
+        self.title = graph.name if name == "outputs" else f"{graph.name}_{name}"
         # In the order of the results, a dict: jax pairs what is donated with these one by one, and
         # copies a state that gets another one's memory.
-        self._labels = tuple(sorted(s.label for s in graph.states)) if takes_state else ()
-        self.donated = len(self._labels) if donates else 0
-        self.title = graph.name if name == "outputs" else f"{graph.name}_{name}"
+        self._labels = sorted(s.label for s in graph.states) if takes_state else []
+        self._function = function
         self._compute = over_mesh(partial(functions.traced, function), time_axes, layout)
         self.jitted = self.on(lambda params: params)  # one for all threads
 
@@ -224,42 +227,33 @@ class Entry:
         run.__name__ = self.title
         return jax.jit(run)
 
-    def arrays(self, state: Arrays, inputs: Inputs) -> list[Any]:
-        """Return the arrays of a call as one list, which costs the least: states and inputs."""
-        return [*(state[label] for label in self._labels), *inputs]
+    def arguments(self, state: Arrays, inputs: Inputs) -> tuple[list[Any], ...]:
+        """Return inputs, and the arrays of a state that is taken, as lists: they cost the least."""
+        inputs = list(inputs)
+        return (inputs, [state[label] for label in self._labels]) if self.takes_state else (inputs,)
 
-    def parted(self, arrays: Inputs) -> tuple[dict[str, Any], Inputs]:
-        """Return the state by label, and the inputs, of the arrays of a call."""
-        count = len(self._labels)
-        return dict(zip(self._labels, arrays[:count], strict=True)), arrays[count:]
+    def of_lists(self, labels: Sequence[str]) -> Callable[..., Any]:
+        """Return the function of a network's own arrays, by these labels, and of `arguments`."""
 
-    def arguments(self, arrays: Inputs) -> tuple[list[Any], ...]:
-        """Return the arrays of a call as a compiled function takes them: what is donated apart."""
-        count = self.donated
-        return (list(arrays[count:]), list(arrays[:count])) if count else (list(arrays),)
-
-    def flat(self, labels: Sequence[str]) -> Callable[[Inputs, Inputs], Any]:
-        """Return the function of a network's own arrays, by these labels, and those of a call."""
-
-        def function(own: Inputs, arrays: Inputs) -> Any:
+        def function(own: Inputs, inputs: Inputs, states: Inputs = ()) -> Any:
             named = dict(zip(labels, own, strict=True))
-            state, inputs = self.parted(arrays)
-            state = self.functions.own(named | state)
-            return self._results(self.function(named, state, list(inputs), NOTHING))
+            state = self.functions.own({**named, **self._state(states)})
+            return self._results(self._function(named, state, list(inputs), NOTHING))
 
         return function
 
-    def specialised(self, own: Arrays, arrays: Inputs) -> Graph:
-        """Return the graph for a call of such arrays."""
-        state, inputs = self.parted(arrays)
-        before = {label: tuple(x.shape) for label, x in (state or own).items()}
-        network = self.functions.network
-        return network.specialise([x.shape[self.time_axes :] for x in inputs], before)
+    def specialised(self, own: Arrays, inputs: Inputs, states: Inputs = ()) -> Graph:
+        """Return the graph for own arrays and `arguments` of such shapes."""
+        state = self._state(states) or own
+        return self.functions.specialised(state, inputs, self.time_axes)
 
     def result(self, graph: Graph) -> Any:
-        """Return the tree structure of what a call returns."""
+        """Return the tree structure of what is returned."""
         outputs = self.functions.packed([0] * len(graph.outputs))
         return jax.tree.structure(self._results((outputs, {s.label: 0 for s in graph.states}, {})))
+
+    def _state(self, states: Inputs) -> dict[str, Any]:
+        return dict(zip(self._labels, states, strict=True))
 
     def _results(self, results: Results, probe: Probe = NOTHING) -> Any:
         outputs, state, shown = results

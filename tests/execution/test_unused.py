@@ -136,7 +136,7 @@ def test_they_stay_on_the_host() -> None:
     execution = model._execution  # pyright: ignore[reportPrivateUsage]
     assert execution.definition.unread.keys() == _UNUSED
     assert all(isinstance(array, np.ndarray) for array in execution.definition.unread.values())
-    assert all(isinstance(array, jax.Array) for array in execution.own._stored.values())
+    assert all(isinstance(execution.own.stored(label), jax.Array) for label in model.params)
 
 
 def test_a_cache_tells_both_kinds_apart(tmp_path: Path) -> None:
