@@ -22,12 +22,11 @@ from jax.interpreters import ad, batching, mlir
 
 from lowering import jaxprs
 from lowering.fallback import NONE, About, named, or_else
-from lowering.pipeline import compiled
+from lowering.pipeline import compiled, written
 from lowering.prepare import Split, assemble, split
 from lowering.program import Program, Role
 from lowering.targets import target_of
 from lowering.targets.target import Target
-from lowering.targets.written import WRITTEN
 
 # Evaluates `jaxpr` on its operands, the first of which are `parameters`. It is linear in the last
 # `linear` of them. Where it has a `recipe`, what was prepared by it follows the operands. What is
@@ -103,12 +102,6 @@ def traced(
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
     program = written(closed, len(jax.tree.leaves(parameters)))
     return program, leaves, jax.tree.structure(shapes)
-
-
-def written(closed: Any, parameters: int, target: Target = WRITTEN) -> Program:
-    """Return the program of a traced function, so many of whose arguments are parameters."""
-    jaxprs.require_names()
-    return compiled(Program(closed, parameters, prepares=False), target)
 
 
 def in_parts(program: Program, target: Target) -> Split:

@@ -6,12 +6,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
+from lowering import jaxprs
 from lowering.ablation import runs
 from lowering.checks import check
 from lowering.fallback import is_strict, or_else
 from lowering.program import Program
 from lowering.targets.target import Target
+from lowering.targets.written import WRITTEN
 
 
 def name_of(run: Callable[..., Program]) -> str:
@@ -32,6 +35,12 @@ def watched(watch: Watch) -> Generator[None]:
         yield
     finally:
         _watch.reset(token)
+
+
+def written(closed: Any, parameters: int, target: Target = WRITTEN) -> Program:
+    """Return the program of a traced function, so many of whose arguments are parameters."""
+    jaxprs.require_names()
+    return compiled(Program(closed, parameters, prepares=False), target)
 
 
 def compiled(program: Program, target: Target) -> Program:

@@ -153,16 +153,15 @@ class Compiler:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(own, *arguments)
 
         def by_passes() -> Split:
-            from lowering.emit import written
-            from lowering.pipeline import compiled
+            from lowering.pipeline import compiled, written
             from lowering.targets import UNCHANGED, target_of
-            from lowering.targets.written import WRITTEN
 
             if self._options.optimize:
-                start, target = WRITTEN, target_of(default_device().platform)
+                program = written(closed, len(own))
+                target = target_of(default_device().platform)
             else:
-                start = target = UNCHANGED
-            program = replace(written(closed, len(own), start), is_alone=is_alone, prepares=True)
+                program, target = written(closed, len(own), UNCHANGED), UNCHANGED
+            program = replace(program, is_alone=is_alone, prepares=True)
             parts = split(compiled(program, target))
 
             def run(prepared: Sequence[Any], *arguments: Any) -> Any:

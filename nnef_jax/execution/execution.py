@@ -130,8 +130,7 @@ class Execution:
             params = self._read(entry, state, inputs, probe)
         if params is not None:
             return self._computed(entry, params, state, inputs, probe)
-        arguments = entry.arguments(state, inputs)
-        arrays = [x for each in arguments for x in each]
+        arguments, arrays = entry.arguments(state, inputs), [*state.values(), *inputs]
         if any(isinstance(x, Tracer) for x in arrays):
             place = None
             if is_traced():  # the caller compiles, and parameters are prepared within
@@ -143,24 +142,24 @@ class Execution:
         if place is None or is_explicit(place.where):
             own = self.own.parameters(place and place.where)
             return self._computed(entry, own, state, inputs)
-        executable = self._executable(entry, arguments, place)
+        executable = self._executable(entry, arguments, arrays, place)
         if not entry.takes_state and all(isinstance(x, jax.Array) for x in arrays):
             self._known[_types(arrays)] = executable
         return executable(*arguments)
 
     def compiled(self, entry: Entry, state: Arrays, inputs: Inputs) -> jax.stages.Compiled:
         """Return what a call of such arrays runs, as jax has it."""
-        arguments = entry.arguments(state, inputs)
-        place = self.own.place([x for each in arguments for x in each])
+        arguments, arrays = entry.arguments(state, inputs), [*state.values(), *inputs]
+        place = self.own.place(arrays)
         if place is not None and not is_explicit(place.where):
-            return compiled(self._executable(entry, arguments, place), arguments)
+            return compiled(self._executable(entry, arguments, arrays, place), arguments)
         own = self.own.parameters(place and place.where)
         return entry.jitted.lower(own, self._before(entry, state), inputs, NOTHING).compile()
 
     def _executable(
-        self, entry: Entry, arguments: Sequence[list[Any]], place: Place
+        self, entry: Entry, arguments: Sequence[list[Any]], arrays: list[Any], place: Place
     ) -> partial[Any]:
-        key = entry.name, place, tuple([x.shape for each in arguments for x in each])
+        key = entry.name, place, tuple([x.shape for x in arrays])
         executable = self._executables.get(key)
         if executable is None:
             own, is_shared = self._arrays(entry, place), self.own.is_shared

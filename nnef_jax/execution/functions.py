@@ -229,8 +229,9 @@ class Entry:
 
     def arguments(self, state: Arrays, inputs: Inputs) -> tuple[list[Any], ...]:
         """Return inputs, and the arrays of a state that is taken, as lists: they cost the least."""
-        inputs = list(inputs)
-        return (inputs, [state[label] for label in self._labels]) if self.takes_state else (inputs,)
+        if not self.takes_state:
+            return (list(inputs),)
+        return list(inputs), [state[label] for label in self._labels]
 
     def of_lists(self, labels: Sequence[str]) -> Callable[..., Any]:
         """Return the function of a network's own arrays, by these labels, and of `arguments`."""

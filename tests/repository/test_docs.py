@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 import nnef_jax
 from benchmarks.timing import geometric_mean
 from nnef_jax.formats.syntax.standard import standard
+from tests.helpers import model_of
 from tests.operations import test_numerics
 from tests.wrong_documents import SECTIONS, WRONG_DOCUMENTS, WrongDocument, message
 
@@ -146,3 +151,29 @@ def test_each_promise_of_security_names_a_test_that_is_there() -> None:
         assert f"def {function}(" in (tests / file).read_text(encoding="utf-8"), function
     for module in re.findall(r"`python -m tests\.(\w+)`", text):
         assert (tests / f"{module}.py").is_file()
+
+
+def test_a_call_goes_the_way_that_is_written() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\d+\. `((?:nnef_jax|lowering)[\w.]+)`", text, re.MULTILINE)
+    # Whoever reads it opens few files, and comes back to few that were left.
+    modules = [
+        module for module, _ in groupby(re.sub(r"(\.[A-Z]\w+)?\.\w+$", "", x) for x in listed)
+    ]
+    assert len(set(modules)) <= 8 and len(modules) - len(set(modules)) <= 2
+    entered: list[str] = []
+
+    def told(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            entered.append(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}")
+
+    net = "version 1.0; graph net(x) -> (y) { x = external(shape = [2]); "
+    net += "w = variable(shape = [2], label = 'w'); y = mul(x, w); }"
+    model = model_of(net, data={"w": np.ones(2, np.float32)})
+    sys.setprofile(told)
+    try:
+        model(np.ones(2, np.float32))
+    finally:
+        sys.setprofile(None)
+    found = iter(entered)
+    assert [name for name in listed if name in found] == listed
