@@ -190,8 +190,12 @@ def _lowered(
         return _network.bind(*stored.arrays, *operands, jaxpr=jaxpr, about=about, **told, **params)
 
     def known() -> Callable[..., list[Any]]:
-        """Return the program with what is prepared of the stored parameters as constants."""
-        if not (target.has_kernels and program.has_items):
+        """Return the program with what is prepared of the stored parameters as constants.
+
+        What is lowered for several platforms has the parameters themselves, which these share.
+        """
+        is_one = len(context.module_context.platforms) == 1
+        if not (is_one and target.has_kernels and program.has_items):
             return with_stored
         parts = in_parts(program, target)
         found = parts.prepare_now(stored.arrays)

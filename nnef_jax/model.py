@@ -147,7 +147,7 @@ class Model:
         """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs."""
         from nnef_jax.summary import summarise
 
-        return summarise(self._network, self._execution.compiler.in_integers)
+        return summarise(self._network, self._execution.compiler.in_integers(self.graph))
 
     def __call__(
         self, *args: Any, edit: Edits | None = None, capture: Names | None = None, **kwargs: Any
@@ -230,7 +230,7 @@ class Model:
 
         >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
         """
-        return self._execution.compiler.xla_options
+        return self._execution.compiler.xla_options(self.graph)
 
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any

@@ -127,7 +127,7 @@ class Compiler:
         is_alone = not isinstance(place.where, Sharding)
         parts = self._split(entry.of_lists([*own]), values, arguments, is_alone=is_alone)
         in_place = self._is_in_place(graph, parts, values, arguments)
-        options = self._xla_options(graph, in_place=in_place)
+        options = self.xla_options(graph, in_place=in_place)
         if self._options.autotune and self._options.for_cpu:
             from lowering.cpu.options import candidates, fastest
 
@@ -172,23 +172,22 @@ class Compiler:
 
         return or_else(by_passes, lambda: whole(function, len(own)))
 
-    @property
-    def xla_options(self) -> dict[str, str]:
-        """Return the options of XLA that suit the network on the default device."""
-        return self._xla_options(self._graph)
-
-    def _xla_options(self, graph: Graph, *, in_place: bool = False) -> dict[str, str]:
+    def xla_options(self, graph: Graph, *, in_place: bool = False) -> dict[str, str]:
+        """Return the options of XLA that suit a graph of the network on the default device."""
         if not self._options.for_cpu:
             return {}
-        from lowering.cpu.graphs import in_integers
         from lowering.cpu.options import compiler_options
 
+        in_bytes, bfloat16 = bool(self.in_integers(graph)), self._is_bfloat16
         return compiler_options(
-            self._nbytes,
-            bfloat16=self._is_bfloat16,
-            in_bytes=bool(in_integers(graph)),
-            in_place=in_place,
+            self._nbytes, bfloat16=bfloat16, in_bytes=in_bytes, in_place=in_place
         )
+
+    def in_integers(self, graph: Graph) -> frozenset[str]:
+        """Return the names of operations that the default device computes in integers."""
+        from lowering.cpu.graphs import in_integers
+
+        return in_integers(graph) if self._options.for_cpu else frozenset()
 
     def _is_in_place(
         self, graph: Graph, parts: Split, own: Sequence[Any], arguments: Lists
@@ -208,15 +207,6 @@ class Compiler:
         from lowering.work import is_mostly_bfloat16
 
         return is_mostly_bfloat16(self._graph, self._options.precision)
-
-    @property
-    def in_integers(self) -> frozenset[str]:
-        """Return the names of operations that the default device computes in integers."""
-        if not self._options.for_cpu:
-            return frozenset()
-        from lowering.cpu.graphs import in_integers
-
-        return in_integers(self._graph)
 
 
 def compiled(executable: partial[Any], arguments: Lists) -> jax.stages.Compiled:

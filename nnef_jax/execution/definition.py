@@ -58,9 +58,9 @@ class Definition:
         functions = self.functions = Functions(network, runs)
         self.compiler = Compiler(network.graph, runs, sum(sizes), cache)
         self.made = Once()  # what is compiled for any parameters
-        self.outputs = Entry(functions, layout, "outputs", functions.cycle, takes_state=False)
-        self.step = Entry(functions, layout, "step", functions.cycle, donates=options.donate_state)
-        self.scan = Entry(functions, layout, "scan", functions.scan, time_axes=1)
+        self.outputs = Entry(functions, layout, "outputs")
+        self.step = Entry(functions, layout, "step")
+        self.scan = Entry(functions, layout, "scan")
         self.initial = jax.jit(functions.initial, static_argnums=2)
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:

@@ -6,7 +6,7 @@ import operator
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class Functions:
     def __init__(self, network: Network, options: RunOptions) -> None:
         self.network = network
         self.about = About(network.graph.name, options.optimize == "strict")
-        self._options = options
+        self.options = options
 
     def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run one cycle."""
@@ -99,7 +99,7 @@ class Functions:
 
     def _trace(self, graph: Graph, *given: Any) -> dict[Value, Any]:
         """Return what `lowering.trace.trace` does; its errors have their place in the document."""
-        options, meter = self._options, Meter(self.network.options.meter.limits)
+        options, meter = self.options, Meter(self.network.options.meter.limits)
         context = Context(options.precision, meter.fold, options.straight_through)
         try:
             return trace(graph, context, *given)
@@ -144,13 +144,13 @@ class Functions:
 
         # Tensors alone are as the network is written. So is it where operations have values, which
         # edits see, or where jax looks for the one that computes a NaN.
-        rewritten = self._options.optimize and probe.results and not is_watched()
+        rewritten = self.options.optimize and probe.results and not is_watched()
         with named(self.about):
             return or_else(chosen, as_written) if rewritten else as_written()
 
     def prepared(self, function: Function, params: Arrays, state: Arrays, inputs: Inputs) -> Any:
         """Return what kernels for the default device need of parameters; None if nothing."""
-        if not self._options.for_cpu:
+        if not self.options.for_cpu:
             return None
 
         arguments = params, self.own(state), list(inputs)
@@ -179,39 +179,25 @@ class Functions:
 class Entry:
     """Offers one way into a network as a function of any parameters, states and inputs.
 
-    Args:
-        name: its name in a cache of compiled functions, and in profiles.
-        function: `cycle` or `scan` of the functions.
-        layout: how arrays are laid out over a mesh, if they are.
-        takes_state: whether it takes a state, and returns the next one beside the outputs.
-            Otherwise it starts from the initial state.
-        time_axes: axes of each input before those that the graph declares.
-        donates: whether it takes the memory of the states for the next ones.
+    `outputs` are those of a cycle from the initial state. `step` takes a state, and returns the
+    next one beside the outputs. So does `scan` for many cycles: inputs have an axis of time first.
     """
 
     def __init__(
-        self,
-        functions: Functions,
-        layout: Layout | None,
-        name: str,
-        function: Function,
-        *,
-        takes_state: bool = True,
-        time_axes: int = 0,
-        donates: bool = False,
+        self, functions: Functions, layout: Layout | None, name: Literal["outputs", "step", "scan"]
     ) -> None:
         graph = functions.network.graph
         self.functions = functions
-        self.name = name
-        self.takes_state = takes_state
-        self.time_axes = time_axes
-        self.donates = donates
-        self.title = graph.name if name == "outputs" else f"{graph.name}_{name}"
+        self.name = name  # in a cache of compiled functions
+        self.title = graph.name if name == "outputs" else f"{graph.name}_{name}"  # in profiles
+        self.takes_state = name != "outputs"
+        self.time_axes = int(name == "scan")
+        self.donates = name == "step" and functions.options.donate_state  # the memory of states
         # In the order of the results, a dict: jax pairs what is donated with these one by one, and
         # copies a state that gets another one's memory.
-        self._labels = sorted(s.label for s in graph.states) if takes_state else []
-        self._function = function
-        self._compute = over_mesh(partial(functions.traced, function), time_axes, layout)
+        self._labels = sorted(s.label for s in graph.states) if self.takes_state else []
+        self._function = functions.scan if name == "scan" else functions.cycle
+        self._compute = over_mesh(partial(functions.traced, self._function), self.time_axes, layout)
         self.jitted = self.on(lambda params: params)  # one for all threads
 
     def on(self, known: Callable[[Any], Any]) -> Any:

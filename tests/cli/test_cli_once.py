@@ -33,7 +33,7 @@ def traced(monkeypatch):
     cycle = functions.Functions.cycle
 
     def spy(self, *args, **options):
-        found.append(self._options.optimize)
+        found.append(self.options.optimize)
         return cycle(self, *args, **options)
 
     monkeypatch.setattr(functions.Functions, "cycle", spy)

@@ -374,6 +374,8 @@ def test_several_platforms_get_own_parameters(batch: Any) -> None:
     x = jax.ShapeDtypeStruct((extent, 3, 12, 12), jnp.float32)
     exported = jax.export.export(jax.jit(closed(model)), platforms=["cpu", "tpu"])(x)
     np.testing.assert_allclose(jax.jit(exported.call)(X), model(X).y, atol=1e-5)
+    stored = sum(x.nbytes for x in DATA.values())  # the platforms share them
+    assert stored < len(exported.mlir_module_serialized) < 1.5 * stored
 
 
 # Functions of a model and an input, which a caller compiles.
