@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -92,9 +93,9 @@ class Execution:
 
         One that is compiled already is faster, and one whose call takes long.
         """
-        entry, place = self.outputs, self.own.place(inputs)
         if not on_cpu():
             return self
+        entry, place = self.outputs, self.own.place(inputs)
         if place is not None:
             arguments = entry.arguments({}, inputs)
             if self.compiler.is_kept(entry, self._arrays(entry, place), arguments, place):
@@ -130,11 +131,12 @@ class Execution:
             params = self._read(entry, state, inputs, probe)
         if params is not None:
             return self._computed(entry, params, state, inputs, probe)
-        arguments, arrays = entry.arguments(state, inputs), [*state.values(), *inputs]
+        arguments = entry.arguments(state, inputs)
+        arrays = [*chain(*arguments)]
         if any(isinstance(x, Tracer) for x in arrays):
             place = None
-            if is_traced():  # the caller compiles, and parameters are prepared within
-                own = self.own.parameters
+            if is_traced() and not self.own.are_traced:
+                own = self.own.parameters  # which the caller compiles, and are prepared for that
                 run = self._within.get(entry.name, lambda: entry.on(lambda _: own()))
                 return run(None, self._before(entry, state), inputs, NOTHING)
         else:  # the user may want nothing compiled, or to know which operation computes a NaN
@@ -149,7 +151,8 @@ class Execution:
 
     def compiled(self, entry: Entry, state: Arrays, inputs: Inputs) -> jax.stages.Compiled:
         """Return what a call of such arrays runs, as jax has it."""
-        arguments, arrays = entry.arguments(state, inputs), [*state.values(), *inputs]
+        arguments = entry.arguments(state, inputs)
+        arrays = [*chain(*arguments)]
         place = self.own.place(arrays)
         if place is not None and not is_explicit(place.where):
             return compiled(self._executable(entry, arguments, arrays, place), arguments)
@@ -277,6 +280,7 @@ class OwnArrays:
     """
 
     is_shared = False  # whether what is compiled for them is for other arrays of the network too
+    are_traced: Any = False
 
     def __init__(self, definition: Definition, leaves: Leaves) -> None:
         self.definition = definition
@@ -358,7 +362,7 @@ class GivenArrays(OwnArrays):
 
     def place(self, arrays: Sequence[Any]) -> Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""
-        if self._is_traced:
+        if self.are_traced:
             return None
         if layout := self.definition.layout:
             return layout.place
@@ -369,12 +373,13 @@ class GivenArrays(OwnArrays):
         return own if all(x.device_set == {own.where} for x in others) else None
 
     @cached_property
-    def _is_traced(self) -> bool:
+    def are_traced(self) -> bool:
+        """Tell whether some are arrays of a function that jax traces."""
         return any(isinstance(x, Tracer) for x in self._all.values())
 
     @cached_property
     def _own_place(self) -> Place | None:
-        if self._is_traced:
+        if self.are_traced:
             return None
         arrays = list(self._all.values())
         devices = {device for x in arrays if x.committed for device in x.sharding.device_set}
