@@ -209,7 +209,8 @@ def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
         narrow = is_narrow(x, kind["preferred_element_type"])
         turned = is_real(x) and is_turned(rows, width, depth=depth, narrow=narrow)
     else:  # it varies from call to call: it is taken as it lies
-        turned = matrix.order[-1] == right and at_least(width, rows) and runs("turned")
+        is_few = at_least(min(depth, width), rows)
+        turned = matrix.order[-1] == right and is_few and runs("turned")
     order = (1 - right, right) if turned else (right, 1 - right)
     order = order if matrix.known else matrix.order
     y = whole(matrix, order)
