@@ -68,7 +68,8 @@ def network(
 
     def run(parameters: Any, *arguments: Any) -> Any:
         program, leaves, tree = traced(function, parameters, *arguments)
-        return jax.tree.unflatten(tree, _bind(program, leaves, about, preparation=preparation))
+        results = _bind(program, leaves, about, preparation=preparation, stores=True)
+        return jax.tree.unflatten(tree, results)
 
     return run
 
@@ -124,10 +125,12 @@ def _bind(
     *,
     linear: int = 0,
     preparation: Preparation | None = None,
+    stores: bool = False,
 ) -> list[Any]:
     """Evaluate a program as one operation, which has no constants of an outer trace.
 
-    It is linear in the last operands, as many as `linear` says.
+    It is linear in the last operands, as many as `linear` says. It `stores` parameters whose values
+    are known, if nothing is prepared of them.
     """
     if program.closed.effects:  # a callback of a user's: what prints, say, keeps its place
         return program(*operands)
@@ -137,7 +140,7 @@ def _bind(
     own = operands[: program.parameters]
     if preparation is not None and not outer:
         operands, recipe = [*operands, *preparation.arrays], preparation.recipe
-    elif own and all(isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in own):
+    elif stores and all(isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in own):
         stored, operands = Stored(tuple(own)), operands[program.parameters :]
     return _network.bind(
         *operands,
@@ -172,7 +175,7 @@ def _lowered(
     stored: Stored,
     about: About,
     platform: str,
-    **params: Any,
+    **_: Any,
 ) -> Any:
     """Lower a program by the passes of a platform's target."""
     target, count = target_of(platform), len(jaxpr.in_avals)
@@ -186,24 +189,19 @@ def _lowered(
         return parts.run(found, operands[parameters:count])
 
     def with_stored(*operands: Any) -> list[Any]:
-        told = {"parameters": parameters, "role": role, "recipe": None, "stored": _NOTHING}
-        return _network.bind(*stored.arrays, *operands, jaxpr=jaxpr, about=about, **told, **params)
+        return _bind(program, [*stored.arrays, *operands], about)
 
-    def known() -> Callable[..., list[Any]]:
-        """Return the program with what is prepared of the stored parameters as constants.
-
-        What is lowered for several platforms has the parameters themselves, which these share.
-        """
-        is_one = len(context.module_context.platforms) == 1
-        if not (is_one and target.has_kernels and program.has_items):
-            return with_stored
+    def with_prepared() -> Callable[..., list[Any]]:
         parts = in_parts(program, target)
         found = parts.prepare_now(stored.arrays)
         return lambda *operands: parts.run(found, operands)
 
     with named(about):
         if stored.arrays:
-            run = or_else(known, lambda: with_stored)
+            # What is lowered for several platforms has parameters themselves, which these share.
+            is_one = len(context.module_context.platforms) == 1
+            prepares = is_one and target.has_kernels and program.has_items
+            run = or_else(with_prepared, lambda: with_stored) if prepares else with_stored
             return mlir.lower_fun(run, multiple_results=True)(context, *operands)
         if recipe is not None and target.has_kernels:
             parts, own = _in_parts(program)
