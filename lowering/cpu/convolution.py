@@ -18,7 +18,7 @@ from lowering.cpu.groups import WRITTEN_OUT, joined, joined_at_a_time
 from lowering.cpu.memory import stored
 from lowering.cpu.products import product
 from lowering.cpu.stacked import is_narrow, is_stacked, narrow, stacked
-from lowering.cpu.window import Window, cells
+from lowering.cpu.window import Window, cells, padded
 from lowering.cpu.winograd import transformed_bytes, winograd
 from lowering.devices import multiplies_bfloat16
 from lowering.extents import at_least
@@ -57,6 +57,8 @@ def _choice(x: Array, filter: Array, window: Window, varies: bool) -> str | None
         return "pointwise"
     if window.groups > 1:
         return "depthwise" if filter.shape[-2] == 1 else "grouped"
+    if x.ndim > 4 and not is_summed(x, filter, window):
+        return "sliced"
     if is_narrow(x, filter, window):
         return "narrow"
     if is_winograd(x, filter, window) and not (varies and is_few(x, filter, window)):
@@ -169,6 +171,25 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
     return jnp.moveaxis(results, 0, -2).reshape(*results.shape[1:-1], filter.shape[-1])
 
 
+def sliced(x: Array, filter: Array, window: Window) -> Array:
+    """Compute windows of three axes by those of two, whose channels are those of all cells before.
+
+    XLA's own takes two to thirteen times as long, in ms: 16 channels to 32 at 32x32x32 positions 39
+    and 7, 3 to 16 at 35x35x35 22 and 1.3, 64 to 64 at 16x16x16 21 and 6, 128 to 128 at 8x8x8 6, 3.
+    """
+    first, *size, depth, count = filter.shape
+    bare = replace(window, padding=[window.padding[0], *[(0, 0)] * len(size)])
+    places, x = window.positions(x, filter.shape[:-2])[0], padded(x, bare)
+    step, stride = window.dilation[0], window.stride[0]
+    starts = (j * step for j in range(first))
+    stop = (places - 1) * stride + 1
+    slices = [lax.slice_in_dim(x, j, j + stop, stride, axis=1) for j in starts]
+    rows = jnp.concatenate(slices, axis=-1).reshape(-1, *x.shape[2:-1], first * depth)
+    matrix = jnp.moveaxis(filter, 0, -3).reshape(*size, first * depth, count)
+    result = convolution(rows, matrix, window.inner)
+    return result.reshape(len(x), places, *result.shape[1:])
+
+
 def is_tiled(filter: Array, window: Window) -> bool:
     """Tell whether this is a transposed convolution whose windows lie side by side."""
     *size, _, _ = filter.shape
@@ -255,7 +276,8 @@ _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {
     "summed": summed,
     "stacked": stacked,
     "bordered": bordered,
+    "sliced": sliced,
 }
 
 # Those that multiply in 16 bits.
-_NARROW = ("tiled", "pointwise", "grouped", "narrow")
+_NARROW = ("tiled", "pointwise", "grouped", "narrow", "sliced")

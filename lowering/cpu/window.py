@@ -57,6 +57,12 @@ class Window:
         rank = len(self.stride)
         return replace(self, padding=((0, 0),) * rank, input_dilation=(1,) * rank)
 
+    @property
+    def inner(self) -> Window:
+        """Return the window along all axes but the first."""
+        names = "stride", "padding", "input_dilation", "dilation"
+        return replace(self, **{name: getattr(self, name)[1:] for name in names})
+
     def positions(self, x: Array, size: Sequence[int]) -> list[int]:
         """Return how many positions a window of this size has along each axis of an input."""
         spans = [(k - 1) * d + 1 for k, d in zip(size, self.dilation, strict=True)]

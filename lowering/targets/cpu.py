@@ -117,6 +117,10 @@ KERNELS: dict[str, Choice] = {
         "pads an input of fewer positions than a window before XLA's own convolution",
         "3x3 at 2x2 positions of 512 channels, 32 items: 41",
     ),
+    "sliced": Choice(
+        "makes windows of three axes ones of two, whose channels are those of all cells before",
+        "3x3x3 of 16 channels to 32 at 32x32x32 positions: 5.7",
+    ),
     "lanes": Choice(
         "sums rows by parts, with what is computed of them, as in a layer norm",
         "ConvNeXt-T, batch 1, on 2 cores with AMX: 1.05 to 1.14; transformers: 1.0",

@@ -173,6 +173,12 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
         1,
         6,
     ),
+    "sliced": (
+        (3, 2, 3),
+        Window((2, 1, 1), ((1, 2), (1, 0), (-1, 2)), (1,) * 3, (2, 1, 2), 1, None, None),
+        6,
+        5,
+    ),
     "stacked": ((3, 3), Window((1, 1), ((1, 2), (0, 1)), (1, 1), (2, 1), 1, None, None), 24, 7),
     "stacked_cut": ((5,), Window((1,), ((-1, 2),), (1,), (2,), 1, None, None), 24, 8),
     "winograd": ((3, 3), Window((1, 1), ((1, 1), (1, 0)), (1, 1), (1, 1), 1, None, None), 48, 50),
@@ -189,6 +195,13 @@ def general(window: Window) -> Callable[[Any, Any], Any]:
     """The convolution of an input and a filter, its kernels chosen where it is lowered."""
     chosen = network(lambda filter, x: direct(x, filter, window))
     return lambda x, filter: chosen(filter, x)
+
+
+def test_windows_of_three_axes_are_ones_of_two() -> None:
+    size, window, depth, count = KERNELS["sliced"]
+    x, filter = random(2, 9, 10, 8, depth), random(*size, depth, count)
+    text = jax.jit(general(window)).lower(x, filter).as_text()
+    assert "[b, 0, 1, 2, f]" not in text
 
 
 @pytest.mark.parametrize("name", KERNELS)
