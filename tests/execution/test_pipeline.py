@@ -103,6 +103,11 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
     "winograd": (lambda p, x: conv(x[0], p[0]), ((48, 48, 3, 3),), ((1, 48, 8, 8),)),
     "summed": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 8, 8),)),
     "stacked": (lambda p, x: conv(x[0], p[0]), ((8, 24, 3, 3),), ((1, 24, 8, 8),)),
+    "sliced": (
+        lambda p, x: lax.conv(x[0], p[0], (1, 1, 1), "SAME"),
+        ((8, 4, 3, 3, 3),),
+        ((1, 4, 8, 8, 8),),
+    ),
     "lanes": (lambda p, x: x[0].sum(-1), (), ((1024, 96),)),
     "gates": (lambda p, x: x[0] * jax.nn.sigmoid(x[0]), (), ((4, 8),)),
     "pooling": (pooled, (), ((1, 1, 4, 4),)),
