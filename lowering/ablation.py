@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+
+from lowering.contexts import holding
 
 _LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset())
 
@@ -14,11 +15,6 @@ def runs(name: str) -> bool:
     return name not in _LEFT_OUT.get()
 
 
-@contextmanager
-def without(*names: str) -> Generator[None]:
+def without(*names: str) -> AbstractContextManager[None]:
     """Leave passes out of what is compiled meanwhile. Use no `cache_dir`: its keys do not tell."""
-    token = _LEFT_OUT.set(frozenset(names))
-    try:
-        yield
-    finally:
-        _LEFT_OUT.reset(token)
+    return holding(_LEFT_OUT, frozenset(names))

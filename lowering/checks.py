@@ -1,4 +1,4 @@
-"""Checks that a pass keeps a program well formed, and its types.
+"""Checks what a pass makes: whether it is well formed, of the types that it had.
 
 Tests ask for it, and `optimize="strict"`.
 """

@@ -48,7 +48,7 @@ class Preparation:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredParameters:
     """Holds parameters whose values are known where a network is traced; it is one object to jax.
 
     As operands they would be constants of what the caller compiles, beside what is prepared of
@@ -58,7 +58,7 @@ class Stored:
     arrays: tuple[Any, ...] = field(default=(), repr=False)
 
 
-_NOTHING = Stored()
+_NOTHING = StoredParameters()
 
 
 def network(
@@ -75,10 +75,10 @@ def network(
 
 
 def prepared(function: Callable[..., Any], parameters: Any, *arguments: Any) -> Preparation | None:
-    """Prepare parameters for the function of arguments of these types; all may be traced.
+    """Prepare parameters for calls of a function with such arguments.
 
-    Return None where it runs as it is written. What is prepared has no derivatives: those of the
-    function are in its parameters.
+    All may be traced. Return None where it runs as it is written. What is prepared has no
+    derivatives: those of the function are in its parameters.
     """
     program, leaves, _ = traced(function, parameters, *arguments)
     if not program.has_items:
@@ -141,7 +141,7 @@ def _bind(
     if preparation is not None and not outer:
         operands, recipe = [*operands, *preparation.arrays], preparation.recipe
     elif stores and all(isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in own):
-        stored, operands = Stored(tuple(own)), operands[program.parameters :]
+        stored, operands = StoredParameters(tuple(own)), operands[program.parameters :]
     return _network.bind(
         *operands,
         jaxpr=program.closed,
@@ -155,7 +155,7 @@ def _bind(
 
 
 @_network.def_impl
-def _as_written(*operands: Any, jaxpr: Any, stored: Stored, **_: Any) -> list[Any]:
+def _as_written(*operands: Any, jaxpr: Any, stored: StoredParameters, **_: Any) -> list[Any]:
     operands = *stored.arrays, *operands
     return jaxprs.as_function(jaxpr)(*operands[: len(jaxpr.in_avals)])
 
@@ -172,7 +172,7 @@ def _lowered(
     parameters: int,
     role: Role,
     recipe: str | None,
-    stored: Stored,
+    stored: StoredParameters,
     about: About,
     platform: str,
     **_: Any,
@@ -230,7 +230,7 @@ def _jvp(
     *,
     jaxpr: Any,
     linear: int,
-    stored: Stored,
+    stored: StoredParameters,
     about: About,
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
@@ -300,7 +300,12 @@ def _merged(items: Sequence[Any], places: Iterable[int], others: Iterable[Any]) 
 
 
 def _transpose(
-    changes: Sequence[Any], *operands: Any, jaxpr: Any, stored: Stored, about: About, **_: Any
+    changes: Sequence[Any],
+    *operands: Any,
+    jaxpr: Any,
+    stored: StoredParameters,
+    about: About,
+    **_: Any,
 ) -> list[Any]:
     operands, count = (*stored.arrays, *operands), len(jaxpr.in_avals)
     asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
@@ -333,7 +338,7 @@ def _batched(
     jaxpr: Any,
     role: Role,
     linear: int,
-    stored: Stored,
+    stored: StoredParameters,
     about: About,
     **_: Any,
 ) -> tuple[list[Any], list[int | None]]:

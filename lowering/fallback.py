@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
 import jax
+
+from lowering.contexts import holding
 
 T = TypeVar("T")
 
@@ -29,14 +31,9 @@ NONE = About()
 _about = ContextVar("about", default=NONE)
 
 
-@contextmanager
-def named(about: About) -> Generator[None]:
+def named(about: About) -> AbstractContextManager[None]:
     """Rewrite a network meanwhile."""
-    token = _about.set(about)
-    try:
-        yield
-    finally:
-        _about.reset(token)
+    return holding(_about, about)
 
 
 def is_strict() -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from lowering import jaxprs
 from lowering.ablation import runs
 from lowering.checks import check
+from lowering.contexts import holding
 from lowering.fallback import is_strict, or_else
 from lowering.program import Program
 from lowering.targets.target import Target
@@ -27,14 +28,9 @@ Watch = Callable[[str, Target, Program, Program], None]
 _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
-@contextmanager
-def watched(watch: Watch) -> Generator[None]:
+def watched(watch: Watch) -> AbstractContextManager[None]:
     """Show what each pass makes meanwhile."""
-    token = _watch.set(watch)
-    try:
-        yield
-    finally:
-        _watch.reset(token)
+    return holding(_watch, watch)
 
 
 def written(closed: Any, parameters: int, target: Target = WRITTEN) -> Program:

@@ -38,7 +38,7 @@ class Split:
 
     `sources` has an item for each prepared value: the index of a parameter, or None for the next
     result of `compute`, which reads the parameters of the indices `reads`. `run` takes prepared
-    values, inputs, and those of the inputs that come first, if they are given apart.
+    values and inputs.
     `program` gives `compute` in steps of numpy where these can be its own.
     """
 
@@ -104,8 +104,8 @@ def split(program: Program) -> Split:
     rest = jaxprs.of_equations(closed, later, program.results, {}, arguments)
     compute, last = jaxprs.as_function(first.closed), jaxprs.as_function(rest)
 
-    def run(own: Sequence[Any], values: Sequence[Any], given: Sequence[Any] = ()) -> list[Any]:
-        return last(*own, *given, *values)
+    def run(own: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        return last(*own, *values)
 
     return Split(
         sources=tuple(map(places.get, kept)),
@@ -121,17 +121,17 @@ def _parted(program: Program) -> tuple[list[Any], list[Any]]:
     from lowering.jaxprs import variables
 
     sources = _sources(program)
-    kept: list[Any] = []
+    kept: dict[Any, None] = {}
     later: list[Any] = []
     wanted = set(variables(program.results))
     for equation in reversed(program.equations):
         own = [v for v in equation.outvars if v in wanted]
         if not program.is_late(equation):
-            kept += [v for v in own if _is_worth_keeping(v, *sources[v])]
+            kept |= dict.fromkeys(v for v in own if _is_worth_keeping(v, *sources[v]))
         if any(v not in kept for v in own) or program.is_late(equation):
             later.append(equation)
             wanted.update(variables(equation.invars))
-    return [v for v in _roots(program) if v in wanted] + kept, later[::-1]
+    return [*(v for v in _roots(program) if v in wanted), *kept], later[::-1]
 
 
 def _roots(program: Program) -> list[Any]:

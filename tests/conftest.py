@@ -11,6 +11,7 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
+from lowering import fallback
 from tests.quickly import unoptimised
 
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -67,3 +68,11 @@ def compiled_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     else:
         with unoptimised():
             yield
+
+
+@pytest.fixture
+def warns_again() -> Iterator[None]:
+    """What was warned of before is warned of again."""
+    fallback._warn.cache_clear()
+    yield
+    fallback._warn.cache_clear()

@@ -7,12 +7,27 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from lowering.emit import in_parts, traced
 from lowering.pipeline import compiled
 from lowering.prepare import Split
 from lowering.program import Program, Role
 from lowering.targets.cpu import CPU
+
+# A network of three operations, its parameters, and an input.
+NET = """version 1.0;
+graph net(x) -> (y) {
+    x = external(shape = [2,3,8,8]);
+    w = variable(shape = [4,3,3,3], label = 'w');
+    c = conv(x, w);
+    d = mul(c, 2.0);
+    y = relu(d);
+}
+"""
+_RNG = np.random.default_rng(0)
+DATA = {"w": _RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)}
+X = _RNG.standard_normal((2, 3, 8, 8)).astype(np.float32)
 
 
 def program_of(

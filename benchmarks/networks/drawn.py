@@ -35,7 +35,7 @@ class Draw(Random):
         return round(math.exp(self.uniform(math.log(low), math.log(high))))
 
     def width(self, low: int, high: int) -> int:
-        """Return a number of channels: a multiple of 8, now and then an odd one."""
+        """Return a number of channels, mostly a multiple of 8."""
         found = self.between(low, high)
         return found if self.random() < 0.15 else max(8, found // 8 * 8)
 
@@ -213,7 +213,7 @@ def _excited(layers: Layers[T], x: Field[T], batch: int) -> Field[T]:
 
 
 def decoder(b: Builder[T], batch: int, draw: Draw) -> T:
-    """An encoder by pooling, and a decoder by transposed convolutions that reads its levels."""
+    """Build an encoder by pooling, and a decoder by transposed convolutions."""
     layers = Layers(b, draw)
     depth = draw.randint(1, 4)
     unit = 2**depth

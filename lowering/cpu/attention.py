@@ -157,7 +157,7 @@ def _function(
 
 
 def _product(equation: Any, left: Array, right: Array, along: int) -> Array:
-    """Multiply with the last axis of the left, whose rows are last in memory if they are many."""
+    """Multiply along the last axis of the left; many rows of it come last in memory."""
     count, kind = right.ndim - 2, kind_of(equation)
     batch = tuple(range(count)), tuple(range(count))
     last, other = (left.ndim - 1,), (right.ndim + along,)

@@ -98,9 +98,9 @@ def _joined(x: Array, axis: int) -> Array:
 
 
 def _stages(equations: Sequence[Any], axes: Axes, batch: int) -> list[tuple[int, Sequence[Any]]]:
-    """Group neighbours by the number of items that they are computed for at a time.
+    """Divide equations into groups, each with the number of items to compute at a time.
 
-    It is as many as each of them and all later ones allow.
+    A group takes as many items as its equations and all later ones allow.
     """
     sizes = [n for n in range(1, batch + 1) if batch % n == 0]
     traffic = [_traffic(equation, axes) for equation in equations]

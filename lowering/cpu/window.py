@@ -25,7 +25,7 @@ WINDOW = (
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a filter is moved over an input, and how it is multiplied: what no shape tells."""
+    """Tells where a filter is moved over an input, and how it is multiplied."""
 
     stride: Sequence[int]
     padding: Sequence[tuple[int, int]]

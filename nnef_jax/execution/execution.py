@@ -316,7 +316,7 @@ class OwnArrays:
         return self._at(where, 1)
 
     def select(self, labels: Iterable[str]) -> dict[str, Any]:
-        """Return the arrays of these parameters; those that nothing reads are numpy's."""
+        """Return some parameters by label, as numpy arrays where nothing reads them."""
         parameters = {**self.definition.unread, **self.parameters()}
         return {label: parameters[label] for label in labels}
 

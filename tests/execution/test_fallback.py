@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lowering import fallback, jaxprs
+from lowering import jaxprs
 from lowering.fallback import or_else
 from lowering.passes import folding
 from nnef_jax import Model
 from tests.helpers import model_of
+from tests.programs import DATA, NET, X
 
-NET = """
-version 1.0;
-graph net( x ) -> ( y ) {
-    x = external(shape = [2, 3, 8, 8]);
-    w = variable(shape = [4, 3, 3, 3], label = 'w');
-    c = conv(x, w);
-    d = mul(c, 2.0);
-    y = relu(d);
-}
-"""
-RNG = np.random.default_rng(0)
-DATA = {"w": RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)}
-X = RNG.standard_normal((2, 3, 8, 8)).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def first_time() -> Iterator[None]:
-    fallback._warn.cache_clear()
-    yield
-    fallback._warn.cache_clear()
+pytestmark = pytest.mark.usefixtures("warns_again")
 
 
 def total(model: Model) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,32 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lowering import fallback, pipeline
+from lowering import pipeline
 from lowering.fallback import FailedPass
 from lowering.program import Matcher, Program, rewritten
 from lowering.targets.cpu import CPU
 from tests.helpers import model_of
+from tests.programs import DATA, NET, X
 
-NET = """version 1.0;
-graph net(x) -> (y) {
-    x = external(shape = [2,3,8,8]);
-    w = variable(shape = [4,3,3,3], label = 'w');
-    c = conv(x, w);
-    d = mul(c, 2.0);
-    y = relu(d);
-}
-"""
-RNG = np.random.default_rng(0)
-DATA = {"w": RNG.normal(size=(4, 3, 3, 3)).astype(np.float32)}
-X = RNG.normal(size=(2, 3, 8, 8)).astype(np.float32)
+pytestmark = pytest.mark.usefixtures("warns_again")
 PASSES = [pipeline.name_of(run) for run in CPU.passes]
-
-
-@pytest.fixture(autouse=True)
-def first_time() -> Iterator[None]:
-    fallback._warn.cache_clear()
-    yield
-    fallback._warn.cache_clear()
 
 
 def use(monkeypatch: pytest.MonkeyPatch, name: str, instead: Any) -> None:
