@@ -68,40 +68,6 @@ def processor() -> tuple[str, ...]:
 _NAMED = ("vendor_id", "cpu family", "model name", "flags", "Features")
 
 
-def multiplies_bfloat16() -> bool:
-    """Tell whether the host's processor multiplies bfloat16 faster than float32.
-
-    AMX does, and AVX512-BF16 from Zen 5 on: 904 GFLOP/s for 1024x1024x1024, float32 450. On a Xeon
-    with AVX512-BF16 whose AMX is switched off these are 172 and 277.
-    """
-    return _has("amx_bf16") or (_has("avx512_bf16") and _is_zen5())
-
-
-def multiplies_bytes() -> bool:
-    """Tell whether XLA's products of 8 bits are faster than those of float32 on the host.
-
-    YNNPACK multiplies int8 by AMX, not by VNNI: 1024x1024x1024 runs at 273 GFLOP/s on a Xeon
-    without AMX, float32 at 277. On Zen 5 these are 693 and 450. On ARM they were not measured.
-    """
-    return _has("amx_int8") or _has("asimddp") or (_has("avx512_vnni") and _is_zen5())
-
-
-def keeps_wide_vectors() -> bool:
-    """Tell whether the host's processor is young enough not to slow down by vectors of 512 bits."""
-    return _has("avx512_bf16")
-
-
-def _has(instructions: str) -> bool:
-    return any(instructions in line.split() for line in processor())
-
-
-def _is_zen5() -> bool:
-    """Tell whether the host's processor is AMD's of family 26 or later."""
-    lines = (line.partition(":") for line in processor())
-    fields = {name.strip(): text.strip() for name, _, text in lines}
-    return fields.get("vendor_id") == "AuthenticAMD" and int(fields.get("cpu family") or 0) >= 26
-
-
 def place_of(arrays: Sequence[Any]) -> Place:
     """Return where jax computes with these arrays, none of them traced."""
     for array in arrays:

@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from lowering import jaxprs
 from lowering.fallback import NONE, About, named, or_else
+from lowering.machine import DEFAULT
 from lowering.pipeline import compiled, written
 from lowering.prepare import Split, assemble, split
 from lowering.program import Program, Role
@@ -196,6 +197,8 @@ def _lowered(
         found = parts.prepare_now(stored.arrays)
         return lambda *operands: parts.run(found, operands)
 
+    if context.module_context.lowering_parameters.for_export:
+        about = about._replace(profile=DEFAULT)  # any machine may run it
     with named(about):
         if stored.arrays:
             # What is lowered for several platforms has parameters themselves, which these share.

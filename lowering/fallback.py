@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
 import jax
 
 from lowering.contexts import holding
+from lowering.machine import DEFAULT, Profile, using
 
 T = TypeVar("T")
 
 
 class About(NamedTuple):
-    """Says which network is rewritten, and whether what fails then is an error."""
+    """Says which network is rewritten, whether what fails then is an error, and for what machine.
+
+    `profile` is that of the host, whose CPU may be what a network is lowered for.
+    """
 
     name: str = ""
     is_strict: bool = False
+    profile: Profile = DEFAULT
 
 
 class FailedPass(RuntimeError):
@@ -31,9 +36,11 @@ NONE = About()
 _about = ContextVar("about", default=NONE)
 
 
-def named(about: About) -> AbstractContextManager[None]:
+@contextmanager
+def named(about: About) -> Generator[None]:
     """Rewrite a network meanwhile."""
-    return holding(_about, about)
+    with holding(_about, about), using(about.profile):
+        yield
 
 
 def is_strict() -> bool:

@@ -39,6 +39,7 @@ def load(
     autotune: bool = False,
     donate_state: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
+    measure: bool = True,
 ) -> Model:
     """Read an NNEF network and return it as a jitted callable.
 
@@ -88,6 +89,9 @@ def load(
             program itself. A damaged file is made again, a read-only folder serves with what it
             has, any file may be deleted at any time. It excludes `rules`: nothing tells when they
             change.
+        measure: False chooses kernels for a CPU by shipped rates. True chooses by those of the
+            host, which are measured in a second when the first large network is compiled, and kept
+            in `cache_dir`, or else in the user's cache folder: docs/performance.md.
 
     A network in a folder or a plain tar archive is memory-mapped, and a CPU computes from the map.
     While the model is in use its files may be deleted, or replaced by renaming others to their
@@ -103,7 +107,7 @@ def load(
     >>> model = nnef_jax.load("examples/digits/model")
     >>> probabilities = model(images)
     """
-    require_flags(autotune=autotune, donate_state=donate_state, unused=unused)
+    require_flags(autotune=autotune, donate_state=donate_state, unused=unused, measure=measure)
     if not isinstance(optimize, str) or optimize != "strict":
         require_flags(optimize=optimize)
     _require_precision(precision)
@@ -127,7 +131,8 @@ def load(
         progress,
         weights,
     ) as network:
-        run = RunOptions(precision, optimize, autotune, donate_state, unused, quantization == "ste")
+        is_through = quantization == "ste"
+        run = RunOptions(precision, optimize, autotune, donate_state, unused, is_through, measure)
         return Model(Execution.loaded(network, run, cache))
 
 

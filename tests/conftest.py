@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, settings
 
 from lowering import fallback
 from tests.quickly import unoptimised
+
+# The same choices on every machine, also in processes that tests start.
+os.environ["NNEF_JAX_MEASURE"] = "0"
 
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -20,9 +20,9 @@ from lowering.cpu.products import product
 from lowering.cpu.stacked import is_narrow, is_stacked, narrow, stacked
 from lowering.cpu.window import Window, cells, padded
 from lowering.cpu.winograd import transformed_bytes, winograd
-from lowering.devices import multiplies_bfloat16
 from lowering.extents import at_least
 from lowering.kernels.precision import left_operand
+from lowering.machine import profile
 
 
 def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False) -> Array:
@@ -31,7 +31,7 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
     A filter that `varies` from call to call is prepared in each.
     """
     name = _choice(x, filter, window, varies)
-    if x.dtype == jnp.bfloat16 and not (name in _NARROW and multiplies_bfloat16()):
+    if x.dtype == jnp.bfloat16 and not (name in _NARROW and profile().multiplies_bfloat16):
         # XLA's own takes as long as in float32, for which there are more kernels.
         x, filter = x.astype(jnp.float32), filter.astype(jnp.float32)
         result = convolution(x, filter, window, varies=varies)

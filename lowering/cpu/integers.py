@@ -16,9 +16,9 @@ import numpy as np
 from lowering import jaxprs
 from lowering.cpu import codes
 from lowering.cpu.codes import BYTE, REAL, Codes, is_slim
-from lowering.devices import multiplies_bytes
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.kernels.levels import NOTE
+from lowering.machine import profile
 from lowering.program import Matcher, Program, in_loops, rewritten
 from lowering.rules import Rules
 from lowering.targets.target import Target
@@ -32,14 +32,14 @@ def run(program: Program, target: Target) -> Program:
 
     Passes of derivatives, and steps of loops, stay in real numbers.
     """
-    if program.role == "value" and not program.in_loop and multiplies_bytes():
+    if program.role == "value" and not program.in_loop and profile().multiplies_bytes:
         program = rewritten(program, _RULES)
     return rewritten(program, {NOTE: partial(_read, bool(_products(program)))})
 
 
 def names_of_products(closed: Any) -> list[str]:
-    """Return the scopes of the products that this pass computes by codes, on this host."""
-    return _products(rewritten(Program(closed), _RULES)) if multiplies_bytes() else []
+    """Return the scopes of the products that this pass computes by codes where that is faster."""
+    return _products(rewritten(Program(closed), _RULES))
 
 
 def _products(program: Program) -> list[str]:

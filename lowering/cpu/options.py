@@ -11,15 +11,15 @@ from typing import Any
 import jax
 
 from lowering.ablation import runs
-from lowering.devices import keeps_wide_vectors, multiplies_bfloat16
+from lowering.machine import profile
 
 # Eigen instead of YNNPACK, XLA's other library for products and convolutions.
-_CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
+CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 # YNNPACK for products: of bfloat16 it computes them in the units for it, Eigen in float32. With
 # AMX 6272x512x128 takes 0.52 ms instead of 5.4, in float32 3 by either. All else that YNNPACK may
 # take (no options) is as fast in a transformer, slower in ResNet-50 (177 ms for 159).
-_BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 # To write into an array of bfloat16 XLA widens it, and rounds all of it again: 1 ms for 12 heads of
 # 1024 keys of 64 items, where a token's keys are written in 2 us. Without the pass that asks for
@@ -29,7 +29,7 @@ _IN_PLACE = {"xla_disable_hlo_passes": "float-normalization-bf16"}
 
 # It computes products and convolutions of 8 bits too, which Eigen does by plain loops: 6272x512x128
 # takes 0.4 ms instead of 19.5, 3x3 windows at 56x56 of 64 channels 0.23 (1.1 in float32, by Eigen).
-_BYTES = {
+BYTES = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,"
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
 }
@@ -49,7 +49,7 @@ _RUNS = 20
 
 def candidates() -> list[dict[str, str]]:
     """Return all options that may be the best for a network."""
-    return [*map(_widest, (_CPU, _BFLOAT16, _BYTES)), {}] if _knows(_CPU | _WIDTH) else [{}]
+    return [*map(_widest, (CPU, BFLOAT16, BYTES)), {}] if _knows(CPU | _WIDTH) else [{}]
 
 
 def fastest(runs: Sequence[Callable[[], Any]]) -> int:
@@ -76,17 +76,17 @@ def compiler_options(
     `bfloat16` tells that most products are of it, `in_bytes` that some are of 8 bits, `in_place`
     that arrays of bfloat16 are written into, and nothing is computed in them.
     """
-    if not runs("eigen") or parameters < _TINY or not _knows(_CPU | _WIDTH):
+    if not runs("eigen") or parameters < _TINY or not _knows(CPU | _WIDTH):
         return {}
     if in_bytes:
-        return _widest(_BYTES)
-    options = _BFLOAT16 if bfloat16 and multiplies_bfloat16() else _CPU
+        return _widest(BYTES)
+    options = BFLOAT16 if bfloat16 and profile().multiplies_bfloat16 else CPU
     return _widest(options | _IN_PLACE if in_place and _knows(_IN_PLACE) else options)
 
 
 def _widest(options: dict[str, str]) -> dict[str, str]:
     """Add vectors of 512 bits where they do not slow the processor down."""
-    return options | _WIDTH if keeps_wide_vectors() else options
+    return options | _WIDTH if profile().keeps_wide_vectors else options
 
 
 def _knows(options: dict[str, str]) -> bool:

@@ -11,6 +11,7 @@ from jax import Array, lax
 from lowering.ablation import runs
 from lowering.extents import at_least
 from lowering.kernels.precision import left_operand
+from lowering.machine import profile
 
 # Eigen shares out the rows of the result: few rows and many columns are better transposed. GFLOP/s
 # of rows x depth x columns, as written and transposed: 49x320x1280 90 and 130, 128x384x1536 100 and
@@ -115,7 +116,7 @@ def is_paired(x: Array, axis: int, columns: int) -> bool:
     """Tell whether a single row takes less time by `pairs`."""
     depth = x.shape[axis]
     is_row = x.size == depth and depth * columns >= _LARGE and columns % _PARTS == 0
-    return is_row and is_real(x) and runs("pairs")
+    return is_row and is_real(x) and profile().pairs_rows and runs("pairs")
 
 
 def pairs(x: Array, axis: int, matrix: Array, params: dict[str, Any]) -> Array:

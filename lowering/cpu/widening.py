@@ -19,10 +19,10 @@ import numpy as np
 
 from lowering import jaxprs
 from lowering.cpu.stacked import DEPTH
-from lowering.devices import multiplies_bfloat16
 from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, bind, primitive
 from lowering.kernels.precision import is_bfloat16
+from lowering.machine import profile
 from lowering.program import Matcher, Program, rewritten
 from lowering.rules import Rules
 from lowering.targets.target import Target
@@ -136,7 +136,7 @@ def _product(found: Matcher, equation: Any) -> Any:
     own = {"preferred_element_type": _WIDE, "precision": precision}
     is_meant |= all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
     pays = _depth(equation) >= DEPTH and (primitive(equation) == PRODUCT or not is_backward)
-    if not (is_meant and pays and multiplies_bfloat16()):
+    if not (is_meant and pays and profile().multiplies_bfloat16):
         return _in_32_bits(found, equation, **own)
 
     def function(*x: Any) -> list[Any]:

@@ -17,7 +17,7 @@ import platformdirs
 
 from nnef_jax.storage import temporaries
 
-_NAME = re.compile(r"[0-9a-f]{64}\.(?:xla|bin)")
+_NAME = re.compile(r"[0-9a-f]{64}\.(?:xla|bin)|machine-[0-9a-f]{16}\.json")
 
 
 class Entry(NamedTuple):
@@ -31,6 +31,11 @@ class Entry(NamedTuple):
 def users_folder() -> str:
     """Return where this system has the user's cache of nnef_jax, whether or not it is there."""
     return platformdirs.user_cache_dir("nnef-jax", appauthor=False)
+
+
+def has_users() -> bool:
+    """Tell whether the system has a folder for the user's caches, as a bare container has not."""
+    return os.path.isdir(platformdirs.user_cache_dir())
 
 
 def prepare(folder: str) -> str:

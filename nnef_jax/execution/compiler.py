@@ -15,6 +15,7 @@ from jax.sharding import Sharding
 from lowering.devices import Place, computing_at, default_device, is_traced
 from lowering.fallback import named, or_else
 from lowering.graph import Graph
+from lowering.machine import Profile, using
 from lowering.prepare import Split, split, whole
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.functions import Arrays, Entry
@@ -38,12 +39,18 @@ class Compiler:
     """Compiles a network for places and shapes, or finds what is compiled in a folder."""
 
     def __init__(
-        self, graph: Graph, options: RunOptions, nbytes: int, cache: DiskCache | None
+        self,
+        graph: Graph,
+        options: RunOptions,
+        nbytes: int,
+        cache: DiskCache | None,
+        profile: Callable[[], Profile],
     ) -> None:
         self._graph = graph
         self._options = options
         self._nbytes = nbytes  # of the parameters
         self._cache = cache
+        self._profile = profile
 
     def executable(
         self,
@@ -113,7 +120,9 @@ class Compiler:
 
     def _key(self, entry: Entry, graph: Graph, own: Arrays, arguments: Lists, place: Place) -> str:
         types = [str(jax.typeof(x)) for x in (*own.values(), *jax.tree.leaves(arguments))]
-        return key_of(graph, place.where, place.is_committed, entry.name, types, self._options)
+        chosen = self._profile().key() if self._options.for_cpu else ()
+        told = place.is_committed, entry.name, types, self._options, chosen
+        return key_of(graph, place.where, *told)
 
     def _in_parts(
         self, entry: Entry, graph: Graph, own: Arrays, arguments: Lists, place: Place
@@ -179,15 +188,17 @@ class Compiler:
         from lowering.cpu.options import compiler_options
 
         in_bytes, bfloat16 = bool(self.in_integers(graph)), self._is_bfloat16
-        return compiler_options(
-            self._nbytes, bfloat16=bfloat16, in_bytes=in_bytes, in_place=in_place
-        )
+        with using(self._profile()):
+            return compiler_options(
+                self._nbytes, bfloat16=bfloat16, in_bytes=in_bytes, in_place=in_place
+            )
 
     def in_integers(self, graph: Graph) -> frozenset[str]:
         """Return the names of operations that the default device computes in integers."""
         from lowering.cpu.graphs import in_integers
 
-        return in_integers(graph) if self._options.for_cpu else frozenset()
+        is_chosen = self._options.for_cpu and self._profile().multiplies_bytes
+        return in_integers(graph) if is_chosen else frozenset()
 
     def _is_in_place(
         self, graph: Graph, parts: Split, own: Sequence[Any], arguments: Lists

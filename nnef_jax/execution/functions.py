@@ -15,6 +15,7 @@ from lowering.errors import InvalidComputation
 from lowering.extents import shapes_differ, show
 from lowering.fallback import About, named, or_else
 from lowering.graph import Graph, Value
+from lowering.machine import Profile
 from lowering.trace import Context, trace
 from nnef_jax.errors import InputError, SemanticError
 from nnef_jax.execution.meshes import Layout, over_mesh
@@ -34,10 +35,18 @@ Function = Callable[..., Results]
 class Functions:
     """Computes a network: one cycle of it, or many."""
 
-    def __init__(self, network: Network, options: RunOptions) -> None:
+    def __init__(
+        self, network: Network, options: RunOptions, profile: Callable[[], Profile]
+    ) -> None:
         self.network = network
-        self.about = About(network.graph.name, options.optimize == "strict")
         self.options = options
+        self._profile = profile
+
+    @property
+    def about(self) -> About:
+        """Return what is told where the network is rewritten for the host."""
+        is_strict = self.options.optimize == "strict"
+        return About(self.network.graph.name, is_strict, self._profile())
 
     def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run one cycle."""
@@ -134,10 +143,12 @@ class Functions:
             found = None if probe.edits or probe.capture else params.found.get(function.__name__)
         arguments = raw, self.own(state), list(map(jnp.asarray, inputs)), probe
 
+        about = self.about
+
         def chosen() -> Results:
             from lowering.emit import network
 
-            return network(function, found, self.about)(*arguments)
+            return network(function, found, about)(*arguments)
 
         def as_written() -> Results:
             return function(*arguments)
@@ -145,7 +156,7 @@ class Functions:
         # Tensors alone are as the network is written. So is it where operations have values, which
         # edits see, or where jax looks for the one that computes a NaN.
         rewritten = self.options.optimize and probe.results and not is_watched()
-        with named(self.about):
+        with named(about):
             return or_else(chosen, as_written) if rewritten else as_written()
 
     def prepared(self, function: Function, params: Arrays, state: Arrays, inputs: Inputs) -> Any:

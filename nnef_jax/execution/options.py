@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -23,6 +23,8 @@ class RunOptions:
     donate_state: bool = False
     unused: bool = False
     straight_through: bool = False
+    # What is compiled depends on what comes of it, not on this.
+    measure: bool = field(default=True, repr=False)
 
     @property
     def for_cpu(self) -> bool:

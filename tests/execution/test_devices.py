@@ -12,7 +12,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import nnef_jax
-from lowering import devices
 from lowering.devices import default_device, on_cpu, place_of
 from lowering.targets import Target, target_of
 from tests.helpers import model_of
@@ -175,29 +174,3 @@ def test_where_arrays_are() -> None:
         assert place_of([here, jnp.ones(1)]) == (SECOND, False) and on_cpu()
     with jax.default_device("cpu"):
         assert default_device() == FIRST
-
-
-INTEL, AMD = ("vendor_id\t: GenuineIntel", "cpu family\t: 6"), "vendor_id\t: AuthenticAMD"
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ((*INTEL, "flags\t: avx512_bf16 avx512_vnni amx_bf16 amx_int8"), (True, True, True)),
-        ((*INTEL, "flags\t: avx512_bf16 avx512_vnni"), (False, False, True)),
-        ((*INTEL, "flags\t: avx2 avx_vnni"), (False, False, False)),
-        ((AMD, "cpu family\t: 26", "flags\t: avx512_bf16 avx512_vnni"), (True, True, True)),
-        ((AMD, "cpu family\t: 25", "flags\t: avx512_bf16 avx512_vnni"), (False, False, True)),
-        ((AMD, "cpu family\t: 25", "flags\t: avx2"), (False, False, False)),
-        ((AMD, "flags\t: avx512_bf16"), (False, False, True)),
-        (("Features\t: fp asimd asimddp",), (False, True, False)),
-        (("AMD64", "Intel64 Family 6 Model 143"), (False, False, False)),
-    ],
-    ids=["AMX", "Xeon", "avx2", "Zen 5", "Zen 4", "Zen 3", "no family", "ARM", "Windows"],
-)
-def test_what_is_known_of_processors(
-    lines: tuple[str, ...], expected: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "processor", lambda: lines)
-    asked = devices.multiplies_bfloat16, devices.multiplies_bytes, devices.keeps_wide_vectors
-    assert tuple(ask() for ask in asked) == expected

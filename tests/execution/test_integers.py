@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,9 +16,11 @@ import nnef_jax
 from lowering.cpu import integers
 from lowering.cpu.integers import names_of_products
 from lowering.kernels.levels import noted
+from lowering.machine import using
 from lowering.program import Program
 from lowering.targets.cpu import CPU
 from tests.helpers import archive
+from tests.machines import with_units
 from tests.quantized import floats
 
 NET = """version 1.0;
@@ -49,10 +52,10 @@ X = np.random.default_rng(1).uniform(-16, 20, (2, 16, 6, 5)).astype(np.float32)
 
 
 @pytest.fixture(params=[True, False], ids=["with units", "without"], autouse=True)
-def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def units(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Take the host for one that has units for 8 bits, or has none."""
-    monkeypatch.setattr(integers, "multiplies_bytes", lambda: request.param)
-    return request.param
+    with using(with_units(request.param)):
+        yield request.param
 
 
 def network(quant: str, items: int = 2, **options: Any) -> nnef_jax.Model:
@@ -147,7 +150,7 @@ def test_bytes_as_parameters(dtype: Any, units: bool) -> None:
     steps = rng.uniform(1, 2, (5, 1)).astype(np.float32)
     x = rng.uniform(-10, 140, (3, 32)).astype(np.float32)
     closed = jax.make_jaxpr(stored_weights)(codes, steps, x)
-    assert len(names_of_products(closed)) == units
+    assert len(names_of_products(closed)) == 1
     made = integers.run(Program(closed), CPU)
     assert ("preferred_element_type=int32" in str(made.closed)) == units
     assert "levels" not in str(made.closed)

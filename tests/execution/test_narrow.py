@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,14 +12,13 @@ import pytest
 from jax import Array, lax
 
 import nnef_jax
-from lowering.cpu import convolution as kernels
-from lowering.cpu import widening
 from lowering.cpu.convolution import convolution, direct
 from lowering.cpu.options import compiler_options
 from lowering.cpu.stacked import is_narrow
 from lowering.cpu.window import Window
-from lowering.devices import multiplies_bfloat16
+from lowering.machine import using
 from tests.helpers import model_of
+from tests.machines import with_units
 from tests.programs import optimised
 
 BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
@@ -50,11 +49,10 @@ def error(found: Any, wanted: Any) -> float:
 
 
 @pytest.fixture(params=[True, False], ids=["with units", "without"])
-def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def units(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Take the host for one that has units for bfloat16, or has none."""
-    for module in (widening, kernels):
-        monkeypatch.setattr(module, "multiplies_bfloat16", lambda: request.param)
-    return request.param
+    with using(with_units(request.param)):
+        yield request.param
 
 
 @pytest.mark.parametrize(
@@ -176,10 +174,10 @@ def test_networks(options: dict[str, Any], units: bool) -> None:
         assert error(a, b) < 4e-2
 
 
-def test_options_of_the_compiler_are_those_of_most_products() -> None:
+def test_options_of_the_compiler_are_those_of_most_products(units: bool) -> None:
     data = {"f": np.zeros((16, 16, 3, 3), np.float32), "g": np.zeros((4, 576), np.float32)}
     bfloat16 = compiler_options(1 << 20, bfloat16=True)
-    assert (bfloat16 != compiler_options(1 << 20)) == multiplies_bfloat16()
+    assert (bfloat16 != compiler_options(1 << 20)) == units
     large = NET.replace("[4,576]", "[400,576]")
     data["g"] = np.zeros((400, 576), np.float32)
     assert model_of(large, data=data, dtype="bfloat16").compiler_options == bfloat16

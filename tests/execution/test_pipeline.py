@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,12 +12,13 @@ import pytest
 from jax import lax
 
 from lowering.ablation import without
-from lowering.cpu import convolution as kernels
-from lowering.cpu import integers, options, widening
+from lowering.cpu import options
 from lowering.cpu.options import compiler_options
 from lowering.kernels.levels import noted
+from lowering.machine import DEFAULT, using
 from lowering.pipeline import name_of
 from lowering.targets.cpu import CPU, KERNELS
+from tests.machines import with_units
 from tests.programs import optimised, rewritten, split_of
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -144,14 +146,12 @@ def traced(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES])
-def test_a_pass_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (widening, kernels):
-        monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(integers, "multiplies_bytes", lambda: True)
-    whole = traced(name)
-    with without(name):
-        assert traced(name) != whole
-    assert traced(name) == whole
+def test_a_pass_can_be_left_out(name: str) -> None:
+    with using(with_units(True)):
+        whole = traced(name)
+        with without(name):
+            assert traced(name) != whole
+        assert traced(name) == whole
 
 
 def test_each_has_a_case() -> None:
@@ -165,12 +165,10 @@ def test_compiler_options_can_be_left_out() -> None:
         assert not compiler_options(1 << 20)
 
 
-@pytest.mark.parametrize("is_young", [True, False])
-def test_young_processors_get_vectors_of_512_bits(
-    is_young: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(options, "keeps_wide_vectors", lambda: is_young)
-    chosen = [compiler_options(1 << 20, in_bytes=x) for x in (True, False)]
-    assert all((x.get("xla_cpu_prefer_vector_width") == "512") == is_young for x in chosen)
-    assert all(x in options.candidates() for x in chosen)
-    assert not compiler_options(1 << 10)
+@pytest.mark.parametrize("gain", [2.0, 1.0, 0.5])
+def test_vectors_of_512_bits_are_for_machines_that_do_not_lose(gain: float) -> None:
+    with using(replace(DEFAULT, loop=1e9, wide_loop=gain * 1e9)):
+        chosen = [compiler_options(1 << 20, in_bytes=x) for x in (True, False)]
+        assert all((x.get("xla_cpu_prefer_vector_width") == "512") == (gain >= 1) for x in chosen)
+        assert all(x in options.candidates() for x in chosen)
+        assert not compiler_options(1 << 10)

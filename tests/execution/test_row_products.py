@@ -14,7 +14,9 @@ from jax import lax
 from lowering.cpu import options
 from lowering.cpu.products import row_product
 from lowering.cpu.widening import computes_narrow
+from lowering.machine import using
 from tests.helpers import model_of
+from tests.machines import with_units
 
 PARAMS = {"precision": None, "preferred_element_type": np.dtype(np.float32)}
 
@@ -30,11 +32,9 @@ def test_a_row_by_a_matrix(columns: int, axis: int) -> None:
 
 
 @pytest.mark.parametrize("has_units", [True, False])
-def test_a_cache_of_bfloat16_is_written_in_place(
-    has_units: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(options, "multiplies_bfloat16", lambda: has_units)
-    chosen = options.compiler_options(1 << 20, bfloat16=True, in_place=True)
+def test_a_cache_of_bfloat16_is_written_in_place(has_units: bool) -> None:
+    with using(with_units(has_units)):
+        chosen = options.compiler_options(1 << 20, bfloat16=True, in_place=True)
 
     def write(cache: jax.Array, x: jax.Array, place: jax.Array) -> jax.Array:
         return cache.at[jnp.arange(3), place].set(x)
@@ -51,12 +51,10 @@ def test_a_cache_of_bfloat16_is_written_in_place(
 
 
 @pytest.mark.parametrize("has_units", [True, False])
-def test_writing_in_place_is_one_more_option(
-    has_units: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(options, "multiplies_bfloat16", lambda: has_units)
-    in_place = set(options.compiler_options(1 << 20, bfloat16=True, in_place=True))
-    assert in_place > set(options.compiler_options(1 << 20, bfloat16=True))
+def test_writing_in_place_is_one_more_option(has_units: bool) -> None:
+    with using(with_units(has_units)):
+        in_place = set(options.compiler_options(1 << 20, bfloat16=True, in_place=True))
+        assert in_place > set(options.compiler_options(1 << 20, bfloat16=True))
 
 
 CACHED = """version 1.0;
@@ -70,7 +68,6 @@ graph net(x, at, cache) -> (y) {
 
 
 def test_users_functions_may_compute_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "multiplies_bfloat16", lambda: True)
     found: list[dict[str, str]] = []
     chosen = options.compiler_options
 
@@ -85,7 +82,8 @@ def test_users_functions_may_compute_in_bfloat16(monkeypatch: pytest.MonkeyPatch
     at = np.array([[3], [0], [39], [7]], np.int32)
     expected = cache.copy()
     expected[at[:, 0]] = x @ w
-    y = np.asarray(model(x, at, cache), np.float32)
+    with using(with_units(True)):
+        y = np.asarray(model(x, at, cache), np.float32)
     np.testing.assert_allclose(y, expected, rtol=0.05, atol=0.3)
     assert "xla_disable_hlo_passes" in found[-1]
     given = model.compiler_options

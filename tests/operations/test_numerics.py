@@ -13,9 +13,11 @@ import pytest
 import nnef_jax
 from lowering.cpu import integers as passes
 from lowering.kernels.levels import noted
+from lowering.machine import using
 from lowering.program import Program
 from lowering.targets.cpu import CPU
 from tests.helpers import model_of
+from tests.machines import with_units
 
 pytestmark = pytest.mark.optimised
 
@@ -473,9 +475,7 @@ graph g( x, m ) -> ( y ) {{
     same(model(np.full((1, 32), 1001), np.full((32, 1), 1003)), [32 * 1001 * 1003])
 
 
-def test_products_of_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "multiplies_bytes", lambda: True)
-
+def test_products_of_levels() -> None:
     def rounded(x: jax.Array) -> jax.Array:
         level = jnp.round(x)
         return noted(level * 0.1, level, 0.1, 0.0, -128, 127)
@@ -483,7 +483,8 @@ def test_products_of_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = np.random.default_rng(0).integers(-128, 128, (2, 64, 64))
     x, w = codes.astype(np.float32)
     closed = jax.make_jaxpr(lambda x, w: rounded(x) @ rounded(w))(x, w)
-    (found,) = passes.run(Program(closed), CPU)(x, w)
+    with using(with_units(True)):
+        (found,) = passes.run(Program(closed), CPU)(x, w)
     wanted = (codes[0] @ codes[1]) * 0.01
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
     assert passes.names_of_products(closed)

@@ -1,0 +1,173 @@
+"""Measures the rates of the host by a handful of small programs, in half a second.
+
+A program is called for a hundredth of a second, and its least time counts. Those that are compared
+with each other take turns, since others may use the processor too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.cpu.options import BFLOAT16, BYTES, CPU
+from lowering.kernels.precision import left_operand
+from lowering.machine import Costs, Profile
+
+# Rates are rounded to powers of this. One that is compared is rounded as a multiple of the other:
+# what differs by less than a twelfth is equal.
+_STEP = 2**0.25
+
+_WIDTH = "xla_cpu_prefer_vector_width"
+
+_SECONDS = 0.01  # of calls of a program
+_CALLS = 3  # at least
+_STEPS = 32  # of a loop, whose call is then a small part of it
+
+
+class _Trial(NamedTuple):
+    """A function of arrays like these, and the units of work of a call."""
+
+    function: Callable[..., Any]
+    arrays: Sequence[Array]
+    work: float
+    options: dict[str, str] = CPU
+
+
+def measured(threads: int) -> Profile:
+    """Return the profile of the host, so many threads of which compute at a time.
+
+    It computes on the first CPU. Raises JaxRuntimeError where jaxlib lacks an option.
+    """
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        products = _rates(_product(jnp.float32, CPU), _product(jnp.bfloat16, BFLOAT16), _bytes())
+        product, bfloat16, int8 = _rounded(products)
+        row, row_pairs = _rounded(_rates(_row(1), _row(2)))
+        loop, wide_loop = _rounded(_rates(_loop("256"), _loop("512")))
+        windows = _convolution(16, 56), _convolution(64, 28)
+        apart = *windows, _sum(1 << 18, _STEPS), _sum(1 << 23, 2), _starts()
+        narrow, wide, cached, memory, starts = (_nearest(*_rates(trial)) for trial in apart)
+    costs = Costs(product, narrow, wide, cached, memory, _nearest(1 / starts))
+    return Profile(threads, bfloat16, int8, row, row_pairs, loop, wide_loop, costs)
+
+
+def _rates(*trials: _Trial) -> list[float]:
+    """Return units of work a second of each trial."""
+    runs = [_compiled(trial) for trial in trials]
+    best, calls = [math.inf] * len(runs), 0
+    end = time.perf_counter() + _SECONDS * len(runs)
+    while calls < _CALLS or time.perf_counter() < end:
+        for index, run in enumerate(runs):
+            start = time.perf_counter()
+            run()
+            best[index] = min(best[index], time.perf_counter() - start)
+        calls += 1
+    return [trial.work / seconds for trial, seconds in zip(trials, best, strict=True)]
+
+
+def _compiled(trial: _Trial) -> Callable[[], Any]:
+    run = jax.jit(trial.function, compiler_options=trial.options).lower(*trial.arrays).compile()
+    jax.block_until_ready(run(*trial.arrays))
+    return lambda: jax.block_until_ready(run(*trial.arrays))
+
+
+def _nearest(rate: float) -> float:
+    """Round a rate to a power of the step, and that to three digits."""
+    return float(f"{_STEP ** round(math.log(rate, _STEP)):.3g}")
+
+
+def _rounded(rates: Sequence[float]) -> list[float]:
+    """Round the first rate, and others to multiples of it by powers of the step."""
+    first, *others = rates
+    near = _nearest(first)
+    powers = (round(math.log(rate / first, _STEP)) for rate in others)
+    return [near, *(float(f"{near * _STEP**power:.3g}") for power in powers)]
+
+
+def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
+    """Return numbers between -1 and 1, those of integers up to 100, in no order."""
+    draw = np.random.default_rng(0).uniform(-1, 1, shape)
+    return jnp.asarray(draw * 100 if jnp.issubdtype(dtype, jnp.integer) else draw, dtype)
+
+
+def _product(dtype: Any, options: dict[str, str], sums: Any = jnp.float32) -> _Trial:
+    rows, depth, columns = 784, 512, 256
+
+    def multiply(x: Array, y: Array) -> Array:
+        left = left_operand(x, sums)
+        return lax.dot_general(left, y, (((1,), (0,)), ((), ())), preferred_element_type=sums)
+
+    arrays = _items(rows, depth, dtype=dtype), _items(depth, columns, dtype=dtype)
+    return _Trial(multiply, arrays, rows * depth * columns, options)
+
+
+def _bytes() -> _Trial:
+    return _product(jnp.int8, BYTES, jnp.int32)
+
+
+def _row(parts: int) -> _Trial:
+    """Return steps of a recurrent network, each of which multiplies a row by parts of a matrix."""
+    extent = 512
+    numbers = ((2,), (1,)), ((0,), (0,))
+
+    def step(row: Array, matrices: Array) -> Array:
+        if parts == 1:
+            return row @ matrices[0]
+        rows = jnp.broadcast_to(row[None], (parts, 1, extent))
+        return lax.dot_general(rows, matrices, numbers).reshape(1, extent)
+
+    def steps(row: Array, matrices: Array) -> Array:
+        return lax.fori_loop(0, _STEPS, lambda _, row: step(row, matrices) * 0.01, row)
+
+    arrays = _items(1, extent), _items(parts, extent, extent // parts)
+    return _Trial(steps, arrays, _STEPS * extent**2)
+
+
+def _loop(width: str) -> _Trial:
+    """Return sums of shifted items, as of a depthwise window, with vectors of so many bits."""
+    extent, channels = 14, 64
+
+    def step(x: Array, filter: Array) -> Array:
+        padded = jnp.pad(x, ((1, 1), (1, 1), (0, 0)))
+        cells = ((i, j) for i in range(3) for j in range(3))
+        terms = (padded[i:, j:][:extent, :extent] * filter[i, j] for i, j in cells)
+        return jnp.maximum(sum(terms, start=jnp.zeros_like(x)), 0)
+
+    def steps(x: Array, filter: Array) -> Array:
+        return lax.fori_loop(0, _STEPS, lambda _, x: step(x, filter), x)
+
+    arrays = _items(extent, extent, channels), _items(3, 3, channels)
+    return _Trial(steps, arrays, _STEPS * extent**2 * channels, CPU | {_WIDTH: width})
+
+
+def _convolution(channels: int, extent: int) -> _Trial:
+    def convolve(x: Array, filter: Array) -> Array:
+        numbers = "NHWC", "HWIO", "NHWC"
+        return lax.conv_general_dilated(x, filter, (1, 1), "SAME", dimension_numbers=numbers)
+
+    arrays = _items(1, extent, extent, channels), _items(3, 3, channels, channels)
+    return _Trial(convolve, arrays, extent**2 * 9 * channels**2)
+
+
+def _sum(items: int, steps: int) -> _Trial:
+    """Return loops that read and write so many items, with hardly anything to compute."""
+
+    def function(x: Array) -> Array:
+        return lax.fori_loop(0, steps, lambda _, x: x + 1, x)
+
+    return _Trial(function, (_items(items),), steps * 2 * 4 * items)
+
+
+def _starts() -> _Trial:
+    """Return products one after the other, so small that to start them takes all of the time."""
+
+    def products(x: Array, y: Array) -> Array:
+        return lax.fori_loop(0, _STEPS, lambda _, x: x @ y, x)
+
+    return _Trial(products, (_items(8, 8), _items(8, 8)), _STEPS)
