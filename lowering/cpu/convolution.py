@@ -13,13 +13,14 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.ablation import runs
+from lowering.cpu import costs
 from lowering.cpu.depthwise import depthwise
 from lowering.cpu.groups import WRITTEN_OUT, joined, joined_at_a_time
 from lowering.cpu.memory import stored
 from lowering.cpu.products import product
-from lowering.cpu.stacked import is_narrow, is_stacked, narrow, stacked
+from lowering.cpu.stacked import fits, is_narrow, narrow, stacked
 from lowering.cpu.window import Window, cells, padded
-from lowering.cpu.winograd import transformed_bytes, winograd
+from lowering.cpu.winograd import is_winograd, winograd
 from lowering.extents import at_least
 from lowering.kernels.precision import left_operand
 from lowering.machine import profile
@@ -30,7 +31,7 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
 
     A filter that `varies` from call to call is prepared in each.
     """
-    name = _choice(x, filter, window, varies)
+    name = kernel_for(x, filter, window, varies=varies)
     if x.dtype == jnp.bfloat16 and not (name in _NARROW and profile().multiplies_bfloat16):
         # XLA's own takes as long as in float32, for which there are more kernels.
         x, filter = x.astype(jnp.float32), filter.astype(jnp.float32)
@@ -40,7 +41,8 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
     return kernel(x, filter, window)
 
 
-def _choice(x: Array, filter: Array, window: Window, varies: bool) -> str | None:
+def kernel_for(x: Any, filter: Any, window: Window, *, varies: bool = False) -> str | None:
+    """Return the name of the cheapest kernel, or None for XLA's own."""
     if not x.size:
         return None
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -61,11 +63,17 @@ def _choice(x: Array, filter: Array, window: Window, varies: bool) -> str | None
         return "sliced"
     if is_narrow(x, filter, window):
         return "narrow"
-    if is_winograd(x, filter, window) and not (varies and is_few(x, filter, window)):
-        return "winograd"
+    kernels = {own: costs.direct}
     if is_summed(x, filter, window):
-        return "summed"
-    return "stacked" if is_stacked(x, filter, window) else own
+        kernels["summed"] = costs.summed
+    if is_single(x, window) and not (varies and is_few(x, filter, window)):
+        if is_winograd(filter, window):
+            kernels["winograd"] = costs.winograd
+        if fits(x, filter, window):
+            kernels["stacked"] = costs.stacked
+    left = [name for name in kernels if name is None or runs(name)]
+    extents = costs.extents(x, filter, window)
+    return min(left, key=lambda name: kernels[name](extents), default=None)
 
 
 def direct(
@@ -131,17 +139,18 @@ def by_product(x: Array, filter: Array, window: Window) -> Array:
     return lax.pad(result, np.array(0, result.dtype), window.edges) if window.is_spread else result
 
 
-# Terms of a sum, which is one loop; windows of 72 items take longer than XLA's own.
+# Terms of a sum, which is one loop.
 _TERMS = 32
+
+
+def is_single(x: Array, window: Window) -> bool:
+    """Tell whether products of float32 are summed as such."""
+    return x.dtype == jnp.float32 and window.accumulator in (None, jnp.float32)
 
 
 def is_summed(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether the window covers few items, as in the first layer of a network."""
-    return (
-        math.prod(filter.shape[:-1]) <= _TERMS
-        and x.dtype == jnp.float32
-        and window.accumulator in (None, jnp.float32)
-    )
+    return math.prod(filter.shape[:-1]) <= _TERMS and is_single(x, window)
 
 
 def summed(x: Array, filter: Array, window: Window) -> Array:
@@ -231,39 +240,6 @@ def is_few(x: Array, filter: Array, window: Window) -> bool:
     *size, depth, count = filter.shape
     smaller = min(count, depth * math.prod(size))
     return at_least(smaller, len(x) * math.prod(window.positions(x, size)))
-
-
-# Channels whose products take so long that transforms pay, and how many where these leave the
-# caches. In networks two cores of a Xeon with AVX-512 take, in ms, directly and by tiles: 64
-# channels at 256x256 19 to 21 and 26 to 41, 64 of 128 41 and 61, 128 at 128x128 16 and 15, 128 of
-# 256 33 and 28; alone 64 at 56x56 1.7 and 1.6, at 160x160 7.3 and 6.7, 128 at 96x96 8.8 and 6.3.
-_CHANNELS = 48
-_TRANSFORMED = 52 << 20  # bytes
-_MANY_CHANNELS = 128
-
-# Few tiles take as long as reading a filter beyond the caches, 16/9 as large as written. In ms,
-# directly and by tiles: 512 channels at 7x7 1.76 and 2.08, of two items 2.56 and 3.01, of four 4.43
-# and 3.88; at 9x9 2.28 and 3.01, at 12x12 3.62 and 3.32; 384 at 7x7 1.00 and 0.71, 256 0.47 and
-# 0.42. ResNet-18 of batch 1 takes 19.8 ms so instead of 21.5, its first call 1.3 s instead of 1.7.
-_FEW_TILES = 32
-_LARGE_FILTER = 12 << 20  # bytes, transformed
-
-
-def is_winograd(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether the window is 3x3 of stride 1, of so many channels that transforms pay."""
-    *size, depth, count = filter.shape
-    tiles = math.prod(x.shape[:-1]) // 4
-    volume = transformed_bytes(tiles, depth + count)
-    return (
-        tuple(size) == (3, 3)
-        and tuple(window.stride) == (1, 1)
-        and tuple(window.dilation) == (1, 1)
-        and window.groups == 1
-        and x.dtype == jnp.float32
-        and window.accumulator in (None, jnp.float32)
-        and min(depth, count) >= (_CHANNELS if volume < _TRANSFORMED else _MANY_CHANNELS)
-        and (tiles >= _FEW_TILES or 64 * depth * count < _LARGE_FILTER)
-    )
 
 
 _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {

@@ -18,24 +18,6 @@ from lowering.cpu.window import Window, cells, padded
 # 14x14 0.45, 0.61 and 1.44.
 _BYTES = 8 << 20
 
-# Channels in for each one out. Milliseconds of 3x3 windows in float32, by XLA's own convolution and
-# by one product: 128 to 32 channels at 56x56 1.5 and 1.3, at 28x28 0.88 and 0.49, at 14x14 0.34 and
-# 0.27, 256 to 24 at 14x14 0.52 and 0.38; 64 to 32 at 56x56 0.95 and 1.17, 24 to 24 0.56 and 0.63.
-_RATIO = 3
-_CELLS = 9  # 5x5 windows of 64 to 32 channels at 28x28 take 0.94 and 1.0
-
-
-def is_stacked(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether one product takes less time than XLA's own convolution of float32."""
-    *size, depth, count = filter.shape
-    return (
-        x.dtype == jnp.float32
-        and window.accumulator in (None, jnp.float32)
-        and depth >= _RATIO * count
-        and math.prod(size) <= _CELLS
-        and fits(x, filter, window)
-    )
-
 
 def fits(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether all positions are used, and products of all cells stay in the caches."""

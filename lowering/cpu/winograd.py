@@ -33,6 +33,12 @@ _BLOCK = 8 << 20
 _KEPT = 180_000
 
 
+def is_winograd(filter: Array, window: Window) -> bool:
+    """Tell whether the window is 3x3 of stride 1."""
+    steps = *window.stride, *window.dilation
+    return filter.shape[:-2] == (3, 3) and window.groups == 1 and all(n == 1 for n in steps)
+
+
 def winograd(x: Array, filter: Array, window: Window) -> Array:
     """Convolve an input (N,X,Y,C) with a filter (3,3,C,O): (N,x,y,O)."""
     x, precision = padded(x, window), window.precision
@@ -41,7 +47,7 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     over = ((0, 0), (0, 2 * height + 2 - rows), (0, 2 * width + 2 - columns), (0, 0))
     x = extend(x, over, "constant")
     transformed = _filter_transform(filter)
-    volume = transformed_bytes(batch * height * width, depth + filter.shape[3])
+    volume = 16 * batch * height * width * (depth + filter.shape[3]) * 4
     count = min(height, -(-volume // _BLOCK))
     ends = [height * i // count for i in range(count + 1)]
     blocks = [
@@ -50,11 +56,6 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     ]
     result = jnp.concatenate(blocks, axis=1) if count > 1 else blocks[0]
     return result[:, : rows - 2, : columns - 2]
-
-
-def transformed_bytes(tiles: int, channels: int) -> int:
-    """Return the bytes of so many tiles, transformed, for channels of inputs and outputs."""
-    return 16 * tiles * channels * 4
 
 
 def _block(x: Array, transformed: Sequence[Array], precision: Any) -> Array:

@@ -72,7 +72,11 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
     "turned": (lambda p, x: x[0] @ p[0], ((8, 64),), ((4, 8),)),
     "pairs": (lambda p, x: x[0] @ p[0], ((256, 1024),), ((1, 256),)),
     "pointwise": (lambda p, x: conv(x[0], p[0]), ((8, 8, 1, 1),), ((1, 8, 4, 4),)),
-    "bordered": (lambda p, x: conv(x[0], p[0], 1), ((8, 8, 3, 3),), ((1, 8, 2, 2),)),
+    "bordered": (
+        lambda p, x: conv(x[0], p[0], 1, window_strides=(2, 2)),
+        ((8, 8, 3, 3),),
+        ((1, 8, 2, 2),),
+    ),
     "patches": (lambda p, x: conv(x[0], p[0]), ((16, 4, 3, 3),), ((1, 4, 3, 3),)),
     "depthwise": (
         lambda p, x: conv(x[0], p[0], feature_group_count=8),
@@ -102,8 +106,8 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
         ((1, 16, 8, 8),),
     ),
     "integers": (lambda p, x: bytes_of(x[0]) @ bytes_of(p[0]), ((32, 8),), ((4, 32),)),
-    "winograd": (lambda p, x: conv(x[0], p[0]), ((48, 48, 3, 3),), ((1, 48, 8, 8),)),
-    "summed": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 8, 8),)),
+    "winograd": (lambda p, x: conv(x[0], p[0]), ((96, 96, 3, 3),), ((1, 96, 32, 32),)),
+    "summed": (lambda p, x: conv(x[0], p[0]), ((8, 3, 3, 3),), ((1, 3, 32, 32),)),
     "stacked": (lambda p, x: conv(x[0], p[0]), ((8, 24, 3, 3),), ((1, 24, 8, 8),)),
     "sliced": (
         lambda p, x: lax.conv(x[0], p[0], (1, 1, 1), "SAME"),
