@@ -5,27 +5,27 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
 import jax
 
 from lowering.contexts import holding
-from lowering.machine import DEFAULT, Profile, using
+from lowering.machine import Profile, using
 
 T = TypeVar("T")
 
 
 class About(NamedTuple):
-    """Says which network is rewritten, whether what fails then is an error, and for what machine.
+    """Says which network is rewritten, whether what fails then is an error, and by which profile.
 
-    `profile` is that of the host, whose CPU may be what a network is lowered for.
+    With none, what holds where the network is rewritten.
     """
 
     name: str = ""
     is_strict: bool = False
-    profile: Profile = DEFAULT
+    profile: Profile | None = None
 
 
 class FailedPass(RuntimeError):
@@ -39,7 +39,7 @@ _about = ContextVar("about", default=NONE)
 @contextmanager
 def named(about: About) -> Generator[None]:
     """Rewrite a network meanwhile."""
-    with holding(_about, about), using(about.profile):
+    with holding(_about, about), using(about.profile) if about.profile else nullcontext():
         yield
 
 

@@ -144,10 +144,14 @@ class Model:
         return _on(self._execution.own.over(layout))
 
     def summary(self) -> str:
-        """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs."""
+        """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs.
+
+        Below it stands which products a CPU computes in float32 since fewer bits gain nothing.
+        """
         from nnef_jax.summary import summarise
 
-        return summarise(self._network, self._execution.compiler.in_integers(self.graph))
+        graph, compiler = self.graph, self._execution.compiler
+        return summarise(self._network, compiler.in_integers(graph), compiler.remarks(graph))
 
     def __call__(
         self, *args: Any, edit: Edits | None = None, capture: Names | None = None, **kwargs: Any

@@ -17,10 +17,12 @@ _SIDES = "<<<<>>"  # to which columns are aligned
 _WIDEST = 60  # that a column is made; what is longer in it stays as it is
 
 
-def summarise(network: Network, in_integers: Collection[str] = ()) -> str:
+def summarise(
+    network: Network, in_integers: Collection[str] = (), remarks: Iterable[str] = ()
+) -> str:
     """Return a table with a line for each operation, then one for each unused parameter.
 
-    Operations of the names `in_integers` are marked.
+    Operations of the names `in_integers` are marked. Remarks are the last lines.
 
     Multiply-adds count an unknown extent as 1: for one item of an open batch. Raises LimitError for
     more rows than the network's limits allow.
@@ -43,7 +45,7 @@ def summarise(network: Network, in_integers: Collection[str] = ()) -> str:
     parts += [f"{state:,} state"] if state else []
     is_open = any(not is_known(value.type.shape) for value in graph.inputs)
     parts += [f"{sum(work):,} multiply-adds" + (" with open extents 1" if is_open else "")]
-    return "\n".join([printable(graph.name), "", *lines, "", ", ".join(parts)])
+    return "\n".join([printable(graph.name), "", *lines, "", ", ".join(parts), *remarks])
 
 
 def _rows(

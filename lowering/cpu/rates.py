@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -45,21 +46,21 @@ def measured(threads: int) -> Profile:
 
     It computes on the first CPU. Raises JaxRuntimeError where jaxlib lacks an option.
     """
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        products = _rates(_product(jnp.float32, CPU), _product(jnp.bfloat16, BFLOAT16), _bytes())
-        product, bfloat16, int8 = _rounded(products)
-        row, row_pairs = _rounded(_rates(_row(1), _row(2)))
-        loop, wide_loop = _rounded(_rates(_loop("256"), _loop("512")))
-        windows = _convolution(16, 56), _convolution(64, 28)
-        apart = *windows, _sum(1 << 18, _STEPS), _sum(1 << 23, 2), _starts()
-        narrow, wide, cached, memory, starts = (_nearest(*_rates(trial)) for trial in apart)
+    products = _rates(_product(jnp.float32, CPU), _product(jnp.bfloat16, BFLOAT16), _bytes())
+    product, bfloat16, int8 = _rounded(products)
+    row, row_pairs = _rounded(_rates(_row(1), _row(2)))
+    loop, wide_loop = _rounded(_rates(_loop("256"), _loop("512")))
+    windows = _convolution(16, 56), _convolution(64, 28)
+    apart = *windows, _sum(1 << 18, _STEPS), _sum(1 << 23, 2), _starts()
+    narrow, wide, cached, memory, starts = (_nearest(*_rates(trial)) for trial in apart)
     costs = Costs(product, narrow, wide, cached, memory, _nearest(1 / starts))
     return Profile(threads, bfloat16, int8, row, row_pairs, loop, wide_loop, costs)
 
 
 def _rates(*trials: _Trial) -> list[float]:
     """Return units of work a second of each trial."""
-    runs = [_compiled(trial) for trial in trials]
+    with ThreadPoolExecutor(len(trials)) as pool:
+        runs = [*pool.map(_compiled, trials)]
     best, calls = [math.inf] * len(runs), 0
     end = time.perf_counter() + _SECONDS * len(runs)
     while calls < _CALLS or time.perf_counter() < end:
@@ -93,7 +94,12 @@ def _rounded(rates: Sequence[float]) -> list[float]:
 def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
     """Return numbers between -1 and 1, those of integers up to 100, in no order."""
     draw = np.random.default_rng(0).uniform(-1, 1, shape)
-    return jnp.asarray(draw * 100 if jnp.issubdtype(dtype, jnp.integer) else draw, dtype)
+    return _placed((draw * 100 if jnp.issubdtype(dtype, jnp.integer) else draw).astype(dtype))
+
+
+def _placed(array: Any) -> Array:
+    """Return an array on the first CPU, where it is computed with, in any thread."""
+    return jax.device_put(array, jax.local_devices(backend="cpu")[0])
 
 
 def _product(dtype: Any, options: dict[str, str], sums: Any = jnp.float32) -> _Trial:
@@ -161,7 +167,7 @@ def _sum(items: int, steps: int) -> _Trial:
     def function(x: Array) -> Array:
         return lax.fori_loop(0, steps, lambda _, x: x + 1, x)
 
-    return _Trial(function, (_items(items),), steps * 2 * 4 * items)
+    return _Trial(function, (_placed(np.ones(items, np.float32)),), steps * 2 * 4 * items)
 
 
 def _starts() -> _Trial:

@@ -126,7 +126,9 @@ def batch(
             size = batch_size or usual
             devices = devices[: math.gcd(size, len(devices))]
             options = {"dialect": dialect, "weights": weights, "cache_dir": folder}
-            model = _load(source, specs, size, declared, progress=progress, **options)
+            model = _load(
+                source, specs, size, declared, progress=progress, measure=bool(folder), **options
+            )
             settings = {
                 "network": _digest(network),
                 "--dialect": dialect,

@@ -34,6 +34,7 @@ from nnef_jax.cli.options import (
     Resize,
     Scale,
     Source,
+    SourceOrNone,
     Top,
     Weights,
     caching,
@@ -80,9 +81,31 @@ def options(
 
 @app.command()
 def info(
-    source: Source, dialect: Dialect = "auto", weights: Weights = None, as_json: Json = False
+    source: SourceOrNone = None,
+    dialect: Dialect = "auto",
+    weights: Weights = None,
+    machine: Annotated[
+        bool,
+        typer.Option(
+            "--machine",
+            help="Show no network, but what this machine computes how fast, and what is chosen by "
+            "it; measure that if it is not known yet.",
+        ),
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what a network consists of: inputs, outputs, sizes, a table of its operations."""
+    if machine:
+        if source is not None:
+            raise typer.BadParameter("takes no network", param_hint="--machine")
+        with status("measuring this machine"):
+            from nnef_jax.cli.machine import shown
+
+            lines = shown(as_json=as_json)
+        print_result(*lines)
+        return
+    if source is None:
+        raise typer.BadParameter("is missing", param_hint="SOURCE")
     network = read_network(source, dialect, weights)
     from nnef_jax.cli.info import describe, description
 
@@ -188,7 +211,12 @@ def run(
 
             largest = write.Top(top, write.read_labels(labels) if labels else ()) if top else None
             model = load(
-                source, dialect=dialect, weights=weights, progress=progress, cache_dir=folder
+                source,
+                dialect=dialect,
+                weights=weights,
+                progress=progress,
+                cache_dir=folder,
+                measure=bool(folder),
             )
             calls = read.read_inputs(inputs or (), model.inputs, pictures)
             if output:

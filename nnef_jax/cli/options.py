@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from nnef_jax.cli.pictures import PictureOptions
     from nnef_jax.network import Network
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="The network: a folder, a graph.nnef, an .xml, a tar or zip archive.",
-        show_default=False,
-    ),
-]
+_SOURCE = typer.Argument(
+    metavar="SOURCE",
+    help="The network: a folder, a graph.nnef, an .xml, a tar or zip archive.",
+    show_default=False,
+)
+Source = Annotated[str, _SOURCE]
+SourceOrNone = Annotated[str | None, _SOURCE]
 Files = Annotated[
     list[str] | None,
     typer.Argument(

@@ -15,10 +15,11 @@ from jax.sharding import Sharding
 from lowering.devices import Place, computing_at, default_device, is_traced
 from lowering.fallback import named, or_else
 from lowering.graph import Graph
-from lowering.machine import Profile, using
+from lowering.machine import using
 from lowering.prepare import Split, split, whole
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.functions import Arrays, Entry
+from nnef_jax.execution.host import Host
 from nnef_jax.execution.options import RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.garbage import uncollected
@@ -44,13 +45,13 @@ class Compiler:
         options: RunOptions,
         nbytes: int,
         cache: DiskCache | None,
-        profile: Callable[[], Profile],
+        host: Host,
     ) -> None:
         self._graph = graph
         self._options = options
         self._nbytes = nbytes  # of the parameters
         self._cache = cache
-        self._profile = profile
+        self._host = host
 
     def executable(
         self,
@@ -120,7 +121,7 @@ class Compiler:
 
     def _key(self, entry: Entry, graph: Graph, own: Arrays, arguments: Lists, place: Place) -> str:
         types = [str(jax.typeof(x)) for x in (*own.values(), *jax.tree.leaves(arguments))]
-        chosen = self._profile().key() if self._options.for_cpu else ()
+        chosen = self._host.known_profile().key() if self._options.for_cpu else ()
         told = place.is_committed, entry.name, types, self._options, chosen
         return key_of(graph, place.where, *told)
 
@@ -188,17 +189,33 @@ class Compiler:
         from lowering.cpu.options import compiler_options
 
         in_bytes, bfloat16 = bool(self.in_integers(graph)), self._is_bfloat16
-        with using(self._profile()):
+        with using(self._host.profile()):
             return compiler_options(
                 self._nbytes, bfloat16=bfloat16, in_bytes=in_bytes, in_place=in_place
             )
 
     def in_integers(self, graph: Graph) -> frozenset[str]:
         """Return the names of operations that the default device computes in integers."""
+        return self._of_codes(graph) if self._host.profile().multiplies_bytes else frozenset()
+
+    def _of_codes(self, graph: Graph) -> frozenset[str]:
         from lowering.cpu.graphs import in_integers
 
-        is_chosen = self._options.for_cpu and self._profile().multiplies_bytes
-        return in_integers(graph) if is_chosen else frozenset()
+        return in_integers(graph) if self._options.for_cpu else frozenset()
+
+    def remarks(self, graph: Graph) -> list[str]:
+        """Tell which products the default device computes in more bits than the network has."""
+        if not self._options.for_cpu:
+            return []
+        profile = self._host.profile()
+        bfloat16 = self._is_bfloat16 and not profile.multiplies_bfloat16
+        codes = not profile.multiplies_bytes and self._of_codes(graph)
+        kinds = [name for name, is_so in (("bfloat16", bfloat16), ("8 bits", codes)) if is_so]
+        return [
+            f"products of {kind} are computed in float32: by this machine's profile they gain"
+            " nothing"
+            for kind in kinds
+        ]
 
     def _is_in_place(
         self, graph: Graph, parts: Split, own: Sequence[Any], arguments: Lists

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from lowering.extents import known, volume
 from nnef_jax.execution.compiler import Compiler
 from nnef_jax.execution.functions import Entry, Functions
-from nnef_jax.execution.host import profile_for
+from nnef_jax.execution.host import Host
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.options import RunOptions
 from nnef_jax.execution.threads import Once
@@ -56,10 +56,9 @@ class Definition:
         self.states = tuple(s.label for s in network.graph.states if s.label not in computed)
         types = [p.value.type for p in parameters]
         sizes = [volume(known(type.shape)) * np.dtype(type.dtype).itemsize for type in types]
-        folder = cache and cache.directory
-        profile = partial(profile_for, network.graph, runs, folder)
-        functions = self.functions = Functions(network, runs, profile)
-        self.compiler = Compiler(network.graph, runs, sum(sizes), cache, profile)
+        host = Host(network.graph, runs, cache and cache.directory)
+        functions = self.functions = Functions(network, runs, host)
+        self.compiler = Compiler(network.graph, runs, sum(sizes), cache, host)
         self.made = Once()  # what is compiled for any parameters
         self.outputs = Entry(functions, layout, "outputs")
         self.step = Entry(functions, layout, "step")

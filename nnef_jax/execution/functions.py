@@ -15,9 +15,9 @@ from lowering.errors import InvalidComputation
 from lowering.extents import shapes_differ, show
 from lowering.fallback import About, named, or_else
 from lowering.graph import Graph, Value
-from lowering.machine import Profile
 from lowering.trace import Context, trace
 from nnef_jax.errors import InputError, SemanticError
+from nnef_jax.execution.host import Host
 from nnef_jax.execution.meshes import Layout, over_mesh
 from nnef_jax.execution.options import Prepared, RunOptions, is_watched
 from nnef_jax.execution.probe import NOTHING, Probe
@@ -35,18 +35,16 @@ Function = Callable[..., Results]
 class Functions:
     """Computes a network: one cycle of it, or many."""
 
-    def __init__(
-        self, network: Network, options: RunOptions, profile: Callable[[], Profile]
-    ) -> None:
+    def __init__(self, network: Network, options: RunOptions, host: Host) -> None:
         self.network = network
         self.options = options
-        self._profile = profile
+        self._host = host
 
     @property
     def about(self) -> About:
         """Return what is told where the network is rewritten for the host."""
         is_strict = self.options.optimize == "strict"
-        return About(self.network.graph.name, is_strict, self._profile())
+        return About(self.network.graph.name, is_strict, self._host.profile())
 
     def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run one cycle."""

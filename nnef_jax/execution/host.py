@@ -1,8 +1,8 @@
 """The profile of the host: measured once, kept in a folder, found there by other processes.
 
-machine-KEY.json holds the rates, for people to read, and what it was measured of: the processor,
-its threads, and what compiles. It is made where it can be kept, else nothing is measured. A file
-that is damaged, or another host's, is made again. One that says something wrong costs time alone.
+machine-KEY.json holds the rates, for people to read, and what they are of: the processor, its
+threads, and what compiles. It is measured where it can be kept, and nowhere else. A file that is
+damaged, or another host's, is made again. One that says something wrong costs time alone.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from lowering import machine
 from lowering.devices import processor
 from lowering.graph import Graph
-from lowering.machine import Costs, Profile
+from lowering.machine import DEFAULT, Costs, Profile
 from lowering.work import total
 from nnef_jax.errors import ArchiveError
 from nnef_jax.execution import cache_folder
@@ -30,32 +30,47 @@ from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.options import RunOptions
 from nnef_jax.storage import files, reads
 
-# Multiply-adds of a network worth the second that it takes to measure the host for it.
+# Multiply-adds of a network that is worth the second in which the host is measured.
 _LARGE = 10_000_000
 
-_SWITCH = "NNEF_JAX_MEASURE"  # 0 takes the shipped profile in all of a process
+_SWITCH = "NNEF_JAX_MEASURE"  # with 0 all of a process chooses by the shipped profile
 _LONGEST = 1 << 16  # bytes of a file
 
 _known: dict[str, Profile] = {}  # by path
 _lock = threading.Lock()
-_WAIT = 5.0  # seconds for another thread that measures; no longer, whatever it waits for
+_WAIT = 5.0  # seconds at most for another thread that measures, whatever keeps it
 
 
-def profile_for(graph: Graph, options: RunOptions, folder: str | None) -> Profile:
-    """Return the profile to choose by for a network on the default device.
+class Host:
+    """Tells by which profile to choose for a network on the default device."""
 
-    It is the one that somebody holds, or the host's, which is kept in a folder, by default the
-    user's. It is measured for large networks alone. Elsewhere it is the shipped one.
-    """
-    if held := machine.held():
-        return held
-    if not (options.measure and options.for_cpu and is_on()):
-        return machine.DEFAULT
-    if folder is None:
-        folder = cache_folder.users_folder()
-        if not cache_folder.has_users():
-            return machine.DEFAULT
-    return found(folder) or _made_for(graph, folder)
+    def __init__(self, graph: Graph, options: RunOptions, folder: str | None) -> None:
+        """Take the folder to keep the host's profile in, by default the user's."""
+        self._graph = graph
+        self._options = options
+        self._folder = folder
+
+    def profile(self) -> Profile:
+        """Return the profile that somebody holds, the host's, or else the shipped one.
+
+        The host's is measured for large networks; small ones take it where it is known.
+        """
+        return self.known_profile(measures=True)
+
+    def known_profile(self, *, measures: bool = False) -> Profile:
+        """Return the same, without measuring."""
+        if held := machine.held():
+            return held
+        if not (self._options.measure and self._options.for_cpu and is_on()):
+            return DEFAULT
+        folder = users_folder() if self._folder is None else self._folder
+        if folder is None:
+            return DEFAULT
+        return found(folder) or (measures and self._is_large and made(folder)) or DEFAULT
+
+    @cached_property
+    def _is_large(self) -> bool:
+        return total(self._graph) >= _LARGE
 
 
 def is_on() -> bool:
@@ -63,9 +78,9 @@ def is_on() -> bool:
     return os.environ.get(_SWITCH) != "0"
 
 
-def _made_for(graph: Graph, folder: str) -> Profile:
-    is_large = total(graph) >= _LARGE
-    return (made(folder) if is_large else None) or machine.DEFAULT
+def users_folder() -> str | None:
+    """Return the user's folder, or None where a system has none for caches, as a container."""
+    return cache_folder.users_folder() if cache_folder.has_users() else None
 
 
 def found(folder: str) -> Profile | None:
@@ -86,33 +101,31 @@ def made(folder: str) -> Profile | None:
     if not _lock.acquire(timeout=_WAIT):
         return None
     try:
-        return found(folder) or _written(path_in(folder))
+        return found(folder) or _known.setdefault(path_in(folder), _written(path_in(folder)))
     finally:
         _lock.release()
 
 
-def _written(path: str) -> Profile | None:
-    """Measure the host, write the file, and return what it says; None where either fails."""
-    profile = measured()
-    if profile is None:
-        return None
-    with suppress(OSError):
-        content = {"host": list(_host()), **asdict(profile)}
+def _written(path: str) -> Profile:
+    """Measure the host, and return what is in the file now; the shipped profile where that fails.
+
+    Other processes would choose otherwise than this one by what is not kept.
+    """
+    with suppress(Exception):  # XLA raises anything where it lacks an option
+        profile = _measured()
+        content = {**asdict(profile), "host": list(_host())}
         with files.replacing(path, overwrite=True) as file:
             file.write(f"{json.dumps(content, indent=1)}\n".encode())
-        _known[path] = profile
         return profile
-    return None
+    return DEFAULT
 
 
-def measured() -> Profile | None:
-    """Measure the host, wherever jax computes by default; None where its jaxlib lacks options."""
+def _measured() -> Profile:
     from lowering.cpu.rates import measured
 
-    # In a thread of its own, where nothing is traced, and nobody looks for NaN.
-    with suppress(Exception), ThreadPoolExecutor(1) as pool:
+    # In a thread of its own nothing is traced, and nobody looks for NaN.
+    with ThreadPoolExecutor(1) as pool:
         return pool.submit(measured, threads()).result()
-    return None
 
 
 def path_in(folder: str) -> str:
@@ -134,20 +147,22 @@ def threads() -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    return max(1, min(cores, _quota()))
+    return max(1, min(cores, quota()))
 
 
-def _quota() -> int:
-    """Return the whole cores that the control group of a container lets it use."""
-    for path in ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
-        with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            quota, *period = file.read().split()
-            if not period:
-                with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us", encoding="ascii") as file:
-                    period = file.read().split()
-            if int(quota) > 0:  # "max" is a ValueError, -1 the same
-                return math.ceil(int(quota) / int(period[0]))
-    return 1 << 10
+def quota(root: str = "/sys/fs/cgroup") -> int:
+    """Return how many cores the control group of a container lets it use, of either version."""
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        with suppress(OSError, ValueError):  # "max" is a ValueError, too
+            spent, period = map(int, " ".join(_text(f"{root}/{name}") for name in names).split())
+            if spent > 0:  # -1 is no limit
+                return math.ceil(spent / period)
+    return 1 << 16
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
 
 
 def _read(path: str) -> Profile | None:
@@ -170,7 +185,7 @@ def _profile(content: Mapping[str, Any]) -> Profile:
     costs: Any = Costs(**content["costs"])
     profile = Profile(**{**content, "costs": costs})
     rates = [getattr(profile, name) for name in machine.names(Profile)]
-    rates += [getattr(profile.costs, name) for name in machine.names(Costs)]
+    rates += [getattr(costs, name) for name in machine.names(Costs)]
     if not all(type(x) is float and 0 < x < math.inf for x in rates):
         raise ValueError("a rate is no positive number")
     if type(profile.threads) is not int or profile.threads < 1:
