@@ -25,6 +25,8 @@ from lowering.machine import Costs, Profile
 # what differs by less than a twelfth is equal.
 _STEP = 2**0.25
 
+_PLAIN = lax.Precision.DEFAULT  # whatever the user has jax multiply with
+
 _WIDTH = "xla_cpu_prefer_vector_width"
 
 _SECONDS = 0.01  # of calls of a program
@@ -47,9 +49,9 @@ def measured(threads: int) -> Profile:
     It computes on the first CPU. Raises JaxRuntimeError where jaxlib lacks an option.
     """
     products = _rates(_product(jnp.float32, CPU), _product(jnp.bfloat16, BFLOAT16), _bytes())
-    product, bfloat16, int8 = _rounded(products)
-    row, row_pairs = _rounded(_rates(_row(1), _row(2)))
-    loop, wide_loop = _rounded(_rates(_loop("256"), _loop("512")))
+    product, bfloat16, int8 = rounded(products)
+    row, row_pairs = rounded(_rates(_row(1), _row(2)))
+    loop, wide_loop = rounded(_rates(_loop("256"), _loop("512")))
     windows = _convolution(16, 56), _convolution(64, 28)
     apart = *windows, _sum(1 << 18, _STEPS), _sum(1 << 23, 2), _starts()
     narrow, wide, cached, memory, starts = (_nearest(*_rates(trial)) for trial in apart)
@@ -83,7 +85,7 @@ def _nearest(rate: float) -> float:
     return float(f"{_STEP ** round(math.log(rate, _STEP)):.3g}")
 
 
-def _rounded(rates: Sequence[float]) -> list[float]:
+def rounded(rates: Sequence[float]) -> list[float]:
     """Round the first rate, and others to multiples of it by powers of the step."""
     first, *others = rates
     near = _nearest(first)
@@ -107,7 +109,8 @@ def _product(dtype: Any, options: dict[str, str], sums: Any = jnp.float32) -> _T
 
     def multiply(x: Array, y: Array) -> Array:
         left = left_operand(x, sums)
-        return lax.dot_general(left, y, (((1,), (0,)), ((), ())), preferred_element_type=sums)
+        numbers = ((1,), (0,)), ((), ())
+        return lax.dot_general(left, y, numbers, _PLAIN, preferred_element_type=sums)
 
     arrays = _items(rows, depth, dtype=dtype), _items(depth, columns, dtype=dtype)
     return _Trial(multiply, arrays, rows * depth * columns, options)
@@ -124,9 +127,9 @@ def _row(parts: int) -> _Trial:
 
     def step(row: Array, matrices: Array) -> Array:
         if parts == 1:
-            return row @ matrices[0]
+            return lax.dot(row, matrices[0], precision=_PLAIN)
         rows = jnp.broadcast_to(row[None], (parts, 1, extent))
-        return lax.dot_general(rows, matrices, numbers).reshape(1, extent)
+        return lax.dot_general(rows, matrices, numbers, _PLAIN).reshape(1, extent)
 
     def steps(row: Array, matrices: Array) -> Array:
         return lax.fori_loop(0, _STEPS, lambda _, row: step(row, matrices) * 0.01, row)
@@ -148,14 +151,16 @@ def _loop(width: str) -> _Trial:
     def steps(x: Array, filter: Array) -> Array:
         return lax.fori_loop(0, _STEPS, lambda _, x: step(x, filter), x)
 
-    arrays = _items(extent, extent, channels), _items(3, 3, channels)
+    arrays = _items(extent, extent, channels), _items(3, 3, 1, 1, channels)
     return _Trial(steps, arrays, _STEPS * extent**2 * channels, CPU | {_WIDTH: width})
 
 
 def _convolution(channels: int, extent: int) -> _Trial:
     def convolve(x: Array, filter: Array) -> Array:
         numbers = "NHWC", "HWIO", "NHWC"
-        return lax.conv_general_dilated(x, filter, (1, 1), "SAME", dimension_numbers=numbers)
+        return lax.conv_general_dilated(
+            x, filter, (1, 1), "SAME", dimension_numbers=numbers, precision=_PLAIN
+        )
 
     arrays = _items(1, extent, extent, channels), _items(3, 3, channels, channels)
     return _Trial(convolve, arrays, extent**2 * 9 * channels**2)
@@ -174,6 +179,6 @@ def _starts() -> _Trial:
     """Return products one after the other, so small that to start them takes all of the time."""
 
     def products(x: Array, y: Array) -> Array:
-        return lax.fori_loop(0, _STEPS, lambda _, x: x @ y, x)
+        return lax.fori_loop(0, _STEPS, lambda _, x: lax.dot(x, y, precision=_PLAIN), x)
 
     return _Trial(products, (_items(8, 8), _items(8, 8)), _STEPS)

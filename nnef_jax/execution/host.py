@@ -153,7 +153,7 @@ def threads() -> int:
 def quota(root: str = "/sys/fs/cgroup") -> int:
     """Return how many cores the control group of a container lets it use, of either version."""
     for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
-        with suppress(OSError, ValueError):  # "max" is a ValueError, too
+        with suppress(OSError, ValueError, ArithmeticError):  # "max" is a ValueError, too
             spent, period = map(int, " ".join(_text(f"{root}/{name}") for name in names).split())
             if spent > 0:  # -1 is no limit
                 return math.ceil(spent / period)
