@@ -16,8 +16,8 @@ from lowering.machine import profile
 # Eigen instead of YNNPACK, XLA's other library for products and convolutions.
 CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
-# YNNPACK for products: of bfloat16 it computes them in the units for it, Eigen in float32. With
-# AMX 6272x512x128 takes 0.52 ms instead of 5.4, in float32 3 by either. All else that YNNPACK may
+# YNNPACK for products: of bfloat16 it computes them in the units for it, Eigen in float32:
+# 6272x512x128 takes 0.52 ms instead of 5.4, in float32 3 by either. All else that YNNPACK may
 # take (no options) is as fast in a transformer, slower in ResNet-50 (177 ms for 159).
 BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
@@ -34,9 +34,9 @@ BYTES = {
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
 }
 
-# Loops with vectors of 512 bits instead of LLVM's 256, where a processor does not slow down by
-# them: EfficientNet-B0 takes 0.94 and 0.91 of the time (batch 1, 8), MobileNetV2 0.95 and 0.94,
-# ConvNeXt-T 0.94, an LSTM 0.97, an encoder 0.98, training steps 0.94 to 1.00.
+# Loops with vectors of 512 bits instead of LLVM's 256, where they are no slower: EfficientNet-B0
+# takes 0.94 and 0.91 of the time (batch 1, 8), MobileNetV2 0.95 and 0.94, ConvNeXt-T 0.94, an LSTM
+# 0.97, an encoder 0.98, training steps 0.94 to 1.00. A processor without them has its widest.
 _WIDTH = {"xla_cpu_prefer_vector_width": "512"}
 
 # YNNPACK starts faster: of 100 products of 8x8 items it computes 8 rows in 0.20 ms, Eigen in 0.30.

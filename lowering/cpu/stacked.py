@@ -13,7 +13,7 @@ from lowering.cpu.products import product
 from lowering.cpu.window import Window, cells, padded
 
 # Bytes of the sums that one product may leave for all cells. Beyond the caches other kernels are
-# faster. With AMX 64 channels of bfloat16 at 56x56 take, in ms, by one product, by one for each
+# faster. 64 channels of bfloat16 at 56x56 take, in ms, by one product, by one for each
 # cell, and by XLA's own convolution: 0.56, 1.35 and 1.25; 8 of these 22.6, 22.4 and 7.5; 256 at
 # 14x14 0.45, 0.61 and 1.44.
 _BYTES = 8 << 20

@@ -29,7 +29,7 @@ CPU = Target(
 class Choice(NamedTuple):
     """Says what a kernel does, and earned: a call's time without it, divided by that with all.
 
-    Two cores of a Xeon (family 6, model 167, AVX-512) ran these calls where no other is named.
+    Two cores with AVX-512 ran these calls; further figures are of other machines.
     """
 
     does: str
@@ -72,11 +72,11 @@ KERNELS: dict[str, Choice] = {
     # Kernels
     "turned": Choice(
         "transposes a product of few rows and many columns",
-        "ResNet-18, batch 1: 1.10; MobileNetV2, batch 1: 1.08; with AMX 1.04, LSTM, batch 1: 0.93",
+        "ResNet-18, batch 1: 1.10; MobileNetV2, batch 1: 1.08 and 1.04; LSTM, batch 1: 0.93",
     ),
     "pairs": Choice(
-        "computes a product of one row on two threads",
-        "LSTM, batch 1, on Zen 3: 1.25; LSTM and GRU on the Xeon: 0.95",
+        "computes a product of one row on two threads, where the machine gains by it",
+        "LSTM, batch 1: 1.25; on a machine that loses by it LSTM and GRU: 0.95",
     ),
     "pointwise": Choice(
         "makes a convolution of one cell a product",
@@ -96,7 +96,7 @@ KERNELS: dict[str, Choice] = {
     ),
     "tiled": Choice(
         "makes a transposed convolution without overlap a product",
-        "U-Net, batch 1: 1.04, on 2 cores with AMX: 1.09",
+        "U-Net, batch 1: 1.04 and 1.09",
     ),
     "narrow": Choice(
         "computes windows of bfloat16 by products with sums of 32 bits",
@@ -111,7 +111,7 @@ KERNELS: dict[str, Choice] = {
     ),
     "stacked": Choice(
         "makes a window of many channels to few one product with all its cells",
-        "DenseNet-121, batch 1, on 2 cores with AMX: 1.29",
+        "DenseNet-121, batch 1: 1.29",
     ),
     "bordered": Choice(
         "pads an input of fewer positions than a window before XLA's own convolution",
@@ -123,11 +123,11 @@ KERNELS: dict[str, Choice] = {
     ),
     "lanes": Choice(
         "sums rows by parts, with what is computed of them, as in a layer norm",
-        "ConvNeXt-T, batch 1, on 2 cores with AMX: 1.05 to 1.14; transformers: 1.0",
+        "ConvNeXt-T, batch 1: 1.05 to 1.14; transformers: 1.0",
     ),
     "pooling": Choice(
         "makes small pooling windows shifted maxima and sums",
-        "on 2 cores with AMX ResNet-50, batch 1: 1.06; ResNet-18, batch 1: 1.04; U-Net: 1.02",
+        "ResNet-50, batch 1: 1.06; ResNet-18, batch 1: 1.04; U-Net: 1.02",
     ),
     # Derivatives
     "gradients": Choice(

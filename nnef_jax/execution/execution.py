@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nnef_jax.execution.disk_cache import DiskCache
 
 # Multiply-adds of a call beyond which the kernels for CPUs may gain more than they take to compile:
-# on two cores of a Zen 3 they gain 0.04 s in a billion (ResNet-18) to 0.3 s (MobileNetV2), and take
+# on two cores they gain 0.04 s in a billion (ResNet-18) to 0.3 s (MobileNetV2), and take
 # 4 s and 1 s of processor time.
 _LONG = 10_000_000_000
 
