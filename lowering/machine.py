@@ -5,6 +5,7 @@ profile, wherever it was measured. A wrong one costs time. Nothing is measured h
 
 To add a rate: a field of `Profile` where a property of it compares it with another one, of `Costs`
 where time is reckoned by shape; its value in `DEFAULT`; what measures it in `lowering.cpu.rates`.
+What is chosen by it is one of `Profile.decisions`, which the key of what is compiled holds.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from lowering.contexts import holding
 class Costs:
     """Rates of float32 by which costs of kernels are reckoned, by all threads together.
 
-    A kernel takes multiply-adds / rate + bytes / rate + starts * `start` seconds. All of it is in
-    the key of what is compiled, so that they are rounded.
+    A kernel takes multiply-adds / rate + bytes / rate + starts * `start` seconds.
 
     Args:
         product: multiply-adds a second of large products by Eigen.
@@ -85,13 +85,13 @@ class Profile:
         return self.threads > 1 and self.row_pairs > self.row
 
     def decisions(self) -> dict[str, bool]:
-        """Return what the profile says by name, whatever the shape."""
+        """Return what is chosen by the profile, by name: the key of what is compiled has it.
+
+        A choice by costs belongs to it too, as what is chosen for a few shapes, say: else what was
+        compiled by other rates is taken for what would be compiled now.
+        """
         names = (name for name, item in vars(Profile).items() if isinstance(item, property))
         return {name: getattr(self, name) for name in names}
-
-    def key(self) -> tuple[object, ...]:
-        """Return all that what is compiled depends on: profiles with equal ones choose alike."""
-        return *self.decisions().items(), self.costs
 
 
 # For hosts that are not measured: float32 as two cores with AVX-512 compute it. Vectors of 512 bits

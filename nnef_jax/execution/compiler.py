@@ -121,7 +121,7 @@ class Compiler:
 
     def _key(self, entry: Entry, graph: Graph, own: Arrays, arguments: Lists, place: Place) -> str:
         types = [str(jax.typeof(x)) for x in (*own.values(), *jax.tree.leaves(arguments))]
-        chosen = self._host.known_profile().key() if self._options.for_cpu else ()
+        chosen = self._host.known_profile().decisions() if self._options.for_cpu else {}
         told = place.is_committed, entry.name, types, self._options, chosen
         return key_of(graph, place.where, *told)
 

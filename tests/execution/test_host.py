@@ -246,7 +246,8 @@ def test_a_key_has_the_decisions(tmp_path: Path, measurements: list[int]) -> Non
 
     first = compiled()
     assert len(first) == 1
-    slower = replace(HOST, bfloat16=HOST.bfloat16 / 1.2, row=HOST.row * 1.1)
+    costs = replace(HOST.costs, memory=HOST.costs.memory * 2)
+    slower = replace(HOST, bfloat16=HOST.bfloat16 / 1.2, row=HOST.row * 1.1, costs=costs)
     assert slower.decisions() == HOST.decisions()
     with using(slower):
         assert compiled() == first
