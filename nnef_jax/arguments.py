@@ -40,7 +40,7 @@ def bind_inputs(
     if not kwargs and not leading and len(args) == len(inputs):
         pairs = zip(args, inputs, strict=True)
         if all(_is_array(x) and _is_of(x, value) for x, value in pairs):
-            return list(map(_copied, args))
+            return list(map(copied, args))
     names = [value.name for value in inputs]
     if len(args) > len(inputs):
         raise InputError(
@@ -68,7 +68,7 @@ def bind_inputs(
         try:
             if not (abstract and isinstance(array, jax.ShapeDtypeStruct)):
                 array = _as_array(what, array, value.type)
-            arrays.append(_copied(fitted(what, array, value.type, leading)))
+            arrays.append(copied(fitted(what, array, value.type, leading)))
         except InputError as error:
             error.span = network.frontend.spans().get(value.name)
             errors.append(error)
@@ -181,7 +181,7 @@ def fitted(what: str, array: Any, type: TensorType, leading: int = 0) -> Any:
 _LARGE = 64 << 10  # bytes from which a device takes an aligned array faster than it copies one
 
 
-def _copied(array: Any) -> Any:
+def copied(array: Any) -> Any:
     """Copy an array of numpy, which the caller may change while it is read; keep others.
 
     A call of 25 us would take 100 by `jnp.array`, and the first 0.1 s more to compile that.

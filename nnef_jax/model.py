@@ -15,7 +15,13 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from lowering.extents import is_known
 from lowering.graph import Graph, Parameter, StateVariable
-from nnef_jax.arguments import bind_inputs, bind_variables, require_one_length, require_values
+from nnef_jax.arguments import (
+    bind_inputs,
+    bind_variables,
+    copied,
+    require_one_length,
+    require_values,
+)
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.execution import Execution, GivenArrays, OwnArrays
@@ -163,11 +169,11 @@ class Model:
         shapes inside do not. `edit` and `capture` are those of `apply`.
         """
         execution = self._execution
-        if edit is None and capture is None and not kwargs:
-            known = execution.known(args)
-            if known is not None:
+        if edit is None and capture is None:
+            inputs = self._in_order(args, kwargs) if kwargs else args
+            if inputs is not None and (known := execution.known(inputs)):
                 try:
-                    return known(list(args))
+                    return known(list(map(copied, inputs)))
                 except Exception:  # a NaN, say, where jax looks for these: it is found below
                     if not is_watched():
                         raise
@@ -469,6 +475,17 @@ class Model:
         bound = bind_variables("state", state, states, list(states))
         arrays = ((label, bound[label]) for label in states)  # jnp.asarray takes 1 us of any array
         return {n: x if isinstance(x, jax.Array) else jnp.asarray(x) for n, x in arrays}
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Return inputs in the order of the graph, None if they are not just those by name."""
+        names = self._names[len(args) :]
+        if len(names) != len(kwargs) or any([name not in kwargs for name in names]):
+            return None
+        return (*args, *[kwargs[name] for name in names])
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [value.name for value in self.graph.inputs]
 
     @cached_property
     def _parameters(self) -> dict[str, Parameter]:

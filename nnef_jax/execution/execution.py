@@ -106,11 +106,11 @@ class Execution:
     def known(self, inputs: tuple[Any, ...]) -> partial[Any] | None:
         """Return what runs the outputs for a list of inputs of these types, or None.
 
-        They need no binding, which takes 30 us with the search for what is compiled.
+        They need no binding, which takes up to 30 us with the search for what is compiled.
         """
         try:
             return self._known.get(_types(inputs))
-        except (AttributeError, TypeError):  # no arrays of jax
+        except (AttributeError, TypeError):  # no arrays
             return None
 
     def run(
@@ -145,7 +145,9 @@ class Execution:
             own = self.own.parameters(place and place.where)
             return self._computed(entry, own, state, inputs)
         executable = self._executable(entry, arguments, arrays, place)
-        if not entry.takes_state and all(isinstance(x, jax.Array) for x in arrays):
+        if not entry.takes_state and all(
+            isinstance(x, jax.Array) or type(x) is np.ndarray for x in arrays
+        ):
             self._known[_types(arrays)] = executable
         return executable(*arguments)
 
@@ -267,9 +269,14 @@ class Execution:
 
 
 def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what an executable is found by, given arrays of jax."""
+    """Return what an executable is found by, given arrays of numpy or jax."""
     default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    types = [(type(x), x.shape, x.dtype, x.committed and x.sharding) for x in arrays]
+    types = [
+        (x.shape, x.dtype)
+        if type(x) is np.ndarray
+        else (type(x), x.shape, x.dtype, x.committed and x.sharding)
+        for x in arrays
+    ]
     return (default, *types)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from lowering.alignment import aligned
 from nnef_jax import InputError
 from tests.helpers import archive, model_of
 
@@ -290,6 +291,43 @@ def test_errors_of_several_arrays_come_at_once(model: nnef_jax.Model) -> None:
     with pytest.raises(InputError) as caught:
         model("a", "b")
     assert [e.message.split()[1] for e in caught.value.errors] == ["'x'", "'n'"]
+
+
+@pytest.mark.parametrize("make", [np.array, jnp.asarray])
+def test_later_calls_are_checked_as_the_first(
+    make: Callable[[Any], Any], model: nnef_jax.Model
+) -> None:
+    x, n = make(X), make(N)
+    for _ in range(2):  # the second time what is compiled is found by the types
+        for y in (model(x, n), model(x, n=n), model(n=n, x=x), model(x.astype(np.float16), n)):
+            np.testing.assert_array_equal(y["y"], 2 * X)
+            np.testing.assert_array_equal(y["m"], N)
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: model(x, n, z=n), "no input 'z'"),
+        (lambda: model(x, n, x=x), "by position and by name"),
+        (lambda: model(x, x=x), "by position and by name"),
+        (lambda: model(x), "input 'n' is missing"),
+        (lambda: model(n=n), "input 'x' is missing"),
+        (lambda: model(x, n, n), "3 inputs are given"),
+        (lambda: model(x[:1], n), r"'x' has shape \[1,3\]"),
+        (lambda: model(n, x), "'x' has shape"),
+        (lambda: model(x.astype(bool), n=n), "'x' has dtype bool"),
+    ]
+    for call, message in refused:
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+def test_an_array_may_be_changed_after_each_call() -> None:
+    text = """version 1.0; graph g(x) -> (y) {
+    x = external(shape = [256, 256]); a = matmul(x, x); b = matmul(a, a); c = matmul(b, b);
+    y = add(c, x); }"""
+    model, x = model_of(text), aligned((256, 256), np.dtype(np.float32))
+    for _ in range(3):
+        x[...] = np.eye(256)
+        y = model(x)
+        x[...] = 7  # while it may still be read
+        np.testing.assert_array_equal(y, 2 * np.eye(256))
 
 
 # Transformations and modes of jax.
