@@ -13,23 +13,25 @@ from lowering.extents import at_least
 from lowering.kernels.precision import left_operand
 from lowering.machine import profile
 
-# Eigen shares out the rows of the result: few rows and many columns are better transposed. GFLOP/s
+# Eigen shares out the rows of the result: some rows and many columns are better transposed. GFLOP/s
 # of rows x depth x columns, as written and transposed: 49x320x1280 90 and 130, 128x384x1536 100 and
-# 150, 128x1536x384 117 and 114; 196x576x96 144 and 89, 197x384x384 117 and 95.
-_FEW = 160
-
+# 150, 128x1536x384 117 and 114; 196x576x96 144 and 89, 197x384x384 117 and 95. Few rows are better
+# as written. On 2 cores with AMX 4x256x256 82 and 31, 4x1024x1024 46 and 28, 17x96x392 160 and 82,
+# 17x256x256 145 and 88, 17x512x512 129 and 153; 32x256x256 93 and 191, 32x512x512 104 and 270.
+#
 # In a loop the result is transposed back in each step, by gates that read it across. 128 steps of
 # an LSTM of 256 take, in ms, as written and transposed, for 8 rows 6.8 and 12.6, for 16 15 and
 # 20, for 32 49 and 43; of one of 128 for 32 rows 10 and 12, of one of 512 for 16 64 and 67, for 32
 # 140 and 114; of a GRU of 256 for 8 rows 5.1 and 7.9, for 32 27 and 25.5.
-_FEWEST_IN_LOOP = 32
+_FEWEST, _MOST = 32, 160
+_LARGE = 128 << 10  # items of a matrix that is worth it in a loop, and in parts
 
-# A product of one row runs on one thread, one of a batch on several.
-_PARTS = 2
-_LARGE = 128 << 10  # items of a matrix that is worth it
+_PARTS = 2  # of a product of one row, which runs on one thread, of a batch on several
 
 # One row by a matrix beyond the caches takes as long as reading it. With columns that lie together
-# 768x768 takes 0.032 ms in a loop, 512x2048 0.050; by `pairs`, with rows that do, 0.057 and 0.11.
+# 768x768 takes 0.032 ms in a loop, 512x2048 0.050; in two parts on two threads, with rows that do,
+# 0.057 and 0.11. These parts wake a thread for each product: three of 472x472 take 0.14 ms so, and
+# 0.34 after a rest, as written 0.11 and 0.16.
 _STREAMED = 1 << 19
 
 # Such a matrix is a batch of so many, which XLA shares out among threads better than Eigen does the
@@ -44,7 +46,7 @@ def is_turned(rows: int, columns: int, *, depth: int = 0, narrow: bool = False) 
     if rows == 1:
         fits = depth * columns >= (_NARROW if narrow else _STREAMED)
     else:
-        fits = 1 < rows <= _FEW and columns >= 2 * rows
+        fits = _FEWEST <= rows <= _MOST and columns >= 2 * rows
     return fits and runs("turned")
 
 
@@ -90,7 +92,7 @@ def is_narrow(x: Array, sums: Any) -> bool:
 
 def is_turned_in_loop(rows: int, depth: int, columns: int) -> bool:
     """Tell the same of a product of a loop's state."""
-    return rows >= _FEWEST_IN_LOOP and depth * columns >= _LARGE and is_turned(rows, columns)
+    return depth * columns >= _LARGE and is_turned(rows, columns)
 
 
 def product(

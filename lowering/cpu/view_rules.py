@@ -190,7 +190,7 @@ def _product(program: Program, equation: Any, left: View, right: View) -> View:
 
 
 def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
-    """Multiply by a matrix of parameters; few rows by many columns are transposed.
+    """Multiply by a matrix of parameters; some rows by many columns are transposed.
 
     A matrix that varies from call to call is taken as it lies.
     In a loop the result is transposed back at once. It is transposed there only where no more than

@@ -680,6 +680,18 @@ def test_a_loop_computes_nothing_of_parameters() -> None:
     assert_equal(function, *arguments)
 
 
+@pytest.mark.parametrize(("rows", "turned"), [(2, False), (31, False), (32, True), (161, False)])
+def test_some_rows_are_transposed(rows: int, turned: bool) -> None:
+    def function(parameters: list[Any], inputs: list[Any]) -> Any:
+        return jax.nn.relu(inputs[0] @ parameters[0])
+
+    arguments = [random(16, 336)], [random(rows, 16)]
+    jaxpr = jax.make_jaxpr(optimised(function))(*arguments)
+    (product,) = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert product.outvars[0].aval.shape == ((336, rows) if turned else (rows, 336))
+    assert_equal(function, *arguments)
+
+
 @pytest.mark.parametrize(("rows", "width", "turned"), [(8, 24, 0), (24, 256, 0), (32, 256, 1)])
 def test_a_loop_keeps_the_layout_of_its_state(rows: int, width: int, turned: int) -> None:
     def function(parameters: list[Any], inputs: list[Any]) -> Any:

@@ -41,7 +41,7 @@ def test_decisions(name: str) -> None:
 
 def test_what_is_shipped_gains_nothing_by_fewer_bits() -> None:
     assert not DEFAULT.multiplies_bfloat16 and not DEFAULT.multiplies_bytes
-    assert DEFAULT.keeps_wide_vectors and DEFAULT.pairs_rows
+    assert DEFAULT.keeps_wide_vectors and not DEFAULT.pairs_rows
     assert compiler_options(1 << 20) == {
         "xla_cpu_experimental_ynn_fusion_type": "",
         "xla_cpu_prefer_vector_width": "512",
