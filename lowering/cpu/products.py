@@ -30,8 +30,8 @@ _PARTS = 2  # of a product of one row, which runs on one thread, of a batch on s
 
 # One row by a matrix beyond the caches takes as long as reading it. With columns that lie together
 # 768x768 takes 0.032 ms in a loop, 512x2048 0.050; in two parts on two threads, with rows that do,
-# 0.057 and 0.11. These parts wake a thread for each product: three of 472x472 take 0.14 ms so, and
-# 0.34 after a rest, as written 0.11 and 0.16.
+# 0.057 and 0.11. These parts wake a thread for each product: a network with two of 472x472 takes
+# 0.14 to 0.15 ms so, 0.23 to 0.34 after a rest; as written 0.13, and 0.15 to 0.23.
 _STREAMED = 1 << 19
 
 # Such a matrix is a batch of so many, which XLA shares out among threads better than Eigen does the
