@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from lowering.ablation import runs
 from lowering.cpu import convolution as kernels
 from lowering.cpu.derivatives import filter_gradient
-from lowering.cpu.memory import stored
+from lowering.cpu.memory import apart, stored
 from lowering.cpu.products import is_real, is_turned
+from lowering.cpu.rows import apart_in_rows, depthwise_rows, is_in_rows, may_be_in_rows
 from lowering.cpu.view import View, whole
 from lowering.cpu.window import WINDOW, Window
 from lowering.program import Program
@@ -31,6 +32,10 @@ def convolution(program: Program, equation: Any, input: View, filter: View) -> V
     first, feature, *places = numbers.lhs_spec
     x = whole(input, (first, *places, feature))
     w = whole(filter, (*cells, inputs, outputs))
+    if filter.known and may_be_in_rows(program, x.shape) and is_in_rows(x, w, window):
+        array = depthwise_rows(x, w, window)
+        return View(array, (batch, *spatial, channel), shape, in_rows=True)
+    x = apart_in_rows(x) if input.in_rows else x
     is_read_by_loops = window.groups > 1 or kernels.is_summed(x, w, window)
     if is_read_by_loops and not filter.known and w.dtype == jnp.float32:
         w = stored(w)  # small; loops would scale it again for each item
@@ -58,4 +63,6 @@ def convolution(program: Program, equation: Any, input: View, filter: View) -> V
     array = kernels.convolution(x, w, window, varies=not filter.known)
     if is_stored and program.role == "forward":
         array = stored(array)
+    if is_read_by_loops and may_be_in_rows(program, array.shape):
+        array = apart(array)
     return View(array, (batch, *spatial, channel), shape)

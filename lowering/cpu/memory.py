@@ -49,3 +49,11 @@ def uninlined(function: Callable[..., Any]) -> Callable[..., Any]:
             return program(*args)
 
     return call
+
+
+def apart(x: Array) -> Array:
+    """Return the array so that loops that compute it and loops that read it stay apart.
+
+    The first ones are over its own axes then, whatever shape a product wants. It costs nothing.
+    """
+    return uninlined(lambda x: lax.reshape(x, x.shape))(x) if runs("stored") else x

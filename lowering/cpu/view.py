@@ -19,20 +19,22 @@ Order = tuple[int, ...]
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("array",),
-    meta_fields=("order", "shape", "known"),
+    meta_fields=("order", "shape", "known", "in_rows"),
 )
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
     """A tensor of some shape, held as an array of another layout; a pytree.
 
     Axis j of the array is axis `order[j]` of the tensor. Where the array has extent 1 and the
-    tensor another, all items are equal. `known`: the tensor depends on parameters alone.
+    tensor another, all items are equal. `known`: the tensor depends on parameters alone. `in_rows`:
+    loops over rows of narrow channels make it.
     """
 
     array: Any
     order: Order
     shape: tuple[int, ...]
     known: bool = False
+    in_rows: bool = False
 
     @property
     def is_plain(self) -> bool:

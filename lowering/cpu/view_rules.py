@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax import lax
 from lowering.ablation import runs
 from lowering.cpu import products
 from lowering.cpu.convolutions import convolution
+from lowering.cpu.memory import apart
 from lowering.cpu.pooling import maximum_gradient, window_reduction
 from lowering.cpu.products import (
     is_narrow,
@@ -23,6 +25,7 @@ from lowering.cpu.products import (
     sums_of_channels,
 )
 from lowering.cpu.reductions import is_by_lanes, sums_of_rows
+from lowering.cpu.rows import apart_in_rows, in_rows, may_be_in_rows, repeated, row_of
 from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.extents import at_least
 from lowering.facts import facts
@@ -54,7 +57,36 @@ def _elementwise(program: Program, equation: Any, *views: View) -> View:
     if primitive(equation) in ("add_any", "select_n", "clamp") and full:  # of one shape, or scalars
         widest = tuple(map(max, zip(*full, strict=True)))
         arrays = [jnp.broadcast_to(x, widest) if x.ndim else x for x in arrays]
+    shape = max((jnp.shape(x) for x in arrays), key=math.prod)
+    if order != tuple(sorted(order)) and may_be_in_rows(program, shape):
+        found = _by_rows(equation, arrays, [view.known for view in views])
+        if found is not None:
+            return replace(view_of(equation, found, order), in_rows=True)
     return view_of(equation, _bind(equation, arrays), order)
+
+
+def _apart(view: View) -> View:
+    """Return the view of an array that loops over rows make, whatever loop reads it."""
+    return replace(view, array=apart_in_rows(view.array)) if view.in_rows else view
+
+
+def _by_rows(equation: Any, arrays: Sequence[Any], known: Sequence[bool]) -> Any:
+    """Apply an elementwise operation to rows of narrow channels; None where there are none."""
+    shape = max((jnp.shape(x) for x in arrays), key=math.prod)
+    count = 0 if all(known) else row_of(shape)
+    if not count:
+        return None
+    rows: list[Any] = []
+    for x, is_known in zip(arrays, known, strict=True):
+        if jnp.ndim(x) and x.shape != shape:
+            if math.prod(x.shape[1:-1]) != 1:
+                return None
+            x = repeated(x, count) if x.shape[-1] == shape[-1] else x
+            x = x if is_known else apart(x)
+        else:
+            x = in_rows(x, count) if jnp.ndim(x) else x
+        rows.append(x)
+    return _bind(equation, rows).reshape(shape)
 
 
 @RULES("transpose")
@@ -93,7 +125,7 @@ def _ranks(axes: Iterable[int]) -> Order:
 def _reduction(program: Program, equation: Any, view: View, *others: View) -> View | None:
     if others:
         return None
-    axes, x = equation.params["axes"], whole(view)
+    axes, x = equation.params["axes"], whole(_apart(view))
     positions = tuple(sorted(view.position(axis) for axis in axes))
     is_sum = primitive(equation) == "reduce_sum"
     if is_sum and _is_by_channel(x, positions):
@@ -340,7 +372,14 @@ def reshaped_runs(
 
 @RULES("reduce_window_max", "reduce_window_sum")
 def _window(program: Program, equation: Any, *views: View) -> View | list[View] | None:
-    return window_reduction(equation, views) or _by_axis(program, equation, *views)
+    first, *others = views
+    operands = [_apart(first), *others]
+    found = window_reduction(equation, operands)
+    if found is None:
+        return _by_axis(program, equation, *operands)
+    if not may_be_in_rows(program, found.array.shape):
+        return found
+    return replace(found, array=apart(found.array))
 
 
 @RULES("select_and_scatter_add")

@@ -88,6 +88,11 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
         ((8, 4, 3, 3),),
         ((1, 8, 4, 4),),
     ),
+    "rows": (
+        lambda p, x: jnp.sin(conv(x[0], p[0], feature_group_count=8)),
+        ((8, 1, 3, 3),),
+        ((1, 8, 48, 48),),
+    ),
     "tiled": (
         lambda p, x: conv(x[0], p[0], 1, lhs_dilation=(2, 2)),
         ((8, 8, 2, 2),),

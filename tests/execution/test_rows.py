@@ -1,0 +1,90 @@
+"""Narrow channels are computed in rows of several positions, and equal what is written."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from lowering.cpu.rows import row_of
+from tests.programs import optimised, split_of
+
+
+def random(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def conv(x: Any, filter: Any, padding: Any, **options: Any) -> Any:
+    options = {"window_strides": (1, 1)} | options
+    return lax.conv_general_dilated(x, filter, padding=padding, **options)
+
+
+def excited(parameters: Any, inputs: Any) -> Any:
+    """A block that is wide inside, with everything that meets narrow channels."""
+    (x,), (wide, bias, window, narrow) = inputs, parameters
+    y = jax.nn.silu(conv(x, wide, "VALID") + bias)
+    y = conv(y, window, [(2, 0), (1, 3)], rhs_dilation=(1, 2), feature_group_count=6)
+    y = jax.nn.relu(y + bias)
+    y = y * jax.nn.sigmoid(y.mean((2, 3), keepdims=True))
+    pooled = lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+    strided = conv(y, window, "SAME", window_strides=(2, 2), feature_group_count=6)
+    return conv(y, narrow, "VALID"), jnp.tanh(pooled * bias), jnp.exp(strided - bias), y + x[:, :1]
+
+
+SHAPES = (6, 3, 1, 1), (1, 6, 1, 1), (6, 1, 3, 3), (2, 6, 1, 1)
+
+
+def test_rows_equal_what_is_written() -> None:
+    parameters = [random(*shape, seed=seed) for seed, shape in enumerate(SHAPES)]
+    inputs = [random(8, 3, 30, 26, seed=7)]
+    wanted = jax.jit(excited)(parameters, inputs)
+    parts = split_of(excited, parameters, inputs)
+    prepared = parts.prepare(parameters)
+    varying = optimised(excited, alone=True, prepares=False)
+    for found in (
+        jax.jit(parts.run)(prepared, inputs),
+        jax.jit(varying)(parameters, inputs),
+    ):
+        for got, value in zip(jax.tree.leaves(found), wanted, strict=True):
+            atol = 1e-5 * float(jnp.abs(value).max())
+            np.testing.assert_allclose(got, value, rtol=0, atol=atol)
+
+
+def test_loops_are_over_rows() -> None:
+    parameters = [random(*shape) for shape in SHAPES]
+    inputs = [random(8, 3, 30, 26)]
+    parts = split_of(excited, parameters, inputs)
+    program = jax.jit(parts.run).lower(parts.prepare(parameters), inputs).compile()
+    text = program.as_text() or ""
+    # The window's input with its zeros, and what is multiplied by the excitation.
+    assert re.search(r"f32\[8,32,180\][^=]* fusion\(", text)
+    assert re.search(r"f32\[8,30,1,156\][^=]* fusion\(", text)
+
+
+def test_factors_of_rows_are_prepared() -> None:
+    parameters = [random(*shape) for shape in SHAPES]
+    parts = split_of(excited, parameters, [random(8, 3, 30, 26)])
+    shapes = [x.shape for x in parts.prepare(parameters)]
+    assert (1, 1, 156) in shapes
+
+
+@pytest.mark.parametrize(
+    ("shape", "row"),
+    [
+        ((1, 93, 98, 24), 98),
+        ((1, 93, 98, 64), 0),  # loops over channels are of vectors
+        ((1, 93, 98, 72), 98),
+        ((1, 4000, 8), 1000),
+        ((1, 93, 3, 8), 0),  # short: it would be written out as well
+        ((1, 14, 14, 24), 0),  # little work
+        ((1, 0, 7, 8), 0),
+        ((24, 24), 0),
+    ],
+)
+def test_a_row_has_as_many_positions_as_pay(shape: tuple[int, ...], row: int) -> None:
+    assert row_of(shape) == row
