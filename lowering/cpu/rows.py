@@ -72,11 +72,12 @@ def repeated(x: Array, count: int) -> Array:
 
 def is_in_rows(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether windows with a group for each channel are best computed on rows."""
-    *size, _, count = filter.shape
+    *size, depth, count = filter.shape
     width = window.positions(x, size)[-1] if row_of(x.shape) else 0
     return (
         width * count >= _FEWEST
-        and count == x.shape[-1]
+        and depth == 1
+        and count == window.groups == x.shape[-1]
         and x.dtype == jnp.float32
         and window.accumulator in (None, jnp.float32)
         and window.stride[-1] == 1

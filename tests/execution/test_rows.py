@@ -26,17 +26,24 @@ def conv(x: Any, filter: Any, padding: Any, **options: Any) -> Any:
 
 def excited(parameters: Any, inputs: Any) -> Any:
     """A block that is wide inside, with everything that meets narrow channels."""
-    (x,), (wide, bias, window, narrow) = inputs, parameters
+    (x,), (wide, bias, window, narrow, wide_window) = inputs, parameters
     y = jax.nn.silu(conv(x, wide, "VALID") + bias)
     y = conv(y, window, [(2, 0), (1, 3)], rhs_dilation=(1, 2), feature_group_count=6)
     y = jax.nn.relu(y + bias)
     y = y * jax.nn.sigmoid(y.mean((2, 3), keepdims=True))
     pooled = lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
     strided = conv(y, window, "SAME", window_strides=(2, 2), feature_group_count=6)
-    return conv(y, narrow, "VALID"), jnp.tanh(pooled * bias), jnp.exp(strided - bias), y + x[:, :1]
+    mixed = conv(jnp.tanh(y), wide_window, "SAME")
+    return (
+        conv(y, narrow, "VALID"),
+        mixed,
+        jnp.tanh(pooled * bias),
+        jnp.exp(strided - bias),
+        y + x[:, :1],
+    )
 
 
-SHAPES = (6, 3, 1, 1), (1, 6, 1, 1), (6, 1, 3, 3), (2, 6, 1, 1)
+SHAPES = (6, 3, 1, 1), (1, 6, 1, 1), (6, 1, 3, 3), (2, 6, 1, 1), (6, 6, 3, 3)
 
 
 def test_rows_equal_what_is_written() -> None:
