@@ -40,7 +40,7 @@ BYTES = {
 _WIDTH = {"xla_cpu_prefer_vector_width": "512"}
 
 # YNNPACK starts faster: of 100 products of 8x8 items it computes 8 rows in 0.20 ms, Eigen in 0.30.
-_TINY = 256 << 10  # bytes of parameters
+_TINY = 1 << 20  # multiply-adds
 
 # Of a choice by trial: seconds for all candidates together, and runs of each at most.
 _TIME = 1.0
@@ -49,7 +49,7 @@ _RUNS = 20
 
 def candidates() -> list[dict[str, str]]:
     """Return all options that may be the best for a network."""
-    return [*map(_widest, (CPU, BFLOAT16, BYTES)), {}] if _knows(CPU | _WIDTH) else [{}]
+    return [*map(_widest, (CPU, BFLOAT16, BYTES, {}))] if _knows(CPU | _WIDTH) else [{}]
 
 
 def fastest(runs: Sequence[Callable[[], Any]]) -> int:
@@ -69,15 +69,17 @@ def fastest(runs: Sequence[Callable[[], Any]]) -> int:
 
 
 def compiler_options(
-    parameters: int, *, bfloat16: bool = False, in_bytes: bool = False, in_place: bool = False
+    multiply_adds: int, *, bfloat16: bool = False, in_bytes: bool = False, in_place: bool = False
 ) -> dict[str, str]:
-    """Return `jax.jit`'s options for so many bytes of parameters; none where jaxlib lacks them.
+    """Return `jax.jit`'s options for so many multiply-adds; none where jaxlib lacks them.
 
     `bfloat16` tells that most products are of it, `in_bytes` that some are of 8 bits, `in_place`
     that arrays of bfloat16 are written into, and nothing is computed in them.
     """
-    if not runs("eigen") or parameters < _TINY or not _knows(CPU | _WIDTH):
+    if not runs("eigen") or not _knows(CPU | _WIDTH):
         return {}
+    if multiply_adds < _TINY:
+        return _widest({})
     if in_bytes:
         return _widest(BYTES)
     options = BFLOAT16 if bfloat16 and profile().multiplies_bfloat16 else CPU

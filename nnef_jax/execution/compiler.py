@@ -43,13 +43,11 @@ class Compiler:
         self,
         graph: Graph,
         options: RunOptions,
-        nbytes: int,
         cache: DiskCache | None,
         host: Host,
     ) -> None:
         self._graph = graph
         self._options = options
-        self._nbytes = nbytes  # of the parameters
         self._cache = cache
         self._host = host
 
@@ -187,11 +185,12 @@ class Compiler:
         if not self._options.for_cpu:
             return {}
         from lowering.cpu.options import compiler_options
+        from lowering.work import total
 
         in_bytes, bfloat16 = bool(self.in_integers(graph)), self._is_bfloat16
         with using(self._host.profile()):
             return compiler_options(
-                self._nbytes, bfloat16=bfloat16, in_bytes=in_bytes, in_place=in_place
+                total(graph), bfloat16=bfloat16, in_bytes=in_bytes, in_place=in_place
             )
 
     def in_integers(self, graph: Graph) -> frozenset[str]:

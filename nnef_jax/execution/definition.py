@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from lowering.extents import known, volume
 from nnef_jax.execution.compiler import Compiler
 from nnef_jax.execution.functions import Entry, Functions
 from nnef_jax.execution.host import Host
@@ -54,11 +53,9 @@ class Definition:
         self.labels = tuple(p.label for p in parameters)
         computed = network.computed_starts
         self.states = tuple(s.label for s in network.graph.states if s.label not in computed)
-        types = [p.value.type for p in parameters]
-        sizes = [volume(known(type.shape)) * np.dtype(type.dtype).itemsize for type in types]
         host = Host(network.graph, runs, cache and cache.directory)
         functions = self.functions = Functions(network, runs, host)
-        self.compiler = Compiler(network.graph, runs, sum(sizes), cache, host)
+        self.compiler = Compiler(network.graph, runs, cache, host)
         self.made = Once()  # what is compiled for any parameters
         self.outputs = Entry(functions, layout, "outputs")
         self.step = Entry(functions, layout, "step")
