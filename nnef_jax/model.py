@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
+from lowering.devices import is_traced
 from lowering.extents import is_known
 from lowering.graph import Graph, Parameter, StateVariable
 from nnef_jax.arguments import (
@@ -174,8 +175,8 @@ class Model:
             if inputs is not None and (known := execution.known(inputs)):
                 try:
                     return known(list(map(copied, inputs)))
-                except Exception:  # a NaN, say, where jax looks for these: it is found below
-                    if not is_watched():
+                except Exception:  # a NaN that jax looks for, or a function that it compiles now
+                    if not (is_watched() or is_traced()):
                         raise
         probe = Probe.of(edit, capture)
         return execution.run(execution.outputs, {}, self._bind(args, kwargs), probe=probe)

@@ -78,10 +78,10 @@ def compiler_options(
     """
     if not runs("eigen") or not _knows(CPU | _WIDTH):
         return {}
-    if multiply_adds < _TINY:
-        return _widest({})
     if in_bytes:
         return _widest(BYTES)
+    if multiply_adds < _TINY and not bfloat16:
+        return _widest({})
     options = BFLOAT16 if bfloat16 and profile().multiplies_bfloat16 else CPU
     return _widest(options | _IN_PLACE if in_place and _knows(_IN_PLACE) else options)
 

@@ -136,9 +136,7 @@ class Execution:
         if any(isinstance(x, Tracer) for x in arrays):
             place = None
             if is_traced() and not self.own.are_traced:
-                own = self.own.parameters  # which the caller compiles, and are prepared for that
-                run = self._within.get(entry.name, lambda: entry.on(lambda _: own()))
-                return run(None, self._before(entry, state), inputs, NOTHING)
+                return self._inside(entry, state, inputs)
         else:  # the user may want nothing compiled, or to know which operation computes a NaN
             place = None if is_watched() else self.own.place(arrays)
         if place is None or is_explicit(place.where):
@@ -149,7 +147,18 @@ class Execution:
             isinstance(x, jax.Array) or type(x) is np.ndarray for x in arrays
         ):
             self._known[_types(arrays)] = executable
-        return executable(*arguments)
+        try:
+            return executable(*arguments)
+        except ValueError:  # inside a function that jax compiles others may have no options
+            if not is_traced():
+                raise
+            return self._inside(entry, state, inputs)
+
+    def _inside(self, entry: Entry, state: Arrays, inputs: Inputs) -> Any:
+        """Run an entry in a function that the caller compiles, parameters prepared for that."""
+        own = self.own.parameters
+        run = self._within.get(entry.name, lambda: entry.on(lambda _: own()))
+        return run(None, self._before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: Arrays, inputs: Inputs) -> jax.stages.Compiled:
         """Return what a call of such arrays runs, as jax has it."""

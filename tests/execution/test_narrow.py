@@ -178,8 +178,8 @@ def test_options_of_the_compiler_are_those_of_most_products(units: bool) -> None
     data = {"f": np.zeros((16, 16, 3, 3), np.float32), "g": np.zeros((4, 576), np.float32)}
     bfloat16 = compiler_options(1 << 20, bfloat16=True)
     assert (bfloat16 != compiler_options(1 << 20)) == units
-    large = NET.replace("[4,576]", "[400,576]")
-    data["g"] = np.zeros((400, 576), np.float32)
+    large = NET.replace("[4,576]", "[1000,576]")
+    data["g"] = np.zeros((1000, 576), np.float32)
     assert model_of(large, data=data, dtype="bfloat16").compiler_options == bfloat16
     assert model_of(large, data=data, precision="BF16_BF16_F32").compiler_options == bfloat16
     assert model_of(large, data=data).compiler_options == compiler_options(1 << 20)
