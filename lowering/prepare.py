@@ -102,7 +102,7 @@ def split(program: Program) -> Split:
     first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
     arguments = [*kept, *program.arguments[len(parameters) :]]
     rest = jaxprs.of_equations(closed, later, program.results, {}, arguments)
-    compute, last = jaxprs.as_function(first.closed), jaxprs.as_function(rest)
+    compute, last = jaxprs.as_function(first.closed), jaxprs.as_call(rest)
 
     def run(own: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         return last(*own, *values)

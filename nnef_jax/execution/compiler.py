@@ -241,7 +241,8 @@ def compiled(executable: partial[Any], arguments: Lists) -> jax.stages.Compiled:
     run: Any = executable.func
     if isinstance(run, jax.stages.Compiled):
         return run
-    return run.lower(*executable.args, *arguments).compile()
+    with uncollected():
+        return run.lower(*executable.args, *arguments).compile()
 
 
 def _traced_alone(run: Callable[..., Any], name: str) -> Callable[..., Any]:
