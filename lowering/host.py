@@ -8,9 +8,10 @@ bits) is left to XLA.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import jax
@@ -93,12 +94,47 @@ class HostProgram:
             (where,) = {x for array in arrays if array.committed for x in array.devices()} or {None}
             return jax.device_put([_for_device(values[place]) for place in self.results], where)
 
+    def sharing(
+        self, known: MutableMapping[str, jax.Array], arrays: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """Compute the same, but for what is `known` of these arrays, and add what is computed."""
+        recipes = self._recipes()
+        pairs = zip(recipes, self.results, strict=True)
+        asked = {recipe: place for recipe, place in pairs if recipe not in known}
+        known.update(zip(asked, self._only([*asked.values()])(arrays), strict=True))
+        return [known[recipe] for recipe in recipes]
+
+    def _recipes(self) -> list[str]:
+        """Return what tells each result from others that are computed of the same arrays."""
+        told = {
+            place: _digest(f"{x.dtype}{x.shape}".encode() + x.tobytes())
+            for place, x in self.constants.items()
+        }
+        for step in chain(*self.groups):
+            operands = [told.get(place, place) for place in step.operands]
+            told[step.place] = _digest(repr((step.name, operands, step.params)).encode())
+        return [told.get(place, str(place)) for place in self.results]
+
+    def _only(self, results: Sequence[int]) -> HostProgram:
+        """Return what computes some of the results."""
+        wanted, groups = set(results), [list[Step]() for _ in self.groups]
+        for group, kept in zip(self.groups, groups, strict=True):
+            for step in reversed(group):
+                if step.place in wanted:
+                    wanted.update(step.operands)
+                    kept.insert(0, step)
+        return HostProgram(self.constants, tuple(map(tuple, groups)), tuple(results))
+
     def digest(self) -> str:
         """Return what tells it from others."""
         digest = hashlib.sha256(repr((self.groups, self.results)).encode())
         for place, x in self.constants.items():
             digest.update(f"{place} {x.dtype}{x.shape}".encode() + x.tobytes())
         return digest.hexdigest()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _run(group: Sequence[Step], given: Mapping[int, Array]) -> dict[int, Array]:

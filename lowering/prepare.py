@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -56,15 +57,22 @@ class Split:
         """Return the same as arrays to keep, given arrays, also within a traced function."""
         return self.preparing(parameters)(parameters)
 
-    def preparing(self, example: Sequence[Any]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    def preparing(
+        self, example: Sequence[Any], known: MutableMapping[str, jax.Array] | None = None
+    ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
         """Return `prepare_now` for all parameters of these types; it compiles once.
 
+        With what is `known` of certain parameters it is for those: what numpy computed of them for
+        another program is not computed again.
         `jax.ensure_compile_time_eval` would turn what is traced within into constants: each ReLU
         then reads its zeros from memory.
         """
         if None not in self.sources:
             return self.prepare
-        compute = self.on_host(example) or self.lowered(example).compile()
+        host = self.on_host(example)
+        compute = host or self.lowered(example).compile()
+        if host is not None and known is not None:
+            compute = partial(host.sharing, known)
         return lambda parameters: assemble(self.sources, parameters, compute(parameters))
 
     def on_host(self, example: Sequence[Any]) -> HostProgram | None:

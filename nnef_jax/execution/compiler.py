@@ -65,13 +65,15 @@ class Compiler:
 
         It is a function that is compiled for a place and for shapes, applied to what is prepared of
         the own arrays. It is kept among what is `made`. What `is_shared` there is for other own
-        arrays too, and nothing is kept that is prepared.
+        arrays too, and nothing is kept that is prepared. Otherwise what is prepared alike for
+        several shapes is prepared once.
         """
         shapes = tuple([x.shape for each in arguments for x in each])
         first: list[Any] = []  # what is prepared of these arrays
 
         def make() -> tuple[Any, Any]:
-            run, prepared, prepare = self.compile(entry, own, arguments, place, is_shared=is_shared)
+            known = None if is_shared else made.get(("prepared", place.where), dict)
+            run, prepared, prepare = self.compile(entry, own, arguments, place, known)
             if not is_shared:
                 return partial(run, prepared), None
             first.append(prepared)
@@ -88,10 +90,16 @@ class Compiler:
         return run
 
     def compile(
-        self, entry: Entry, own: Arrays, arguments: Lists, place: Place, *, is_shared: bool
+        self,
+        entry: Entry,
+        own: Arrays,
+        arguments: Lists,
+        place: Place,
+        known: dict[str, jax.Array] | None,
     ) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Sequence[Any]], Any]]:
         """Return a compiled function, what is prepared for it of own arrays, and what prepares.
 
+        What is `known` is what was prepared of these arrays before; None if it is for others too.
         What is kept in a folder takes arrays that are committed as `place` says. What is not takes
         all, since it is jitted.
         """
@@ -100,12 +108,12 @@ class Compiler:
             make = partial(self._in_parts, entry, graph, own, arguments, place)
             if cache := self._cache_for(place):
                 key, result = self._key(entry, graph, own, arguments, place), entry.result(graph)
-                keeps = not is_shared
+                keeps = known is not None
                 return cache.get(key, place.where, values, arguments, result, make, keeps=keeps)
             parts, jit = make()
-            prepare = parts.preparing(values)
+            prepare = parts.preparing(values, known)
             run, prepared = parts.run, prepare(values)
-            if not is_shared:
+            if known is not None:
                 run, prepared = with_constants(run, prepared)
             return jit(run), prepared, prepare
 

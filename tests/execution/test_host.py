@@ -1,351 +1,221 @@
-"""The profile of the host: when it is measured, where it is kept, what is made of its file."""
+"""What is computed of parameters alone, by numpy: as XLA computes it, and nothing is compiled."""
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
-import sys
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import nnef_jax
-from lowering.cpu import rates
-from lowering.machine import DEFAULT, Profile, using
-from nnef_jax.execution import host
-from tests.cli_support import call, ok
+from lowering.host import HostProgram
+from lowering.prepare import Split, split
+from lowering.program import Program
+from tests import torch_networks
 from tests.helpers import model_of
-from tests.machines import RECORDS, profile_of, with_units
 
-HOST = replace(profile_of(RECORDS["AMX"]), threads=host.threads())
-
-REMARK = "products of bfloat16 are computed in float32: by this machine's profile they gain nothing"
-
-# 16.8 million multiply-adds, and 4096.
-LARGE, SMALL = (
-    f"""version 1.0;
-graph net(x) -> (y) {{
-  x = external(shape = [{n}, {n}]); w = variable(shape = [{n}, {n}], label = 'w');
-  y = matmul(x, w);
-}}
-"""
-    for n in (256, 16)
-)
+Function = Callable[..., Any]
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of nnef_jax below that of the user's caches."""
-    (tmp_path / "caches").mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    return tmp_path / "caches" / "nnef-jax"
+def parts_of(function: Function, *parameters: Any) -> Split:
+    """Split a function whose result is added to an input."""
+    result = jax.eval_shape(function, *parameters)
+    inputs = [jax.ShapeDtypeStruct(result.shape, result.dtype)]
+    closed = jax.make_jaxpr(lambda p, x: jnp.add(function(*p), x[0]))(parameters, inputs)
+    return split(Program(closed, len(parameters)))
 
 
-@pytest.fixture(autouse=True)
-def measurements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How often the host is measured, which takes no time here, in what is a new process."""
-    found: list[int] = []
-
-    def measured(threads: int) -> Profile:
-        found.append(threads)
-        return HOST
-
-    monkeypatch.setenv("NNEF_JAX_MEASURE", "1")
-    monkeypatch.setattr(rates, "measured", measured)
-    monkeypatch.setattr(host, "_known", {})
-    yield found
-
-
-def model(text: str = LARGE, **options: Any) -> nnef_jax.Model:
-    extent = 256 if text == LARGE else 16
-    return model_of(text, data={"w": np.eye(extent, dtype=np.float32)}, **options)
+def check(function: Function, *parameters: Any, exact: bool = True) -> None:
+    """Compare what numpy and XLA prepare, and that numpy does."""
+    parts = parts_of(function, *parameters)
+    program = parts.on_host(parameters)
+    assert program is not None
+    expected = jax.jit(parts.compute)(parameters)
+    assert expected
+    for run in (program, pickle.loads(pickle.dumps(program))):
+        for a, b in zip(run(parameters), expected, strict=True):
+            assert (a.shape, a.dtype, a.committed) == (b.shape, b.dtype, b.committed)
+            if a.dtype == jnp.bfloat16:  # numpy takes a NaN of it for a number
+                a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+            if exact:
+                np.testing.assert_array_equal(a, b)
+            else:
+                np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def called(text: str = LARGE, **options: Any) -> None:
-    net = model(text, **options)
-    x = np.ones(net.inputs[0].shape, np.float32)
-    np.testing.assert_array_equal(np.asarray(net(x), np.float32), x)
+def draw(*shape: int, dtype: Any = jnp.float32, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).uniform(0.5, 2, shape)).astype(dtype)
 
 
-def is_chosen(**options: Any) -> bool:
-    """Tell whether the profile of the host is chosen by, which multiplies bfloat16."""
-    return REMARK not in model(dtype="bfloat16", **options).summary()
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("machine-*.json"))
-
-
-def test_a_large_network_has_the_host_measured_once(home: Path, measurements: list[int]) -> None:
-    called(SMALL)
-    assert not measurements and not home.exists()
-    called()
-    called()
-    assert measurements == [host.threads()]
-    (file,) = files(home)
-    found = json.loads(file.read_text())
-    assert found["bfloat16"] == HOST.bfloat16 and found["costs"]["start"] == HOST.costs.start
-    assert len(file.read_text().splitlines()) > 12  # for people
-    assert is_chosen()
-
-
-def test_other_processes_find_it(
-    home: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called()
-    monkeypatch.setattr(host, "_known", {})
-    os.utime(files(home)[0], (1, 1))
-    called(SMALL)
-    assert is_chosen() and len(measurements) == 1
-    assert files(home)[0].stat().st_mtime > 1  # it was used
-
-
-def test_options_switch_it_off(
-    home: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called(measure=False)
-    assert not is_chosen(measure=False)
-    with pytest.raises(TypeError, match="measure must be True or False"):
-        model(measure="no")
-    monkeypatch.setenv("NNEF_JAX_MEASURE", "0")
-    called()
-    called(optimize=False)
-    assert not measurements and not home.exists() and not is_chosen()
-
-
-def test_a_network_as_it_is_written_needs_none(home: Path, measurements: list[int]) -> None:
-    called(optimize=False)
-    assert not measurements and not home.exists()
-
-
-def test_without_a_folder_for_caches_nothing_is_measured(
-    home: Path, measurements: list[int]
-) -> None:
-    home.parent.rmdir()
-    called()
-    assert not measurements and not home.parent.exists() and not is_chosen()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="folders of POSIX")
-def test_a_folder_that_others_may_write_to_keeps_none(home: Path, measurements: list[int]) -> None:
-    home.mkdir()
-    home.chmod(0o777)
-    called()
-    assert not measurements and not files(home) and not is_chosen()
-
-
-def test_a_read_only_folder_serves_with_what_it_has(
-    home: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home.mkdir(mode=0o700)
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
-    called()
-    assert not measurements and not files(home) and not is_chosen()
-    monkeypatch.undo()
-
-
-def test_a_full_disk_leaves_the_shipped_one(
-    home: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any, **__: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(host.files, "replacing", full)
-    called()
-    called()
-    assert len(measurements) == 1 and not files(home) and not is_chosen()
-
-
-def test_what_cannot_be_measured_is_not_tried_again(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[int] = []
-
-    def fails(threads: int) -> Profile:
-        tried.append(threads)
-        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option")
-
-    monkeypatch.setattr(rates, "measured", fails)
-    called()
-    called()
-    assert len(tried) == 1 and not files(home)
-
-
-def damaged(content: dict[str, Any], **changed: Any) -> bytes:
-    return json.dumps({**content, **changed}).encode()
-
-
-DAMAGE: dict[str, Any] = {
-    "empty": lambda x: b"",
-    "cut": lambda x: json.dumps(x).encode()[:-30],
-    "no JSON": lambda x: b"\xff\xfe rates",
-    "a list": lambda x: b"[1, 2]",
-    "deep": lambda x: b"[" * 60_000,
-    "long": lambda x: b" " * (1 << 16) + json.dumps(x).encode(),
-    "another host": lambda x: damaged(x, host=["vendor_id: another"]),
-    "a rate is missing": lambda x: damaged({k: v for k, v in x.items() if k != "row"}),
-    "a rate more": lambda x: damaged(x, more=1.0),
-    "a text": lambda x: damaged(x, bfloat16="fast"),
-    "negative": lambda x: damaged(x, int8=-1.0),
-    "infinite": lambda x: json.dumps(x).replace(str(x["row"]), "Infinity").encode(),
-    "NaN": lambda x: json.dumps(x).replace(str(x["row"]), "NaN").encode(),
-    "costs are none": lambda x: damaged(x, costs=7),
-    "a cost is none": lambda x: damaged(x, costs={**x["costs"], "start": None}),
-    "no threads": lambda x: damaged(x, threads=0),
-    "true": lambda x: damaged(x, threads=True),
+MOVES: dict[str, Function] = {
+    "transpose": lambda x: x.transpose(2, 0, 1),
+    "reshape": lambda x: x.transpose(2, 0, 1).reshape(-1, 3),
+    "slice": lambda x: jax.lax.slice(x, (0, 1, 2), (2, 3, 6)),
+    "slice by strides": lambda x: jax.lax.slice(x, (0, 0, 1), (2, 3, 6), (1, 2, 3)),
+    "reverse": lambda x: jax.lax.rev(x, (0, 2)),
+    "concatenate": lambda x: jnp.concatenate([x, x.transpose(1, 0, 2).reshape(2, 3, 6)], 1),
+    "stack": lambda x: jnp.stack([x, jax.lax.rev(x, (0,))], 1),
+    "tile": lambda x: jnp.tile(x, (1, 2, 1)),
+    "broadcast": lambda x: jnp.broadcast_to(x[:, None, :2], (2, 2, 2, 6)),
+    "squeeze": lambda x: jax.lax.slice(x, (0, 1, 0), (2, 2, 6)).squeeze(1),
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_wrong_file_is_made_again(name: str, home: Path, measurements: list[int]) -> None:
-    assert host.made(str(home)) == HOST
-    (file,) = files(home)
-    whole = file.read_bytes()
-    file.write_bytes(DAMAGE[name](json.loads(whole)))
-    host._known.clear()
-    assert host.found(str(home)) is None
-    assert host.made(str(home)) == HOST
-    assert file.read_bytes() == whole and len(measurements) == 2
+@pytest.mark.parametrize("name", MOVES)
+def test_items_are_moved(name: str) -> None:
+    for dtype in ("float32", "bfloat16", "int8", "bool", "complex64"):
+        check(MOVES[name], jnp.asarray(np.arange(36).reshape(2, 3, 6) % 7).astype(dtype))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="files of POSIX")
-def test_what_is_no_file_is_left(home: Path, tmp_path: Path, measurements: list[int]) -> None:
-    home.mkdir(mode=0o700)
-    path = Path(host.path_in(str(home)))
-    os.mkfifo(path)
-    assert host.found(str(home)) is None  # nor does it wait for somebody who writes
-    path.unlink()
-    path.mkdir()
-    called()
-    called()
-    assert path.is_dir() and len(measurements) == 1 and not is_chosen()
+def test_numbers_are_computed() -> None:
+    def function(weight: Any, mean: Any, variance: Any) -> Any:
+        scale = jax.lax.rsqrt(variance + 1e-5)
+        return jnp.concatenate([weight * scale[:, None] / 3, (mean * scale)[None] + 2 - weight])
+
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            dtype = jnp.float64 if x64 else jnp.float32
+            parameters = (draw(*s, dtype=dtype, seed=i) for i, s in enumerate([(4, 4), (4,), (4,)]))
+            check(function, *parameters, exact=False)
 
 
-def test_a_folder_of_compiled_networks_has_its_own(
-    home: Path, tmp_path: Path, measurements: list[int]
-) -> None:
-    folder = tmp_path / "compiled"
-    called(cache_dir=folder)
-    assert len(files(folder)) == 1 and not home.exists()
-    assert is_chosen(cache_dir=folder)
+def test_numbers_that_are_none() -> None:
+    """A variance of 0 or less than 0 warns nobody, and gives what XLA gives."""
+    check(lambda x: jax.lax.rsqrt(x) / x, jnp.asarray([0.0, -1, np.inf, np.nan, 1e10]), exact=False)
 
 
-def test_a_key_has_the_decisions(tmp_path: Path, measurements: list[int]) -> None:
-    folder = tmp_path / "compiled"
-
-    def compiled() -> list[Path]:
-        called(dtype="bfloat16", cache_dir=folder)
-        return sorted(folder.glob("*.xla"))
-
-    first = compiled()
-    assert len(first) == 1
-    costs = replace(HOST.costs, memory=HOST.costs.memory * 2)
-    slower = replace(HOST, bfloat16=HOST.bfloat16 / 1.2, row=HOST.row * 1.1, costs=costs)
-    assert slower.decisions() == HOST.decisions()
-    with using(slower):
-        assert compiled() == first
-    with using(DEFAULT):
-        assert len(compiled()) == 2
-    assert len(compiled()) == 2
-
-
-def test_exports_are_by_the_shipped_one(tmp_path: Path, measurements: list[int]) -> None:
-    texts: list[str] = []
-    for profile in (with_units(True), with_units(False), DEFAULT):
-        with using(profile):
-            net = model(dtype="bfloat16")
-            types = jax.ShapeDtypeStruct((256, 256), "bfloat16")
-            exported = jax.export.export(jax.jit(net.apply), platforms=["cpu"])(net.params, types)
-            texts.append(str(exported.mlir_module()))
-            lowered = jax.jit(net.apply).lower(net.params, types).as_text()
-        product = "tensor<256x256xbf16>, tensor<256x256xbf16>) -> tensor<256x256xf32>"
-        assert (product in lowered) == profile.multiplies_bfloat16
-    assert texts[0] == texts[1] == texts[2]
-
-
-def test_a_summary_says_what_gains_nothing(measurements: list[int]) -> None:
-    def last(profile: Profile, **options: Any) -> str:
-        with using(profile):
-            return model(**options).summary().splitlines()[-1]
-
-    assert last(with_units(False), dtype="bfloat16") == REMARK
-    assert last(with_units(False), precision="BF16_BF16_F32") == REMARK
-    assert last(with_units(True), dtype="bfloat16") == "65,536 parameters, 16,777,216 multiply-adds"
-    for options in ({}, {"dtype": "bfloat16", "optimize": False}):
-        assert REMARK not in last(with_units(False), **options)
-
-
-def test_a_pickled_model_measures_where_it_is(home: Path, measurements: list[int]) -> None:
-    copy = pickle.loads(pickle.dumps(model(measure=False)))
-    copy(np.ones((256, 256), np.float32))
-    assert not measurements
-    pickle.loads(pickle.dumps(model()))(np.ones((256, 256), np.float32))
-    assert measurements
-
-
-def test_the_command_shows_it(
-    home: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = ok("info", "--machine").splitlines()
-    (file,) = files(home)
-    assert lines[0].split() == ["file", str(file)]
-    shown = {line[:21].strip(): line[21:] for line in lines}
-    assert shown["bfloat16"] == "461 G/s" and shown["start"] == "1 us"
-    assert shown["multiplies bfloat16"] == "yes" and shown["pairs rows"] == "no"
-    found = json.loads(ok("info", "--machine", "--json"))
-    assert found["file"] == str(file) and found["decisions"] == HOST.decisions()
-    assert found["int8"] == HOST.int8 and len(measurements) == 1
-    assert "removed 1 files" in ok("cache", "--clear") and not files(home)
-    monkeypatch.setenv("NNEF_JAX_MEASURE", "0")
-    assert ok("info", "--machine").splitlines()[0].endswith("none: the shipped rates hold")
-    assert json.loads(ok("info", "--machine", "--json"))["file"] is None
-
-
-@pytest.mark.parametrize("arguments", [["info"], ["info", "net", "--machine"]])
-def test_the_command_takes_a_network_or_none(arguments: list[str]) -> None:
-    code, _, error = call(*arguments)
-    assert code == 2 and ("SOURCE" in error or "--machine" in error)
-
-
-def test_runs_without_a_cache_do_not_measure(
-    home: Path, tmp_path: Path, measurements: list[int]
-) -> None:
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net" / "graph.nnef").write_text(LARGE)
-    nnef_jax.write_tensor(tmp_path / "net" / "w.dat", np.eye(256, dtype=np.float32))
-    np.save(tmp_path / "x.npy", np.ones((256, 256), np.float32))
-    arguments = "run", tmp_path / "net", tmp_path / "x.npy", "--json"
-    ok(*arguments, "--no-cache")
-    assert not measurements and not home.exists()
-    ok(*arguments)  # one call, of a network as it is written
-    assert not measurements
-    ok("compile", tmp_path / "net")
-    assert len(measurements) == 1
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_are_converted(dtype: str) -> None:
+    large = jnp.asarray([[1e-6, 1.0009765, 70000, -np.inf, np.nan]]).repeat(3, 0)
+    check(lambda x: x.astype(dtype).T, large)
+    check(lambda x: x.astype(jnp.float32).T * 3, draw(3, 5, dtype=dtype))
 
 
 @pytest.mark.parametrize(
-    ("files", "cores"),
+    "function",
     [
-        ({"cpu.max": "150000 100000\n"}, 2),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu.max": "max 100000"}, None),
-        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ({"cpu.max": "nonsense"}, None),
-        ({"cpu.max": "1 0"}, None),
-        ({}, None),
+        lambda x: jnp.exp(x),
+        lambda x: (x.astype(jnp.int32) + 1).astype(jnp.float32),
+        lambda x: (x.astype(jnp.bfloat16) * 3).T,
+        lambda x: jax.lax.reshape(x, (25,), (1, 0)),
+        lambda x: jnp.zeros_like(x).at[jnp.arange(3)].set(x[:3]),
     ],
 )
-def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], cores: int | None) -> None:
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    found = host.quota(str(tmp_path))
-    assert found == cores if cores else found > 1000
+def test_what_else_there_is_stays_with_xla(function: Function) -> None:
+    x = draw(5, 5)
+    parts = parts_of(function, x)
+    assert parts.on_host([x]) is None
+    (whole,) = parts.run(parts.prepare_now([x]), [jnp.zeros(function(x).shape, function(x).dtype)])
+    np.testing.assert_allclose(whole, function(x), rtol=1e-2)
+
+
+def test_values_are_let_go_and_groups_are_apart() -> None:
+    parts = parts_of(lambda x, y: jnp.stack([(x.T * 2) * 3, y.T * 4]), draw(4, 4), draw(4, 4))
+    program = parts.on_host([draw(4, 4)] * 2)
+    assert program is not None
+    (group,) = program.groups  # they meet in the end
+    left = {step.place for step in group} - {place for step in group for place in step.last}
+    assert left == set(program.results)
+    parts = split(Program(jax.make_jaxpr(lambda p, q, x: (p.T + x, q.T + x))(*[draw(4, 4)] * 3), 2))
+    program = parts.on_host([draw(4, 4)] * 2)
+    assert program is not None and len(program.groups) == 2
+
+
+def test_programs_share_what_they_compute_alike() -> None:
+    x, y = draw(4, 6), draw(4, 6, seed=1)
+    known: dict[str, jax.Array] = {}
+
+    def prepared(*functions: Function) -> list[jax.Array]:
+        closed = jax.make_jaxpr(lambda x, y, z: [f(x, y) + z for f in functions])(x, y, 0.0)
+        parts = split(Program(closed, 2))
+        found = parts.preparing([x, y], known)([x, y])
+        for a, b in zip(found, parts.prepare([x, y]), strict=True):
+            np.testing.assert_array_equal(a, b)
+        return [*found]
+
+    first = prepared(lambda x, y: x.T * 2, lambda x, y: y.reshape(3, 8), lambda x, y: x + y)
+    assert len(known) == 3
+    again = prepared(lambda x, y: x + y, lambda x, y: x.T * 2, lambda x, y: y.T * 2)
+    assert len(known) == 4
+    assert {*map(id, first)} & {*map(id, again)} == {id(x) for x in (first[0], first[2])}
+    others = prepared(
+        lambda x, y: x.T * 3, lambda x, y: x.reshape(3, 8), lambda x, y: x.reshape(8, 3)
+    )
+    assert len(known) == 7
+    assert not {*map(id, [*first, *again])} & {*map(id, others)}
+
+
+def test_a_model_prepares_once_for_several_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    run = HostProgram.__call__
+
+    def counted(program: HostProgram, arrays: Any) -> Any:
+        computed.append(len(program.results))
+        return run(program, arrays)
+
+    monkeypatch.setattr(HostProgram, "__call__", counted)
+    text = """version 1.0;
+graph g(x) -> (y)
+{
+  x = external<scalar>(shape = [1, 3, 8, 8]);
+  w = variable<scalar>(shape = [4, 3, 3, 3], label = "w");
+  y = conv(x, w, stride = [2, 2]);
+}
+"""
+    model = model_of(
+        text, data={"w": np.asarray(draw(4, 3, 3, 3))}, input_shapes={"x": (None, 3, 8, 8)}
+    )
+    x = np.asarray(draw(2, 3, 8, 8))
+    both = model(x)
+    np.testing.assert_allclose(model(x[1:]), both[1:], rtol=1e-5)
+    first, second = computed
+    assert first and not second
+
+
+def test_what_is_prepared_has_memory_of_its_own() -> None:
+    """Parameters may be donated after it."""
+    x = draw(64, 64)
+    program = parts_of(lambda x: x.reshape(32, 128), x).on_host([x])
+    assert program is not None
+    (found,) = program([x])
+    expected = np.array(found)
+    jax.jit(lambda x: x * 0, donate_argnums=0)(x)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_on_the_device_of_parameters() -> None:
+    x = jax.device_put(draw(4, 5), jax.devices()[0])
+    assert x.committed
+    check(lambda x: x.T, x)
+    assert parts_of(lambda x: x.T, x).on_host([np.ones((4, 5), np.float32)]) is None
+
+
+def test_parameters_on_a_mesh_of_one_device() -> None:
+    mesh = Mesh(jax.devices()[:1], ("i",))
+    x = jax.device_put(draw(4, 5), NamedSharding(mesh, PartitionSpec("i", None)))
+    check(lambda x: x.T.reshape(-1), x)
+
+
+def test_a_first_call_compiles_once() -> None:
+    """What is prepared of the weights of a network takes no compiler."""
+    compiled: list[str] = []
+
+    def listener(event: str, duration_secs: float, **others: Any) -> None:
+        del duration_secs
+        if event.endswith("backend_compile_duration"):
+            compiled.append(str(others.get("fun_name")))
+
+    model = torch_networks.load("unet")
+    (run,) = torch_networks.runs("unet")[:1]
+    model.params  # noqa: B018
+    _ = model.compiler_options  # which XLA is asked for once
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        model(*run.input.values())
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert compiled == [f"jit({model.graph.name})"]
