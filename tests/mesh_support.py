@@ -62,7 +62,8 @@ def put(x: Any, mesh: Mesh, *axes: Any) -> jax.Array:
 
 def result_and_collectives(function: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, int]]:
     """Run a function jitted; count what moves data between devices in its optimised program."""
-    executable = jax.jit(function).lower(*args).compile()
+    jitted: Any = function if hasattr(function, "lower") else jax.jit(function)
+    executable = jitted.lower(*args).compile()
     return executable(*args), dict(Counter(_COLLECTIVE.findall(executable.as_text() or "")))
 
 
