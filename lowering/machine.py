@@ -25,16 +25,12 @@ class Costs:
 
     Args:
         product: multiply-adds a second of large products by Eigen.
-        convolution_16: the same of XLA's convolution of 3x3 windows, 16 channels to 16.
-        convolution_64: the same of 64 channels to 64.
         cached: bytes a second that loops read and write in the caches.
         memory: the same beyond them.
         start: seconds to start an operation.
     """
 
     product: float
-    convolution_16: float
-    convolution_64: float
     cached: float
     memory: float
     start: float
@@ -107,8 +103,6 @@ DEFAULT = Profile(
     wide_loop=2.15e9,
     costs=Costs(
         product=1.37e11,
-        convolution_16=4.09e10,
-        convolution_64=9.72e10,
         cached=6.87e10,
         memory=1.21e10,
         start=1.13e-6,

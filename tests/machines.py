@@ -22,7 +22,7 @@ def profile_of(record: dict[str, Any]) -> Profile:
 def _record(
     product: float, bfloat16: float, int8: float, rows: tuple[float, float], wide: float = 1.8e9
 ) -> dict[str, Any]:
-    costs = {"convolution_16": 3e10, "convolution_64": 8e10, "cached": 6e10, "memory": 1e10}
+    costs = {"cached": 6e10, "memory": 1e10}
     return {
         "threads": 2,
         "bfloat16": bfloat16,

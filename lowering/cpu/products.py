@@ -24,7 +24,7 @@ from lowering.machine import profile
 # 20, for 32 49 and 43; of one of 128 for 32 rows 10 and 12, of one of 512 for 16 64 and 67, for 32
 # 140 and 114; of a GRU of 256 for 8 rows 5.1 and 7.9, for 32 27 and 25.5.
 _FEWEST, _MOST = 32, 160
-_LARGE = 128 << 10  # items of a matrix that is worth it in a loop, and in parts
+_LARGE = 128 << 10  # items of a matrix that is worth it, transposed or in parts
 
 _PARTS = 2  # of a product of one row, which runs on one thread, of a batch on several
 
@@ -41,12 +41,13 @@ _SHARES = 8
 _NARROW = 16 << 10  # the same of a matrix of bfloat16, by `row_twice`
 
 
-def is_turned(rows: int, columns: int, *, depth: int = 0, narrow: bool = False) -> bool:
+def is_turned(rows: int, depth: int, columns: int, *, narrow: bool = False) -> bool:
     """Tell whether the transposed product is the faster one; `narrow` is bfloat16 summed wider."""
+    items = depth * columns
     if rows == 1:
-        fits = depth * columns >= (_NARROW if narrow else _STREAMED)
+        fits = items >= (_NARROW if narrow else _STREAMED)
     else:
-        fits = _FEWEST <= rows <= _MOST and columns >= 2 * rows
+        fits = _FEWEST <= rows <= _MOST and columns >= 2 * rows and items >= _LARGE
     return fits and runs("turned")
 
 
@@ -88,11 +89,6 @@ def is_real(x: Array) -> bool:
 def is_narrow(x: Array, sums: Any) -> bool:
     """Tell whether items of 16 bits are summed in 32."""
     return x.dtype == jnp.bfloat16 and sums == jnp.float32
-
-
-def is_turned_in_loop(rows: int, depth: int, columns: int) -> bool:
-    """Tell the same of a product of a loop's state."""
-    return depth * columns >= _LARGE and is_turned(rows, columns)
 
 
 def product(

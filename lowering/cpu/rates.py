@@ -52,10 +52,9 @@ def measured(threads: int) -> Profile:
     product, bfloat16, int8 = rounded(products)
     row, row_pairs = rounded(_rates(_row(1), _row(2)))
     loop, wide_loop = rounded(_rates(_loop("256"), _loop("512")))
-    windows = _convolution(16, 56), _convolution(64, 28)
-    apart = *windows, _sum(1 << 18, _STEPS), _sum(1 << 23, 2), _starts()
-    narrow, wide, cached, memory, starts = (_nearest(*_rates(trial)) for trial in apart)
-    costs = Costs(product, narrow, wide, cached, memory, _nearest(1 / starts))
+    apart = _sum(1 << 18, _STEPS), _sum(1 << 23, 2), _starts()
+    cached, memory, starts = (_nearest(*_rates(trial)) for trial in apart)
+    costs = Costs(product, cached, memory, _nearest(1 / starts))
     return Profile(threads, bfloat16, int8, row, row_pairs, loop, wide_loop, costs)
 
 
@@ -153,17 +152,6 @@ def _loop(width: str) -> _Trial:
 
     arrays = _items(extent, extent, channels), _items(3, 3, 1, 1, channels)
     return _Trial(steps, arrays, _STEPS * extent**2 * channels, CPU | {_WIDTH: width})
-
-
-def _convolution(channels: int, extent: int) -> _Trial:
-    def convolve(x: Array, filter: Array) -> Array:
-        numbers = "NHWC", "HWIO", "NHWC"
-        return lax.conv_general_dilated(
-            x, filter, (1, 1), "SAME", dimension_numbers=numbers, precision=_PLAIN
-        )
-
-    arrays = _items(1, extent, extent, channels), _items(3, 3, channels, channels)
-    return _Trial(convolve, arrays, extent**2 * 9 * channels**2)
 
 
 def _sum(items: int, steps: int) -> _Trial:

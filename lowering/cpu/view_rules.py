@@ -19,7 +19,6 @@ from lowering.cpu.products import (
     is_narrow,
     is_real,
     is_turned,
-    is_turned_in_loop,
     over_rows,
     row_product,
     sums_of_channels,
@@ -236,10 +235,10 @@ def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
     rows = x.size // max(depth, 1)
     if program.in_loop and rows > 1:
         is_parted = program.readers(result) == {"slice"}
-        turned = is_parted and is_turned_in_loop(rows, depth, width)
+        turned = is_parted and is_turned(rows, depth, width)
     elif matrix.known:
         narrow = is_narrow(x, kind["preferred_element_type"])
-        turned = is_real(x) and is_turned(rows, width, depth=depth, narrow=narrow)
+        turned = is_real(x) and is_turned(rows, depth, width, narrow=narrow)
     else:  # it varies from call to call: it is taken as it lies
         is_few = at_least(min(depth, width), rows)
         turned = matrix.order[-1] == right and is_few and runs("turned")
@@ -269,7 +268,7 @@ def _row(equation: Any, left: View, right: View) -> View | None:
     depth, columns = right.shape[axis], right.shape[1 - axis]
     sums = params["preferred_element_type"]
     is_row = math.prod(left.shape) == depth and is_real(left.array)
-    if not is_row or not is_turned(1, columns, depth=depth, narrow=is_narrow(left.array, sums)):
+    if not is_row or not is_turned(1, depth, columns, narrow=is_narrow(left.array, sums)):
         return None
     kind = {name: params[name] for name in ("precision", "preferred_element_type")}
     row, order = whole(left).reshape(-1), right.order

@@ -685,7 +685,7 @@ def test_some_rows_are_transposed(rows: int, turned: bool) -> None:
     def function(parameters: list[Any], inputs: list[Any]) -> Any:
         return jax.nn.relu(inputs[0] @ parameters[0])
 
-    arguments = [random(16, 336)], [random(rows, 16)]
+    arguments = [random(400, 336)], [random(rows, 400)]
     jaxpr = jax.make_jaxpr(optimised(function))(*arguments)
     (product,) = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
     assert product.outvars[0].aval.shape == ((336, rows) if turned else (rows, 336))

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Shapes, Shapes]] = {
     "hidden": (hiding, (), ((2, 2048, 64), (2, 2048, 64), (1, 2048, 2048))),
     "scan": (scanned, ((8, 8),), ((4, 8), (3,))),
     "items": (parted, (), ((4,), (3, 8))),
-    "turned": (lambda p, x: x[0] @ p[0], ((8, 64),), ((32, 8),)),
+    "turned": (lambda p, x: x[0] @ p[0], ((512, 256),), ((32, 512),)),
     "pairs": (lambda p, x: x[0] @ p[0], ((256, 1024),), ((1, 256),)),
     "pointwise": (lambda p, x: conv(x[0], p[0]), ((8, 8, 1, 1),), ((1, 8, 4, 4),)),
     "bordered": (

@@ -171,13 +171,13 @@ def test_ratios_of_drawn_networks_are_told_as_a_distribution(tmp_path: Path) -> 
 
 
 def test_passes_are_timed_where_they_change_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(networks.NETWORKS, "mlp", partial(networks.mlp, layers=12, width=64))
-    (found,) = passes.run(["mlp"], [32], rounds=1, only=["turned", "winograd"])
-    assert found.title == "mlp, 32"
+    monkeypatch.setitem(networks.NETWORKS, "mlp", partial(networks.mlp, layers=3, width=400))
+    (found,) = passes.run(["mlp"], [64], rounds=1, only=["turned", "winograd"])
+    assert found.title == "mlp, 64"
     assert found.ratios.keys() == {"turned"}
     monkeypatch.setattr(timing, "TOLERANCE", -1.0)
     with pytest.raises(timing.DisagreementError, match="turned"):
-        list(passes.run(["mlp"], [32], rounds=1, only=["turned"]))
+        list(passes.run(["mlp"], [64], rounds=1, only=["turned"]))
 
 
 def test_builders_of_one_seed_draw_the_same_weights() -> None:

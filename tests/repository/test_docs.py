@@ -129,17 +129,18 @@ def test_means_of_speed_are_those_of_the_rows() -> None:
     text = (DOCS / "performance.md").read_text(encoding="utf-8")
     tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
     cells = [[[x.strip() for x in row.split("|")[1:-1]] for row in table] for table in tables]
-    found = [rows for rows in cells if rows[-1][0].startswith("geometric mean")]
-    assert len(found) == 2
-    for _, _, *rows, mean in found:
-        chain = next((i for i, row in enumerate(rows) if "dense layers" in row[0]), len(rows))
-        for column, wanted in [(i, x) for i, x in enumerate(mean[1:], 1) if x]:
-            values = [float(row[column]) for row in rows[:chain] if row[column]]
-            assert float(wanted) == pytest.approx(geometric_mean(values), abs=0.006)
+    ((_, _, *rows, mean),) = [x for x in cells if x[-1][0].startswith("geometric mean")]
+    measured = [row for row in rows if "dense layers" not in row[0]]
+    for column, wanted in [(i, x) for i, x in enumerate(mean[1:], 1) if x]:
+        values = [float(row[column]) for row in measured if row[column]]
+        assert float(wanted) == pytest.approx(geometric_mean(values), abs=0.006)
     readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     row = next(x for x in readme.splitlines() if x.startswith("| nnef_jax's time"))
     onnxruntime, openvino, _, torch = re.findall(r"\d\.\d+", row)
-    assert [onnxruntime, openvino, torch] == found[0][-1][2:]
+    means = next(
+        rows for rows in cells if rows[0] == ["machine", "onnxruntime", "OpenVINO", "torch"]
+    )
+    assert [onnxruntime, openvino, torch] in [row[1:] for row in means]
 
 
 def test_each_promise_of_security_names_a_test_that_is_there() -> None:
