@@ -18,9 +18,13 @@ WRITTEN_OUT = 16
 #   32 groups of 16 channels, 14x14   1.0   0.7   1.1   1.4   0.2
 #   32 groups of 32 channels,  7x7    0.9   0.8   1.0         0.3
 #   16 groups of 24 channels, 14x14   0.7   0.9   1.3         0.3
-# A sum of shifted channels for each is faster: 32 groups of 2 channels at 28x28 take 0.32, 8 of
-# them at a time 0.55.
 _WIDE, WIDEST = 16, 32
+
+# Channels of a group from which on joined groups are faster than a sum of depthwise windows, as
+# many as a group has channels. Milliseconds of windows, joined and so: 32 groups of 4 channels at
+# 56x56, 3x3 1.26, 0.49; 24 of 4 at 28x28, 5x5 0.63, 0.30; 32 of 2 at 28x28 0.15, 0.05; 23 of 2 at
+# 48x48, 7x7, 4 items 10.0, 2.5; 224 of 2 at 160, 7 0.35, 0.06; 8 of 8 at 56x56 0.45, 0.46.
+NARROWEST = 8
 
 # Bytes that items of a batch may have for the gradient in the filter, but two of them at least.
 # Milliseconds for 3x3 windows and 8 items, at once, 2 and 4 at a time: 32 groups of 4 channels at
