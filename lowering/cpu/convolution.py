@@ -15,7 +15,7 @@ from jax import Array, lax
 from lowering.ablation import runs
 from lowering.cpu import costs
 from lowering.cpu.depthwise import depthwise
-from lowering.cpu.groups import NARROWEST, WRITTEN_OUT, joined, joined_at_a_time
+from lowering.cpu.groups import WRITTEN_OUT, is_by_depthwise, joined, joined_at_a_time
 from lowering.cpu.memory import stored
 from lowering.cpu.products import product
 from lowering.cpu.stacked import fits, is_narrow, narrow, stacked
@@ -166,8 +166,8 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:
     """Compute the convolutions of groups one after the other, narrow groups joined."""
-    if filter.shape[-2] < NARROWEST:
-        return shared(x, filter, window)
+    if is_by_depthwise(filter, window.groups):
+        return by_depthwise(x, filter, window)
     few = is_summed(x, filter, window)
     count = 1 if few else joined_at_a_time(filter.shape[-2], window.groups)
     filter, groups = joined(filter, window.groups, count), window.groups // count
@@ -182,7 +182,7 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
     return jnp.moveaxis(results, 0, -2).reshape(*results.shape[1:-1], filter.shape[-1])
 
 
-def shared(x: Array, filter: Array, window: Window) -> Array:
+def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
     """Sum windows with a group for each result, of each channel that a group has."""
     *_, depth, count = filter.shape
     single, times = replace(window, groups=count), count // window.groups

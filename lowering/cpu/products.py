@@ -16,7 +16,7 @@ from lowering.machine import profile
 # Eigen shares out the rows of the result: some rows and many columns are better transposed. GFLOP/s
 # of rows x depth x columns, as written and transposed: 49x320x1280 90 and 130, 128x384x1536 100 and
 # 150, 128x1536x384 117 and 114; 196x576x96 144 and 89, 197x384x384 117 and 95. Few rows are better
-# as written. On 2 cores with AMX 4x256x256 82 and 31, 4x1024x1024 46 and 28, 17x96x392 160 and 82,
+# as written. 4x256x256 82 and 31, 4x1024x1024 46 and 28, 17x96x392 160 and 82,
 # 17x256x256 145 and 88, 17x512x512 129 and 153; 32x256x256 93 and 191, 32x512x512 104 and 270.
 #
 # In a loop the result is transposed back in each step, by gates that read it across. 128 steps of

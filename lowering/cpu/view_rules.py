@@ -78,7 +78,8 @@ def _by_rows(equation: Any, arrays: Sequence[Any], known: Sequence[bool]) -> Any
     rows: list[Any] = []
     for x, is_known in zip(arrays, known, strict=True):
         if jnp.ndim(x) and x.shape != shape:
-            if math.prod(x.shape[1:-1]) != 1:
+            is_spread = all(n in (1, whole) for n, whole in zip(x.shape, shape, strict=True))
+            if math.prod(x.shape[1:-1]) != 1 or not is_spread:
                 return None
             x = repeated(x, count) if x.shape[-1] == shape[-1] else x
             x = x if is_known else apart(x)

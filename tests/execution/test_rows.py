@@ -95,3 +95,18 @@ def test_factors_of_rows_are_prepared() -> None:
 )
 def test_a_row_has_as_many_positions_as_pay(shape: tuple[int, ...], row: int) -> None:
     assert row_of(shape) == row
+
+
+@pytest.mark.parametrize(("channels", "places"), [(128, 128), (64, 128)])
+def test_a_map_of_places_meets_a_gate_of_channels(channels: int, places: int) -> None:
+    """Neither is of the result's shape, and extents that are equal by chance are not the same."""
+
+    def function(parameters: Any, inputs: Any) -> Any:
+        x, gate = inputs
+        return jax.nn.sigmoid(conv(x, parameters[0], "VALID")) * gate
+
+    parameters = [random(1, 4, 1, 1)]
+    inputs = [random(1, 4, 128, places, seed=1), random(1, channels, 1, 1, seed=2)]
+    wanted = jax.jit(function)(parameters, inputs)
+    found = jax.jit(optimised(function, alone=True))(parameters, inputs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
