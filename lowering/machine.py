@@ -83,8 +83,7 @@ class Profile:
     def decisions(self) -> dict[str, bool]:
         """Return what is chosen by the profile, by name: the key of what is compiled has it.
 
-        A choice by costs belongs to it too, as what is chosen for a few shapes, say: else what was
-        compiled by other rates is taken for what would be compiled now.
+        Choices by costs are not told: what other rates compiled serves as well, if not as fast.
         """
         names = (name for name, item in vars(Profile).items() if isinstance(item, property))
         return {name: getattr(self, name) for name in names}
