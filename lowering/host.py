@@ -105,7 +105,7 @@ class HostProgram:
         return [known[recipe] for recipe in recipes]
 
     def _recipes(self) -> list[str]:
-        """Return what tells each result from others that are computed of the same arrays."""
+        """Return a digest of how each result is computed: equal ones are equal results."""
         told = {
             place: _digest(f"{x.dtype}{x.shape}".encode() + x.tobytes())
             for place, x in self.constants.items()
@@ -122,8 +122,8 @@ class HostProgram:
             for step in reversed(group):
                 if step.place in wanted:
                     wanted.update(step.operands)
-                    kept.insert(0, step)
-        return HostProgram(self.constants, tuple(map(tuple, groups)), tuple(results))
+                    kept.append(step)
+        return HostProgram(self.constants, tuple(tuple(x[::-1]) for x in groups), tuple(results))
 
     def digest(self) -> str:
         """Return what tells it from others."""

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from lowering.alignment import aligned
-from lowering.extents import shapes_differ, show
+from lowering.extents import is_known, shapes_differ, show
 from lowering.graph import Parameter, StateVariable, TensorType, Value
 from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network
@@ -176,6 +176,26 @@ def fitted(what: str, array: Any, type: TensorType, leading: int = 0) -> Any:
             return array.update(dtype=dtype)
         return array.astype(dtype)
     return array
+
+
+def in_order(
+    inputs: Sequence[Value], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...] | None:
+    """Return what is given by name in the order of the inputs, or None if it is not just those."""
+    names = [value.name for value in inputs[len(args) :]]
+    if len(names) != len(kwargs) or any([name not in kwargs for name in names]):
+        return None
+    return (*args, *[kwargs[name] for name in names])
+
+
+def declared(network: Network) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Return the types of inputs that a document declares. Raises InputError for open shapes."""
+    for value in network.graph.inputs:
+        if not is_known(value.type.shape):
+            message = f"the shape of input '{value.name}' is not known"
+            raise InputError(message, hint="give an example input")
+    types = (value.type for value in network.graph.inputs)
+    return tuple(jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in types)
 
 
 _LARGE = 64 << 10  # bytes from which a device takes an aligned array faster than it copies one

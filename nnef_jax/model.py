@@ -14,16 +14,16 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from lowering.devices import is_traced
-from lowering.extents import is_known
 from lowering.graph import Graph, Parameter, StateVariable
 from nnef_jax.arguments import (
     bind_inputs,
     bind_variables,
     copied,
+    declared,
+    in_order,
     require_one_length,
     require_values,
 )
-from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.execution import Execution, GivenArrays, OwnArrays
 from nnef_jax.execution.functions import Entry
@@ -171,7 +171,7 @@ class Model:
         """
         execution = self._execution
         if edit is None and capture is None:
-            inputs = self._in_order(args, kwargs) if kwargs else args
+            inputs = in_order(self.graph.inputs, args, kwargs) if kwargs else args
             if inputs is not None and (known := execution.known(inputs)):
                 try:
                     return known(list(map(copied, inputs)))
@@ -450,14 +450,8 @@ class Model:
 
     def _abstract(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the types of inputs, given arrays or types, or those that are declared."""
-        if not args and not kwargs:
-            types = {value.name: value.type for value in self.graph.inputs}
-            for name, type in types.items():
-                if not is_known(type.shape):
-                    message = f"the shape of input '{name}' is not known"
-                    raise InputError(message, hint="give an example input")
-            args = tuple(jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in types.values())
-        return bind_inputs(self._network, args, kwargs, abstract=True)
+        given = args if args or kwargs else declared(self._network)
+        return bind_inputs(self._network, given, kwargs, abstract=True)
 
     def _check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
         """Return the parameters that a network takes, or `all` that are given; placed to run."""
@@ -476,17 +470,6 @@ class Model:
         bound = bind_variables("state", state, states, list(states))
         arrays = ((label, bound[label]) for label in states)  # jnp.asarray takes 1 us of any array
         return {n: x if isinstance(x, jax.Array) else jnp.asarray(x) for n, x in arrays}
-
-    def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Return inputs in the order of the graph, None if they are not just those by name."""
-        names = self._names[len(args) :]
-        if len(names) != len(kwargs) or any([name not in kwargs for name in names]):
-            return None
-        return (*args, *[kwargs[name] for name in names])
-
-    @cached_property
-    def _names(self) -> list[str]:
-        return [value.name for value in self.graph.inputs]
 
     @cached_property
     def _parameters(self) -> dict[str, Parameter]:

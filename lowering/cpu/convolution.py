@@ -66,14 +66,14 @@ def kernel_for(x: Any, filter: Any, window: Window, *, varies: bool = False) -> 
     kernels = {own: costs.direct}
     if is_summed(x, filter, window):
         kernels["summed"] = costs.summed
-    if is_single(x, window) and not (varies and is_few(x, filter, window)):
+    if window.is_single(x) and not (varies and is_few(x, filter, window)):
         if is_winograd(filter, window):
             kernels["winograd"] = costs.winograd
         if not varies and fits(x, filter, window):  # a training step takes up to 1.1 of its time so
             kernels["stacked"] = costs.stacked
-    left = [name for name in kernels if name is None or runs(name)]
+    possible = [name for name in kernels if name is None or runs(name)]
     extents = costs.extents(x, filter, window)
-    return min(left, key=lambda name: kernels[name](extents), default=None)
+    return min(possible, key=lambda name: kernels[name](extents), default=None)
 
 
 def direct(
@@ -143,14 +143,9 @@ def by_product(x: Array, filter: Array, window: Window) -> Array:
 _TERMS = 32
 
 
-def is_single(x: Array, window: Window) -> bool:
-    """Tell whether products of float32 are summed as such."""
-    return x.dtype == jnp.float32 and window.accumulator in (None, jnp.float32)
-
-
 def is_summed(x: Array, filter: Array, window: Window) -> bool:
     """Tell whether the window covers few items, as in the first layer of a network."""
-    return math.prod(filter.shape[:-1]) <= _TERMS and is_single(x, window)
+    return math.prod(filter.shape[:-1]) <= _TERMS and window.is_single(x)
 
 
 def summed(x: Array, filter: Array, window: Window) -> Array:
@@ -183,7 +178,7 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
 
 
 def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
-    """Sum windows with a group for each result, of each channel that a group has."""
+    """Compute narrow groups as a sum of depthwise convolutions, one for each channel of a group."""
     *_, depth, count = filter.shape
     single, times = replace(window, groups=count), count // window.groups
     terms = [

@@ -53,7 +53,7 @@ def _known(extent: Any) -> int:
 
 
 def direct(e: Extents) -> float:
-    """Return the seconds of XLA's own convolution, which gathers what windows cover."""
+    """Return the seconds that XLA's own convolution takes: it gathers what windows cover."""
     covered = e.positions * e.cells * e.depth
     moved = 4.4 * covered + 12 * e.positions * e.results + 6.4 * _read(e.matrix, e.positions)
     return _seconds(0.55 * covered * _vectors(e.results), moved, starts=2.6)

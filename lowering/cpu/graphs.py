@@ -17,7 +17,7 @@ _ROUNDING = frozenset(("min_max_linear_quantize", "zero_point_linear_quantize", 
 
 @lru_cache(maxsize=16)
 def in_integers(graph: Graph) -> frozenset[str]:
-    """Return the names of operations whose products are sums of codes where these are faster.
+    """Return the names of operations that can be computed in integers, as sums of codes.
 
     An unknown extent counts as 1. Nothing is told of a graph that cannot be traced so.
     """

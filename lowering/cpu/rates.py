@@ -44,7 +44,7 @@ class _Trial(NamedTuple):
 
 
 def measured(threads: int) -> Profile:
-    """Return the profile of the host, so many threads of which compute at a time.
+    """Measure the rates of the host, which computes by so many threads.
 
     It computes on the first CPU. Raises JaxRuntimeError where jaxlib lacks an option.
     """
@@ -99,7 +99,7 @@ def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
 
 
 def _placed(array: Any) -> Array:
-    """Return an array on the first CPU, where it is computed with, in any thread."""
+    """Put an array on the first CPU: in any thread it is computed with there."""
     return jax.device_put(array, jax.local_devices(backend="cpu")[0])
 
 

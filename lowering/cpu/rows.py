@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from functools import reduce
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
@@ -35,7 +34,7 @@ _FACTORS = 1 << 20
 
 
 def row_of(shape: tuple[int, ...]) -> int:
-    """Return how many positions of an array (N,X...,C) make a row; 0 where channels are enough."""
+    """Return how many positions of an array (N,X...,C) a row has; 0 where channels fill vectors."""
     if len(shape) < 3 or any(map(is_symbolic, shape)) or not runs("rows"):
         return 0
     *_, positions, channels = shape
@@ -78,8 +77,7 @@ def is_in_rows(x: Array, filter: Array, window: Window) -> bool:
         width * count >= _FEWEST
         and depth == 1
         and count == window.groups == x.shape[-1]
-        and x.dtype == jnp.float32
-        and window.accumulator in (None, jnp.float32)
+        and window.is_single(x)
         and window.stride[-1] == 1
         and not window.is_spread
         and filter.size * filter.dtype.itemsize * width <= _FACTORS

@@ -56,9 +56,9 @@ def _elementwise(program: Program, equation: Any, *views: View) -> View:
     if primitive(equation) in ("add_any", "select_n", "clamp") and full:  # of one shape, or scalars
         widest = tuple(map(max, zip(*full, strict=True)))
         arrays = [jnp.broadcast_to(x, widest) if x.ndim else x for x in arrays]
-    shape = max((jnp.shape(x) for x in arrays), key=math.prod)
-    if order != tuple(sorted(order)) and may_be_in_rows(program, shape):
-        found = _by_rows(equation, arrays, [view.known for view in views])
+    known, shape = [view.known for view in views], max(map(jnp.shape, arrays), key=math.prod)
+    if order != tuple(sorted(order)) and not all(known) and may_be_in_rows(program, shape):
+        found = _by_rows(equation, arrays, known, shape)
         if found is not None:
             return replace(view_of(equation, found, order), in_rows=True)
     return view_of(equation, _bind(equation, arrays), order)
@@ -69,13 +69,12 @@ def _apart(view: View) -> View:
     return replace(view, array=apart_in_rows(view.array)) if view.in_rows else view
 
 
-def _by_rows(equation: Any, arrays: Sequence[Any], known: Sequence[bool]) -> Any:
-    """Apply an elementwise operation to rows of narrow channels; None where there are none."""
-    shape = max((jnp.shape(x) for x in arrays), key=math.prod)
-    count = 0 if all(known) else row_of(shape)
-    if not count:
-        return None
+def _by_rows(
+    equation: Any, arrays: Sequence[Any], known: Sequence[bool], shape: tuple[int, ...]
+) -> Any:
+    """Apply an elementwise operation to rows of a shape; None where operands are none of it."""
     rows: list[Any] = []
+    count = row_of(shape)
     for x, is_known in zip(arrays, known, strict=True):
         if jnp.ndim(x) and x.shape != shape:
             is_spread = all(n in (1, whole) for n, whole in zip(x.shape, shape, strict=True))

@@ -45,6 +45,10 @@ class Window:
         """Return how products are computed."""
         return {"precision": self.precision, "preferred_element_type": self.accumulator}
 
+    def is_single(self, x: Array) -> bool:
+        """Tell whether products of float32 are summed as such."""
+        return x.dtype == np.float32 and self.accumulator in (None, np.float32)
+
     @property
     def edges(self) -> Sequence[tuple[int, int, int]]:
         """Return how an input, or what was computed of it, is spread and padded."""

@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict
 
 from lowering import machine
-from nnef_jax.execution import host
+from nnef_jax.execution import host_profile
 
 
 def shown(*, as_json: bool) -> list[str]:
@@ -15,10 +15,10 @@ def shown(*, as_json: bool) -> list[str]:
 
     They are measured now if they are not kept yet. Where they cannot be they are the shipped ones.
     """
-    folder = host.users_folder() if host.is_on() else None
-    found = folder and (host.found(folder) or host.made(folder))
+    folder = host_profile.users_folder() if host_profile.may_measure() else None
+    found = folder and (host_profile.read(folder) or host_profile.measure(folder))
     profile = found or machine.DEFAULT
-    path = host.path_in(folder) if folder else ""
+    path = host_profile.path_in(folder) if folder else ""
     path = path if os.path.exists(path) else None
     if as_json:
         return [json.dumps({"file": path, **asdict(profile), "decisions": profile.decisions()})]

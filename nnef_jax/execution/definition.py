@@ -13,7 +13,7 @@ import numpy as np
 
 from nnef_jax.execution.compiler import Compiler
 from nnef_jax.execution.functions import Entry, Functions
-from nnef_jax.execution.host import Host
+from nnef_jax.execution.host_profile import Host
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.options import RunOptions
 from nnef_jax.execution.threads import Once

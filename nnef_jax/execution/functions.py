@@ -17,7 +17,7 @@ from lowering.fallback import About, named, or_else
 from lowering.graph import Graph, Value
 from lowering.trace import Context, trace
 from nnef_jax.errors import InputError, SemanticError
-from nnef_jax.execution.host import Host
+from nnef_jax.execution.host_profile import Host
 from nnef_jax.execution.meshes import Layout, over_mesh
 from nnef_jax.execution.options import Prepared, RunOptions, is_watched
 from nnef_jax.execution.probe import NOTHING, Probe
@@ -42,7 +42,7 @@ class Functions:
 
     @property
     def about(self) -> About:
-        """Return what is told where the network is rewritten for the host."""
+        """Return the name, the strictness and the profile by which the network is rewritten."""
         is_strict = self.options.optimize == "strict"
         return About(self.network.graph.name, is_strict, self._host.profile())
 

@@ -18,12 +18,12 @@ import pytest
 import nnef_jax
 from lowering.cpu import rates
 from lowering.machine import DEFAULT, Profile, using
-from nnef_jax.execution import host
+from nnef_jax.execution import host_profile
 from tests.cli_support import call, ok
 from tests.helpers import model_of
 from tests.machines import RECORDS, profile_of, with_units
 
-HOST = replace(profile_of(RECORDS["AMX"]), threads=host.threads())
+HOST = replace(profile_of(RECORDS["AMX"]), threads=host_profile.threads())
 
 REMARK = "products of bfloat16 are computed in float32: by this machine's profile they gain nothing"
 
@@ -58,7 +58,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setenv("NNEF_JAX_MEASURE", "1")
     monkeypatch.setattr(rates, "measured", measured)
-    monkeypatch.setattr(host, "_known", {})
+    monkeypatch.setattr(host_profile, "_known", {})
     yield found
 
 
@@ -87,7 +87,7 @@ def test_a_large_network_has_the_host_measured_once(home: Path, measurements: li
     assert not measurements and not home.exists()
     called()
     called()
-    assert measurements == [host.threads()]
+    assert measurements == [host_profile.threads()]
     (file,) = files(home)
     found = json.loads(file.read_text())
     assert found["bfloat16"] == HOST.bfloat16 and found["costs"]["start"] == HOST.costs.start
@@ -99,7 +99,7 @@ def test_other_processes_find_it(
     home: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called()
-    monkeypatch.setattr(host, "_known", {})
+    monkeypatch.setattr(host_profile, "_known", {})
     os.utime(files(home)[0], (1, 1))
     called(SMALL)
     assert is_chosen() and len(measurements) == 1
@@ -157,7 +157,7 @@ def test_a_full_disk_leaves_the_shipped_one(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(host.files, "replacing", full)
+    monkeypatch.setattr(host_profile.files, "replacing", full)
     called()
     called()
     assert len(measurements) == 1 and not files(home) and not is_chosen()
@@ -205,22 +205,22 @@ DAMAGE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_wrong_file_is_made_again(name: str, home: Path, measurements: list[int]) -> None:
-    assert host.made(str(home)) == HOST
+    assert host_profile.measure(str(home)) == HOST
     (file,) = files(home)
     whole = file.read_bytes()
     file.write_bytes(DAMAGE[name](json.loads(whole)))
-    host._known.clear()
-    assert host.found(str(home)) is None
-    assert host.made(str(home)) == HOST
+    host_profile._known.clear()
+    assert host_profile.read(str(home)) is None
+    assert host_profile.measure(str(home)) == HOST
     assert file.read_bytes() == whole and len(measurements) == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="files of POSIX")
 def test_what_is_no_file_is_left(home: Path, tmp_path: Path, measurements: list[int]) -> None:
     home.mkdir(mode=0o700)
-    path = Path(host.path_in(str(home)))
+    path = Path(host_profile.path_in(str(home)))
     os.mkfifo(path)
-    assert host.found(str(home)) is None  # nor does it wait for somebody who writes
+    assert host_profile.read(str(home)) is None  # nor does it wait for somebody who writes
     path.unlink()
     path.mkdir()
     called()
@@ -347,5 +347,5 @@ def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], cores: 
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    found = host.quota(str(tmp_path))
+    found = host_profile.quota(str(tmp_path))
     assert found == cores if cores else found > 1000

@@ -61,19 +61,19 @@ class Host:
         """Return the same, without measuring."""
         if held := machine.held():
             return held
-        if not (self._options.measure and self._options.for_cpu and is_on()):
+        if not (self._options.measure and self._options.for_cpu and may_measure()):
             return DEFAULT
         folder = users_folder() if self._folder is None else self._folder
         if folder is None:
             return DEFAULT
-        return found(folder) or (measures and self._is_large and made(folder)) or DEFAULT
+        return read(folder) or (measures and self._is_large and measure(folder)) or DEFAULT
 
     @cached_property
     def _is_large(self) -> bool:
         return total(self._graph) >= _LARGE
 
 
-def is_on() -> bool:
+def may_measure() -> bool:
     """Tell whether the environment lets the host be measured."""
     return os.environ.get(_SWITCH) != "0"
 
@@ -83,7 +83,7 @@ def users_folder() -> str | None:
     return cache_folder.users_folder() if cache_folder.has_users() else None
 
 
-def found(folder: str) -> Profile | None:
+def read(folder: str) -> Profile | None:
     """Return the host's profile that is kept in a folder, or None."""
     path = path_in(folder)
     if path not in _known and (profile := _read(path)):
@@ -91,7 +91,7 @@ def found(folder: str) -> Profile | None:
     return _known.get(path)
 
 
-def made(folder: str) -> Profile | None:
+def measure(folder: str) -> Profile | None:
     """Measure the host, and keep its profile in a folder; None where it cannot be kept.
 
     Threads that ask for it at a time get the same. One waits a few seconds at most.
@@ -101,12 +101,13 @@ def made(folder: str) -> Profile | None:
     if not _lock.acquire(timeout=_WAIT):
         return None
     try:
-        return found(folder) or _known.setdefault(path_in(folder), _written(path_in(folder)))
+        path = path_in(folder)
+        return read(folder) or _known.setdefault(path, _measured_and_written(path))
     finally:
         _lock.release()
 
 
-def _written(path: str) -> Profile:
+def _measured_and_written(path: str) -> Profile:
     """Measure the host, and return what is in the file now; the shipped profile where that fails.
 
     Other processes would choose otherwise than this one by what is not kept.
@@ -135,7 +136,7 @@ def path_in(folder: str) -> str:
 
 
 def _host() -> tuple[str, ...]:
-    """Return what a profile is of."""
+    """Return what tells a host, and what compiles for it, from others."""
     names = ",".join((*machine.names(Profile), *machine.names(Costs)))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
 
