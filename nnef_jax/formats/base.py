@@ -29,6 +29,10 @@ Shapes = Mapping[str, Sequence[int | None]]  # of inputs by name; None is an ext
 # Takes a part of a graph; returns it, and its inputs by the values whose places they take.
 Cut = Callable[[Graph], tuple[Graph, Mapping[Value, Value]]]
 
+# Hints where an extent is open, or is symbolic.
+GIVE_SHAPES = "give the shapes of the inputs by load(..., input_shapes=...)"
+EXPORT_KNOWN = "export it for known shapes"
+
 
 class ExtentNeeded(Exception):
     """The structure of the graph depends on an extent that the document leaves open."""

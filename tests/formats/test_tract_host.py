@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnef_jax.formats.tract import host
+from nnef_jax.formats import hostvalues
 from tests.tract_text import error, graph, model, run
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -272,7 +272,7 @@ def test_wrong_values(body: str, message: str) -> None:
 
 
 def test_large_values_are_left_to_the_network() -> None:
-    size = host.LARGEST + 1
+    size = hostvalues.LARGEST + 1
     for body, wanted in (
         (f"y = tract_core_range(0, {size}, 1);", np.arange(size)),
         (f"y = tract_core_range(1.0, {size}, 1) - 1.0;", np.arange(size - 1).astype("f4")),

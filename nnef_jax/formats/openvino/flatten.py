@@ -15,7 +15,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, show, volume
 from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import NnefError, SemanticError, UnsupportedError, raise_all
-from nnef_jax.formats.base import ExtentNeeded, Options
+from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.counted import ended, followed
 from nnef_jax.formats.openvino.document import (
@@ -236,7 +236,7 @@ class Flattener:
             raise UnsupportedError(
                 f"{what} depends on more of an extent than is known while it is symbolic",
                 span=layer.span,
-                hint="export it for known shapes",
+                hint=EXPORT_KNOWN,
             ) from None
         except (ExtentNeeded, NnefError):
             raise

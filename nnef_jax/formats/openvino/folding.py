@@ -1,26 +1,32 @@
 """Layers on known tensors that decide shapes, computed while a network is flattened.
 
 Weights stay in the graph: what is folded follows from shapes, or is whole numbers and few.
+`hostvalues` computes what layers mean, by kind.
 """
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
-from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic
+from nnef_jax.formats.hostvalues import (
+    LARGEST,
+    NotFolded,
+    attempt,
+    binary,
+    evaluate,
+    integers,
+    truncated,
+)
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.site import Site
 
-_MOST = 1 << 16  # items of a result
 _CONVERSIONS = ("convert", "convertlike")  # of stored numbers they are left to the network
 _FEW = 64  # items of whole numbers that are folded even if they are stored
 Array = NDArray[Any]
@@ -28,10 +34,9 @@ Array = NDArray[Any]
 
 def folded(site: Site) -> list[Constant] | None:
     """Return a layer's results on known tensors, None where the network computes it."""
-    operands = [x for x in site.operands if x is not None]
-    if not operands or not all(isinstance(x, Constant) for x in operands):
+    known = [x for x in site.operands if isinstance(x, Constant)]
+    if not known or any(x is not None and not isinstance(x, Constant) for x in site.operands):
         return None
-    known = [x for x in operands if isinstance(x, Constant)]
     kind = site.layer.kind
     if kind not in (_LEGACY if site.net.is_legacy else (*_FOLDS, *_CONVERSIONS)):
         return None
@@ -41,33 +46,32 @@ def folded(site: Site) -> list[Constant] | None:
             return [known[0]]  # weights of 16 bits, which the graph widens where they are read
     decides = any(x.derived for x in known)
     few = all(x.array.size <= _FEW and (_is_whole(x.type) or x.array.size == 1) for x in known)
-    if not (decides or few) or max(x.array.size for x in known) > _MOST:
+    if not (decides or few) or max(x.array.size for x in known) > LARGEST:
         return None
     if kind in _CONVERSIONS:
         made = _converted(site, known) if decides else None
         return made and [made]
-    results = evaluated(site, [x.array for x in known])
-    if results is None or sum(x.size for x in results) > _MOST:
+    exact = [x.array.astype(object) if x.array.dtype.kind in "iu" else x.array for x in known]
+    results = evaluated(site, exact)
+    if results is None or sum(x.size for x in results) > LARGEST:
         return None
     type = known[1].type if kind == "select" else known[0].type
-    return [Constant(x, _type_of(x, type), derived=True) for x in results]
+    return [Constant(_stored(x), _type_of(x, type), derived=True) for x in results]
 
 
 def evaluated(site: Site, operands: list[Array]) -> list[Array] | None:
     """Return a layer's results on arrays, None if these do not go together or none are needed."""
     fold = _FOLDS.get(site.layer.kind)
     try:
-        with np.errstate(all="ignore"):
-            results = fold(site, *operands) if fold else None
-    except (ValueError, IndexError, TypeError, OverflowError, InconclusiveDimensionOperation):
-        return None  # its rule says what is wrong
-    if results is None:
+        results = attempt(fold, site, *operands) if fold else None
+    except NotFolded:
         return None
-    return [_array(x) for x in (results if isinstance(results, list) else [results])]
+    return [results] if isinstance(results, np.ndarray) else results
 
 
-def _array(x: Any) -> Array:
-    return np.array(x, object) if is_symbolic(x) else np.asarray(x)
+def _stored(x: Array) -> Array:
+    """Return integers as numpy has them, unless some are symbolic."""
+    return x if x.dtype != object or any(map(is_symbolic, x.ravel())) else x.astype(np.int64)
 
 
 def _converted(site: Site, known: list[Constant]) -> Constant | None:
@@ -98,97 +102,79 @@ def _type_of(array: Array, type: str) -> str:
     return type if type[0] not in "iub" else "f32"
 
 
-def _pair(function: Callable[..., Any]) -> Callable[..., Array]:
-    def fold(site: Site, x: Array, y: Array) -> Array:
-        _require_few(np.broadcast_shapes(x.shape, y.shape))
-        return np.asarray(function(x, y))
-
-    return fold
+# Layers, each a function of its site and its operands
 
 
-def _require_few(shape: Sequence[int]) -> None:
-    if math.prod(shape) > _MOST:
-        raise ValueError
+def _same(kind: str, **attributes: Any) -> Callable[..., Any]:
+    return lambda site, *operands: evaluate(kind, operands, attributes)
 
 
-def _select(site: Site, condition: Array, x: Array, y: Array) -> Array:
-    _require_few(np.broadcast_shapes(condition.shape, x.shape, y.shape))
-    return np.where(condition.astype(bool), x, y)
+def _ranked(*operands: Array) -> list[Array]:
+    """Return operands of one rank, axes put before their own."""
+    rank = max(x.ndim for x in operands)
+    return [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in operands]
+
+
+def _broadcasting(kind: str) -> Callable[..., Array]:
+    return lambda site, *operands: evaluate(kind, _ranked(*operands), {})
 
 
 def _divided(site: Site, x: Array, y: Array) -> Array:
-    if x.dtype.kind in "iuO":
-        if not np.all(y):
-            raise InvalidOperation("division by 0")
-        return (
-            np.floor_divide(x, y)
-            if site.flag("m_pythondiv", True)
-            else np.asarray(np.trunc(x / y)).astype(x.dtype)
-        )
-    return np.asarray(x / y)
+    down = site.flag("m_pythondiv", True)
+    return binary(operator.floordiv if down else truncated, np.divide)(*_ranked(x, y))
 
 
-def _axes(site: Site, x: Array, axes: Array) -> tuple[int, ...]:
-    return tuple(int(a) % max(x.ndim, 1) for a in axes.reshape(-1))
+def _modulo(quotient: Callable[..., int], real: Callable[..., Any]) -> Callable[..., Array]:
+    whole = binary(lambda a, b: a - b * quotient(a, b), real)
+    return lambda site, x, y: whole(*_ranked(x, y))
 
 
-def _reduced(function: Callable[..., Any]) -> Callable[..., Array]:
+def _reduced(kind: str) -> Callable[..., Array]:
     def fold(site: Site, x: Array, axes: Array) -> Array:
-        found = function(x, axis=_axes(site, x, axes), keepdims=site.flag("keep_dims"))
-        return np.asarray(found).astype(x.dtype)
+        places = [a % max(x.ndim, 1) for a in integers(axes)]
+        found = evaluate(kind, [x], {"axes": places})
+        return found if site.flag("keep_dims") else np.squeeze(found, tuple(places))
 
     return fold
 
 
 def _gather(site: Site, x: Array, indices: Array, axis: Array) -> Array:
     if site.int("batch_dims", 0):
-        raise ValueError
-    at = int(axis.reshape(-1)[0])
-    _require_few((*np.delete(x.shape, at), indices.size))
-    return np.take(x, indices.astype(np.int64), axis=at)
+        raise NotFolded
+    return evaluate("gather", [x, indices], {"axis": integers(axis)[0]})
 
 
 def _reshape(site: Site, x: Array, shape: Array) -> Array:
-    wanted = [int(n) for n in shape.reshape(-1)]
+    wanted = integers(shape)
     if site.flag("special_zero"):
         wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
     return x.reshape(wanted)
 
 
 def _squeeze(site: Site, x: Array, axes: Array | None = None) -> Array:
-    return np.squeeze(x) if axes is None else np.squeeze(x, _axes(site, x, axes))
+    return np.squeeze(x) if axes is None else np.squeeze(x, tuple(integers(axes)))
 
 
-def _unsqueeze(site: Site, x: Array, axes: Array) -> Array:
-    return np.expand_dims(x, tuple(int(a) for a in axes.reshape(-1)))
-
-
-def _split(site: Site, x: Array, axis: Array) -> list[Array]:
-    if site.int("num_splits") != len(site.layer.outputs):
-        raise ValueError
-    return np.split(x, len(site.layer.outputs), int(axis.reshape(-1)[0]))
-
-
-def _variadic_split(site: Site, x: Array, axis: Array, lengths: Array) -> list[Array]:
-    a, parts = int(axis.reshape(-1)[0]), [int(n) for n in lengths.reshape(-1)]
+def _split(site: Site, x: Array, axis: Array, lengths: Array | None = None) -> list[Array]:
+    place, count = integers(axis)[0], len(site.layer.outputs)
+    if lengths is None:
+        if site.int("num_splits") != count:
+            raise NotFolded
+        return np.split(x, count, place)
+    parts = integers(lengths)
     if -1 in parts:
-        parts[parts.index(-1)] = x.shape[a] - sum(n for n in parts if n != -1)
-    return np.split(x, np.cumsum(parts)[:-1], a)
+        parts[parts.index(-1)] = x.shape[place] - sum(n for n in parts if n != -1)
+    return np.split(x, np.cumsum(parts)[:-1], place)
 
 
 def _slice(
     site: Site, x: Array, begin: Array, end: Array, step: Array, axes: Array | None = None
 ) -> Array:
     index = [slice(None)] * x.ndim
-    where = range(begin.size) if axes is None else axes.reshape(-1).tolist()
-    for a, b, e, s in zip(
-        where,
-        begin.reshape(-1).tolist(),
-        end.reshape(-1).tolist(),
-        step.reshape(-1).tolist(),
-        strict=True,
-    ):
-        index[int(a)] = slice(b, e, s)
+    where = range(begin.size) if axes is None else integers(axes)
+    bounds = map(slice, integers(begin), integers(end), integers(step))
+    for axis, part in zip(where, bounds, strict=True):
+        index[axis] = part
     return x[tuple(index)]
 
 
@@ -196,7 +182,7 @@ def _strided_slice(
     site: Site, x: Array, begin: Array, end: Array, step: Array | None = None
 ) -> Array:
     count = begin.size
-    step = np.ones(count, np.int64) if step is None else step
+    steps = [1] * count if step is None else integers(step)
 
     def mask(name: str) -> list[bool]:
         return [bool(v) for v in (site.ints(name, []) + [0] * count)[:count]]
@@ -204,77 +190,60 @@ def _strided_slice(
     free, open_end = mask("begin_mask"), mask("end_mask")
     adds, takes, rest = mask("new_axis_mask"), mask("shrink_axis_mask"), mask("ellipsis_mask")
     index: list[Any] = []
-    for i in range(count):
+    for i, (first, last) in enumerate(zip(integers(begin), integers(end), strict=True)):
         if rest[i]:
             index.append(Ellipsis)
         elif adds[i]:
             index.append(None)
         elif takes[i]:
-            index.append(int(begin.reshape(-1)[i]))
+            index.append(first)
         else:
-            b = None if free[i] else int(begin.reshape(-1)[i])
-            index.append(
-                slice(b, None if open_end[i] else int(end.reshape(-1)[i]), int(step.reshape(-1)[i]))
-            )
-    return x[tuple(index)]
-
-
-def _tile(site: Site, x: Array, repeats: Array) -> Array:
-    _require_few((x.size, *(int(n) for n in repeats.reshape(-1))))
-    return np.tile(x, [int(n) for n in repeats.reshape(-1)])
+            part = slice(None if free[i] else first, None if open_end[i] else last, steps[i])
+            index.append(part)
+    return np.asarray(x[tuple(index)])
 
 
 def _broadcast(site: Site, x: Array, shape: Array, *_: Array) -> Array:
-    wanted = tuple(int(n) for n in shape.reshape(-1))
     if site.text("mode", "numpy") not in ("numpy", "bidirectional"):
-        raise ValueError
-    extents = np.broadcast_shapes(x.shape, wanted)
-    _require_few(extents)
-    return np.broadcast_to(x, extents)
-
-
-def _concat(site: Site, *parts: Array) -> Array:
-    return np.concatenate(parts, site.int("axis"))
+        raise NotFolded
+    return evaluate("broadcast", [x], {"shape": integers(shape)})
 
 
 def _scatter(site: Site, x: Array, indices: Array, updates: Array, axis: Array) -> Array:
-    if int(axis.reshape(-1)[0]) != 0:
-        raise ValueError
+    if integers(axis)[0] != 0:
+        raise NotFolded
     result = x.copy()
     result[indices.astype(np.int64)] = updates
     return result
 
 
 def _round(site: Site, x: Array) -> Array:
-    if site.text("mode", "half_to_even") == "half_to_even":
-        return np.rint(x)
-    return np.trunc(x + np.copysign(0.5, x))
+    even = site.text("mode", "half_to_even") == "half_to_even"
+    return evaluate("round", [x], {"ties": "even" if even else "away"})
 
 
-def _transpose(site: Site, x: Array, axes: Array) -> Array:
-    return np.transpose(x, axes.reshape(-1).tolist() or None)
-
-
+_BROADCASTING = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "maximum": "max", "minimum": "min",
+    "power": "pow", "equal": "eq", "notequal": "ne", "less": "lt", "lessequal": "le",
+    "greater": "gt", "greaterequal": "ge", "logicaland": "and", "logicalor": "or",
+    "logicalxor": "ne", "select": "select",
+}  # fmt: skip
 _FOLDS: dict[str, Callable[..., Any]] = {
-    "add": _pair(np.add), "subtract": _pair(np.subtract), "multiply": _pair(np.multiply),
-    "divide": _divided, "maximum": _pair(np.maximum), "minimum": _pair(np.minimum),
-    "floormod": _pair(np.mod), "mod": _pair(np.fmod), "power": _pair(np.power),
-    "equal": _pair(np.equal), "notequal": _pair(np.not_equal), "less": _pair(np.less),
-    "lessequal": _pair(np.less_equal), "greater": _pair(np.greater),
-    "greaterequal": _pair(np.greater_equal), "logicaland": _pair(np.logical_and),
-    "logicalor": _pair(np.logical_or), "logicalxor": _pair(np.logical_xor),
-    "logicalnot": lambda site, x: np.logical_not(x),
-    "select": _select,
-    "floor": lambda site, x: np.floor(x), "ceiling": lambda site, x: np.ceil(x),
-    "sqrt": lambda site, x: np.sqrt(x), "abs": lambda site, x: np.abs(x),
-    "negative": lambda site, x: operator.neg(x),
-    "round": _round,
-    "gather": _gather, "concat": _concat, "reshape": _reshape, "squeeze": _squeeze,
-    "unsqueeze": _unsqueeze, "split": _split, "variadicsplit": _variadic_split, "slice": _slice,
-    "stridedslice": _strided_slice, "tile": _tile, "broadcast": _broadcast,
-    "scatterupdate": _scatter, "transpose": _transpose,
-    "reduceprod": _reduced(np.prod), "reducesum": _reduced(np.sum), "reducemax": _reduced(np.max),
-    "reducemin": _reduced(np.min), "reducemean": _reduced(np.mean),
+    **{type: _broadcasting(kind) for type, kind in _BROADCASTING.items()},
+    "divide": _divided, "floormod": _modulo(operator.floordiv, np.mod),
+    "mod": _modulo(truncated, np.fmod),
+    "logicalnot": _same("not"), "floor": _same("floor"), "ceiling": _same("ceil"),
+    "sqrt": _same("sqrt"), "abs": _same("abs"), "negative": _same("neg"), "round": _round,
+    "gather": _gather, "reshape": _reshape, "squeeze": _squeeze,
+    "concat": lambda site, *parts: evaluate("concat", [parts], {"axis": site.int("axis")}),
+    "unsqueeze": lambda site, x, axes: evaluate("unsqueeze", [x], {"axes": integers(axes)}),
+    "transpose": lambda site, x, axes: np.transpose(x, integers(axes) or None),
+    "tile": lambda site, x, repeats: evaluate("tile", [x], {"repeats": integers(repeats)}),
+    "split": _split, "variadicsplit": _split, "slice": _slice, "stridedslice": _strided_slice,
+    "broadcast": _broadcast, "scatterupdate": _scatter,
+    "reduceprod": _reduced("product_reduce"), "reducesum": _reduced("sum_reduce"),
+    "reducemax": _reduced("max_reduce"), "reducemin": _reduced("min_reduce"),
+    "reducemean": _reduced("mean_reduce"),
 }  # fmt: skip
 # Old files have arithmetic on shapes in these alone.
 _LEGACY = frozenset({"gather", "concat", "squeeze", "unsqueeze"})

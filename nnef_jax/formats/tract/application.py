@@ -10,6 +10,17 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from lowering.graph import Rule, Value
+from nnef_jax.formats.hostvalues import (
+    Host,
+    NotFolded,
+    boxes,
+    evaluate,
+    host,
+    integers,
+    is_plain,
+    require_few,
+    weight,
+)
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emission import Given
 from nnef_jax.formats.syntax.tensors import result_count
@@ -18,8 +29,6 @@ from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.arguments import attribute, is_attribute
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, common_dtypes, dtype_of, own_dtype
-from nnef_jax.formats.tract.folding import fold
-from nnef_jax.formats.tract.host import Host, NotFolded, boxes, host, integers, is_plain, weight
 from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.limits import RESULT
 
@@ -140,9 +149,12 @@ def _one_operand(site: CallSite, value: Any, name: str) -> Value | Host:
 def _folded(site: CallSite, kind: str, operands: Iterable[Any], attributes: Given) -> Any:
     if any(map(_is_known, operands)):  # parameters beside known values may be shapes
         operands = [site.graph.perhaps_shape(x) for x in operands]
-    if not all(map(_is_known, operands)):
+    meaning = meanings().get(kind)
+    if meaning is None or not all(map(_is_known, operands)):
         raise NotFolded
-    result = fold(kind, operands, attributes)
+    given = {name: x for name, x in attributes.items() if x or not isinstance(x, str)}
+    result = evaluate(meaning.kind, operands, meaning.attributes(given))
+    require_few(weight(result))
     site.graph.meter.spend(weight(result))
     return Results(result) if isinstance(result, list) else result
 

@@ -11,10 +11,11 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
+from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES
+from nnef_jax.formats.hostvalues import host, integers
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.invocation import InvalidInvocation
 from nnef_jax.formats.syntax.types import INTEGER, ArrayOf, Primitive, Tensor, TupleOf, Type
-from nnef_jax.formats.tract.host import EXPORT_KNOWN, GIVE_SHAPES, host, integers
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean, listed
 

@@ -17,11 +17,11 @@ from lowering.graph import Graph, TensorType, Value
 from lowering.location import Span
 from lowering.trace import Context, trace
 from nnef_jax.errors import LimitError
-from nnef_jax.formats.base import Options
+from nnef_jax.formats.base import GIVE_SHAPES, Options
+from nnef_jax.formats.hostvalues import Host, host
 from nnef_jax.formats.syntax.emission import Emitter
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.dtypes import Defaults, compute_dtype
-from nnef_jax.formats.tract.host import GIVE_SHAPES, Host, host
 from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.limits import raising

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from lowering.extents import UNKNOWN
 from lowering.graph import Call, Graph, Value
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
-from nnef_jax.formats.base import Options
+from nnef_jax.formats.base import GIVE_SHAPES, Options
+from nnef_jax.formats.hostvalues import WEIGHTY, weight
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emission import Frame, Given
 from nnef_jax.formats.syntax.invocation import InvalidInvocation
@@ -28,7 +29,6 @@ from nnef_jax.formats.tract.arguments import attribute, bind
 from nnef_jax.formats.tract.call_site import REFUSALS, CallSite
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.flat_graph import FlatGraph, Said
-from nnef_jax.formats.tract.host import GIVE_SHAPES, WEIGHTY, weight
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import defined
 from nnef_jax.formats.tract.quantized_tensors import quantized, with_codes

@@ -12,11 +12,11 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import Call, TensorType, Value, is_integer
 from nnef_jax.errors import LimitError
+from nnef_jax.formats import hostvalues as h
 from nnef_jax.formats.syntax.dequantization import dequantize
 from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.tensors import external_type
 from nnef_jax.formats.syntax.types import INTEGER, STRING, ArrayOf
-from nnef_jax.formats.tract import host as h
 from nnef_jax.formats.tract import pulse, scan, symbols
 from nnef_jax.formats.tract.application import Results, apply, tensor
 from nnef_jax.formats.tract.arguments import attribute

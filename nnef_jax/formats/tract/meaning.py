@@ -61,11 +61,14 @@ class Meaning:
         self, operands: Mapping[str, Any], attributes: Mapping[str, Any], insert: Insert
     ) -> Draft:
         """Return the operation with these arguments of the document. Raises InvalidOperation."""
-        given = {**self._named(attributes), **self.added}
-        draft = Draft(self.kind, self._named(operands), given, insert)
+        draft = Draft(self.kind, self._named(operands), self.attributes(attributes), insert)
         if self.rewrite is not None:
             self.rewrite(draft)
         return draft
+
+    def attributes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return attributes of the document as the kind has them."""
+        return {**self._named(given), **self.added}
 
     def in_document(self, text: str) -> str:
         """Replace quoted names of the kind's arguments in a text by those of the document."""

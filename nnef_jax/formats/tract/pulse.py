@@ -13,11 +13,11 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import TensorType, Value
+from nnef_jax.formats.base import GIVE_SHAPES
 from nnef_jax.formats.syntax.types import INTEGER, SCALAR
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.arguments import attribute
 from nnef_jax.formats.tract.call_site import CallSite
-from nnef_jax.formats.tract.host import GIVE_SHAPES
 
 _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 

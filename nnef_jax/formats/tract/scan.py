@@ -8,13 +8,13 @@ from typing import Any, cast
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, TensorType, Value
+from nnef_jax.formats.hostvalues import host
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.types import LOGICAL
 from nnef_jax.formats.tract.application import Results, apply, tensor
 from nnef_jax.formats.tract.arguments import attribute, known_integer
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.flat_graph import FlatGraph
-from nnef_jax.formats.tract.host import host
 from nnef_jax.similar import listed
 
 _STEPS = 1_000

@@ -9,7 +9,7 @@ from lowering.location import Span
 from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.tract import declarations, folding
+from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.document import Document, repeated_by
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import meanings
@@ -86,10 +86,7 @@ def _reached(document: Document, rules: Registry) -> Iterator[s.Invocation]:
 def _runs(name: str) -> bool:
     declared = declarations.declarations().get(name)
     return declared is not None and (
-        declared.name in meanings()
-        or declared.body is not None
-        or declared.name in INTRINSICS
-        or folding.folds(declared.name)
+        declared.name in meanings() or declared.body is not None or declared.name in INTRINSICS
     )
 
 

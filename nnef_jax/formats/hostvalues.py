@@ -1,0 +1,412 @@
+"""Values known before a network runs, and the operations on them: shapes, indices, ranges.
+
+A host value is a numpy array of Python integers (dtype object), real numbers or bool. Integers
+never wrap; open extents are `UNKNOWN`, symbolic ones whatever jax.export has. NaN is a real number
+that depends on an open extent.
+
+The rules of `lowering.ops` compute integers in 32 bits instead of 64 and lack results for open or
+symbolic extents. Their dispatch takes ten times as long, compilation ten thousand times.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.errors import InconclusiveDimensionOperation
+from numpy.typing import NDArray
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, is_symbolic
+from nnef_jax.limits import LETTERS_PER_STEP
+
+Host = NDArray[Any]
+LARGEST = 1 << 16  # items of a host value; larger ones are left to the compiled network
+WEIGHTY = frozenset({list, tuple, str, np.ndarray})  # types of values that have a weight
+_DEEPEST = 32  # lists in lists
+_BEYOND = 1 << 64  # no integer of a document reaches it, signed or not
+
+
+class NotFolded(Exception):
+    """An operation on host values is left to the compiled network."""
+
+
+def host(value: Any) -> Host:
+    """Return numbers, arrays or nested lists as a host value. Raises InvalidOperation."""
+    if isinstance(value, np.ndarray):
+        kind = value.dtype.kind
+        if kind == "c":
+            raise InvalidOperation("a real number is due, these are complex ones")
+        return value if kind in "Ob" else value.astype(object if kind in "iu" else np.float64)
+    if isinstance(value, bool | np.bool_):
+        return np.array(bool(value))
+    if isinstance(value, int) or is_symbolic(value):
+        return boxes([value], ())
+    if isinstance(value, float):
+        return np.array(value, np.float64)
+    if isinstance(value, list | tuple):
+        kinds = set(map(type, value))  # pyright: ignore[reportUnknownArgumentType]
+        if kinds and kinds <= {int, float}:  # the commonest case, and the fastest
+            return np.array(value, np.float64 if float in kinds else object)
+        items = [host(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        if not items:
+            return np.array([], object)
+        if len({item.shape for item in items}) > 1:
+            raise InvalidOperation("the lists in this array have different lengths")
+        if items[0].ndim >= _DEEPEST:
+            raise InvalidOperation(f"lists are nested more than {_DEEPEST} deep")
+        kinds = {item.dtype.kind for item in items}
+        if "f" in kinds:
+            items = [to_float(item) for item in items]
+        return np.stack(items)
+    raise InvalidOperation(f"a number is due, this is {reprlib.repr(value)}")
+
+
+def is_integer(value: Host) -> bool:
+    """Tell whether a host value holds integers."""
+    return value.dtype.kind == "O"
+
+
+def integers(value: Host) -> list[int]:
+    """Return the items in order as integers. Raises InvalidOperation for one that is not whole."""
+    if is_integer(value):
+        return list(value.ravel())
+    items: list[int] = []
+    for item in value.ravel().tolist():
+        if isinstance(item, float) and math.isnan(item):
+            items.append(UNKNOWN)
+        elif not math.isfinite(item) or int(item) != item:
+            raise InvalidOperation(f"a whole number is due, this is {item}")
+        else:
+            items.append(int(item))
+    return items
+
+
+def boxes(items: Sequence[int], shape: Sequence[int] = (-1,)) -> Host:
+    """Return integers as a host value."""
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array.reshape(shape)
+
+
+def is_plain(items: Iterable[Any]) -> bool:
+    """Tell whether all items are numbers, and none is an extent that is open or symbolic."""
+    return not any(item is UNKNOWN or is_symbolic(item) for item in items)
+
+
+def is_open(items: Iterable[Any]) -> bool:
+    """Tell whether an extent that is open is among the items."""
+    return any(item is UNKNOWN for item in items)
+
+
+def weight(value: Any) -> int:
+    """Return how many items a value has, through lists and host values; letters count less."""
+    if isinstance(value, np.ndarray):
+        return value.size
+    if isinstance(value, str):
+        return len(value) // LETTERS_PER_STEP
+    if not isinstance(value, list | tuple):
+        return 0
+    return len(value) + sum([weight(x) for x in value if type(x) in WEIGHTY])  # pyright: ignore
+
+
+def to_float(value: Host) -> Host:
+    """Return the value as real numbers, of 64 bits if it is not real."""
+    if not is_integer(value):
+        return value if value.dtype.kind == "f" else value.astype(np.float64)
+    if any(map(is_symbolic, value.ravel())):
+        raise NotFolded
+    items = [math.nan if x is UNKNOWN else float(x) for x in value.ravel()]
+    return np.array(items, np.float64).reshape(value.shape)
+
+
+def to_integer(value: Host) -> Host:
+    """Return the value as integers, real numbers cut off towards 0."""
+    if is_integer(value):
+        return value
+    items = value.ravel().tolist()
+    bound = 2.0**63
+    whole = [UNKNOWN if x != x else int(max(min(x, bound), -bound)) for x in items]
+    return boxes(whole, value.shape)
+
+
+def cast(value: Host, kind: str) -> Host:
+    """Return the value as "integer", "scalar" or "logical"."""
+    if kind == "integer":
+        return to_integer(value)
+    if kind == "scalar":
+        return to_float(value)
+    if is_integer(value) and is_open(value.ravel()):
+        items = [x if x is UNKNOWN else int(x != 0) for x in value.ravel()]
+        return boxes(items, value.shape)
+    return value.astype(bool)
+
+
+# Operations
+
+
+def evaluate(kind: str, operands: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
+    """Return an operation's host value, or several as a list; operands are in the kind's order.
+
+    Raises NotFolded if the network computes it, InvalidOperation where no network could.
+    """
+    if kind not in KINDS or any(_is_open(x) for x in attributes.values()):
+        raise NotFolded
+    return attempt(KINDS[kind], *operands, **attributes)
+
+
+def attempt(function: Callable[..., Any], *operands: Any, **attributes: Any) -> Any:
+    """Return a function's result. Raises NotFolded where its operands do not go together."""
+    try:
+        with np.errstate(all="ignore"):
+            return function(*operands, **attributes)
+    except InvalidOperation:
+        raise
+    except (ValueError, IndexError, TypeError, OverflowError, InconclusiveDimensionOperation):
+        raise NotFolded from None  # its rule says what is wrong
+
+
+def require_few(items: int) -> None:
+    """Raise NotFolded for more items than the host computes."""
+    if items > LARGEST:
+        raise NotFolded
+
+
+def _is_open(attribute: Any) -> bool:
+    return attribute is UNKNOWN or (isinstance(attribute, list | tuple) and is_open(attribute))
+
+
+# Items one by one
+
+
+def _absorbing(function: Callable[..., int]) -> Callable[..., Any]:
+    """Make a function of 64-bit integers UNKNOWN where one of them is."""
+
+    def absorb(*items: Any) -> Any:
+        if is_open(items):
+            return UNKNOWN
+        try:
+            result = function(*items)
+        except ZeroDivisionError:
+            raise InvalidOperation("division by 0") from None
+        if not is_symbolic(result) and abs(result) >= _BEYOND:
+            raise InvalidOperation("the result is no integer of 64 bits")
+        return result
+
+    return absorb
+
+
+def _each(function: Callable[..., Any], *operands: Host) -> Host:
+    result: Any = np.frompyfunc(_absorbing(function), len(operands), 1)(*operands)
+    return result if isinstance(result, np.ndarray) else boxes([result], ())
+
+
+def _decided(function: Callable[..., Any], *operands: Host) -> Host:
+    """Return truth values, or integers 0 and 1 where UNKNOWN is among them."""
+    result = _each(lambda *items: int(function(*items)), *operands)
+    return result if is_open(result.ravel()) else result.astype(bool)
+
+
+def _aligned(*operands: Host) -> list[Host]:
+    """Return the operands with axes behind their own, so that they broadcast."""
+    rank = max(x.ndim for x in operands)
+    aligned = [x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in operands]
+    require_few(math.prod(np.broadcast_shapes(*(x.shape for x in aligned))))
+    return aligned
+
+
+def _unified(*operands: Host) -> list[Host]:
+    """Return the operands as one kind: a real number that is whole may stand for an integer."""
+    kinds = {x.dtype.kind for x in operands}
+    if len(kinds) == 1:
+        return list(operands)
+    reals = [x for x in operands if x.dtype.kind == "f"]
+    whole = "O" in kinds and all(np.all(np.isfinite(x) & (x == np.trunc(x))) for x in reals)
+    return [to_integer(x) if whole or not reals else to_float(x) for x in operands]
+
+
+def truncated(a: int, b: int) -> int:
+    """Return the quotient of two integers, cut off towards 0."""
+    if is_symbolic(a) or is_symbolic(b):  # extents are not negative
+        return a // b
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+def _power(a: int, b: int) -> int:
+    if not 0 <= b <= 64 or abs(a) > 1 << 31:
+        raise InvalidOperation(f"{a} to the power {b} is not an integer of 64 bits")
+    return int(a**b)
+
+
+def _differ(a: Any, b: Any) -> bool:
+    # For `!=`, symbolic extents of jax.export differ even where they may be equal.
+    if is_symbolic(a - b):
+        return bool(a < b) or bool(a > b)
+    return a != b
+
+
+def binary(integer: Callable[..., int], real: Callable[..., Any]) -> Callable[..., Host]:
+    """Make an operation of two host values of functions of two integers, two real numbers."""
+
+    def compute(x: Host, y: Host) -> Host:
+        x, y = _aligned(x, y)
+        if integer is truncated and "f" in (x.dtype.kind, y.dtype.kind):
+            x, y = to_float(x), to_float(y)
+        x, y = _unified(x, y)
+        if x.dtype.kind == "f":
+            return np.asarray(real(x, y))
+        return _each(integer, to_integer(x), to_integer(y))
+
+    return compute
+
+
+def _comparison(function: Callable[..., bool]) -> Callable[..., Host]:
+    return lambda x, y: _decided(function, *_unified(*_aligned(x, y)))
+
+
+def _logical(function: Callable[..., Any]) -> Callable[..., Host]:
+    return lambda *operands: _decided(function, *(cast(x, "logical") for x in _aligned(*operands)))
+
+
+def _unary(integer: Callable[..., Any] | None, real: Callable[..., Any]) -> Callable[..., Host]:
+    """Return an operation that makes real numbers of integers where `integer` is None."""
+
+    def compute(x: Host) -> Host:
+        if x.dtype.kind == "f" or integer is None:
+            return np.asarray(real(to_float(x)))
+        return _each(integer, to_integer(x))
+
+    return compute
+
+
+def _rounding(real: Callable[..., Any]) -> Callable[..., Host]:
+    return lambda x: np.asarray(real(x)) if x.dtype.kind == "f" else x
+
+
+def _round(x: Host, ties: str = "up") -> Host:
+    nearest = {
+        "up": lambda x: np.floor(x + 0.5),
+        "away": lambda x: np.trunc(x + np.copysign(0.5, x)),
+        "even": np.rint,
+    }  # fmt: skip
+    return _rounding(nearest[ties])(x)
+
+
+def _select(condition: Host, true_value: Host, false_value: Host) -> Host:
+    condition, a, b = _aligned(condition, *_unified(true_value, false_value))
+    if is_integer(condition) and is_open(condition.ravel()):
+        if not is_integer(a):
+            raise NotFolded
+        return _each(lambda c, x, y: x if c else y, condition, a, b)
+    return np.where(condition.astype(bool), a, b)
+
+
+# Items moved or summed up
+
+
+def _slice(input: Host, axes: Any, begin: Any, end: Any, stride: Any) -> Host:
+    index: list[slice] = [slice(None)] * input.ndim
+    for axis, first, last, step in zip(axes, begin, end, stride or [1] * len(axes), strict=True):
+        if step < 1:
+            raise NotFolded
+        index[axis] = slice(first, last or None, step)
+    return input[tuple(index)]
+
+
+def _gather(input: Host, indices: Host, axis: int) -> Host:
+    positions = integers(indices)
+    if is_open(positions):
+        raise NotFolded
+    extent = input.shape[axis]
+    require_few(input.size // max(extent, 1) * indices.size)
+    for position in positions:
+        if not -extent <= position < extent:
+            raise InvalidShape(f"index {position} is not in the {extent} items of axis {axis}")
+    taken = np.take(input, np.array(positions, np.intp), axis=axis)
+    axis %= input.ndim
+    return taken.reshape(input.shape[:axis] + indices.shape + input.shape[axis + 1 :])
+
+
+def _joined(join: Callable[..., Host]) -> Callable[..., Host]:
+    def compute(values: Sequence[Host], axis: int) -> Host:
+        require_few(sum(x.size for x in values))
+        return join(_unified(*values), axis=axis)
+
+    return compute
+
+
+def _reduced(function: Callable[..., int], real: np.ufunc) -> Callable[..., Host]:
+    integer = np.frompyfunc(_absorbing(function), 2, 1, identity=real.identity)
+
+    def compute(input: Host, axes: Any, normalize: bool = False) -> Host:
+        if normalize or input.dtype.kind not in "Of" or not input.ndim:
+            raise NotFolded
+        each = integer if is_integer(input) else real
+        for axis in axes:
+            input = each.reduce(input, axis, keepdims=True)
+        return input
+
+    return compute
+
+
+_sum = _reduced(operator.add, np.add)
+
+
+def _mean(input: Host, axes: Any) -> Host:
+    count = math.prod(input.shape[axis] for axis in axes)
+    return binary(truncated, np.divide)(_sum(input, axes), boxes([count], ()))
+
+
+def _reshape(input: Host, shape: Any, axis_start: int = 0, axis_count: int = -1) -> Host:
+    end = input.ndim if axis_count == -1 else axis_start + axis_count
+    items = tuple(
+        input.shape[i + axis_start] if extent == 0 else extent for i, extent in enumerate(shape)
+    )
+    return input.reshape(input.shape[:axis_start] + items + input.shape[end:])
+
+
+def _tile(input: Host, repeats: Any) -> Host:
+    require_few(math.prod(repeats) * input.size)
+    return np.tile(input, repeats)
+
+
+def _broadcast(input: Host, shape: Any) -> Host:
+    result = np.broadcast_shapes(input.shape, tuple(shape))
+    require_few(math.prod(result))
+    return np.broadcast_to(input, result)
+
+
+def _unstack(value: Host, axis: int) -> list[Host]:
+    return [np.asarray(x, value.dtype) for x in np.moveaxis(value, axis, 0)]
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "add": binary(operator.add, np.add), "sub": binary(operator.sub, np.subtract),
+    "mul": binary(operator.mul, np.multiply), "div": binary(truncated, np.divide),
+    "pow": binary(_power, np.power),
+    "min": binary(min, np.minimum), "max": binary(max, np.maximum),
+    "lt": _comparison(operator.lt), "gt": _comparison(operator.gt),
+    "le": _comparison(operator.le), "ge": _comparison(operator.ge),
+    "eq": _comparison(lambda a, b: not _differ(a, b)), "ne": _comparison(_differ),
+    "and": _logical(operator.and_), "or": _logical(operator.or_), "not": _logical(operator.not_),
+    "neg": _unary(operator.neg, np.negative), "abs": _unary(abs, np.abs),
+    "sign": _unary(lambda x: (x > 0) - (x < 0), np.sign), "sqr": _unary(lambda x: x * x, np.square),
+    "sqrt": _unary(None, np.sqrt), "rsqrt": _unary(None, lambda x: 1 / np.sqrt(x)),
+    "rcp": _unary(None, np.reciprocal), "exp": _unary(None, np.exp), "log": _unary(None, np.log),
+    "sin": _unary(None, np.sin), "cos": _unary(None, np.cos),
+    "copy": _rounding(np.positive), "floor": _rounding(np.floor), "ceil": _rounding(np.ceil),
+    "round": _round, "select": _select, "slice": _slice, "gather": _gather,
+    "concat": _joined(np.concatenate), "stack": _joined(np.stack), "unstack": _unstack,
+    "squeeze": lambda input, axes: np.squeeze(input, tuple(axes)),
+    "unsqueeze": lambda input, axes: np.expand_dims(input, tuple(axes)),
+    "transpose": lambda input, axes: np.transpose(input, axes),
+    "reshape": _reshape, "tile": _tile, "broadcast": _broadcast,
+    "sum_reduce": _sum, "product_reduce": _reduced(operator.mul, np.multiply),
+    "max_reduce": _reduced(max, np.maximum), "min_reduce": _reduced(min, np.minimum),
+    "mean_reduce": _mean,
+}  # fmt: skip
