@@ -12,14 +12,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from types import GeneratorType
 from typing import Any
 
-from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.formats.base import Options
+from nnef_jax.formats.emission import Given
 from nnef_jax.formats.nnef import values as v
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Emitter, Frame, Given, Site
+from nnef_jax.formats.syntax.emission import Emitter, Frame, Site
 from nnef_jax.formats.syntax.tensors import result_count
 from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import EVALUATION, RESULT
@@ -39,9 +39,8 @@ class Evaluator(Emitter, ABC):
     """Evaluates expressions; what operations are is its subclass's to say."""
 
     def __init__(self, document: s.Document, options: Options) -> None:
-        super().__init__(GraphBuilder(real=options.real), options.meter)
+        super().__init__(options)
         self.document = document
-        self.options = options
 
     @abstractmethod
     def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
@@ -182,7 +181,8 @@ class Evaluator(Emitter, ABC):
         except v.InvalidValue as error:
             raise self.error(str(error), node, frame) from None
         except v.TooLarge as error:
-            raise self.beyond(str(error), "array_items", node, frame) from None
+            span = s.span_in(frame.source, node)
+            raise self.beyond(str(error), "array_items", span, frame.calls) from None
         for sequence in (value, *read):  # time and memory that one step does not stand for
             if isinstance(sequence, list | str):
                 self.spend(len(sequence) // ITEMS_PER_STEP, node, frame)

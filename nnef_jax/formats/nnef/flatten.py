@@ -13,12 +13,13 @@ from lowering.graph import Call, Graph, Value
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options
+from nnef_jax.formats.emission import Given
 from nnef_jax.formats.nnef.evaluation import ITEMS_PER_STEP, Evaluator, Poisoned, Step
 from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.unsupported import calls_of, refuse_unsupported
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Frame, Given, Site
+from nnef_jax.formats.syntax.emission import Frame, Site
 from nnef_jax.formats.syntax.invocation import Form
 from nnef_jax.formats.syntax.kept import is_body, kept_kind, types_of
 from nnef_jax.formats.syntax.quantizer import Quantizer
@@ -182,7 +183,7 @@ class _Flattener(Evaluator):
         calls = (*frame.calls, Call(fragment.name, s.span_in(frame.source, node)))
         if len(calls) > self.limits.call_depth:
             message = f"fragments call each other more than {self.limits.call_depth} deep"
-            raise self.beyond(message, "call_depth", node, frame)
+            raise self.beyond(message, "call_depth", s.span_in(frame.source, node), calls[:-1])
         work = CALL + EVALUATION * len(fragment.body or ()) + len(fragment.results)
         self.spend(work + len(calls) // CALLS_PER_STEP, node, frame)
         own = dict(zip((r.name for r in fragment.results), names, strict=False))

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, volume
 from lowering.graph import Attribute, TensorType, Value
 from lowering.location import Span
-from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError
+from nnef_jax.errors import NnefError, SemanticError, ShapeError
 from nnef_jax.formats.base import Options
+from nnef_jax.formats.emission import Emission
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import NF4, computed, stored
-from nnef_jax.formats.openvino.symbolic import SymbolicShapes
 from nnef_jax.formats.openvino.variables import Variable
-from nnef_jax.limits import EXTENT, OPERATION, raising
 
 _MOST = 4096  # items of integers that stand in the graph instead of beside it
 _ITEMS_PER_STEP = 4  # of a constant that stands in the graph
@@ -38,70 +35,28 @@ class Count:
     marked: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class FlatGraph:
-    """A graph in the making. `data` has the weights by label that its variables stand for."""
+class FlatGraph(Emission):
+    """A graph in the making. `data` has the weights by label that its variables stand for.
 
-    options: Options
-    data: dict[str, NDArray[Any]]
-    builder: GraphBuilder
-    tensors: dict[Constant, Value] = field(default_factory=dict[Constant, Value])
-    variables: Mapping[str, Variable] = field(default_factory=dict[str, Variable])
-    counts: dict[Value, Count] = field(default_factory=dict[Value, Count])
-    symbolic: SymbolicShapes | None = None  # where `jax.export` keeps extents open
-    outer: FlatGraph | None = None  # of which this is a body
-    captured: dict[Value, Value] = field(default_factory=dict[Value, Value])  # inner to outer
+    A body's weights are captured from `outer`.
+    """
 
-    @classmethod
-    def of(cls, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
-        """Return an empty graph."""
-        integer = computed("i64", options.real)
-        builder = GraphBuilder(real=options.real, integer=integer)
-        symbolic = SymbolicShapes(builder) if options.symbolic_shapes else None
-        return cls(options, data, builder, symbolic=symbolic)
+    def __init__(
+        self, options: Options, data: dict[str, NDArray[Any]], outer: FlatGraph | None = None
+    ) -> None:
+        super().__init__(options, computed("i64", options.real))
+        self.data = data
+        self.outer = outer
+        if outer is not None:
+            self.symbolic = None  # the extents of a body's inputs are known
+        self.tensors: dict[Constant, Value] = {}
+        self.variables: Mapping[str, Variable] = {}
+        self.counts: dict[Value, Count] = {}
+        self.captured: dict[Value, Value] = {}  # inner to outer
 
     def body(self) -> FlatGraph:
-        """Return an empty graph for a body: weights are captured from this one."""
-        builder = GraphBuilder(real=self.builder.real, integer=self.builder.integer)
-        return FlatGraph(self.options, self.data, builder, outer=self)
-
-    def emit(
-        self,
-        kind: str,
-        operands: Mapping[str, Any],
-        attributes: Mapping[str, Attribute],
-        names: Sequence[str],
-        span: Span,
-        *,
-        inserted: bool,
-    ) -> tuple[Any, ...]:
-        """Add an operation; raise InvalidOperation, LimitError."""
-        limits, meter = self.options.meter.limits, self.options.meter
-        if len(self.builder.operations) >= limits.operations:
-            raise LimitError(
-                f"the graph has more than {limits.operations} operations",
-                span=span,
-                hint=raising("operations"),
-            )
-        meter.spend(OPERATION, span=span)
-        results = self.builder.operation(
-            kind,
-            {name: tuple(x) if isinstance(x, list) else x for name, x in operands.items()},
-            attributes,
-            names,
-            span,
-            inserted=inserted,
-        )
-        for result in results:
-            for value in result if isinstance(result, tuple) else (result,):
-                meter.steps += EXTENT * len(value.type.shape)
-                if volume([n for n in value.type.shape if n != UNKNOWN]) > limits.tensor_items:
-                    raise LimitError(
-                        f"'{value.name}' has more than {limits.tensor_items} items",
-                        span=span,
-                        hint=raising("tensor_items"),
-                    )
-        return results
+        """Return an empty graph for a body."""
+        return FlatGraph(self.options, self.data, self)
 
     def tensor(self, constant: Constant, name: str, span: Span) -> Value:
         """Return a known tensor as one of the graph: weights as a variable."""
@@ -122,7 +77,7 @@ class FlatGraph:
             items: Any = tuple(found.ravel().tolist())
             attributes = {"shape": type.shape, "value": items, "dtype": type.dtype}
             wanted = [self.builder.unreserved(name)]
-            return self.emit("constant", {}, attributes, wanted, span, inserted=True)[0]
+            return self.add("constant", {}, attributes, wanted, span, inserted=True)[0]
         if self.outer is not None:
             value = self.outer.tensor(constant, name, span)
             inner = self.builder.input(self.builder.unreserved(value.name), value.type)
@@ -137,14 +92,14 @@ class FlatGraph:
         if type.dtype == dtype:
             return value
         names = [self.builder.unreserved(f"{wanted}.{dtype}")]
-        return self.emit("cast", {"input": value}, {"dtype": dtype}, names, span, inserted=True)[0]
+        return self.add("cast", {"input": value}, {"dtype": dtype}, names, span, inserted=True)[0]
 
     def _looked_up(self, codes: Value, name: str, span: Span) -> Value:
         """Return the numbers that codes of 4 bits stand for."""
 
         def add(kind: str, operands: Mapping[str, Any], **attributes: Attribute) -> Value:
             names = [self.builder.unreserved(f"{name}.{kind}")]
-            return self.emit(kind, operands, attributes, names, span, inserted=True)[0]
+            return self.add(kind, operands, attributes, names, span, inserted=True)[0]
 
         real = self.options.real
         table = add("constant", {}, shape=(len(NF4),), value=NF4, dtype=real)

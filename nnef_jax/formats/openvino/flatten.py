@@ -127,7 +127,7 @@ def flatten(
 ) -> Graph:
     """Return the flat graph; `data` collects weights by label. Raises NnefError."""
     with within_memory("the flat graph"):
-        graph = FlatGraph.of(options, data)
+        graph = FlatGraph(options, data)
         graph.variables = ends.variables
         graph.builder.reserve([*ends.inputs, *_names_in(net)])
         flattener = Flattener(graph, weights)

@@ -224,8 +224,7 @@ class Site:
         wanted = (
             [name] if not inserted and not builder.is_taken(name) else [builder.unreserved(name)]
         )
-        results = self.graph.emit(kind, given, frozen, wanted, self.layer.span, inserted=inserted)
-        results = tuple(list(r) if isinstance(r, tuple) else r for r in results)
+        results = self.graph.add(kind, given, frozen, wanted, self.layer.span, inserted=inserted)
         return results[0] if len(results) == 1 else results
 
     def has_one_weight(self) -> bool:

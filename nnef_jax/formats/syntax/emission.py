@@ -1,21 +1,19 @@
-"""Shares what all flattening does: operations into the graph, located errors, bounds."""
+"""Shares what flattening a text does: places in it, located errors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
 from lowering.graph import Call, Rule, Value
 from lowering.location import Source
-from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
+from nnef_jax.errors import NnefError, SemanticError, ShapeError
+from nnef_jax.formats.emission import Emission, Given
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.tensors import show_operand
-from nnef_jax.limits import EXTENT, OPERATION, Meter, raising
 
 
 @dataclass(slots=True)
@@ -34,9 +32,6 @@ class Frame:
     generic: str | None = None
 
 
-Given = Mapping[str, Any]  # by parameter
-
-
 class Site(NamedTuple):
     """A place in the text that is evaluated, and the names wanted for its results."""
 
@@ -46,39 +41,15 @@ class Site(NamedTuple):
 
 
 _LONGEST_NAME = 400
-_ARRAYS = frozenset({list, tuple})
-_SEQUENCES = _ARRAYS | {str}
 
 
-def _extents(values: Sequence[Any]) -> int:
-    """Return the steps for operands that are in an array: their shapes are compared."""
-    return len(values) + sum([EXTENT * len(x.type.shape) for x in values if isinstance(x, Value)])
-
-
-def _frozen(array: Sequence[Any]) -> tuple[Any, ...]:
-    """Return an array as a tuple, hashable."""
-    return tuple([_frozen(x) if type(x) in _ARRAYS else x for x in array])
-
-
-class Emitter:
-    """Adds operations to a graph within limits; says where in the text something is wrong."""
-
-    def __init__(self, builder: GraphBuilder, meter: Meter) -> None:
-        self.builder = builder
-        self.meter = meter
-        self.limits = meter.limits
-        self._within: set[Shape] = set()  # shapes that `bound` has let pass
+class Emitter(Emission):
+    """Adds operations of a text to a graph; says where in the text something is wrong."""
 
     def error(self, message: str, node: s.Node, frame: Frame, hint: str = "") -> SemanticError:
         """Return a semantic error at a node."""
         span = s.span_in(frame.source, node)
         return SemanticError(message, span=span, calls=frame.calls, hint=hint)
-
-    def beyond(self, message: str, limit: str, node: s.Node, frame: Frame) -> LimitError:
-        """Return the error of what is beyond a limit."""
-        endless = "is the recursion endless? " if limit == "call_depth" else ""
-        span = s.span_in(frame.source, node)
-        return LimitError(message, span=span, calls=frame.calls, hint=endless + raising(limit))
 
     def spend(self, steps: int, node: s.Node, frame: Frame) -> None:
         """Count steps of evaluation."""
@@ -107,43 +78,18 @@ class Emitter:
 
         `rule` is a user's own, errors say `shown` for the kind. For `inserted` see `Value`.
         """
-        if len(self.builder.operations) >= self.limits.operations:
-            message = f"the flat graph has more than {self.limits.operations} operations"
-            raise self.beyond(message, "operations", node, frame)
-        arrays = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
-        arrays += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
-        self.spend(OPERATION + sum(arrays), node, frame)
-        operands = {k: _frozen(x) if type(x) in _ARRAYS else x for k, x in operands.items()}
-        attributes = {k: _frozen(x) if type(x) in _ARRAYS else x for k, x in attributes.items()}
+        span = s.span_in(frame.source, node)
         wanted = names or [self.builder.unreserved(frame.prefix + (shown or kind))]
         try:
-            results = self.builder.operation(
-                kind, operands, attributes, wanted, s.span_in(frame.source, node), frame.calls,
-                rule=rule, inserted=inserted,
-            )  # fmt: skip
+            return self.add(
+                kind, operands, attributes, wanted, span, frame.calls, rule=rule, inserted=inserted
+            )
         except InvalidOperation as error:
             raise self.invalid(error, shown or kind, operands, node, frame) from None
-        for result in results:
-            for value in result if isinstance(result, tuple) else (result,):
-                self.bound(value, node, frame)
-        return tuple([list(result) if isinstance(result, tuple) else result for result in results])
 
     def bound(self, value: Value, node: s.Node, frame: Frame) -> Value:
-        """Return the tensor, unless it is larger than any may be; extents open or 0 count as 1."""
-        shape = value.type.shape
-        rank = len(shape)
-        self.meter.steps += EXTENT * rank
-        if shape in self._within:
-            return value
-        if rank > MAX_RANK:
-            message = f"'{value.name}' has {rank} axes, arrays have at most {MAX_RANK}"
-            span = s.span_in(frame.source, node)
-            raise UnsupportedError(message, span=span, calls=frame.calls)
-        items = volume([1 if extent is UNKNOWN else extent or 1 for extent in shape])
-        if items > self.limits.tensor_items:
-            message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
-            raise self.beyond(message, "tensor_items", node, frame)
-        self._within.add(shape)
+        """Return the tensor, unless it is larger than any may be."""
+        self.require_bounds(value, s.span_in(frame.source, node), frame.calls)
         return value
 
     def invalid(

@@ -94,12 +94,12 @@ def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str
             return 0
 
 
-def show_operand(operand: Operand) -> str:
+def show_operand(operand: Operand | list[Operand]) -> str:
     """Return an operand as messages show it: a tensor by its type."""
     match operand:
         case Value():
             return str(operand.type)
-        case tuple():
+        case tuple() | list():
             return "[" + ", ".join(map(show_operand, operand)) + "]"
         case _:
             return repr(operand)

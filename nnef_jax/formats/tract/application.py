@@ -10,6 +10,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from lowering.graph import Rule, Value
+from nnef_jax.formats.emission import Given
 from nnef_jax.formats.hostvalues import (
     Host,
     NotFolded,
@@ -22,7 +23,6 @@ from nnef_jax.formats.hostvalues import (
     weight,
 )
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Given
 from nnef_jax.formats.syntax.tensors import result_count
 from nnef_jax.formats.syntax.types import ArrayOf
 from nnef_jax.formats.tract import declarations

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_known, show, volume
-from lowering.graph import Graph, TensorType, Value
+from lowering.graph import TensorType, Value
 from lowering.location import Span
-from lowering.trace import Context, trace
 from nnef_jax.errors import LimitError
 from nnef_jax.formats.base import GIVE_SHAPES, Options
 from nnef_jax.formats.hostvalues import Host, host
@@ -44,8 +41,7 @@ class FlatGraph(Emitter):
 
     def __init__(self, options: Options, data: dict[str, Stored | None], *, is_open: bool) -> None:
         integer = compute_dtype("int64", options.real)
-        super().__init__(GraphBuilder(real=options.real, integer=integer), options.meter)
-        self.options = options
+        super().__init__(options, integer)
         self.data = data
         self.is_open = is_open
         self.variables = 0
@@ -60,7 +56,6 @@ class FlatGraph(Emitter):
         self.scales: dict[Value, Stored] = {}
         # The variables that a scan's body reads of `outer`, with the body's inputs for them.
         self.captured: dict[Value, Value] = {}
-        self._shapes: dict[Value, Sequence[Any]] = {}  # with symbolic extents
         self._states: dict[str, int] = {}  # labels, each with how many were made of it
 
     def report(self) -> None:
@@ -80,7 +75,8 @@ class FlatGraph(Emitter):
     ) -> Value:
         """Add an input; `shape` has symbolic extents, `stored` is the value of a constant."""
         value = self.builder.input(name, type)
-        self._shapes[value] = shape
+        if self.symbolic is not None:
+            self.symbolic.declare(value, shape)
         if stored is not None:
             self.constants[value] = stored
         return value
@@ -117,12 +113,9 @@ class FlatGraph(Emitter):
 
     def shape_of(self, value: Value) -> Sequence[Any]:
         """Return the shape of a tensor, with the extents that `jax.export` keeps symbolic."""
-        if is_known(value.type.shape) or not self.options.symbolic_shapes:
+        if is_known(value.type.shape) or self.symbolic is None:
             return value.type.shape
-        if value not in self._shapes:
-            graph = self.builder.graph("", [value], [value.name])
-            self._shapes[value] = _symbolic_shape(graph, self._shapes)
-        return self._shapes[value]
+        return self.symbolic.of(value)
 
     def in_document(self, kind: str, text: str) -> str:
         """Return a text with the dialect's names of a kind's arguments, which are in quotes."""
@@ -185,19 +178,3 @@ def _items(value: Any) -> Iterator[Any]:
             yield from _items(item)
     else:
         yield value
-
-
-def _symbolic_shape(graph: Graph, shapes: Mapping[Value, Sequence[Any]]) -> tuple[Any, ...]:
-    """Return the shape of a graph's only output, given those of its inputs."""
-
-    def struct(value: Value) -> jax.ShapeDtypeStruct:
-        shape = tuple(shapes.get(value, value.type.shape))
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(value.type.dtype))
-
-    def output(parameters: Any, states: Any, inputs: Sequence[Any]) -> Any:
-        values = trace(graph, Context(), parameters, states, inputs)
-        return jnp.asarray(values[graph.outputs[0]])
-
-    parameters = {p.label: struct(p.value) for p in graph.parameters}
-    states = {s.label: struct(s.value) for s in graph.states}
-    return jax.eval_shape(output, parameters, states, [struct(x) for x in graph.inputs]).shape

@@ -16,8 +16,8 @@ from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layers import legacy, opsets
 from nnef_jax.formats.openvino.site import Site, Tensor
-from nnef_jax.formats.openvino.symbolic import opened
 from nnef_jax.formats.openvino.variables import label_of
+from nnef_jax.formats.symbolic import opened
 
 
 @legacy("Memory")

@@ -1,0 +1,97 @@
+"""Shares what all flattening does, whatever the format: operations into a graph, within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lowering.builder import GraphBuilder
+from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
+from lowering.graph import Call, Rule, Value
+from lowering.location import Span
+from nnef_jax.errors import LimitError, UnsupportedError
+from nnef_jax.formats.base import Options
+from nnef_jax.formats.symbolic import SymbolicShapes
+from nnef_jax.limits import EXTENT, OPERATION, raising
+
+Given = Mapping[str, Any]  # by parameter
+_ARRAYS = frozenset({list, tuple})
+_SEQUENCES = _ARRAYS | {str}
+
+
+class Emission:
+    """A graph that operations are added to. `integer` is the dtype of whole numbers without one."""
+
+    def __init__(self, options: Options, integer: str = "int32") -> None:
+        self.options = options
+        self.builder = GraphBuilder(real=options.real, integer=integer)
+        self.meter = options.meter
+        self.limits = options.meter.limits
+        # Where `jax.export` keeps extents open.
+        self.symbolic = SymbolicShapes(self.builder) if options.symbolic_shapes else None
+        self._within: set[Shape] = set()  # shapes that `bound` has let pass
+
+    def add(
+        self,
+        kind: str,
+        operands: Given,
+        attributes: Given,
+        names: Sequence[str],
+        span: Span,
+        calls: tuple[Call, ...] = (),
+        *,
+        rule: Rule | None = None,
+        inserted: bool = False,
+    ) -> tuple[Any, ...]:
+        """Add an operation; return its results, result arrays as lists.
+
+        `rule` is a user's own; for `inserted` see `Value`. Raises InvalidOperation, NnefError.
+        """
+        if len(self.builder.operations) >= self.limits.operations:
+            message = f"the flat graph has more than {self.limits.operations} operations"
+            raise self.beyond(message, "operations", span, calls)
+        arrays = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
+        arrays += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
+        self.meter.spend(OPERATION + sum(arrays), "the network", span, calls)
+        operands = {k: _frozen(x) if type(x) in _ARRAYS else x for k, x in operands.items()}
+        attributes = {k: _frozen(x) if type(x) in _ARRAYS else x for k, x in attributes.items()}
+        results = self.builder.operation(
+            kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
+        )
+        for result in results:
+            for value in result if isinstance(result, tuple) else (result,):
+                self.require_bounds(value, span, calls)
+        return tuple([list(result) if isinstance(result, tuple) else result for result in results])
+
+    def require_bounds(self, value: Value, span: Span, calls: tuple[Call, ...] = ()) -> None:
+        """Raise NnefError for a tensor larger than any may be; extents open or 0 count as 1."""
+        shape = value.type.shape
+        rank = len(shape)
+        self.meter.steps += EXTENT * rank
+        if shape in self._within:
+            return
+        if rank > MAX_RANK:
+            message = f"'{value.name}' has {rank} axes, arrays have at most {MAX_RANK}"
+            raise UnsupportedError(message, span=span, calls=calls)
+        items = volume([1 if extent is UNKNOWN else extent or 1 for extent in shape])
+        if items > self.limits.tensor_items:
+            message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
+            raise self.beyond(message, "tensor_items", span, calls)
+        self._within.add(shape)
+
+    def beyond(
+        self, message: str, limit: str, span: Span, calls: tuple[Call, ...] = ()
+    ) -> LimitError:
+        """Return the error of what is beyond a limit."""
+        endless = "is the recursion endless? " if limit == "call_depth" else ""
+        return LimitError(message, span=span, calls=calls, hint=endless + raising(limit))
+
+
+def _extents(values: Sequence[Any]) -> int:
+    """Return the steps for operands that are in an array: their shapes are compared."""
+    return len(values) + sum([EXTENT * len(x.type.shape) for x in values if isinstance(x, Value)])
+
+
+def _frozen(array: Sequence[Any]) -> tuple[Any, ...]:
+    """Return an array as a tuple, hashable."""
+    return tuple([_frozen(x) if type(x) in _ARRAYS else x for x in array])
