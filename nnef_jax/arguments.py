@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -196,6 +196,29 @@ def declared(network: Network) -> tuple[jax.ShapeDtypeStruct, ...]:
             raise InputError(message, hint="give an example input")
     types = (value.type for value in network.graph.inputs)
     return tuple(jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in types)
+
+
+def arguments_of(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the arguments of a call: of inputs in order, a tuple of these, or a dict by name."""
+    only: Any = inputs[0] if len(inputs) == 1 else None
+    if isinstance(only, Mapping):
+        return (), only
+    return (only if isinstance(only, tuple) else tuple(inputs)), {}
+
+
+def over_samples(
+    what: str, samples: Iterable[Any], run: Callable[[tuple[Any, ...]], Any]
+) -> Iterator[Any]:
+    """Yield what a function makes of the inputs of each sample, as `require_samples` has them.
+
+    An InputError says which sample it is of, by `what` and number.
+    """
+    for number, sample in enumerate(samples):
+        try:
+            yield run(sample if isinstance(sample, tuple) else (sample,))  # pyright: ignore[reportUnknownArgumentType]
+        except InputError as error:
+            error.message = f"{what} {number}: {error.message}"
+            raise
 
 
 _LARGE = 64 << 10  # bytes from which a device takes an aligned array faster than it copies one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.graph import Graph, Value
+from nnef_jax.arguments import arguments_of, over_samples
 from nnef_jax.errors import InputError
 from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.probe import Probe
 from nnef_jax.network import Network
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_samples
+
+if TYPE_CHECKING:
+    from nnef_jax.model import Model  # which imports this module
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
 _MOST_BITS = 16
@@ -25,20 +30,8 @@ Array = NDArray[Any]
 _Range = tuple[Array, Array]
 
 
-class AnyModel(Protocol):
-    """Tells what is used of a `nnef_jax.Model`, whose module imports this one."""
-
-    _execution: Execution
-
-    def intermediates(
-        self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Compute tensors inside the network, by name."""
-        ...
-
-
 def calibrate(
-    model: AnyModel,
+    model: Model,
     samples: Iterable[Any],
     *,
     bits: int = 8,
@@ -71,7 +64,7 @@ def calibrate(
     >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
     >>> nnef_jax.save("quantised", document, model.params, quantization=text)
     """
-    require("model", getattr(model, "_execution", model), Execution, "a nnef_jax.Model")
+    require("model", getattr(model, "execution", model), Execution, "a nnef_jax.Model")
     require_samples("samples", samples)
     require_choice("algorithm", algorithm, get_args(Algorithm))
     require("bits", bits, int, "an integer")
@@ -85,9 +78,9 @@ def calibrate(
         raise ValueError("symmetric codes are signed: give signed=True too")
     if percentile is not None and not 50 < percentile <= 100:
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
-    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    execution = model.execution
     activations, weights = _chosen(execution.network, names)
-    ranges = _ranges_of_runs(model, samples, activations, percentile)
+    ranges = _ranges_of_runs(execution, samples, activations, percentile)
     for name, label in weights.items():
         array = np.asarray(execution.own.select([label])[label], np.float32)
         axes = tuple(range(int(per_channel), array.ndim))
@@ -151,7 +144,7 @@ def _by_default(graph: Graph, known: Mapping[str, Value]) -> list[str]:
 
 
 def _ranges_of_runs(
-    model: AnyModel, samples: Iterable[Any], names: list[str], percentile: float | None
+    execution: Execution, samples: Iterable[Any], names: list[str], percentile: float | None
 ) -> dict[str, _Range]:
     @jax.jit
     def extremes(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
@@ -162,26 +155,18 @@ def _ranges_of_runs(
         return {name: tuple(jnp.percentile(x, ends)) for name, x in reals.items()}
 
     ranges: dict[str, _Range] = {}
-    for number, sample in enumerate(samples if names else ()):
-        args, kwargs = _arguments(sample)
-        try:
-            tensors = model.intermediates(*args, names=names, **kwargs)
-        except InputError as error:
-            error.message = f"sample {number}: {error.message}"
-            raise
-        found = jax.device_get(extremes(tensors))
-        for name, (low, high) in found.items():
+    probe = Probe(capture=tuple(names), results=False)
+
+    def run(inputs: tuple[Any, ...]) -> Mapping[str, jax.Array]:
+        return execution.call(*arguments_of(inputs), probe=probe)
+
+    for tensors in over_samples("sample", samples if names else (), run):
+        for name, (low, high) in jax.device_get(extremes(tensors)).items():
             known = ranges.get(name, (low, high))
             ranges[name] = np.minimum(known[0], low), np.maximum(known[1], high)
     if names and not ranges:
         raise InputError("calibration needs at least one sample")
     return {name: ranges[name] for name in names}
-
-
-def _arguments(sample: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    if isinstance(sample, Mapping):
-        return (), sample  # pyright: ignore[reportUnknownVariableType]
-    return (sample if isinstance(sample, tuple) else (sample,)), {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def _not_empty(low: Array, high: Array) -> _Range:

@@ -14,16 +14,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from lowering.devices import is_traced
-from lowering.graph import Graph, Parameter, StateVariable
-from nnef_jax.arguments import (
-    bind_inputs,
-    bind_variables,
-    copied,
-    declared,
-    in_order,
-    require_one_length,
-    require_values,
-)
+from lowering.graph import Graph
+from nnef_jax.arguments import copied, in_order, require_one_length, require_values
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.execution import Execution, GivenArrays, OwnArrays
 from nnef_jax.execution.functions import Entry
@@ -47,16 +39,17 @@ class Model:
     A call runs it, jitted, on its own parameters. Inputs are numpy or jax arrays, by name or in the
     order of the graph. One output is an array, several are a NamedTuple with the graph's names,
     by which `y["name"]` has them too.
+
+    `execution` is for the package itself: what runs the network, and the arrays that it runs on.
     """
 
     def __init__(self, execution: Execution) -> None:
-        self._network = execution.network
-        self._execution = execution
+        self.execution = execution
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By value: the document, and the arrays as numpy's. What is compiled is not in it. Copies
         # are made by it too: `own` decides what of it is copied.
-        return _on, (self._execution.own,)
+        return _on, (self.execution.own,)
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -65,12 +58,12 @@ class Model:
     def _repr_html_(self) -> str:
         from nnef_jax.viewing.card import card
 
-        return card(self._network)
+        return card(self.execution.network)
 
     @property
     def graph(self) -> Graph:
         """Return the flat graph, with the shapes that hold before a call."""
-        return self._network.graph
+        return self.execution.network.graph
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -88,7 +81,7 @@ class Model:
 
         Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
         """
-        return dict(self._execution.own.leaves()[0])
+        return dict(self.execution.own.leaves()[0])
 
     def with_params(self, params: Params, *, state: State | None = None) -> Model:
         """Return a model of the same network on other arrays, which stay where they are.
@@ -105,10 +98,10 @@ class Model:
             state: arrays by label, as in `init_state`: where calls and `init_state` start from,
                 this model's own by default.
         """
-        definition = self._execution.definition
-        known, initial = self._execution.own.leaves()
-        given = self._check_params(params, all=True)
-        state = initial if state is None else self._check_state(state, definition.states)
+        definition = self.execution.definition
+        known, initial = self.execution.own.leaves()
+        given = definition.check_params(params, all=True)
+        state = initial if state is None else definition.check_state(state, definition.states)
         whole = {x: given.pop(x) if x in given else known[x] for x in definition.labels}
         # The rest is compared by value, as all that is static, which traced arrays cannot be.
         unread = {label: x for label, x in given.items() if not isinstance(x, Tracer)}
@@ -147,8 +140,8 @@ class Model:
         """
         from nnef_jax.sharding import layout_of
 
-        layout = layout_of(self._network, mesh, batch, params, batch_axis)
-        return _on(self._execution.own.over(layout))
+        layout = layout_of(self.execution.network, mesh, batch, params, batch_axis)
+        return _on(self.execution.own.over(layout))
 
     def summary(self) -> str:
         """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs.
@@ -157,8 +150,9 @@ class Model:
         """
         from nnef_jax.summary import summarise
 
-        graph, compiler = self.graph, self._execution.compiler
-        return summarise(self._network, compiler.in_integers(graph), compiler.remarks(graph))
+        network, compiler = self.execution.network, self.execution.compiler
+        graph = network.graph
+        return summarise(network, compiler.in_integers(graph), compiler.remarks(graph))
 
     def __call__(
         self, *args: Any, edit: Edits | None = None, capture: Names | None = None, **kwargs: Any
@@ -169,7 +163,7 @@ class Model:
         traced ones the dtype must. Raises InputError where inputs do not fit, ShapeError where
         shapes inside do not. `edit` and `capture` are those of `apply`.
         """
-        execution = self._execution
+        execution = self.execution
         if edit is None and capture is None:
             inputs = in_order(self.graph.inputs, args, kwargs) if kwargs else args
             if inputs is not None and (known := execution.known(inputs)):
@@ -178,8 +172,7 @@ class Model:
                 except Exception:  # a NaN that jax looks for, or a function that it compiles now
                     if not (is_watched() or is_traced()):
                         raise
-        probe = Probe.of(edit, capture)
-        return execution.run(execution.outputs, {}, self._bind(args, kwargs), probe=probe)
+        return execution.call(args, kwargs, probe=Probe.of(edit, capture))
 
     def apply(
         self,
@@ -210,9 +203,9 @@ class Model:
 
         >>> outputs, inside = model.apply(params, x, edit={"relu2": jnp.abs}, capture=["conv1"])
         """
-        execution, probe = self._execution, Probe.of(edit, capture)
-        params = self._check_params(params, all=bool(probe.capture))
-        return execution.run(execution.outputs, {}, self._bind(args, kwargs), params, probe)
+        probe = Probe.of(edit, capture)
+        params = self.execution.check_params(params, all=bool(probe.capture))
+        return self.execution.call(args, kwargs, params, probe)
 
     def prepare(
         self, params: Params | Prepared, *args: Any, state: State | None = None, **kwargs: Any
@@ -230,10 +223,10 @@ class Model:
         >>> fast = jax.jit(model.apply, compiler_options=model.compiler_options)
         >>> y = fast(model.prepare(model.params), x)
         """
-        bound = self._check_params(params, all=True)
-        arrays = {label: jnp.asarray(bound[label]) for label in self._needed}
-        before = state and self._check_state(state)
-        return self._execution.prepare(arrays, self._abstract(args, kwargs), before)
+        bound = self.execution.check_params(params, all=True)
+        arrays = {label: jnp.asarray(bound[label]) for label in self.execution.definition.needed}
+        before = state and self.execution.check_state(state)
+        return self.execution.prepare(arrays, self.execution.types(args, kwargs), before)
 
     @property
     def compiler_options(self) -> dict[str, str]:
@@ -241,7 +234,7 @@ class Model:
 
         >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
         """
-        return self._execution.compiler.xla_options(self.graph)
+        return self.execution.compiler.xla_options(self.graph)
 
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
@@ -253,23 +246,22 @@ class Model:
         >>> model.intermediates(x, names=["conv1"])["conv1"].shape
         """
         wanted = ("*",) if names is None else names_of("names", names, "names of tensors")
-        execution, probe = self._execution, Probe(capture=wanted, results=False)
-        return execution.run(execution.outputs, {}, self._bind(args, kwargs), probe=probe)
+        return self.execution.call(args, kwargs, probe=Probe(capture=wanted, results=False))
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.
 
         Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
         """
-        inputs = self._abstract(args, kwargs)
-        return jax.jit(self.apply).lower(self._execution.own.parameters(), *inputs)
+        inputs = self.execution.types(args, kwargs)
+        return jax.jit(self.apply).lower(self.execution.own.parameters(), *inputs)
 
     def init_state(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Return the state before a first cycle: stored values of updated variables by label.
 
         Those that start with what is computed need the inputs of a first cycle, or their types.
         """
-        return self._execution.first_state(lambda: self._abstract(args, kwargs))
+        return self.execution.first_state(lambda: self.execution.types(args, kwargs))
 
     def step(
         self,
@@ -287,9 +279,9 @@ class Model:
         gone afterwards. `edit` and `capture` are those of `apply`, captures come last:
         `outputs, state, inside = model.step(state, x, capture=["h"])`.
         """
-        inputs = self._bind(args, kwargs)
+        inputs = self.execution.bind(args, kwargs)
         probe = Probe.of(edit, capture)
-        return self._recur(self._execution.step, state, inputs, params, probe)
+        return self._recur(self.execution.step, state, inputs, params, probe)
 
     def scan(
         self,
@@ -306,12 +298,12 @@ class Model:
         pass through time. Outputs and captures get a new first axis. `state` is `init_state()` by
         default. An edit is made in each cycle.
         """
-        inputs = self._bind(args, kwargs, 1)
+        inputs = self.execution.bind(args, kwargs, 1)
         require_one_length(inputs)
-        first = self._execution.first_state
+        first = self.execution.first_state
         state = first(lambda: [x[0] for x in inputs]) if state is None else state
         probe = Probe.of(edit, capture)
-        return self._recur(self._execution.scan, state, inputs, params, probe)
+        return self._recur(self.execution.scan, state, inputs, params, probe)
 
     def _recur(
         self,
@@ -321,12 +313,12 @@ class Model:
         params: Params | Prepared | None,
         probe: Probe,
     ) -> Any:
-        state = self._check_state(state)
-        if layout := self._execution.definition.layout:
+        state = self.execution.check_state(state)
+        if layout := self.execution.definition.layout:
             state = layout.put_state(state, [x.shape[entry.time_axes :] for x in inputs])
         if params is not None:
-            params = self._check_params(params, all=bool(probe.capture))
-        return self._execution.run(entry, state, inputs, params, probe)
+            params = self.execution.check_params(params, all=bool(probe.capture))
+        return self.execution.run(entry, state, inputs, params, probe)
 
     def cut(
         self, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
@@ -349,8 +341,8 @@ class Model:
         """
         from nnef_jax.cutting import cut
 
-        own = self._execution.own
-        return Model(self._execution.of(cut(self._network, inputs, outputs, own.stored)))
+        own = self.execution.own
+        return Model(self.execution.of(cut(self.execution.network, inputs, outputs, own.stored)))
 
     def save(
         self,
@@ -376,22 +368,23 @@ class Model:
 
         require_path("path", path)
         require_flags(overwrite=overwrite)
-        own, stored = self._execution.own, self._execution.definition.states
+        own, definition = self.execution.own, self.execution.definition
+        state = own.initial_state() if state is None else state
+        params = own.parameters() if params is None else params
         given = {
-            "state": self._check_state(own.initial_state() if state is None else state, stored),
-            "params": self._check_params(
-                own.parameters() if params is None else params, all=True, stored=True
-            ),
+            "state": definition.check_state(state, definition.states),
+            "params": definition.check_params(params, all=True, stored=True),
         }
         require_values("save", given)
-        arrays = {**own.select(self._network.unused), **given["state"], **given["params"]}
+        network = definition.network
+        arrays = {**own.select(network.unused), **given["state"], **given["params"]}
         text = None  # the graph.quant that was read
         if quantize is not None:
             require_samples("quantize", quantize)
             from nnef_jax.calibration import calibrate
 
             text = calibrate(self, quantize)
-        write_archive(path, members_of(self._network, arrays, text), overwrite=overwrite)
+        write_archive(path, members_of(network, arrays, text), overwrite=overwrite)
 
     def export(
         self,
@@ -430,7 +423,7 @@ class Model:
         from nnef_jax.export import export
 
         export(
-            self._execution,
+            self.execution,
             path,
             entry=entry,
             platforms=platforms,
@@ -441,55 +434,13 @@ class Model:
             overwrite=overwrite,
         )
 
-    def _bind(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], time_axes: int = 0
-    ) -> list[Any]:
-        if layout := self._execution.definition.layout:
-            return layout.bind(self._network, args, kwargs, time_axes)
-        return bind_inputs(self._network, args, kwargs, leading=time_axes)
-
-    def _abstract(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Return the types of inputs, given arrays or types, or those that are declared."""
-        given = args if args or kwargs else declared(self._network)
-        return bind_inputs(self._network, given, kwargs, abstract=True)
-
-    def _check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
-        """Return the parameters that a network takes, or `all` that are given; placed to run."""
-        is_prepared = isinstance(params, Prepared)
-        given = params.of(self._execution.definition).params if is_prepared else params
-        bound = bind_variables("params", given, self._parameters, self._needed)
-        if is_prepared:
-            return bound if all or stored else params.on(bound)
-        if not stored and (layout := self._execution.definition.layout):
-            bound = layout.put_params(bound)
-        unused = len(bound) - len(self._needed)
-        return {x: bound[x] for x in self._needed} if unused and not all else bound
-
-    def _check_state(self, state: Any, labels: Names | None = None) -> dict[str, Any]:
-        states = {x: self._states[x] for x in (self._states if labels is None else labels)}
-        bound = bind_variables("state", state, states, list(states))
-        arrays = ((label, bound[label]) for label in states)  # jnp.asarray takes 1 us of any array
-        return {n: x if isinstance(x, jax.Array) else jnp.asarray(x) for n, x in arrays}
-
-    @cached_property
-    def _parameters(self) -> dict[str, Parameter]:
-        return {parameter.label: parameter for parameter in self.graph.parameters}
-
-    @cached_property
-    def _needed(self) -> list[str]:
-        return [label for label in self._parameters if label not in self._network.unused]
-
-    @cached_property
-    def _states(self) -> dict[str, StateVariable]:
-        return {x.label: x for x in sorted(self.graph.states, key=lambda x: x.label)}
-
 
 def _on(own: OwnArrays) -> Model:
     return Model(Execution(own))
 
 
 def _children(model: Model) -> tuple[Any, Definition]:
-    own = model._execution.own  # pyright: ignore[reportPrivateUsage]
+    own = model.execution.own
     params, state = own.leaves()
     return ((GetAttrKey("params"), params), (GetAttrKey("state"), state)), own.definition
 

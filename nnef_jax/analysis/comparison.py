@@ -15,8 +15,9 @@ from nnef_jax import Model
 from nnef_jax.analysis.differences import Array, difference, kind_of
 from nnef_jax.analysis.layers import layers_of
 from nnef_jax.analysis.matching import Pair, Tensor, match
-from nnef_jax.analysis.question import arguments_of, bound, graph_for
+from nnef_jax.analysis.question import bound, graph_for
 from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
+from nnef_jax.arguments import arguments_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
@@ -263,7 +264,7 @@ def _tensors(
         if not callable(source):
             what = "a model, a dict of arrays by name or a function of the inputs"
             raise TypeError(f"{side} must be {what}, it is {shown(source)}")
-        args, kwargs = arguments_of(inputs[0]) if len(inputs) == 1 else (inputs, {})
+        args, kwargs = arguments_of(inputs)
         returned = source(*args, **kwargs)
     if not isinstance(returned, Mapping):
         is_one = not isinstance(returned, tuple | list)
@@ -305,7 +306,7 @@ def _own(
         and kind_of(wanted[pair.a]) == kind_of(found[pair.b])
     }
     given = {name: x.astype(found[name].dtype) for name, x in given.items()}
-    execution = model._execution.alone()  # pyright: ignore[reportPrivateUsage]
+    execution = model.execution.alone()
     functions = execution.functions
     if not given:
         return {}

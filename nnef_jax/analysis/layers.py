@@ -54,7 +54,7 @@ def on_one_device(
     """
     model = model if params is None else model.with_params(params)
     values = bound(model, inputs)
-    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    execution = model.execution
     if execution.definition.layout is None:
         return model, values
     return Model(execution.alone()), list(map(np.asarray, values))

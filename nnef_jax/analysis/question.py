@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from lowering.extents import show
 from lowering.graph import Graph, Value, is_float
+from nnef_jax.arguments import arguments_of
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import hint_for
 from nnef_jax.model import Edits, Model, Params
@@ -186,21 +187,12 @@ def ask(
 
 def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
     """Return the inputs of a call in graph order, given as such or as one dict by name."""
-    args, kwargs = arguments_of(inputs[0]) if len(inputs) == 1 else (tuple(inputs), {})
-    return model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
-
-
-def arguments_of(sample: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the arguments of a call: of an array, a tuple of arrays, or a dict by input name."""
-    if isinstance(sample, Mapping):
-        return (), sample  # pyright: ignore[reportUnknownVariableType]
-    return (sample if isinstance(sample, tuple) else (sample,)), {}  # pyright: ignore[reportUnknownVariableType]
+    return model.execution.bind(*arguments_of(inputs))
 
 
 def graph_for(model: Model, inputs: Sequence[Any]) -> Graph:
     """Return the graph of a model for inputs of these shapes: all extents are known."""
-    network = model._network  # pyright: ignore[reportPrivateUsage]
-    return network.specialise([x.shape for x in inputs])
+    return model.execution.network.specialise([x.shape for x in inputs])
 
 
 def tensor_named(graph: Graph, what: str, name: Any) -> Value:

@@ -26,6 +26,7 @@ from nnef_jax.analysis.layers import (
 from nnef_jax.analysis.question import bound, graph_for, require_model
 from nnef_jax.analysis.results import Result, axes, literally, table_of
 from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
+from nnef_jax.arguments import over_samples
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require_flags, require_samples
 
@@ -233,16 +234,15 @@ def _over(
 ) -> Statistics:
     """Return the statistics of what a function makes of the inputs of each batch."""
     require_samples("batches", batches)
+
+    def run(batch: tuple[Any, ...]) -> Any:
+        values = bound(model, batch)
+        layers = layers_of(graph_for(model, values), names)
+        layers = real_layers(layers) if of == "gradients" and layers else layers
+        return tensors_of(values, layers), layers
+
     found: Statistics | None = None
-    for number, batch in enumerate(batches):
-        try:
-            values = bound(model, batch if isinstance(batch, tuple) else (batch,))
-            layers = layers_of(graph_for(model, values), names)
-            layers = real_layers(layers) if of == "gradients" and layers else layers
-            arrays = tensors_of(values, layers)
-        except InputError as error:
-            error.message = f"batch {number}: {error.message}"
-            raise
+    for arrays, layers in over_samples("batch", batches, run):
         one = Statistics(tensors=dict(_measured(arrays, layers, rank)), of=of, batches=1)
         found = one if found is None else found.merge(one)
     if found is None:

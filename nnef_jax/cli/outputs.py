@@ -57,7 +57,7 @@ def run_calls(
     A function of the inputs runs instead of it where one is given.
     """
     if function is None and len(calls) == 1:
-        execution = model._execution  # pyright: ignore[reportPrivateUsage]
+        execution = model.execution
         inputs = bind_inputs(execution.network, (), calls[0].arrays)
         model = Model(execution.for_one_call(inputs))
     return [result for call in calls for result in _run_call(model, call, function or model)]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from lowering.graph import Parameter, StateVariable
+from nnef_jax.arguments import bind_inputs, bind_variables, declared
 from nnef_jax.execution.compiler import Compiler
 from nnef_jax.execution.functions import Entry, Functions
 from nnef_jax.execution.host_profile import Host
 from nnef_jax.execution.meshes import Layout
-from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.options import Prepared, RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.network import Network
 
@@ -77,6 +80,57 @@ class Definition:
 
     def _with_unread_data(self) -> Network:
         return replace(self.network, data=self.unread, _specialised={})
+
+    def bind(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], time_axes: int = 0
+    ) -> list[Any]:
+        """Return the inputs of a call in graph order, on the mesh if there is one.
+
+        Raises InputError as `bind_inputs` does.
+        """
+        if self.layout:
+            return self.layout.bind(self.network, args, kwargs, time_axes)
+        return bind_inputs(self.network, args, kwargs, leading=time_axes)
+
+    def types(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the types of inputs, given arrays or types, or those that are declared."""
+        given = args if args or kwargs else declared(self.network)
+        return bind_inputs(self.network, given, kwargs, abstract=True)
+
+    def check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
+        """Return the parameters that a network takes, or `all` that are given; placed to run."""
+        is_prepared = isinstance(params, Prepared)
+        given = params.of(self).params if is_prepared else params
+        bound = bind_variables("params", given, self.parameters, self.needed)
+        if is_prepared:
+            return bound if all or stored else params.on(bound)
+        if not stored and self.layout:
+            bound = self.layout.put_params(bound)
+        unused = len(bound) - len(self.needed)
+        return {x: bound[x] for x in self.needed} if unused and not all else bound
+
+    def check_state(self, state: Any, labels: Iterable[str] | None = None) -> dict[str, Any]:
+        """Return the arrays of all state variables, or of those of some labels."""
+        known = self.variables
+        states = {x: known[x] for x in (known if labels is None else labels)}
+        bound = bind_variables("state", state, states, list(states))
+        arrays = ((label, bound[label]) for label in states)  # jnp.asarray takes 1 us of any array
+        return {n: x if isinstance(x, jax.Array) else jnp.asarray(x) for n, x in arrays}
+
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters of the graph by label, those that nothing reads among them."""
+        return {parameter.label: parameter for parameter in self.network.graph.parameters}
+
+    @cached_property
+    def needed(self) -> list[str]:
+        """Return the labels of the parameters that outputs or states depend on."""
+        return [label for label in self.parameters if label not in self.network.unused]
+
+    @cached_property
+    def variables(self) -> dict[str, StateVariable]:
+        """Return the state variables of the graph by label, sorted."""
+        return {x.label: x for x in sorted(self.network.graph.states, key=lambda x: x.label)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Devices do not pickle: what comes of a model on a mesh is on none.

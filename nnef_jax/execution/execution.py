@@ -58,6 +58,8 @@ class Execution:
         self.network = definition.network
         self.functions = definition.functions
         self.compiler = definition.compiler
+        self.bind, self.types = definition.bind, definition.types
+        self.check_params, self.check_state = definition.check_params, definition.check_state
         self.outputs, self.step, self.scan = definition.outputs, definition.step, definition.scan
         self._made = definition.made if own.is_shared else Once()
         self._within = Once()  # for functions that a caller compiles, by entry
@@ -112,6 +114,16 @@ class Execution:
             return self._known.get(_types(inputs))
         except (AttributeError, TypeError):  # no arrays
             return None
+
+    def call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Arrays,
+        params: Arrays | Prepared | None = None,
+        probe: Probe = NOTHING,
+    ) -> Any:
+        """Run a call of the network, or a first cycle, on inputs by position and by name."""
+        return self.run(self.outputs, {}, self.bind(args, kwargs), params, probe)
 
     def run(
         self,
@@ -405,11 +417,8 @@ class GivenArrays(OwnArrays):
     def _all(self) -> dict[str, Any]:
         """Return all of them by label. Raises InputError for what does not fit the graph."""
         definition, (params, state) = self.definition, self._leaves
-        graph = definition.network.graph
-        parameters = {parameter.label: parameter for parameter in graph.parameters}
-        states = {state.label: state for state in graph.states}
-        bound = bind_variables("params", params, parameters, definition.labels)
-        bound |= bind_variables("state", state, states, definition.states)
+        bound = bind_variables("params", params, definition.parameters, definition.labels)
+        bound |= bind_variables("state", state, definition.variables, definition.states)
         return {label: _array(x) for label, x in bound.items()}
 
     def _at(self, where: _Where | None, part: int) -> dict[str, Any]:

@@ -50,4 +50,5 @@ class Once:
 
 
 def _is_foreign() -> bool:
-    return isinstance(threading.current_thread(), threading._DummyThread)  # pyright: ignore[reportPrivateUsage]
+    # So Python names threads that it did not start, which are of no public class of their own.
+    return threading.current_thread().name.startswith("Dummy-")

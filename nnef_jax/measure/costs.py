@@ -10,7 +10,7 @@ import jax
 from lowering.devices import default_device
 from lowering.work import total
 from nnef_jax.analysis.results import Result, table_of
-from nnef_jax.measure.examples import bound, network_of, types_of
+from nnef_jax.measure.examples import bound, types_of
 from nnef_jax.measure.hlo import program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_choice
@@ -110,12 +110,11 @@ def cost(model: Model, *inputs: Any, platform: str | None = None, **named: Any) 
     if platform is not None:
         require_choice("platform", platform, _PLATFORMS)
     types = types_of(model, inputs, named)
-    network = network_of(model)
-    graph = network.specialise([x.shape for x in types])
+    graph = model.execution.network.specialise([x.shape for x in types])
     stage: jax.stages.Lowered | jax.stages.Compiled
     if platform in (None, present):
         arrays = bound(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types], {})
-        execution = model._execution  # pyright: ignore[reportPrivateUsage]
+        execution = model.execution
         stage = execution.compiled(execution.outputs, {}, arrays)
         memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
     else:

@@ -13,18 +13,11 @@ import numpy as np
 
 from lowering.extents import is_known, show
 from lowering.graph import Graph
-from nnef_jax.arguments import bind_inputs
 from nnef_jax.errors import InputError, raise_all
 from nnef_jax.model import Model
-from nnef_jax.network import Network
 from nnef_jax.options import require_choice
 
 _CYCLES = 16  # of a scan of random inputs
-
-
-def network_of(model: Model) -> Network:
-    """Return the document of a model, read and checked."""
-    return model._execution.network  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +49,8 @@ def subject_of(
     cycles = (_CYCLES,) if entry == "scan" else ()
     given = tuple(args) or tuple([] if named else random_inputs(model, seed, *cycles).values())
     inputs = bound(model, given, named, len(cycles))
-    graph = network_of(model).specialise([x.shape[len(cycles) :] for x in inputs])
-    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    graph = model.execution.network.specialise([x.shape[len(cycles) :] for x in inputs])
+    execution = model.execution
     state = {} if entry == "apply" else model.init_state()
     arrays = [*[state[variable.label] for variable in graph.states if state], *inputs]
     way, run = {
@@ -74,8 +67,7 @@ def bound(
     model: Model, args: Sequence[Any], named: Mapping[str, Any], time_axes: int = 0
 ) -> list[Any]:
     """Return inputs as arrays of jax, where the model takes them. Raises InputError as it does."""
-    arrays = model._bind(tuple(args), named, time_axes)  # pyright: ignore[reportPrivateUsage]
-    return [jnp.asarray(x) for x in arrays]
+    return [jnp.asarray(x) for x in model.execution.bind(tuple(args), named, time_axes)]
 
 
 def types_of(model: Model, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -83,8 +75,8 @@ def types_of(model: Model, args: Sequence[Any], named: Mapping[str, Any]) -> lis
 
     Raises InputError as `bound` does.
     """
-    declared = () if args or named else declared_types(model)
-    return bind_inputs(network_of(model), tuple(args) or tuple(declared), named, abstract=True)
+    declared = [] if args or named else declared_types(model)
+    return model.execution.types(tuple(args or declared), named)
 
 
 def random_inputs(
@@ -98,7 +90,7 @@ def random_inputs(
     random = np.random.default_rng(seed)
     found: dict[str, Any] = {}
     types = declared_types(model, batch)
-    network_of(model).specialise([type.shape for type in types])  # within limits
+    model.execution.network.specialise([type.shape for type in types])  # within limits
     for value, type in zip(model.graph.inputs, types, strict=True):
         shape = (*leading, *type.shape)
         is_real = jnp.issubdtype(type.dtype, jnp.inexact)

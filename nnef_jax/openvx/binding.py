@@ -33,8 +33,7 @@ def bind_tensors(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
     known = [spec(name, x) for name, x in zip(types, args, strict=False)]
     named = {name: spec(name, x) for name, x in kwargs.items()}
-    network = model._network  # pyright: ignore[reportPrivateUsage]
-    bind_inputs(network, (*known, *args[len(types) :]), named, abstract=True)
+    bind_inputs(model.execution.network, (*known, *args[len(types) :]), named, abstract=True)
     return [given[name] for name in types]
 
 

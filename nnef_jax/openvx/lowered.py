@@ -19,7 +19,7 @@ from nnef_jax.model import Model, Params
 from nnef_jax.openvx.binding import bind_tensors, require_format
 from nnef_jax.openvx.evaluation import Evaluation, beyond, real, weights_name
 from nnef_jax.openvx.plan import Step, plan_of
-from nnef_jax.openvx.profile import ProfileReport, check_profile, declared_shapes, known_graph
+from nnef_jax.openvx.profile import ProfileReport, check_profile, declared_shapes
 from nnef_jax.openvx.profiles import Choices, profile_of
 from nnef_jax.openvx.tensor import Tensor, checked_position
 from nnef_jax.similar import did_you_mean
@@ -102,7 +102,7 @@ class Lowered:
 
     def float(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network between real numbers: inputs are rounded, outputs converted."""
-        inputs = self.model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        inputs = self.model.execution.bind(args, kwargs)
         weights, _ = self._ready([x.shape for x in inputs])
         return self._real(weights, inputs)
 
@@ -122,8 +122,8 @@ class Lowered:
             args: inputs in the order of the graph.
             kwargs: inputs by name.
         """
-        params = self.model._check_params(params)  # pyright: ignore[reportPrivateUsage]
-        inputs = self.model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        params = self.model.execution.check_params(params)
+        inputs = self.model.execution.bind(args, kwargs)
         return self._applied(params, [jnp.asarray(x) for x in inputs])
 
     def intermediates(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Lowered:
 
         Those of operations that do not fit are arrays.
         """
-        inputs = self.model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        inputs = self.model.execution.bind(args, kwargs)
         return self.inside(*inputs)[0]
 
     def inside(self, *inputs: Any, instead: Mapping[str, Any] | None = None) -> Any:
@@ -182,7 +182,7 @@ class Lowered:
 
     def quantize(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Return the inputs of a call from real numbers."""
-        inputs = self.model._bind(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        inputs = self.model.execution.bind(args, kwargs)
         return tuple(self.evaluation([x.shape for x in inputs]).inputs(inputs))
 
     @cached_property
@@ -212,7 +212,7 @@ class Lowered:
             exact, _ = evaluation.run(integers, evaluation.inputs(jax.lax.stop_gradient(inputs)))
             values = evaluation.straight_through(exact, weights, inputs)
             outputs = [values[value] for value in evaluation.plan.graph.outputs]
-            return self.model._execution.functions.packed(outputs)  # pyright: ignore[reportPrivateUsage]
+            return self.model.execution.functions.packed(outputs)
 
         return jax.jit(run)
 
@@ -232,14 +232,14 @@ class Lowered:
 
     def _packed(self, evaluation: Evaluation, values: Mapping[Any, Any]) -> Any:
         outputs = [evaluation.fixed(v, values[v]) for v in evaluation.plan.graph.outputs]
-        return self.model._execution.functions.packed(outputs)  # pyright: ignore[reportPrivateUsage]
+        return self.model.execution.functions.packed(outputs)
 
     def _ready(self, shapes: Sequence[Shape]) -> tuple[Any, Evaluation]:
         """Return the weights as layers read them, made once, and what computes with them."""
         evaluation = self.evaluation(shapes)
         key = tuple((s.name, s.layer and s.layer.name) for s in evaluation.plan.needed)
         if key not in self._weights:
-            own = self.model._execution.own.parameters()  # pyright: ignore[reportPrivateUsage]
+            own = self.model.execution.own.parameters()
             if any(isinstance(x, Tracer) for x in own.values()):  # they are of this trace alone
                 return evaluation.prepared(self.real_weights(evaluation), static=False), evaluation
             with jax.ensure_compile_time_eval():
@@ -249,15 +249,14 @@ class Lowered:
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Any]]:
         """Return what inputs do not change in real numbers, by step and operand."""
-        own = self.model._execution.own  # pyright: ignore[reportPrivateUsage]
-        return evaluation.real_weights(own.parameters())
+        return evaluation.real_weights(self.model.execution.own.parameters())
 
     def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:
         """Return what computes for inputs of these shapes."""
         key = tuple(map(tuple, shapes))
         if key not in self._evaluations:
             choices = self.choices
-            graph = known_graph(self.model, list(key))
+            graph = self.model.execution.network.specialise(key)
             plan = plan_of(graph, choices.profile, choices.semantics)
             if choices.on_unfit == "error":
                 raise_all(plan.unfit)

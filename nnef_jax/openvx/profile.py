@@ -91,7 +91,8 @@ def check_profile(
     require_model(model)
     require_choice("semantics", semantics, SEMANTICS)
     found = profile_of(profile, dtype)
-    plan = plan_of(known_graph(model, declared_shapes(model)), found, semantics)
+    graph = model.execution.network.specialise(declared_shapes(model))
+    plan = plan_of(graph, found, semantics)
     steps = {step.operation: step for step in plan.steps}
     nodes = tuple(
         _report(operation, steps.get(operation), plan) for operation in plan.graph.operations
@@ -134,7 +135,7 @@ def declared_shapes(model: Model) -> list[Shape]:
         )
         for value in graph.inputs
     }
-    spans = model._network.frontend.spans()  # pyright: ignore[reportPrivateUsage]
+    spans = model.execution.network.frontend.spans()
     raise_all(
         [
             InputError(
@@ -148,9 +149,3 @@ def declared_shapes(model: Model) -> list[Shape]:
         ]
     )
     return list(shapes.values())
-
-
-def known_graph(model: Model, shapes: list[Shape]) -> Any:
-    """Return the graph for these shapes of the inputs."""
-    network = model._network  # pyright: ignore[reportPrivateUsage]
-    return network.specialise(shapes)

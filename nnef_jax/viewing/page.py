@@ -96,7 +96,7 @@ def page_of(
     """Return the page of a network that is read already, or not."""
     fields = fields_by_name(profile, comparison)
     if isinstance(network, Model):
-        execution = network._execution  # pyright: ignore[reportPrivateUsage]
+        execution = network.execution
         array_of, found = execution.own.stored, execution.network
     else:
         found = network if isinstance(network, Network) else read(network)

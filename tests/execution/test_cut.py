@@ -360,7 +360,7 @@ def test_extents_inside_tell_those_that_flattening_depends_on(tmp_path: Path) ->
 def test_many_extents_are_found_without_compiling() -> None:
     part = strided("flat").cut(inputs=["h", "past"])
     for batch, s in ((2, 3), (700, 50), (1, 4000)):
-        graph = part._network.specialise([(batch, s - 1, 2), (batch, 2 * s + 1, 2)])  # pyright: ignore[reportPrivateUsage]
+        graph = part.execution.network.specialise([(batch, s - 1, 2), (batch, 2 * s + 1, 2)])
         assert graph.outputs[0].type.shape == (batch, 6 * s)
 
 

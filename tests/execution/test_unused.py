@@ -132,8 +132,8 @@ def test_they_are_marked(tmp_path: Path) -> None:
 def test_they_stay_on_the_host() -> None:
     model = network()
     model(X)
-    assert not model._network.data  # pyright: ignore[reportPrivateUsage]
-    execution = model._execution  # pyright: ignore[reportPrivateUsage]
+    assert not model.execution.network.data
+    execution = model.execution
     assert execution.definition.unread.keys() == _UNUSED
     assert all(isinstance(array, np.ndarray) for array in execution.definition.unread.values())
     assert all(isinstance(execution.own.stored(label), jax.Array) for label in model.params)

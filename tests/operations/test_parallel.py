@@ -18,7 +18,7 @@ COLUMNS, ROWS = 0, 1  # of [output channels, input channels]
 
 
 def divided(model: nnef_jax.Model, count: int = 2, **options: Any) -> dict[str, int]:
-    return divided_axes(example_of(model._network), count, **options)
+    return divided_axes(example_of(model.execution.network), count, **options)
 
 
 def network(body: str, **shapes: tuple[int, ...]) -> nnef_jax.Model:
