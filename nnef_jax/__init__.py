@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nnef_jax.measure.costs import cost as cost
     from nnef_jax.measure.difference import diff as diff
     from nnef_jax.measure.profiling import profile as profile
-    from nnef_jax.measure.weights import weight_statistics as weight_statistics
+    from nnef_jax.measure.weight_statistics import weight_statistics as weight_statistics
     from nnef_jax.model import Model as Model
     from nnef_jax.saving import save as save
     from nnef_jax.storage.tensorfile import read_tensor as read_tensor
@@ -71,7 +71,7 @@ _HOMES = {
     "read_tensor": "nnef_jax.storage.tensorfile",
     "save": "nnef_jax.saving",
     "view": "nnef_jax.viewing.page",
-    "weight_statistics": "nnef_jax.measure.weights",
+    "weight_statistics": "nnef_jax.measure.weight_statistics",
     "write_tensor": "nnef_jax.storage.tensorfile",
 }
 

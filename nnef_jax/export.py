@@ -26,7 +26,6 @@ from lowering.graph import Value
 from nnef_jax.arguments import require_values
 from nnef_jax.errors import InputError, NnefError, UnsupportedError
 from nnef_jax.execution.execution import Execution
-from nnef_jax.limits import Meter
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown
 from nnef_jax.similar import did_you_mean
 from nnef_jax.storage import files
@@ -151,7 +150,7 @@ def _known_platforms(platforms: Any) -> tuple[str, ...]:
         raise InputError("platforms is empty", hint=f"take some of {', '.join(PLATFORMS)}")
     for name in names:
         if name not in PLATFORMS:
-            similar = did_you_mean(name, PLATFORMS, meter=Meter())
+            similar = did_you_mean(name, PLATFORMS)
             raise InputError(
                 f"platforms has '{name}', it may have {', '.join(PLATFORMS)}",
                 hint="a GPU is 'cuda' or 'rocm'" if name.lower() == "gpu" else similar,
@@ -217,7 +216,7 @@ def _input_types(
         if name not in names and name not in _FUNCTIONS:
             raise InputError(
                 f"constraints name '{name}', the open extents are {', '.join(names) or 'none'}",
-                hint=did_you_mean(name, names, meter=Meter()),
+                hint=did_you_mean(name, names),
             )
     return types, changing
 

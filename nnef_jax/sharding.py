@@ -14,7 +14,6 @@ from lowering.graph import Graph
 from lowering.parallel import divided_axes
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.meshes import Layout
-from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 from nnef_jax.options import require, shown
 from nnef_jax.similar import did_you_mean, listed
@@ -65,7 +64,7 @@ def _names(what: str, value: Any, mesh: Mesh) -> tuple[str, ...]:
 
 def _require_axis(what: str, name: str, mesh: Mesh) -> None:
     if name not in mesh.shape:
-        hint = did_you_mean(name, mesh.axis_names, meter=Meter())
+        hint = did_you_mean(name, mesh.axis_names)
         message = f"{what} names '{name}', the axes of the mesh are {listed(mesh.axis_names)}"
         raise InputError(message, hint=hint)
 
@@ -113,7 +112,7 @@ def _given(params: Mapping[Any, Any], shapes: Shapes, mesh: Mesh) -> dict[str, l
             raise TypeError(f"{message}, it is {shown(spec)}")
         labels = [wanted] if wanted in shapes else [x for x in shapes if fnmatchcase(x, wanted)]
         if not labels:
-            hint = did_you_mean(wanted, shapes, meter=Meter()) or "model.params has the labels"
+            hint = did_you_mean(wanted, shapes) or "model.params has the labels"
             raise InputError(f"params: no parameter is called '{wanted}'", hint=hint)
         for label in labels:
             if label not in found:

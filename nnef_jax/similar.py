@@ -18,12 +18,17 @@ def listed(names: Collection[str]) -> str:
 
 
 def did_you_mean(
-    name: str, *known: Collection[str], meter: Meter, most: int = 3, cutoff: float = 0.6
+    name: str,
+    *known: Collection[str],
+    meter: Meter | None = None,
+    most: int = 3,
+    cutoff: float = 0.6,
 ) -> str:
     """Return a hint such as "did you mean 'relu' or 'elu'?", or '' where no name is similar.
 
     Names that the meter cannot afford to compare, letter by letter, are left out.
     """
+    meter = meter or Meter()
     if not meter.affords(sum(map(len, known))):
         return ""
     compared: list[str] = []

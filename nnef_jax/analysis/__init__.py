@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.comparison import Comparison as Comparison
     from nnef_jax.analysis.comparison import TensorDifference as TensorDifference
     from nnef_jax.analysis.comparison import compare as compare
+    from nnef_jax.analysis.dataset_statistics import Statistics as Statistics
+    from nnef_jax.analysis.dataset_statistics import activation_statistics as activation_statistics
+    from nnef_jax.analysis.dataset_statistics import gradient_statistics as gradient_statistics
     from nnef_jax.analysis.gradients import integrated_gradients as integrated_gradients
     from nnef_jax.analysis.gradients import saliency as saliency
     from nnef_jax.analysis.gradients import smoothgrad as smoothgrad
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.sensitivities import sensitivity as sensitivity
     from nnef_jax.analysis.spectrum import JacobianSpectrum as JacobianSpectrum
     from nnef_jax.analysis.spectrum import jacobian_spectrum as jacobian_spectrum
-    from nnef_jax.analysis.statistics import Statistics as Statistics
-    from nnef_jax.analysis.statistics import activation_statistics as activation_statistics
-    from nnef_jax.analysis.statistics import gradient_statistics as gradient_statistics
     from nnef_jax.analysis.tensor_statistics import TensorStatistics as TensorStatistics
     from nnef_jax.analysis.windows import occlusion as occlusion
 
@@ -47,15 +47,15 @@ _HOMES = {
     "Maximised": "maximisation",
     "Result": "results",
     "Sensitivity": "sensitivities",
-    "Statistics": "statistics",
+    "Statistics": "dataset_statistics",
     "TensorDifference": "comparison",
     "TensorStatistics": "tensor_statistics",
     "activation_maximisation": "maximisation",
-    "activation_statistics": "statistics",
+    "activation_statistics": "dataset_statistics",
     "compare": "comparison",
     "fgsm": "adversarial",
     "grad_cam": "layer_attribution",
-    "gradient_statistics": "statistics",
+    "gradient_statistics": "dataset_statistics",
     "hessian_eigenvalues": "hessian",
     "hessian_trace": "hessian",
     "integrated_gradients": "gradients",

@@ -138,7 +138,6 @@ class Comparison(Result):
             ax.set_xticks(places, names, rotation=60, ha="right", fontsize=8)
         else:
             ax.set_xlabel("tensors, in the order in which they are computed")
-        ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, fontsize=8)
         return ax
 

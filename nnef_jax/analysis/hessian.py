@@ -77,7 +77,6 @@ class HessianTrace(Result):
         ax.barh(labels, traces, xerr=errors, color="#1f4e79", height=0.7)
         ax.invert_yaxis()
         ax.set_xlabel("trace of the Hessian's block")
-        ax.spines[["top", "right"]].set_visible(False)
         return ax
 
 

@@ -16,7 +16,6 @@ from nnef_jax import Model
 from nnef_jax.analysis.question import bound
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Probe
-from nnef_jax.limits import Meter
 from nnef_jax.model import Params
 from nnef_jax.options import names_of, shown
 from nnef_jax.similar import did_you_mean
@@ -164,7 +163,7 @@ def chosen_params(params: Mapping[str, Any], labels: Iterable[str] | None) -> di
         wanted = names_of("labels", labels, "labels of parameters")
         for label in wanted:
             if label not in real and not any(fnmatchcase(x, label) for x in real):
-                hint = did_you_mean(label, real, meter=Meter()) or "model.params has the labels"
+                hint = did_you_mean(label, real) or "model.params has the labels"
                 raise InputError(f"no real parameter has the label '{label}'", hint=hint)
         real = {k: x for k, x in real.items() if any(k == w or fnmatchcase(k, w) for w in wanted)}
     if not real:

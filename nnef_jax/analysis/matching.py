@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from nnef_jax.errors import InputError
-from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean
 
 _MOST = 10**8  # pairs of tensors between which a sequence is looked for: 0.4 GB
@@ -48,7 +47,7 @@ def match(a: Mapping[str, Tensor], b: Mapping[str, Tensor], given: Mapping[str, 
     for side, names, known in (("a", given.keys(), a), ("b", given.values(), b)):
         for name in names:
             if name not in known:
-                hint = did_you_mean(name, known, meter=Meter())
+                hint = did_you_mean(name, known)
                 raise InputError(f"names: {side} has no tensor '{name}'", hint=hint)
     pairs = {x: Pair(x, y, "given") for x, y in given.items()}
     taken = set(given.values())

@@ -130,11 +130,12 @@ def plain(value: Any) -> Any:
 def axes(ax: Any = None, size: tuple[float, float] = (6.4, 4.8)) -> Any:
     """Return the axes of matplotlib to draw on: those given, or new ones of a figure of this size.
 
-    Raises UnsupportedError where matplotlib is missing.
+    They are open to the right and at the top. Raises UnsupportedError where matplotlib is missing.
     """
-    if ax is not None:
-        return ax
-    return plotting("pyplot").subplots(figsize=size, layout="constrained")[1]
+    if ax is None:
+        ax = plotting("pyplot").subplots(figsize=size, layout="constrained")[1]
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
 
 
 def plotting(module: str) -> Any:

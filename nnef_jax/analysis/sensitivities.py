@@ -91,7 +91,7 @@ class Sensitivity(Result):
         ax.set_yticks(places, map(literally, self.names), fontsize=8)
         ax.invert_yaxis()
         ax.set_xlabel(f"increase of the loss, which is {float(self.loss):.4g}")
-        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.spines["left"].set_visible(False)
         beside: Any = {"loc": "upper left", "bbox_to_anchor": (1, 1), "title": "rounded"}
         if arrays:
             ax.legend(frameon=False, fontsize=8, title_fontsize=8, alignment="left", **beside)

@@ -70,7 +70,6 @@ class JacobianSpectrum(Result):
         ax.set_xlabel("index")
         ax.set_ylabel("singular value")
         ax.set_title(literally(f"Jacobian of {self.output} to {self.input}"), fontsize=10)
-        ax.spines[["top", "right"]].set_visible(False)
         if len(self.values) <= 10:
             ax.legend(title="item", frameon=False, fontsize=8, ncols=2)
         return ax

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,18 +12,15 @@ import numpy as np
 from jax import Array
 
 from nnef_jax.analysis.results import plain
+from nnef_jax.array_statistics import Moments, merged
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TensorStatistics:
-    """Statistics of one tensor over all batches.
+class TensorStatistics(Moments):
+    """Statistics of one tensor over all batches: `Moments`, and what is known of its units.
 
     Args:
         name, kind, shape: of the tensor (in the first batch), and of the operation.
-        count: items that are finite: `mean`, `squares`, `min` and `max` are of these.
-        mean, min, max: 0, infinity and -infinity where nothing is finite.
-        squares: the sum of squared distances from the mean.
-        zeros, nan, inf: numbers of items.
         alive: [units], whether a unit, a channel or feature, is ever other than 0; None where the
             tensor has no axis of units, or their number changes.
         gram: [units, units], products of units, summed over all items and positions in 64 bits.
@@ -32,26 +29,8 @@ class TensorStatistics:
     name: str
     kind: str
     shape: tuple[int, ...]
-    count: int
-    mean: float
-    squares: float
-    min: float
-    max: float
-    zeros: int
-    nan: int
-    inf: int
     alive: Any = None
     gram: Any = None
-
-    @property
-    def size(self) -> int:
-        """Return the number of all items."""
-        return self.count + self.nan + self.inf
-
-    @property
-    def std(self) -> float:
-        """Return the standard deviation of the finite items, NaN if there are none."""
-        return float(np.sqrt(self.squares / self.count)) if self.count else float("nan")
 
     @property
     def rms(self) -> float:
@@ -82,33 +61,21 @@ class TensorStatistics:
         return float(np.exp(-np.sum(shares * np.log(shares)))) if shares.size else 0.0
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
-        """Return the statistics of both series of batches together.
-
-        Moments are merged exactly (Chan, Golub and LeVeque 1983).
-        """
+        """Return the statistics of both series of batches together."""
         a, b = self, other
-        count = a.count + b.count
-        share, step = (b.count / count if count else 0.0), b.mean - a.mean
         fits = np.shape(a.alive) == np.shape(b.alive) and a.alive is not None
         grams = [x.gram for x in (a, b) if x.gram is not None]
-        return replace(
+        return merged(
             a,
-            count=count,
-            mean=a.mean + step * share,
-            squares=a.squares + b.squares + step**2 * a.count * share,
-            min=min(a.min, b.min),
-            max=max(a.max, b.max),
-            zeros=a.zeros + b.zeros,
-            nan=a.nan + b.nan,
-            inf=a.inf + b.inf,
+            b,
             alive=a.alive | b.alive if fits else None,
             gram=sum(grams) if fits and len(grams) == 2 else None,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values of JSON; `zeros` and `dead_share` are shares."""
-        left_out = {"squares", "alive", "gram", "effective_rank"}
-        told = {name: x for name, x in vars(self).items() if name not in left_out}
+        names = "name", "kind", "shape", "count", "mean", "min", "max", "zeros", "nan", "inf"
+        told = {name: vars(self)[name] for name in names}
         told |= {"std": self.std, "rms": self.rms, "zeros": self.zeros / max(self.size, 1)}
         units = None if self.alive is None else len(self.alive)
         told |= {"units": units, "dead": self.dead, "effective_rank": self.effective_rank}

@@ -151,8 +151,7 @@ def batch(
 def _item_specs(network: Network, given: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     """Return the inputs of a single item; InputError where they have no batch axis, or are open."""
     from lowering.extents import is_known, show
-    from nnef_jax import InputError, Limits, TensorSpec
-    from nnef_jax.limits import Meter
+    from nnef_jax import InputError, TensorSpec
     from nnef_jax.similar import did_you_mean, listed
 
     inputs = {value.name: value.type for value in network.graph.inputs}
@@ -160,7 +159,7 @@ def _item_specs(network: Network, given: Mapping[str, Any]) -> tuple[TensorSpec,
         if name not in inputs:
             raise InputError(
                 f"--shape: the graph has no input '{name}', its inputs are {listed(inputs)}",
-                hint=did_you_mean(name, inputs, meter=Meter(Limits())),
+                hint=did_you_mean(name, inputs),
             )
     specs: list[TensorSpec] = []
     for name, type in inputs.items():

@@ -295,6 +295,6 @@ def _position(index: Mapping[str, int], names: tuple[str, ...], key: Any) -> Any
     if not isinstance(key, str):
         return key
     if key not in index:
-        similar = did_you_mean(key, index, meter=Meter())
+        similar = did_you_mean(key, index)
         raise KeyError(f"there is no output '{key}', they are {listed(names)}. {similar}".rstrip())
     return index[key]

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from lowering.extents import show
 from lowering.graph import Graph, Value
 from nnef_jax.errors import InputError
-from nnef_jax.limits import Meter
 from nnef_jax.options import names_of, numpy_of, require, shown
 from nnef_jax.similar import did_you_mean
 
@@ -103,7 +102,7 @@ def hint_for(wanted: str, graph: Graph, names: Collection[str]) -> str:
     labels = {v.label: v.value.name for v in (*graph.parameters, *graph.states)}
     if wanted in labels:
         return f"it is the label of '{labels[wanted]}'"
-    return did_you_mean(wanted, names, meter=Meter()) or "model.summary() lists the names"
+    return did_you_mean(wanted, names) or "model.summary() lists the names"
 
 
 def _replaced(array: Any, _: Any) -> Any:

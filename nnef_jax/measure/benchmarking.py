@@ -122,7 +122,6 @@ class Benchmark(Result):
         ax.set_xlabel("batch")
         ax.set_ylabel("ms of a call: median, up to 90 percent")
         ax.set_title(f"{self.network} on {self.device}", fontsize=10)
-        ax.spines[["top", "right"]].set_visible(False)
         if len(names) > 1:
             ax.legend(frameon=False)
         return ax

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lowering.extents import show
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.analysis.results import Result, number, plain, table_of
+from nnef_jax.array_statistics import chunks
 from nnef_jax.measure.pairing import Pairs, named_operations, paired
 from nnef_jax.model import Model
 from nnef_jax.network import Network
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SIGNS = {"removed": "-", "added": "+", "changed": "~", "renamed": ">"}
-
-_CHUNK = 1 << 20  # numbers that are widened at a time
 
 Array = NDArray[Any]
 
@@ -239,7 +238,8 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     """Return what tells how far two arrays of one type are from each other; None if equal."""
     count, largest, squares, whole = 0, 0.0, 0.0, 0.0
-    for x, y in zip(_chunks(a), _chunks(b), strict=True):
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    for x, y in zip(chunks(a, wide), chunks(b, wide), strict=True):
         far = apart(x, y)
         count += int(np.count_nonzero(far))
         largest = max(largest, float(far.max()))
@@ -262,13 +262,6 @@ def apart(a: Array, b: Array) -> Array:
         far = np.abs(b - a)
     far = np.where(np.isnan(far), np.inf, far)
     return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, far)
-
-
-def _chunks(array: Array) -> Iterator[Array]:
-    flat = array.reshape(-1)
-    wide = np.complex128 if array.dtype.kind == "c" else np.float64
-    for start in range(0, flat.size, _CHUNK):
-        yield flat[start : start + _CHUNK].astype(wide)
 
 
 def _type(array: Array) -> str:

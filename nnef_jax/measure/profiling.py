@@ -146,7 +146,6 @@ class Profile(Result):
         ax.set_yticks(range(len(bars)), map(literally, names), fontsize=8)
         ax.invert_yaxis()
         ax.margins(x=0.12)
-        ax.spines[["top", "right"]].set_visible(False)
         ax.set_xlabel("ms of a call, while recorded", fontsize=9)
         title = f"{self.network} on {self.device}: {self._whole * 1e3:.3g} ms"
         ax.set_title(title, fontsize=10)

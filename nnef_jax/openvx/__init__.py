@@ -6,6 +6,7 @@ layers over tensors of uint8, int8 or Q7.8.
 
 from __future__ import annotations
 
+from nnef_jax.openvx.error_statistics import Stats, TensorStats
 from nnef_jax.openvx.errors import VxError
 from nnef_jax.openvx.kernel_import import Kernel, KernelParameter, import_kernel_from_url
 from nnef_jax.openvx.layers.convolution import convolution_layer
@@ -20,7 +21,6 @@ from nnef_jax.openvx.layers.pooling import pooling_layer, roi_pooling_layer
 from nnef_jax.openvx.lowered import Lowered, lower
 from nnef_jax.openvx.positions import search_positions
 from nnef_jax.openvx.profile import NodeReport, ProfileReport, check_profile
-from nnef_jax.openvx.statistics import Stats, TensorStats
 from nnef_jax.openvx.tables import table, table_layer
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, static_weights
 

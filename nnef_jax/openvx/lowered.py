@@ -14,7 +14,6 @@ from lowering.extents import Shape
 from lowering.trace import Context
 from nnef_jax.analysis.question import require_model
 from nnef_jax.errors import InputError, raise_all
-from nnef_jax.limits import Meter
 from nnef_jax.model import Model, Params
 from nnef_jax.openvx.binding import bind_tensors, require_format
 from nnef_jax.openvx.evaluation import Evaluation, beyond, real, weights_name
@@ -25,7 +24,7 @@ from nnef_jax.openvx.tensor import Tensor, checked_position
 from nnef_jax.similar import did_you_mean
 
 if TYPE_CHECKING:
-    from nnef_jax.openvx.statistics import Stats
+    from nnef_jax.openvx.error_statistics import Stats
 
 
 class Lowered:
@@ -176,7 +175,7 @@ class Lowered:
 
         >>> print(fixed.stats(images))
         """
-        from nnef_jax.openvx.statistics import statistics
+        from nnef_jax.openvx.error_statistics import statistics
 
         return statistics(self, inputs, self.clipped, rtol=rtol, atol=atol, isolate=isolate)
 
@@ -279,7 +278,7 @@ class Lowered:
         for name, position in self.choices.positions:
             checked_position(position)
             if name not in known:
-                hint = did_you_mean(name, known, meter=Meter())
+                hint = did_you_mean(name, known)
                 raise InputError(f"positions: there is no tensor '{name}'", hint=hint)
 
 

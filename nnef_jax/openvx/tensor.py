@@ -13,7 +13,6 @@ from jax import Array
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from lowering.kernels.exact_sums import Factors, factors
-from nnef_jax.limits import Meter
 from nnef_jax.openvx.errors import unsupported, wrong_dimension, wrong_format, wrong_parameter
 from nnef_jax.openvx.profiles import ROUNDING
 from nnef_jax.similar import did_you_mean, listed
@@ -188,7 +187,7 @@ def require_tensor(name: str, x: Any) -> Tensor:
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Raise VxError unless a parameter has one of its names."""
     if value not in allowed:
-        hint = did_you_mean(value, allowed, meter=Meter()) if isinstance(value, str) else ""
+        hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
         wrong_parameter(f"{name} is one of {listed(allowed)}, not {value!r}", hint)
 
 

@@ -10,10 +10,10 @@ from lowering.graph import Graph, Operand, Operation, Value
 from lowering.location import Span
 from lowering.ops import FAMILIES
 from lowering.work import multiply_adds
+from nnef_jax.array_statistics import statistics_of
 from nnef_jax.garbage import uncollected
 from nnef_jax.network import Network
 from nnef_jax.viewing.measures import Fields
-from nnef_jax.viewing.statistics import statistics_of
 from nnef_jax.viewing.tree import MOST, Group, tree_of
 
 OPEN = 36  # boxes that are shown at first, about

@@ -11,7 +11,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax import InputError
-from nnef_jax.measure.weights import sparkline
+from nnef_jax.measure.weight_statistics import sparkline
 
 
 def statistics(array):

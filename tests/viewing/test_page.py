@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.viewing.statistics import SAMPLE, statistics_of
+from nnef_jax.array_statistics import SAMPLE, statistics_of
 from tests.helpers import archive, model_of
 from tests.viewing.networks import gpt
 

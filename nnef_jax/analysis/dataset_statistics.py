@@ -111,7 +111,6 @@ class Statistics(Result):
             ax.axvline(0, color="#999999", lw=0.6, zorder=0)
         ax.set_yticks(places, [literally(x.name) for x in rows], fontsize=8)
         ax.invert_yaxis()
-        ax.spines[["top", "right"]].set_visible(False)
         return ax
 
 

@@ -109,7 +109,6 @@ class Stats(Result):
             names = list(map(literally, names))
             ax.set_xticks(range(len(known)), names, rotation=60, ha="right", fontsize=8)
         ax.set_ylabel("SNR (dB)")
-        ax.spines[["top", "right"]].set_visible(False)
         return ax
 
 

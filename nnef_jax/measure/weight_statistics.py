@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,17 +13,16 @@ from numpy.typing import NDArray
 
 from lowering.extents import show
 from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
+from nnef_jax.array_statistics import Moments, chunks, histogram_of, merged, moments_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require
-from nnef_jax.viewing.statistics import histogram_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _BINS = 16
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_CHUNK = 1 << 20  # items that are widened at a time
 _SAMPLE = 1 << 18  # items that the distribution is taken from
 
 Array = NDArray[Any]
@@ -97,7 +97,6 @@ class WeightStatistics(Result):
         ax.invert_yaxis()
         ax.tick_params(axis="x", labelsize=8)
         ax.set_xlabel("range, and one standard deviation around the mean", fontsize=9)
-        ax.spines[["top", "right"]].set_visible(False)
         return ax
 
 
@@ -132,43 +131,21 @@ def _statistics(label: str, given: Any) -> Weight:
         flat[:1].astype(np.float64)
     except (TypeError, ValueError):
         raise InputError(f"'{label}' holds no numbers, its dtype is {array.dtype}") from None
-    count = zeros = nan = inf = 0
-    mean, squares, low, high = math.nan, 0.0, math.inf, -math.inf
-    for chunk in _chunks(flat):
-        finite = chunk[np.isfinite(chunk)]
-        zeros += chunk.size - np.count_nonzero(chunk)
-        nan += int(np.isnan(chunk).sum())
-        inf += int(np.isinf(chunk).sum())
-        if not finite.size:
-            continue
-        low, high = min(low, float(finite.min())), max(high, float(finite.max()))
-        # Chan, Golub, LeVeque 1979: moments of parts are merged.
-        own, share = float(finite.mean()), finite.size / (count + finite.size)
-        with np.errstate(over="ignore"):
-            squares += float(np.square(finite - own).sum())
-        if count:
-            squares += (own - mean) ** 2 * count * share
-        mean = own if not count else mean + (own - mean) * share
-        count += finite.size
+    found = reduce(merged, map(moments_of, chunks(flat, np.float64)), Moments())
     sample = flat[:: -(-flat.size // _SAMPLE)] if flat.size > _SAMPLE else flat
     some = sample.astype(np.float64)
     some = some[np.isfinite(some)]
     return Weight(
         shape=array.shape,
         dtype=str(array.dtype),
-        min=low if count else math.nan,
-        max=high if count else math.nan,
-        mean=mean,
-        std=math.sqrt(squares / count) if count else math.nan,
-        zeros=zeros / flat.size if flat.size else 0.0,
-        nan=nan,
-        inf=inf,
+        min=found.min if found.count else math.nan,
+        max=found.max if found.count else math.nan,
+        mean=found.mean if found.count else math.nan,
+        std=found.std,
+        zeros=found.zeros / flat.size if flat.size else 0.0,
+        nan=found.nan,
+        inf=found.inf,
         bits=math.log2(len(np.unique(some))) if some.size else 0.0,
-        histogram=tuple(histogram_of(some, low, high, _BINS)),
+        histogram=tuple(histogram_of(some, found.min, found.max, _BINS)),
         sampled=sample.size < flat.size,
     )
-
-
-def _chunks(flat: Array) -> Iterator[Array]:
-    for start in range(0, flat.size, _CHUNK):
-        yield flat[start : start + _CHUNK].astype(np.float64)
