@@ -271,6 +271,11 @@ def require_one_length(inputs: Sequence[Any]) -> None:
         raise InputError(f"the inputs have different numbers of time steps: {lengths}")
 
 
+def has_values(x: Any) -> bool:
+    """Tell whether an array's values are here: it is neither traced nor partly on other hosts."""
+    return not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
+
+
 def require_values(verb: str, given: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise InputError for arrays by label, of "params" or "state", whose values are not here."""
     for what, arrays in given.items():

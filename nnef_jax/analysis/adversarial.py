@@ -25,6 +25,7 @@ from nnef_jax.analysis.question import (
     require_real,
 )
 from nnef_jax.analysis.results import Result, result, static, table_of
+from nnef_jax.arguments import has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 from nnef_jax.options import require_choice, require_flags
@@ -133,16 +134,13 @@ def fgsm(
 
     The other arguments, and errors, are those of `saliency`.
     """
-    question = _attacked(model, inputs, target, output, wrt, params, targeted, bounds)
-    size = _sizes(question, epsilon)
-    return _fgsm(question, size, bounds, targeted=targeted)
+    attack = _attack(model, inputs, target, output, wrt, params, targeted, "linf", bounds)
+    return _fgsm(attack, _sizes(attack.question, epsilon))
 
 
-@partial(jax.jit, static_argnames="targeted")
-def _fgsm(
-    question: Question, epsilon: Array, bounds: Bounds | None, *, targeted: bool
-) -> Adversarial:
-    attack = Attack.of(question, targeted, "linf", bounds)
+@jax.jit
+def _fgsm(attack: Attack, epsilon: Array) -> Adversarial:
+    attack = attack.begun()
     gradient, _ = attack.gradient(attack.original)
     x = attack.moved(attack.original, gradient, attack.sizes(epsilon))
     return _result(attack, "FGSM", x)
@@ -183,24 +181,15 @@ def pgd(
     if key is not None:
         require_key(key)
     share = _STEPS / steps if step is None else require_real("step", step)
-    question = _attacked(model, inputs, target, output, wrt, params, targeted, bounds)
-    size = _sizes(question, epsilon)
-    return _pgd(question, size, share, key, bounds, targeted=targeted, norm=norm, steps=steps)
+    attack = _attack(model, inputs, target, output, wrt, params, targeted, norm, bounds)
+    return _pgd(attack, _sizes(attack.question, epsilon), share, key, steps)
 
 
-@partial(jax.jit, static_argnames=("targeted", "norm", "steps"))
+@partial(jax.jit, static_argnames="steps")
 def _pgd(
-    question: Question,
-    epsilon: Array,
-    share: float,
-    key: Array | None,
-    bounds: Bounds | None,
-    *,
-    targeted: bool,
-    norm: Norm,
-    steps: int,
+    attack: Attack, epsilon: Array, share: float, key: Array | None, steps: int
 ) -> Adversarial:
-    attack = Attack.of(question, targeted, norm, bounds)
+    attack = attack.begun()
     size = attack.sizes(epsilon)
     start = attack.original if key is None else attack.random(key, size)
     shares = jnp.full(steps, share, size.dtype)
@@ -244,21 +233,13 @@ def smallest_perturbation(
     require_choice("norm", norm, ("linf", "l2"))
     require_count("steps", steps)
     require_count("classes", classes)
-    question = _attacked(model, inputs, target, output, wrt, params, targeted, bounds)
-    return _smallest(question, bounds, targeted=targeted, norm=norm, steps=steps, classes=classes)
+    attack = _attack(model, inputs, target, output, wrt, params, targeted, norm, bounds)
+    return _smallest(attack, steps, classes)
 
 
-@partial(jax.jit, static_argnames=("targeted", "norm", "steps", "classes"))
-def _smallest(
-    question: Question,
-    bounds: Bounds | None,
-    *,
-    targeted: bool,
-    norm: Norm,
-    steps: int,
-    classes: int,
-) -> Adversarial:
-    attack = Attack.of(question, targeted, norm, bounds)
+@partial(jax.jit, static_argnames=("steps", "classes"))
+def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
+    attack = attack.begun()
     best = attack.nearest(steps, classes)
     through = attack.reached(best)[1]
     best = jnp.where(attack.spread(through), attack.drawn_back(best, _HALVINGS), best)
@@ -288,7 +269,7 @@ def _result(attack: Attack, method: str, x: Array, found: Array | None = None) -
     )
 
 
-def _attacked(
+def _attack(
     model: Model,
     inputs: tuple[Any, ...],
     target: Target,
@@ -296,9 +277,10 @@ def _attacked(
     wrt: str | None,
     params: Params | None,
     targeted: bool,
+    norm: Norm,
     bounds: Bounds | None,
-) -> Question:
-    """Return what an attack asks; raise for what none can do."""
+) -> Attack:
+    """Return an attack that has not begun; raise for what none can do."""
     require_flags(targeted=targeted)
     if targeted and target is None:
         raise InputError("a targeted attack needs a target", hint="give classes by target=")
@@ -310,13 +292,12 @@ def _attacked(
     if bounds is not None:
         low, high = require_bounds(bounds)
         x = None if question.position is None else question.inputs[question.position]
-        if isinstance(x, Tracer) or x is None or not getattr(x, "is_fully_addressable", True):
-            return question
-        least, largest = (float(f(x, initial=low)) for f in (np.min, np.max))
-        if least < low or largest > high:
-            message = f"'{question.wrt}' has values from {least:g} to {largest:g}"
-            raise InputError(f"{message}, bounds are {low:g} to {high:g}")
-    return question
+        if x is not None and has_values(x):
+            least, largest = (float(f(x, initial=low)) for f in (np.min, np.max))
+            if least < low or largest > high:
+                message = f"'{question.wrt}' has values from {least:g} to {largest:g}"
+                raise InputError(f"{message}, bounds are {low:g} to {high:g}")
+    return Attack(question, bounds, targeted, norm)
 
 
 def _sizes(question: Question, epsilon: Any) -> Any:

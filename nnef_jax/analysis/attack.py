@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -19,24 +19,30 @@ _ROUNDING = 16  # units in the last place
 _OVER = 0.05  # how far beyond a plane a step goes, as a share of the way
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Attack:
-    """Leads each item of a batch away from its class, or with `targeted` towards it.
+    """Leads each item of a batch away from its class, or with `targeted` towards it; a pytree.
 
     Sizes are arrays [batch, 1, ...], which broadcast to the tensor.
     """
 
     question: Question
-    original: Array
-    targeted: bool
-    norm: Norm
     bounds: Bounds | None
+    targeted: bool = field(metadata={"static": True})
+    norm: Norm = field(metadata={"static": True})
+    start: Array | None = None
 
-    @classmethod
-    def of(cls, question: Question, targeted: bool, norm: Norm, bounds: Bounds | None) -> Attack:
-        """Return the attack that starts where a question is asked."""
-        x = question.value()
-        return cls(question.settled(x), x, targeted, norm, bounds)
+    def begun(self) -> Attack:
+        """Return the attack from the tensor that the question is about, and its classes, on."""
+        x = self.question.value()
+        return replace(self, question=self.question.settled(x), start=x)
+
+    @property
+    def original(self) -> Array:
+        """Return the tensor that the attack began with."""
+        assert self.start is not None
+        return self.start
 
     def sizes(self, given: Array) -> Array:
         """Return a number, or one for each item, as sizes."""

@@ -14,9 +14,8 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from jax.core import Tracer
-
 from nnef_jax import __version__
+from nnef_jax.arguments import has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.network import Network
@@ -101,7 +100,12 @@ def page_of(
     else:
         found = network if isinstance(network, Network) else read(network)
         array_of = found.data.get
-    data = page_data(found, lambda label: _readable(array_of(label)), fields)
+
+    def readable(label: str) -> Any:
+        array = array_of(label)
+        return array if has_values(array) else None
+
+    data = page_data(found, readable, fields)
     if fields and not data["coloured_by"]:
         raise InputError(
             f"the profile or comparison names no operation of '{found.graph.name:.60}', it has "
@@ -109,13 +113,6 @@ def page_of(
             hint="it is of another network, or of this one loaded with other options",
         )
     return Page(data)
-
-
-def _readable(array: Any) -> Any:
-    """Return an array, None for one that this process cannot read: traced, or on other hosts."""
-    if isinstance(array, Tracer):
-        return None
-    return array if getattr(array, "is_fully_addressable", True) else None
 
 
 @cache
