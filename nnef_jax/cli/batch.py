@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nnef_jax.cli.commands import app
-from nnef_jax.cli.options import (
+from nnef_jax.cli.command_options import (
+    ITEM_SHAPES,
     CacheDir,
-    Dialect,
-    Layout,
-    Mean,
     NoCache,
-    Resize,
-    Scale,
+    Pixels,
+    Reading,
     Source,
-    Weights,
     caching,
-    picture_options,
-    read_network,
+    grouped,
     shape_option,
 )
+from nnef_jax.cli.commands import app
 from nnef_jax.cli.terminal import print_result, report_error, status
 
 if TYPE_CHECKING:
@@ -39,6 +35,7 @@ _SHOWN = 10  # failures
 
 
 @app.command()
+@grouped
 def batch(
     source: Source,
     out: Annotated[
@@ -85,21 +82,9 @@ def batch(
             help="After a file that cannot be read: skip it and tell at the end, or stop."
         ),
     ] = "skip",
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shape",
-            metavar="NAME=EXTENTS",
-            help="The shape of an item, such as x=1,3,224,224, where the network leaves it open.",
-            show_default=False,
-        ),
-    ] = None,
-    mean: Mean = "0",
-    scale: Scale = "1",
-    layout: Layout = "nchw",
-    resize: Resize = False,
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    shapes: Annotated[list[str] | None, ITEM_SHAPES] = None,
+    pixels: Pixels = Pixels(),
+    reading: Reading = Reading(),
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
 ) -> None:
@@ -110,8 +95,8 @@ def batch(
         from nnef_jax.cli.dataset import ItemReader, find_items, reading_ahead
 
         items = find_items(inputs or (), listed, out)
-        pictures = picture_options([item.file for item in items], mean, scale, layout, resize)
-    network = read_network(source, dialect, weights)
+        pictures = pixels.options([item.file for item in items])
+    network = reading.read(source)
     specs = _item_specs(network, given)
     read = reading_ahead(ItemReader(specs, pictures))
     with cached as folder:
@@ -125,13 +110,11 @@ def batch(
             usual = declared if declared > 1 else _PER_DEVICE * len(devices)
             size = batch_size or usual
             devices = devices[: math.gcd(size, len(devices))]
-            options = {"dialect": dialect, "weights": weights, "cache_dir": folder}
-            model = _load(
-                source, specs, size, declared, progress=progress, measure=bool(folder), **options
-            )
+            options = {"progress": progress, "cache_dir": folder, "measure": bool(folder)}
+            model = _load(source, specs, size, declared, **reading.keywords, **options)
             settings = {
                 "network": _digest(network),
-                "--dialect": dialect,
+                "--dialect": reading.dialect,
                 "--shape": {spec.name: spec.shape for spec in specs},
                 **{f"--{name}": value for name, value in asdict(pictures).items()},
             }

@@ -18,28 +18,23 @@ import typer
 
 from nnef_jax import NnefError, __version__
 from nnef_jax.cli.cache import filled, shown
-from nnef_jax.cli.options import (
+from nnef_jax.cli.command_options import (
     OPEN_SHAPES,
-    SHAPES,
+    SHAPES_TO_COMPILE,
     CacheDir,
-    Dialect,
     Files,
     Json,
-    Layout,
-    Mean,
     NoCache,
     Output,
     Overwrite,
+    Pixels,
     PrintAfter,
-    Resize,
-    Scale,
+    Reading,
     Source,
     SourceOrNone,
     Top,
-    Weights,
     caching,
-    picture_options,
-    read_network,
+    grouped,
     shape_option,
 )
 from nnef_jax.cli.programs import printed_after
@@ -80,10 +75,10 @@ def options(
 
 
 @app.command()
+@grouped
 def info(
     source: SourceOrNone = None,
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    reading: Reading = Reading(),
     machine: Annotated[
         bool,
         typer.Option(
@@ -106,16 +101,17 @@ def info(
         return
     if source is None:
         raise typer.BadParameter("is missing", param_hint="SOURCE")
-    network = read_network(source, dialect, weights)
+    network = reading.read(source)
     from nnef_jax.cli.info import describe, description
 
     print_result(*([json.dumps(description(network))] if as_json else describe(network)))
 
 
 @app.command()
-def check(source: Source, dialect: Dialect = "auto", weights: Weights = None) -> None:
+@grouped
+def check(source: Source, reading: Reading = Reading()) -> None:
     """Validate a network and its data, and show all that is wrong with it."""
-    network = read_network(source, dialect, weights)
+    network = reading.read(source)
     graph = network.graph
     variables = len(graph.parameters) + len(graph.states)
     print_result(
@@ -125,6 +121,7 @@ def check(source: Source, dialect: Dialect = "auto", weights: Weights = None) ->
 
 
 @app.command()
+@grouped
 def flatten(
     source: Source,
     output: Annotated[
@@ -135,8 +132,7 @@ def flatten(
         Literal["auto", "all"],
         typer.Option(help="all: primitives; auto: as the network runs."),
     ] = "auto",
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    reading: Reading = Reading(),
     overwrite: Overwrite = False,
 ) -> None:
     """Print a network as one flat graph, or save it so."""
@@ -148,14 +144,14 @@ def flatten(
             output,
             flat=True,
             expand=expand,
-            dialect=dialect,
-            weights=weights,
             overwrite=overwrite,
+            **reading.keywords,
         )
     print_result(*(text.removesuffix("\n").split("\n") if output is None else [f"saved {output}"]))
 
 
 @app.command("convert")
+@grouped
 def convert_network(
     source: Source,
     output: Annotated[Path, typer.Argument(help="What to make: a folder, or .tar, .tgz, .tar.xz.")],
@@ -166,34 +162,30 @@ def convert_network(
             help="Write what NNEF does not have as custom operations, which nnef-jax reads again.",
         ),
     ] = False,
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    reading: Reading = Reading(),
     overwrite: Overwrite = False,
 ) -> None:
     """Write a network as its format is written today, one of OpenVINO as NNEF 1.0."""
     with status(f"reading {source}"):
         from nnef_jax import convert
 
-        convert(source, output, keep=keep, dialect=dialect, weights=weights, overwrite=overwrite)
+        convert(source, output, keep=keep, overwrite=overwrite, **reading.keywords)
     print_result(f"saved {output}")
 
 
 @app.command()
+@grouped
 def run(
     source: Source,
     inputs: Files = None,
-    mean: Mean = "0",
-    scale: Scale = "1",
-    layout: Layout = "nchw",
-    resize: Resize = False,
+    pixels: Pixels = Pixels(),
     output: Output = None,
     overwrite: Overwrite = False,
     top: Top = None,
     labels: Annotated[
         Path | None, typer.Option(help="With --top: a text file of the entries' names, one a line.")
     ] = None,
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    reading: Reading = Reading(),
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
     as_json: Json = False,
@@ -202,7 +194,7 @@ def run(
     if labels and not top:
         raise typer.BadParameter("needs --top", param_hint="--labels")
     cached = caching(cache_dir, no_cache)
-    pictures = picture_options(inputs or (), mean, scale, layout, resize)
+    pictures = pixels.options(inputs)
     with cached as folder:
         with status(f"reading {source}") as progress:
             from nnef_jax import load
@@ -212,11 +204,10 @@ def run(
             largest = write.Top(top, write.read_labels(labels) if labels else ()) if top else None
             model = load(
                 source,
-                dialect=dialect,
-                weights=weights,
                 progress=progress,
                 cache_dir=folder,
                 measure=bool(folder),
+                **reading.keywords,
             )
             calls = read.read_inputs(inputs or (), model.inputs, pictures)
             if output:
@@ -229,6 +220,7 @@ def run(
 
 
 @app.command("export")
+@grouped
 def export_function(
     source: Source,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to make.")],
@@ -258,8 +250,7 @@ def export_function(
         Literal["inside", "beside"],
         typer.Option(help="inside: a .npz with the weights; beside: without, a jax.export file."),
     ] = "inside",
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    reading: Reading = Reading(),
     overwrite: Overwrite = False,
 ) -> None:
     """Write a network as one file that jax runs without nnef_jax."""
@@ -267,9 +258,7 @@ def export_function(
     with status(f"exporting {source}") as progress:
         from nnef_jax import load
 
-        model = load(
-            source, input_shapes=wanted, dialect=dialect, weights=weights, progress=progress
-        )
+        model = load(source, input_shapes=wanted, progress=progress, **reading.keywords)
         model.export(
             output,
             entry=entry,
@@ -285,12 +274,12 @@ def export_function(
 
 
 @app.command("compile")
+@grouped
 def compile_ahead(
     source: Source,
     cache_dir: CacheDir = None,
-    shapes: Annotated[list[str] | None, SHAPES] = None,
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    shapes: Annotated[list[str] | None, SHAPES_TO_COMPILE] = None,
+    reading: Reading = Reading(),
     print_after: PrintAfter = None,
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
@@ -308,10 +297,9 @@ def compile_ahead(
         model = load(
             source,
             input_shapes=wanted,
-            dialect=dialect,
-            weights=weights,
             cache_dir=folder,
             progress=progress,
+            **reading.keywords,
         )
         _run_on_zeros(model)
     inputs = ", ".join(map(str, model.inputs)) or "no inputs"

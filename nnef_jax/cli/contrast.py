@@ -9,31 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnef_jax import InputError
+from nnef_jax.cli.command_options import (
+    Dialect,
+    Json,
+    Overwrite,
+    Pixels,
+    Reading,
+    Shapes,
+    Source,
+    grouped,
+)
 from nnef_jax.cli.commands import app
 from nnef_jax.cli.given import (
     Inputs,
     Plot,
     Seed,
-    Shapes,
     arrays_of,
     calls_of,
     check_plot,
     check_tolerance,
-    loaded,
     show,
-)
-from nnef_jax.cli.options import (
-    Dialect,
-    Json,
-    Layout,
-    Mean,
-    Overwrite,
-    Resize,
-    Scale,
-    Source,
-    Weights,
-    picture_options,
-    read_network,
 )
 from nnef_jax.cli.terminal import status
 
@@ -45,6 +40,7 @@ _SIDE = "a network, a .npz of tensors that were recorded, or a .onnx, which onnx
 
 
 @app.command()
+@grouped
 def compare(
     a: Annotated[str, typer.Argument(help=f"The reference: {_SIDE}.", show_default=False)],
     b: Annotated[str, typer.Argument(help=f"The other: {_SIDE}.", show_default=False)],
@@ -73,10 +69,7 @@ def compare(
     ] = False,
     shapes: Shapes = None,
     seed: Seed = 0,
-    mean: Mean = "0",
-    scale: Scale = "1",
-    layout: Layout = "nchw",
-    resize: Resize = False,
+    pixels: Pixels = Pixels(),
     plot: Plot = None,
     overwrite: Overwrite = False,
     dialect: Dialect = "auto",
@@ -86,10 +79,10 @@ def compare(
 
     The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
     """
-    pictures = picture_options(inputs or (), mean, scale, layout, resize)
+    pictures = pixels.options(inputs)
     check_plot(plot, overwrite)
     check_tolerance(rtol, atol)
-    sides = [_side(path, shapes, dialect, inside=not outputs) for path in (a, b)]
+    sides = [_side(path, shapes, Reading(dialect), inside=not outputs) for path in (a, b)]
     if isolate and (outputs or not _is_model(sides[1])):
         raise typer.BadParameter("needs a network as B, and tensors inside", param_hint="--isolate")
     arrays = _inputs(sides, inputs, seed, pictures)
@@ -131,6 +124,7 @@ def diff(
 
 
 @app.command()
+@grouped
 def stats(
     source: Source,
     inputs: Annotated[
@@ -150,28 +144,24 @@ def stats(
             show_default=False,
         ),
     ] = None,
-    mean: Mean = "0",
-    scale: Scale = "1",
-    layout: Layout = "nchw",
-    resize: Resize = False,
+    pixels: Pixels = Pixels(),
     plot: Plot = None,
     overwrite: Overwrite = False,
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    reading: Reading = Reading(),
     as_json: Json = False,
 ) -> None:
     """Show statistics of the weights, or of the tensors inside where inputs are given."""
-    pictures = picture_options(inputs or (), mean, scale, layout, resize)
+    pictures = pixels.options(inputs)
     if names and not inputs:
         raise typer.BadParameter("needs inputs", param_hint="--name")
     check_plot(plot, overwrite)
     if not inputs:
-        network = read_network(source, dialect, weights)
+        network = reading.read(source)
         from nnef_jax import weight_statistics
 
         show(weight_statistics(network.data), as_json, plot, overwrite=overwrite)
         return
-    model = loaded(source, (), dialect, weights)
+    model = reading.load(source)
     batches = calls_of(model, inputs, pictures)
     with status("running"):
         from nnef_jax.analysis import activation_statistics
@@ -182,15 +172,16 @@ def stats(
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
     """Return a function of the inputs by name that returns the outputs in order."""
+    from nnef_jax.cli.outputs import by_name
 
     def run(**arrays: Any) -> tuple[Any, ...]:
         found = model(*[arrays[spec.name] for spec in model.inputs])
-        return (found,) if len(model.outputs) == 1 else tuple(found)
+        return tuple(by_name(model, found).values())
 
     return run
 
 
-def _side(path: str, shapes: Any, dialect: str, *, inside: bool) -> Any:
+def _side(path: str, shapes: Any, reading: Reading, *, inside: bool) -> Any:
     """Return a model, what was recorded, or what runs an ONNX file, as `analysis.compare` takes."""
     match Path(path).suffix.lower():
         case ".npz":
@@ -202,7 +193,7 @@ def _side(path: str, shapes: Any, dialect: str, *, inside: bool) -> Any:
 
             return onnx_tensors(path, inside=inside)
         case _:
-            return loaded(path, shapes, dialect)
+            return reading.load(path, shapes)
 
 
 def _inputs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import glob
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import chain
@@ -142,16 +142,16 @@ def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """An item with its arrays by input name, or with what is wrong with it."""
+class ItemArrays:
+    """An item with its array of each input, or its row of each output, or with what is wrong."""
 
     item: Item
-    found: dict[str, Array] | Exception
+    found: Mapping[str, Array] | Exception
 
 
 def reading_ahead(
     read: Callable[[str], dict[str, Array]],
-) -> Callable[[Sequence[Item], int], Iterator[Read]]:
+) -> Callable[[Sequence[Item], int], Iterator[ItemArrays]]:
     """Return a function that reads items in order, so many of them ahead, in threads of grain.
 
     Decoders let other threads run. Processes, which grain has too, would outlive a killed command.
@@ -165,15 +165,15 @@ def reading_ahead(
             "reading a dataset needs grain", hint='pip install -e ".[batch]" in a checkout'
         ) from None
 
-    def attempt(item: Item) -> Read:
+    def attempt(item: Item) -> ItemArrays:
         try:
-            return Read(item, read(item.file))
+            return ItemArrays(item, read(item.file))
         except (NnefError, OSError) as error:
-            return Read(item, error)
+            return ItemArrays(item, error)
         except ValueError as error:  # for a name that no file can have
-            return Read(item, InputError(f"{item.file}: {error}"))
+            return ItemArrays(item, InputError(f"{item.file}: {error}"))
 
-    def stream(items: Sequence[Item], ahead: int) -> Iterator[Read]:
+    def stream(items: Sequence[Item], ahead: int) -> Iterator[ItemArrays]:
         # For each element grain looks at all that are ahead: 0.2 ms for 1000 of them.
         threads = min(ahead, 2 * (os.cpu_count() or 1))
         count = min(_TOGETHER, ahead // threads)

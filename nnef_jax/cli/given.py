@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nnef_jax.cli.options import shape_option
-from nnef_jax.cli.terminal import print_result, status
+from nnef_jax.cli.terminal import print_result
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,16 +24,6 @@ Inputs = Annotated[
         metavar="[NAME=]FILE...",
         help="The inputs by name, or in the order of the graph: .npy, .npz, .dat, pictures. "
         "Without any they are random, of the declared shapes.",
-        show_default=False,
-    ),
-]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shape",
-        metavar="NAME=EXTENTS",
-        help="The shape of an input, such as x=1,3,224,224. Needed without inputs where the "
-        "network leaves it open; can be repeated.",
         show_default=False,
     ),
 ]
@@ -53,19 +42,6 @@ Plot = Annotated[
     ),
 ]
 _PICTURES = (".png", ".svg", ".pdf")
-
-
-def loaded(
-    source: str, shapes: Sequence[str] | None, dialect: str, weights: str | None = None
-) -> Model:
-    """Load a network, showing how far it is; shapes are as the option has them."""
-    wanted = dict(map(shape_option, shapes or ()))
-    with status(f"reading {source}") as progress:
-        from nnef_jax import load
-
-        return load(
-            source, input_shapes=wanted, dialect=dialect, weights=weights, progress=progress
-        )
 
 
 def calls_of(
@@ -104,14 +80,13 @@ def check_plot(path: Path | None, overwrite: bool) -> None:
     if path is None:
         return
     from nnef_jax import InputError
-    from nnef_jax.analysis.results import axes
+    from nnef_jax.analysis.results import plotting
     from nnef_jax.storage import files
 
     if path.suffix.lower() not in _PICTURES:
         raise InputError(f"{path}: a picture is a {', a '.join(_PICTURES)}")
     files.check_target(str(path), overwrite=overwrite)
-    _without_screen()
-    _closed(axes())  # an error where matplotlib is missing
+    plotting("pyplot").switch_backend("Agg")  # which needs no screen
 
 
 def show(
@@ -124,7 +99,7 @@ def show(
     overwrite: bool = False,
 ) -> None:
     """Print a result as JSON or as a table, its own or another, and save its picture."""
-    from nnef_jax.analysis.results import text_of
+    from nnef_jax.analysis.results import plotting, text_of
 
     if plot is not None:
         from nnef_jax.storage import files
@@ -134,23 +109,9 @@ def show(
             with files.replacing(str(plot), overwrite=overwrite) as file:
                 drawn.figure.savefig(file, format=plot.suffix[1:].lower(), dpi=120)
         finally:
-            _closed(drawn)
+            plotting("pyplot").close(drawn.figure)
     if as_json:
         print_result(json.dumps(result.to_dict(), allow_nan=False))
         return
     lines = [f"saved {path}" for path in (*saved, plot) if path is not None]
     print_result(*text_of(table or result.table()).strip("\n").split("\n"), *lines)
-
-
-def _without_screen() -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        return
-    matplotlib.use("Agg")
-
-
-def _closed(drawn: Any) -> None:
-    from matplotlib import pyplot
-
-    pyplot.close(drawn.figure)

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallInputs:
     """One call of the network: arrays by input name, and the pictures that are its batch."""
 
     arrays: dict[str, Array]
@@ -40,7 +40,7 @@ class _Batch:
 
 def read_inputs(
     arguments: Sequence[str], specs: Sequence[TensorSpec], options: PictureOptions
-) -> list[Call]:
+) -> list[CallInputs]:
     """Return the calls that the files on a command line stand for.
 
     A file is for the input in `NAME=FILE`, else for the next one without; a .npz without a name
@@ -69,9 +69,9 @@ def read_inputs(
     return _calls(arrays, batches)
 
 
-def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[Call]:
+def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[CallInputs]:
     if not batches:
-        return [Call(arrays)]
+        return [CallInputs(arrays)]
     longest = max(batches, key=lambda batch: len(batch.pictures))
     count = len(longest.pictures)
     if any(len(batch.pictures) not in (1, count) for batch in batches):
@@ -80,9 +80,9 @@ def _calls(arrays: dict[str, Array], batches: Sequence[_Batch]) -> list[Call]:
     titles = tuple(map(str, longest.paths))
     if all(batch.stacks for batch in batches):
         stacked = {batch.name: np.concatenate(batch.pictures) for batch in batches}
-        return [Call(arrays | stacked, titles)]
+        return [CallInputs(arrays | stacked, titles)]
     return [
-        Call(arrays | {b.name: b.pictures[i % len(b.pictures)] for b in batches}, (title,))
+        CallInputs(arrays | {b.name: b.pictures[i % len(b.pictures)] for b in batches}, (title,))
         for i, title in enumerate(titles)
     ]
 

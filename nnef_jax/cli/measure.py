@@ -7,25 +7,32 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from nnef_jax.cli.command_options import (
+    Json,
+    Overwrite,
+    Reading,
+    Shapes,
+    Source,
+    grouped,
+    shape_option,
+)
 from nnef_jax.cli.commands import app
 from nnef_jax.cli.given import (
     Entry,
     Inputs,
     Plot,
     Seed,
-    Shapes,
     arrays_of,
     check_plot,
-    loaded,
     show,
 )
-from nnef_jax.cli.options import Dialect, Json, Overwrite, Source, Weights
 from nnef_jax.cli.terminal import status
 
 _ONNX = ("onnxruntime", "openvino")
 
 
 @app.command()
+@grouped
 def profile(
     source: Source,
     inputs: Inputs = None,
@@ -45,13 +52,12 @@ def profile(
             show_default=False,
         ),
     ] = None,
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    reading: Reading = Reading(),
     as_json: Json = False,
 ) -> None:
     """Measure where the time of a call goes, by operation of the document."""
     check_plot(plot, overwrite)
-    model = loaded(source, shapes, dialect, weights)
+    model = reading.load(source, shapes)
     arrays = arrays_of(model, inputs)
     with status("measuring"):
         from nnef_jax import profile as measured
@@ -61,6 +67,7 @@ def profile(
 
 
 @app.command()
+@grouped
 def bench(
     source: Source,
     inputs: Inputs = None,
@@ -90,8 +97,7 @@ def bench(
     seed: Seed = 0,
     plot: Plot = None,
     overwrite: Overwrite = False,
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    reading: Reading = Reading(),
     as_json: Json = False,
 ) -> None:
     """Measure how long calls take, by batch size, and against other engines."""
@@ -100,9 +106,9 @@ def bench(
         message = "step and scan go without --batch and other engines"
         raise typer.BadParameter(message, param_hint="--entry")
     sizes = [_size(text) for text in batches.split(",")] if batches else []
-    model = loaded(source, shapes, dialect, weights)
+    model = reading.load(source, shapes)
     if sizes:
-        model = _with_open_batch(model, source, shapes, dialect, weights)
+        model = _with_open_batch(model, source, shapes, reading)
     arrays = arrays_of(model, inputs)
     others: dict[str, Any] = {}
     if onnx is not None:
@@ -129,6 +135,7 @@ def bench(
 
 
 @app.command()
+@grouped
 def cost(
     source: Source,
     shapes: Shapes = None,
@@ -136,12 +143,11 @@ def cost(
         Literal["cpu", "cuda", "rocm", "tpu"] | None,
         typer.Option(help="What to lower for; by default where jax runs.", show_default=False),
     ] = None,
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    reading: Reading = Reading(),
     as_json: Json = False,
 ) -> None:
     """Show what XLA expects a call to cost, beside the document's multiply-adds."""
-    model = loaded(source, shapes, dialect, weights)
+    model = reading.load(source, shapes)
     with status("compiling"):
         from nnef_jax import cost as expected
 
@@ -149,10 +155,8 @@ def cost(
     show(found, as_json)
 
 
-def _with_open_batch(model: Any, source: str, shapes: Any, dialect: str, weights: Any) -> Any:
+def _with_open_batch(model: Any, source: str, shapes: Any, reading: Reading) -> Any:
     """Load a network again with open first extents, those of the first input that has one."""
-    from nnef_jax.cli.options import shape_option
-
     given = {name: list(extents) for name, extents in map(shape_option, shapes or ())}
     found = {spec.name: given.get(spec.name, list(spec.shape)) for spec in model.inputs}
     first = next((shape[0] for shape in found.values() if shape), None)
@@ -162,7 +166,7 @@ def _with_open_batch(model: Any, source: str, shapes: Any, dialect: str, weights
     with status(f"reading {source}"):
         from nnef_jax import load
 
-        return load(source, input_shapes=found, dialect=dialect, weights=weights)
+        return load(source, input_shapes=found, **reading.keywords)
 
 
 def _size(text: str) -> int:

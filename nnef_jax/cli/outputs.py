@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from lowering.extents import show
 from nnef_jax import DataError, InputError, Model, write_tensor
+from nnef_jax.analysis.results import plain
 from nnef_jax.arguments import bind_inputs
-from nnef_jax.cli.inputs import Call
+from nnef_jax.cli.inputs import CallInputs
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.writer import check_folder, write_folder
@@ -24,7 +25,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CallOutputs:
     """The outputs for one picture, which the title names, or for one set of arrays."""
 
     title: str
@@ -45,13 +46,10 @@ class _Entry:
     label: str | None
     value: Any
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"value": _json_number(self.value)}
-
 
 def run_calls(
-    model: Model, calls: Sequence[Call], function: Callable[..., Any] | None = None
-) -> list[Result]:
+    model: Model, calls: Sequence[CallInputs], function: Callable[..., Any] | None = None
+) -> list[CallOutputs]:
     """Run the network for each call; for a single one in the way that is soonest to compile.
 
     A function of the inputs runs instead of it where one is given.
@@ -63,18 +61,23 @@ def run_calls(
     return [result for call in calls for result in _run_call(model, call, function or model)]
 
 
-def _run_call(model: Model, call: Call, function: Callable[..., Any]) -> list[Result]:
+def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> list[CallOutputs]:
     """Run the network: a result for each picture, or one where an output has no axis for them."""
     found = function(*(call.arrays[spec.name] for spec in model.inputs))
-    arrays = [found] if len(model.outputs) == 1 else list(found)
-    outputs = {s.name: np.asarray(array) for s, array in zip(model.outputs, arrays, strict=True)}
+    outputs = {name: np.asarray(array) for name, array in by_name(model, found).items()}
     count = len(call.pictures)
     if count > 1 and all(array.shape[:1] == (count,) for array in outputs.values()):
         return [
-            Result(title, {name: array[i : i + 1] for name, array in outputs.items()})
+            CallOutputs(title, {name: array[i : i + 1] for name, array in outputs.items()})
             for i, title in enumerate(call.pictures)
         ]
-    return [Result(", ".join(call.pictures), outputs)]
+    return [CallOutputs(", ".join(call.pictures), outputs)]
+
+
+def by_name(model: Model, found: Any) -> dict[str, Any]:
+    """Return what a call returned by the names of the outputs."""
+    arrays = [found] if len(model.outputs) == 1 else found
+    return {spec.name: array for spec, array in zip(model.outputs, arrays, strict=True)}
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
@@ -89,7 +92,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 def reported(
     network: str,
-    results: Sequence[Result],
+    results: Sequence[CallOutputs],
     output: Path | None,
     top: Top | None,
     as_json: bool,
@@ -102,7 +105,7 @@ def reported(
     return [*_as_text(results, top, values=not saved), *(f"saved {file}" for file in saved)]
 
 
-def _as_text(results: Sequence[Result], top: Top | None, *, values: bool) -> list[str]:
+def _as_text(results: Sequence[CallOutputs], top: Top | None, *, values: bool) -> list[str]:
     """Show results as lines, a block each; without `values` only what `top` asks for."""
     lines: list[str] = []
     for result in results:
@@ -119,7 +122,12 @@ def _as_text(results: Sequence[Result], top: Top | None, *, values: bool) -> lis
 
 
 def _as_json(
-    network: str, results: Sequence[Result], top: Top | None, *, values: bool, files: Sequence[str]
+    network: str,
+    results: Sequence[CallOutputs],
+    top: Top | None,
+    *,
+    values: bool,
+    files: Sequence[str],
 ) -> str:
     """Show results as one JSON object, in which "NaN", "Infinity", "-Infinity" are strings."""
     shown: list[dict[str, Any]] = []
@@ -129,26 +137,14 @@ def _as_json(
             entry = {"name": name, "shape": list(array.shape), "dtype": str(array.dtype)}
             if top:
                 entry["top"] = [
-                    {"row": row, "entries": [entry.as_json() for entry in entries]}
+                    {"row": row, "entries": [plain(asdict(entry)) for entry in entries]}
                     for row, entries in _top_rows(array, top)
                 ]
             elif values:
-                entry["values"] = _json_values(array)
+                entry["values"] = plain(array)
             outputs.append(entry)
         shown.append({"input": result.title or None, "outputs": outputs})
     return json.dumps({"network": network, "results": shown, "files": list(files)}, allow_nan=False)
-
-
-def _json_values(array: Array) -> Any:
-    if array.ndim == 0:
-        return _json_number(array.item())
-    return array.tolist() if np.isfinite(array).all() else [_json_values(row) for row in array]
-
-
-def _json_number(value: Any) -> Any:
-    if value != value:
-        return "NaN"
-    return value if abs(value) < float("inf") else "Infinity" if value > 0 else "-Infinity"
 
 
 def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[_Entry]]]:
@@ -174,7 +170,7 @@ def _row_shape(array: Array) -> tuple[int, ...]:
     return shape
 
 
-def check_labels(top: Top, results: Sequence[Result]) -> None:
+def check_labels(top: Top, results: Sequence[CallOutputs]) -> None:
     """Refuse labels that are not as many as the entries in the rows of any output."""
     lengths = {name: _row_shape(array)[-1] for name, array in results[0].outputs.items()}
     if top.labels and len(top.labels) not in lengths.values():
@@ -209,7 +205,7 @@ def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
         check_folder(str(path), [*map(member_of, names)], overwrite=overwrite)
 
 
-def save_results(path: Path, results: Sequence[Result], overwrite: bool) -> list[str]:
+def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) -> list[str]:
     """Save outputs, of several results along axis 0 or a new one; return the names of files."""
     arrays = {name: _together([r.outputs[name] for r in results]) for name in results[0].outputs}
     first = next(iter(arrays.values()))

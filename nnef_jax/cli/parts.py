@@ -15,14 +15,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from nnef_jax import DataError, InputError, NnefError, TensorSpec
-from nnef_jax.cli.dataset import Item
+from nnef_jax.cli.dataset import Item, ItemArrays
 from nnef_jax.cli.inputs import Array
 from nnef_jax.cli.outputs import save_npz
 from nnef_jax.cli.terminal import told
@@ -33,14 +33,6 @@ _SETTINGS, _FAILURES = "batch.json", "failures.txt"
 _CHECKSUM = "sha256"
 _PART = re.compile(r"part-(\d{5,})\.jsonl")
 _BYTES, _MOST = 64 << 20, 1024  # of a part, by default
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """An item with its row of each output, or with what is wrong with it."""
-
-    item: Item
-    found: Mapping[str, Array] | Exception
 
 
 class Parts:
@@ -76,7 +68,7 @@ class Parts:
         """Return the items of a part."""
         return self._items[part * self._size : (part + 1) * self._size]
 
-    def write(self, part: int, results: Sequence[Result]) -> None:
+    def write(self, part: int, results: Sequence[ItemArrays]) -> None:
         """Write the results of all items of a part, and then that they are there."""
         found = [result.found for result in results if not isinstance(result.found, Exception)]
         arrays: dict[str, Array] = {}

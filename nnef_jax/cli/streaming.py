@@ -12,16 +12,16 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from nnef_jax import Model
-from nnef_jax.cli.dataset import Read
+from nnef_jax.cli.dataset import ItemArrays
 from nnef_jax.cli.inputs import Array
-from nnef_jax.cli.parts import Result
+from nnef_jax.cli.outputs import by_name
 
 _Compute = Callable[[Sequence[Mapping[str, Array]]], dict[str, Any]]
 
 
-def groups_of(reads: Iterator[Read], size: int, *, stop: bool) -> Iterator[list[Read]]:
+def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator[list[ItemArrays]]:
     """Group what is read, in order, so that each group but the last has `size` arrays."""
-    group: list[Read] = []
+    group: list[ItemArrays] = []
     count = 0
     for read in reads:
         if isinstance(read.found, Exception) and stop:
@@ -50,19 +50,18 @@ def computing(model: Model, devices: Sequence[Any], size: int) -> _Compute:
         rows = [*items, *[items[-1]] * (size - len(items))]
         stacked = {x.name: np.concatenate([row[x.name] for row in rows]) for x in model.inputs}
         found = model(*jax.device_put(list(stacked.values()), sharding))
-        arrays = [found] if len(model.outputs) == 1 else list(found)
-        return {spec.name: array for spec, array in zip(model.outputs, arrays, strict=True)}
+        return by_name(model, found)
 
     return compute
 
 
 def results_of(
     compute: _Compute,
-    groups: Iterator[list[Read]],
+    groups: Iterator[list[ItemArrays]],
     done: Callable[[int], None],
-) -> Iterator[Result]:
+) -> Iterator[ItemArrays]:
     """Compute groups, one while results of the one before are written; report how many are done."""
-    running: deque[tuple[list[Read], dict[str, Any]]] = deque()
+    running: deque[tuple[list[ItemArrays], dict[str, Any]]] = deque()
     count = 0
     for group in chain(groups, [None]):
         if group is not None:
@@ -75,12 +74,12 @@ def results_of(
             done(count)
 
 
-def _rows(reads: Sequence[Read], outputs: Mapping[str, Any]) -> Iterator[Result]:
+def _rows(reads: Sequence[ItemArrays], outputs: Mapping[str, Any]) -> Iterator[ItemArrays]:
     arrays = {name: np.asarray(array) for name, array in outputs.items()}
     row = 0
     for read in reads:
         if isinstance(read.found, Exception):
-            yield Result(read.item, read.found)
+            yield read
         else:
-            yield Result(read.item, {name: array[row] for name, array in arrays.items()})
+            yield ItemArrays(read.item, {name: array[row] for name, array in arrays.items()})
             row += 1

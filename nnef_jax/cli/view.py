@@ -9,12 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from nnef_jax import DataError
+from nnef_jax.cli.command_options import (
+    OPEN_SHAPES,
+    Overwrite,
+    Reading,
+    Source,
+    grouped,
+    shape_option,
+)
 from nnef_jax.cli.commands import app
-from nnef_jax.cli.options import OPEN_SHAPES, Dialect, Overwrite, Source, Weights, shape_option
 from nnef_jax.cli.terminal import print_result, status
 
 
 @app.command()
+@grouped
 def view(
     source: Source,
     output: Annotated[
@@ -30,8 +38,7 @@ def view(
         typer.Option(help="Colour by error: what `nnef-jax compare --json` printed."),
     ] = None,
     shapes: Annotated[list[str] | None, OPEN_SHAPES] = None,
-    dialect: Dialect = "auto",
-    weights: Weights = None,
+    reading: Reading = Reading(),
     overwrite: Overwrite = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what the page shows as one JSON object.")
@@ -45,9 +52,7 @@ def view(
         from nnef_jax.reading import read
         from nnef_jax.viewing.page import page_of
 
-        network = read(
-            source, input_shapes=wanted, dialect=dialect, weights=weights, progress=progress
-        )
+        network = read(source, input_shapes=wanted, progress=progress, **reading.keywords)
         page = page_of(network, profile=_json_in(profile), comparison=_json_in(compare))
         if output is not None:
             page.save(output, overwrite=overwrite)

@@ -1,0 +1,236 @@
+"""What commands share: their options, and what these stand for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from nnef_jax.cli.cache import kept
+from nnef_jax.cli.terminal import status
+from nnef_jax.formats import FORMATS
+
+if TYPE_CHECKING:
+    from nnef_jax import Model
+    from nnef_jax.cli.pictures import PictureOptions
+    from nnef_jax.network import Network
+
+_SOURCE = typer.Argument(
+    metavar="SOURCE",
+    help="The network: a folder, a graph.nnef, an .xml, a tar or zip archive.",
+    show_default=False,
+)
+Source = Annotated[str, _SOURCE]
+SourceOrNone = Annotated[str | None, _SOURCE]
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME=]FILE...",
+        help="The inputs by name, or in the order of the graph: .npy, .dat, .npz (arrays by "
+        "input name), .png, .jpg. Several pictures for one input are run as a batch.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Save the outputs: a .npz, .npy or .dat, else a folder with a .dat for each.",
+    ),
+]
+Top = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Print only so many entries, the largest of each row (last axis longer than 1).",
+    ),
+]
+# A string, since an empty one is an error, but Path("") the working directory.
+CacheDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="A folder to keep what is compiled in, and to find it in again, instead of the "
+        "user's own (`nnef-jax cache`). It holds machine code: nobody else should be able to "
+        "write to it.",
+        show_default=False,
+    ),
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Keep nothing that is compiled, look for nothing.")
+]
+_DIALECTS = ("auto", *FORMATS)
+
+
+def _known_dialect(name: str) -> str:
+    if name not in _DIALECTS:
+        known = ", ".join(map(repr, _DIALECTS))
+        raise typer.BadParameter(f"{name!r} is not one of {known}")
+    return name
+
+
+Dialect = Annotated[
+    str,
+    typer.Option(
+        callback=_known_dialect,
+        metavar=f"[{'|'.join(_DIALECTS)}]",
+        help="The format to read the network by; auto goes by the network.",
+    ),
+]
+
+
+def _shapes(help: str) -> Any:
+    return typer.Option("--shape", metavar="NAME=EXTENTS", help=help, show_default=False)
+
+
+SHAPES_TO_COMPILE = _shapes(
+    "The shape of an input to compile for, such as x=1,3,224,224. Needed where the "
+    "network leaves it open; can be repeated."
+)
+OPEN_SHAPES = _shapes(
+    "The shape of an input instead of the document's, such as x=?,3,224,224, where ? is an "
+    "open extent; can be repeated."
+)
+SHAPES_TO_RUN = _shapes(
+    "The shape of an input, such as x=1,3,224,224. Needed without inputs where the "
+    "network leaves it open; can be repeated."
+)
+ITEM_SHAPES = _shapes(
+    "The shape of an item, such as x=1,3,224,224, where the network leaves it open."
+)
+Shapes = Annotated[list[str] | None, SHAPES_TO_RUN]
+PrintAfter = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PASS",
+        help="Print the program after a pass, or after all; can be repeated. Nothing is kept then.",
+        show_default=False,
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of its parameters that are dataclasses: one for each field."""
+    groups: dict[str, Any] = {}
+    parameters: list[Any] = []
+    for parameter in signature(command, eval_str=True).parameters.values():
+        group: Any = parameter.annotation
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = group
+            parameters += signature(group, eval_str=True).parameters.values()
+        else:
+            parameters.append(parameter)
+
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    typed: Any = wraps(command)(run)
+    typed.__signature__ = Signature(parameters)
+    return typed
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a network is read."""
+
+    dialect: Dialect = "auto"
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The file of weights, where it is not beside the network: a .bin of OpenVINO's.",
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Return them as `load`, `convert` and the like take them."""
+        return {"dialect": self.dialect, "weights": self.weights}
+
+    def read(self, source: str, **options: Any) -> Network:
+        """Read a network, showing how far it is."""
+        with status(f"reading {source}") as progress:
+            from nnef_jax.reading import read
+
+            return read(source, progress=progress, **self.keywords, **options)
+
+    def load(self, source: str, shapes: Sequence[str] | None = None) -> Model:
+        """Load a network, showing how far it is; shapes are as the option has them."""
+        wanted = dict(map(shape_option, shapes or ()))
+        with status(f"reading {source}") as progress:
+            from nnef_jax import load
+
+            return load(source, input_shapes=wanted, progress=progress, **self.keywords)
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """How a picture becomes an input, as text."""
+
+    mean: Annotated[
+        str, typer.Option(help="Subtract from pixels of 0 to 255: one number, or one a channel.")
+    ] = "0"
+    scale: Annotated[
+        str, typer.Option(help="Multiply pixels with after --mean: one number, or one a channel.")
+    ] = "1"
+    layout: Annotated[
+        Literal["nchw", "nhwc", "chw", "hwc", "nhw", "hw"],
+        typer.Option(help="Axes of a picture's input: n batch, c channels, h height, w width."),
+    ] = "nchw"
+    resize: Annotated[
+        bool, typer.Option("--resize", help="Scale pictures to the size of the input (bilinear).")
+    ] = False
+
+    def options(self, inputs: Sequence[str] | None) -> PictureOptions:
+        """Return what they say of pictures; they are wrong usage where no input is one."""
+        from nnef_jax.cli.pictures import PictureOptions, is_picture
+
+        numbers = _numbers(self.mean, "--mean"), _numbers(self.scale, "--scale")
+        options = PictureOptions(*numbers, self.layout, self.resize)
+        if options != PictureOptions() and not any(map(is_picture, inputs or ())):
+            raise typer.BadParameter(
+                "--mean, --scale, --layout and --resize are for pictures, none is given"
+            )
+        return options
+
+
+def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str | None]:
+    """Return a context manager: it gives the folder for compiled networks, or None."""
+    if no_cache and cache_dir is not None:
+        raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
+    return nullcontext() if no_cache else kept(cache_dir)
+
+
+def _numbers(text: str, option: str) -> tuple[float, ...]:
+    with suppress(ValueError):
+        numbers = tuple(map(float, text.split(",")))
+        if all(map(math.isfinite, numbers)):
+            return numbers
+    message = f"{text!r} is no number, nor a list such as 0.5,0.5,0.5"
+    raise typer.BadParameter(message, param_hint=option)
+
+
+def shape_option(text: str, *, open: bool = False) -> tuple[str, tuple[int | None, ...]]:
+    """Return the name and the extents in NAME=EXTENTS, None for '?' where extents may be open."""
+    name, _, extents = text.rpartition("=")
+    items = [item.strip() for item in extents.split(",")] if extents else []
+    fits = all((item.isdecimal() and int(item)) or (open and item == "?") for item in items)
+    if not name or not fits:
+        example = "x=?,3,224,224" if open else "x=1,3,224,224"
+        raise typer.BadParameter(
+            f"{text!r} is not a name and extents as in {example}", param_hint="--shape"
+        )
+    return name, tuple(None if item == "?" else int(item) for item in items)
