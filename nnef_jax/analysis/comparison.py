@@ -16,7 +16,7 @@ from nnef_jax.analysis.differences import Array, difference, kind_of
 from nnef_jax.analysis.layers import layers_of
 from nnef_jax.analysis.matching import Pair, Tensor, match
 from nnef_jax.analysis.question import bound, graph_for
-from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
+from nnef_jax.analysis.results import Result, axes, literally, table_of
 from nnef_jax.arguments import arguments_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe
@@ -81,10 +81,8 @@ class Comparison(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values of JSON, among them the name `first` (None), and `origins`."""
-        first = self.first
-        tensors = {name: vars(x) for name, x in self.tensors.items()}
-        found = {**vars(self), "tensors": tensors, "first": first and first.a}
-        return plain({**found, "origins": self.origins})
+        first = self.first and self.first.a
+        return super().to_dict() | {"first": first, "origins": list(self.origins)}
 
     def table(self, *, differing: bool = False) -> Table:
         """Return a table with a line for each pair, or for those alone that differ."""

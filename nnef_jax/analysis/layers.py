@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from lowering.graph import Graph, Operation, Value, is_float
+from lowering.graph import Graph, Operation, Value, is_float, values_of
 from lowering.ops import rules
 from nnef_jax import Model
 from nnef_jax.analysis.question import bound
@@ -79,7 +79,7 @@ def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, Lay
 def _layers(graph: Graph) -> Iterable[Layer]:
     varies = {*graph.inputs, *(state.value for state in graph.states)}
     labels: dict[Value, tuple[str, ...]] = {p.value: (p.label,) for p in graph.parameters}
-    axes: dict[Value, int | None] = {v: _declared_axis(v) for v in varies}
+    axes: dict[Value, int | None] = {v: 1 if len(v.type.shape) > 1 else None for v in varies}
     names = set(graph.values)
     for operation in graph.operations:
         reads = list(operation.reads())
@@ -103,23 +103,11 @@ def _parameters(
     params: dict[str, None] = {}
     weights: dict[str, None] = {}
     for name, operand in operation.operands:
-        for value in _values(operand):
+        for value in values_of(operand):
             params.update(dict.fromkeys(labels.get(value, ())))
             if rule.work is not None and name != "bias":
                 weights.update(dict.fromkeys(labels.get(value, ())))
     return tuple(params), tuple(weights)
-
-
-def _values(operand: Any) -> Iterable[Value]:
-    if isinstance(operand, Value):
-        yield operand
-    elif isinstance(operand, tuple):
-        for item in operand:  # pyright: ignore[reportUnknownVariableType]
-            yield from _values(item)
-
-
-def _declared_axis(value: Value) -> int | None:
-    return 1 if len(value.type.shape) > 1 else None
 
 
 def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | None]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
@@ -113,6 +113,8 @@ def plain(value: Any) -> Any:
     """Return a value as JSON has it: arrays are lists; "NaN", "Infinity", "-Infinity" are text."""
     if isinstance(value, Result):
         return value.to_dict()
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in _fields(value)}
     if isinstance(value, Mapping):
         return {str(name): plain(x) for name, x in value.items()}
     if isinstance(value, list | tuple):

@@ -7,7 +7,7 @@ import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax.analysis.results import Result, axes, plain, table_of
+from nnef_jax.analysis.results import Result, axes, table_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.measure.difference import apart
 from nnef_jax.measure.engines import engine, first_line
@@ -75,6 +75,8 @@ class Benchmark(Result):
         rounds: how often each had its turn.
         elsewhere: cores that other processes used meanwhile: figures of a busy machine mislead. NaN
             where the system does not tell.
+
+    `to_dict` has times in seconds.
     """
 
     network: str
@@ -82,10 +84,6 @@ class Benchmark(Result):
     rounds: int
     elsewhere: float
     timings: tuple[Timing, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes, times in seconds."""
-        return plain({**vars(self), "timings": [asdict(timing) for timing in self.timings]})
 
     def table(self) -> Table:
         """Return a table: milliseconds by batch and engine."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -64,7 +64,7 @@ class Cost(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes and `intensity`."""
-        return asdict(self) | {"intensity": self.intensity}
+        return super().to_dict() | {"intensity": self.intensity}
 
     def table(self) -> Table:
         """Return a table of what XLA tells."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lowering.extents import show
 from lowering.graph import Graph, Operation, Value
-from nnef_jax.analysis.results import Result, number, plain, table_of
+from nnef_jax.analysis.results import Result, number, table_of
 from nnef_jax.array_statistics import chunks
 from nnef_jax.measure.pairing import Pairs, named_operations, paired
 from nnef_jax.model import Model
@@ -72,8 +72,7 @@ class Difference(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes, and whether the networks are the `same`."""
-        changes = [plain(asdict(change)) for change in self.changes]
-        return {**plain(vars(self)), "changes": changes, "same": self.same}
+        return super().to_dict() | {"same": self.same}
 
     def table(self) -> Table:
         """Return a table with a line for each change: - removed, + added, ~ changed, > renamed."""

@@ -96,13 +96,8 @@ class Profile(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values of JSON: "rows" as they are, "operations" as in `by_operation`."""
-        return {
-            "network": self.network,
-            "device": self.device,
-            "calls": self.calls,
-            "seconds": self.seconds,
-            "recorded_seconds": self.recorded_seconds,
-            "other_seconds": self.other_seconds,
+        names = "network", "device", "calls", "seconds", "recorded_seconds", "other_seconds"
+        return {name: getattr(self, name) for name in names} | {
             "operations": [
                 {"name": name, "seconds": seconds, **self.operations[name]}
                 for name, seconds in self.by_operation().items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import show
-from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
+from nnef_jax.analysis.results import Result, axes, literally, table_of
 from nnef_jax.array_statistics import Moments, chunks, histogram_of, merged, moments_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
@@ -58,13 +58,9 @@ class Weight:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WeightStatistics(Result):
-    """Statistics of arrays by label, in the order of the document."""
+    """Statistics of arrays by label, in the order of the document; `to_dict` is by label too."""
 
     weights: Mapping[str, Weight]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict by label: `{"weights": {label: {"shape", "dtype", "min", ...}}}`."""
-        return {"weights": {label: plain(asdict(x)) for label, x in self.weights.items()}}
 
     def table(self) -> Table:
         """Return a table with a line for each array, the last column a small histogram."""

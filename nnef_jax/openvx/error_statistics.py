@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,13 @@ from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.openvx.evaluation import real
-from nnef_jax.openvx.plan import Step
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.options import require_flags
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from nnef_jax.openvx.lowered import Lowered  # which imports this module
 
 _NONE = float("nan")
 
@@ -68,11 +69,9 @@ class Stats(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values of JSON, among them the name `first` (None)."""
-        tensors = {name: vars(x) for name, x in self.tensors.items()}
-        first = self.first and self.first.name
-        return plain(
-            {"tensors": tensors, "clipped": self.clipped, "samples": self.samples, "first": first}
-        )
+        names = "tensors", "clipped", "samples"
+        told = {name: plain(getattr(self, name)) for name in names}
+        return told | {"first": self.first and self.first.name}
 
     def table(self) -> Table:
         """Return a table with a line for each tensor."""
@@ -112,29 +111,9 @@ class Stats(Result):
         return ax
 
 
-class Network(Protocol):
-    """What is measured: a `Lowered`."""
-
-    model: Model
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        """Return the layers in order."""
-        ...
-
-    def inside(self, *inputs: Any, instead: Mapping[str, Any]) -> Any:
-        """Return tensors by name, and where they are beyond the type."""
-        ...
-
-    def entering(self, *inputs: Any) -> Any:
-        """Return the same of the inputs."""
-        ...
-
-
 def statistics(
-    network: Network,
+    lowered: Lowered,
     inputs: tuple[Any, ...],
-    clipped: Mapping[str, int],
     *,
     rtol: float,
     atol: float,
@@ -142,9 +121,9 @@ def statistics(
 ) -> Stats:
     """Return what `Lowered.stats` does."""
     require_flags(isolate=isolate)
-    model = network.model
+    model = lowered.model
     arrays, is_set = _samples(model, inputs)
-    layers = {v.name: s.layer.name if s.layer else "" for s in network.steps for v in s.results}
+    layers = {v.name: s.layer.name if s.layer else "" for s in lowered.steps for v in s.results}
     inside = [name for name in layers if name in model.graph.values]
     if not inside:
         raise InputError("the network computes nothing from its inputs")
@@ -153,7 +132,7 @@ def statistics(
         return model.intermediates(*arrays, names=inside)
 
     def found(instead: Any, *arrays: Any) -> Any:
-        entering, inside = network.entering(*arrays), network.inside(*arrays, instead=instead)
+        entering, inside = lowered.entering(*arrays), lowered.inside(*arrays, instead=instead)
         return [{**x, **y} for x, y in zip(entering, inside, strict=True)]
 
     if is_set:
@@ -190,7 +169,7 @@ def statistics(
     return Stats(
         tensors={name: row(name, x) for name, x in comparison.tensors.items()},
         comparison=comparison,
-        clipped=clipped,
+        clipped=lowered.clipped,
         samples=int(arrays[0].shape[0]) if arrays and arrays[0].ndim else 1,
         isolated=isolate,
     )

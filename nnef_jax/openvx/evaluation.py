@@ -136,16 +136,7 @@ class Evaluation:
             return self._rescaled(x, position) if layer.keeps_position else x
 
         tensors = {name: read(name, operand) for name, operand in operation.operands}
-        choices = self.choices
-        node = Node(
-            {**tensors, **weights},
-            choices.overflow_policy,
-            choices.rounding_policy,
-            choices.semantics,
-            choices.strict,
-            position,
-        )
-        result, mask = layer.run(node)
+        result, mask = layer.run(Node({**tensors, **weights}, self.choices, position))
         if layer.saturates:
             (y,) = self.computed(step, {v: real(x) for v, x in values.items()}, weights)
             mask = beyond(y, result)

@@ -39,6 +39,8 @@ class Lowered:
         self.choices = choices
         self._evaluations: dict[tuple[Shape, ...], Evaluation] = {}
         self._weights: dict[Any, dict[str, dict[str, Any]]] = {}
+        self._raw, self._real = jax.jit(self._run_raw), jax.jit(self._run_real)
+        self._applied, self._inside = jax.jit(self._run_applied), jax.jit(self._run_inside)
         declared = self.evaluation(declared_shapes(model))
         if choices.on_unfit == "error":
             raise_all(declared.plan.unfit)
@@ -177,57 +179,39 @@ class Lowered:
         """
         from nnef_jax.openvx.error_statistics import statistics
 
-        return statistics(self, inputs, self.clipped, rtol=rtol, atol=atol, isolate=isolate)
+        return statistics(self, inputs, rtol=rtol, atol=atol, isolate=isolate)
 
     def quantize(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Return the inputs of a call from real numbers."""
         inputs = self.model.execution.bind(args, kwargs)
         return tuple(self.evaluation([x.shape for x in inputs]).inputs(inputs))
 
-    @cached_property
-    def _raw(self) -> Any:
-        def run(weights: Any, inputs: list[Any]) -> Any:
-            evaluation = self.evaluation([x.shape for x in inputs])
-            values, _ = evaluation.run(weights, inputs)
-            return self._packed(evaluation, values)
+    def _run_raw(self, weights: Any, inputs: list[Any]) -> Any:
+        evaluation = self.evaluation([x.shape for x in inputs])
+        return self._packed(evaluation, evaluation.run(weights, inputs)[0])
 
-        return jax.jit(run)
+    def _run_real(self, weights: Any, inputs: list[Any]) -> Any:
+        evaluation = self.evaluation([x.shape for x in inputs])
+        values, _ = evaluation.run(weights, evaluation.inputs(inputs))
+        return jax.tree.map(real, self._packed(evaluation, values), is_leaf=_is_tensor)
 
-    @cached_property
-    def _real(self) -> Any:
-        def run(weights: Any, inputs: list[Any]) -> Any:
-            evaluation = self.evaluation([x.shape for x in inputs])
-            values, _ = evaluation.run(weights, evaluation.inputs(inputs))
-            return jax.tree.map(real, self._packed(evaluation, values), is_leaf=_is_tensor)
+    def _run_applied(self, params: Any, inputs: list[Any]) -> Any:
+        evaluation = self.evaluation([x.shape for x in inputs])
+        weights = evaluation.real_weights(params)
+        integers = evaluation.prepared(weights, static=False)
+        exact, _ = evaluation.run(integers, evaluation.inputs(jax.lax.stop_gradient(inputs)))
+        values = evaluation.straight_through(exact, weights, inputs)
+        outputs = [values[value] for value in evaluation.plan.graph.outputs]
+        return self.model.execution.functions.packed(outputs)
 
-        return jax.jit(run)
-
-    @cached_property
-    def _applied(self) -> Any:
-        def run(params: Any, inputs: list[Any]) -> Any:
-            evaluation = self.evaluation([x.shape for x in inputs])
-            weights = evaluation.real_weights(params)
-            integers = evaluation.prepared(weights, static=False)
-            exact, _ = evaluation.run(integers, evaluation.inputs(jax.lax.stop_gradient(inputs)))
-            values = evaluation.straight_through(exact, weights, inputs)
-            outputs = [values[value] for value in evaluation.plan.graph.outputs]
-            return self.model.execution.functions.packed(outputs)
-
-        return jax.jit(run)
-
-    @cached_property
-    def _inside(self) -> Any:
+    def _run_inside(self, weights: Any, inputs: list[Any], instead: Mapping[str, Any]) -> Any:
         """Return tensors by name, and masks of those that may leave the range of the type."""
-
-        def run(weights: Any, inputs: list[Any], instead: Mapping[str, Any]) -> Any:
-            evaluation = self.evaluation([x.shape for x in inputs])
-            graph = evaluation.plan.graph
-            replaced = {graph.values[name]: x for name, x in instead.items()}
-            values, masks = evaluation.run(weights, evaluation.inputs(inputs), replaced)
-            named = {v.name: x for v, x in values.items() if v not in graph.inputs}
-            return named, {value.name: mask for value, mask in masks.items()}
-
-        return jax.jit(run)
+        evaluation = self.evaluation([x.shape for x in inputs])
+        graph = evaluation.plan.graph
+        replaced = {graph.values[name]: x for name, x in instead.items()}
+        values, masks = evaluation.run(weights, evaluation.inputs(inputs), replaced)
+        named = {v.name: x for v, x in values.items() if v not in graph.inputs}
+        return named, {value.name: mask for value, mask in masks.items()}
 
     def _packed(self, evaluation: Evaluation, values: Mapping[Any, Any]) -> Any:
         outputs = [evaluation.fixed(v, values[v]) for v in evaluation.plan.graph.outputs]
@@ -322,16 +306,9 @@ def lower(
     >>> integers = fixed(nnef_jax.openvx.Tensor.quantize(image))
     """
     require_model(model)
-    choices = Choices.of(
-        profile_of(profile, dtype),
-        overflow_policy,
-        rounding_policy,
-        semantics,
-        on_unfit,
-        strict,
-        positions,
-    )
-    return Lowered(model, choices)
+    found = profile_of(profile, dtype)
+    chosen = overflow_policy, rounding_policy, semantics, on_unfit, strict, positions
+    return Lowered(model, Choices.of(found, *chosen))
 
 
 def _is_tensor(x: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lowering.extents import UNKNOWN, Shape, is_known, show
 from lowering.graph import Operation
 from nnef_jax.analysis.question import require_model
-from nnef_jax.analysis.results import Result, plain, table_of
+from nnef_jax.analysis.results import Result, table_of
 from nnef_jax.errors import InputError, UnsupportedError, raise_all
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import Plan, Step, plan_of
@@ -55,9 +55,7 @@ class ProfileReport(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values of JSON."""
-        return plain(
-            {**vars(self), "fits": self.fits, "nodes": [vars(node) for node in self.nodes]}
-        )
+        return super().to_dict() | {"fits": self.fits}
 
     def table(self) -> Table:
         """Return a table with a line for each operation."""

@@ -84,12 +84,5 @@ class Choices:
             raise ValueError(message)
         if given and semantics == "khronos":
             raise ValueError("the C routines have no other positions: they need semantics='spec'")
-        return cls(
-            profile,
-            overflow_policy,
-            rounding_policy,
-            semantics,
-            on_unfit,
-            strict,
-            tuple(sorted(given.items())),
-        )
+        known = tuple(sorted(given.items()))
+        return cls(profile, overflow_policy, rounding_policy, semantics, on_unfit, strict, known)

@@ -73,11 +73,8 @@ def convolution_layer(
     checks.bounded_padding(x, padding, shape)
     # The C routines begin `dilation` further on (OpenVX-cts, issue 5).
     late = dilation[::-1] if semantics == "khronos" else (0, 0)
-    pads = tuple(
-        ends(extent, p - l, k + (k - 1) * d, n, s)
-        for extent, p, l, k, d, n, s in zip(
-            extents, padding[::-1], late, size, dilation[::-1], shape[-2:], skip[::-1], strict=True
-        )
-    )
+    before = [p - l for p, l in zip(padding[::-1], late, strict=True)]
+    spans = [k + (k - 1) * d for k, d in zip(size, dilation[::-1], strict=True)]
+    pads = tuple(map(ends, extents, before, spans, shape[-2:], skip[::-1]))
     slide = Slide(skip[::-1], pads, (1, 1), (dilation[1] + 1, dilation[0] + 1), groups)
     return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)

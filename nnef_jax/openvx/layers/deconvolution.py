@@ -64,11 +64,7 @@ def deconvolution_layer(
         # The C routines take an end of the input for one of the spread input (OpenVX-cts, issue 9).
         rows, columns = (-(-n // up) for n, up in zip(extents, upscale[::-1], strict=True))
         x = Tensor(x.data[..., :rows, :columns], x.fixed_point_position)
-    pads = tuple(
-        ends(extent, k - 1 - p, k, n, upscale=up)
-        for extent, k, p, n, up in zip(
-            x.shape[-2:], size, padding[::-1], shape[-2:], upscale[::-1], strict=True
-        )
-    )
+    before = [k - 1 - p for k, p in zip(size, padding[::-1], strict=True)]
+    pads = tuple(map(ends, x.shape[-2:], before, size, shape[-2:], (1, 1), upscale[::-1]))
     slide = Slide((1, 1), pads, upscale[::-1], (1, 1), groups)
     return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)

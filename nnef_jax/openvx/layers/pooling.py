@@ -59,12 +59,7 @@ def pooling_layer(
     checks.bounded_padding(x, padding, shape)
     if pooling_type == "avg" and size[0] * size[1] > _MOST_CELLS:
         unsupported(f"a mean of more than {_MOST_CELLS} items: pooling_size {size[::-1]}")
-    pads = tuple(
-        ends(n, p, k, out, s)
-        for n, p, k, out, s in zip(
-            x.shape[-2:], padding[::-1], size, shape[-2:], skip[::-1], strict=True
-        )
-    )
+    pads = tuple(map(ends, extents, padding[::-1], size, shape[-2:], skip[::-1]))
     windows = {"size": size, "skip": skip[::-1], "pads": pads}
     if pooling_type == "avg":
         return Tensor(_mean(x.data, **windows), x.fixed_point_position)

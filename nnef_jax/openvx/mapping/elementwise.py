@@ -165,8 +165,8 @@ def _combined(kind: str, node: Node, tensors: Sequence[Tensor]) -> Computed:
     found, mask = exact_sums.narrow(
         exact_sums.total(terms, base),
         shift,
-        node.overflow_policy,
-        node.rounding_policy,
+        node.choices.overflow_policy,
+        node.choices.rounding_policy,
         tensors[0].dtype,
     )
     return Tensor(found, node.position), mask

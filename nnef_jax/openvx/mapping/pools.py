@@ -73,7 +73,8 @@ def _pooling(site: Site, attributes: dict[str, Any]) -> Layer:
 
     def run(node: Node) -> Computed:
         x = planes(node["input"])
-        found = pooling_layer(x, **attributes, semantics=node.semantics, strict=node.strict)
+        choices = node.choices
+        found = pooling_layer(x, **attributes, semantics=choices.semantics, strict=choices.strict)
         return like(found, (x.shape[0], *shape[1:])), None
 
     return Layer("vxPoolingLayer", run, keeps_position=True)

@@ -148,7 +148,7 @@ def product(site: Site) -> Layer:
 
     def run(node: Node) -> Computed:
         # The text of OpenVX 1.2 rounds to the nearest and saturates, the sample cuts off.
-        rounding = "nearest_even" if node.semantics == "spec" else "to_zero"
+        rounding = "nearest_even" if node.choices.semantics == "spec" else "to_zero"
         options: Any = {**node.products, "overflow_policy": "saturate"}
         options |= {"rounding_policy": rounding, "semantics": "spec"}
         a, b = (_matrices(node[name], flip, dims) for name, flip in zip("AB", flipped, strict=True))

@@ -11,7 +11,7 @@ from jax import Array
 from lowering.extents import Shape, volume
 from lowering.graph import Operand, Operation, TensorType, Value, is_float
 from lowering.registry import python_name
-from nnef_jax.openvx.profiles import Profile
+from nnef_jax.openvx.profiles import Choices, Profile
 from nnef_jax.openvx.tensor import Tensor
 
 
@@ -25,15 +25,12 @@ class Node:
 
     Args:
         tensors: operands that are tensors or arrays of tensors, by name.
-        overflow_policy, rounding_policy, semantics, strict: as of `lower`.
+        choices: as of `lower`.
         position: of the results.
     """
 
     tensors: Mapping[str, Any]
-    overflow_policy: str
-    rounding_policy: str
-    semantics: str
-    strict: bool
+    choices: Choices
     position: int
 
     def __getitem__(self, name: str) -> Any:
@@ -46,7 +43,7 @@ class Node:
     @property
     def output(self) -> dict[str, Any]:
         """Return what layers without policies take: where results go, what of them is told."""
-        return {"strict": self.strict, "output_position": self.position}
+        return {"strict": self.choices.strict, "output_position": self.position}
 
     @property
     def products(self) -> Any:
@@ -54,9 +51,9 @@ class Node:
         return {
             **self.output,
             "report_overflow": True,
-            "overflow_policy": self.overflow_policy,
-            "rounding_policy": self.rounding_policy,
-            "semantics": self.semantics,
+            "overflow_policy": self.choices.overflow_policy,
+            "rounding_policy": self.choices.rounding_policy,
+            "semantics": self.choices.semantics,
         }
 
 
