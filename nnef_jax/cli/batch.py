@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nnef_jax.cli.command_options import (
-    ITEM_SHAPES,
-    CacheDir,
-    NoCache,
-    Pixels,
-    Reading,
-    Source,
-    caching,
-    grouped,
-    shape_option,
-)
+from nnef_jax.cli import command_options as option
 from nnef_jax.cli.commands import app
 from nnef_jax.cli.terminal import print_result, report_error, status
 
@@ -35,9 +25,9 @@ _SHOWN = 10  # failures
 
 
 @app.command()
-@grouped
+@option.grouped
 def batch(
-    source: Source,
+    source: option.Source,
     out: Annotated[
         Path,
         typer.Option(
@@ -82,15 +72,15 @@ def batch(
             help="After a file that cannot be read: skip it and tell at the end, or stop."
         ),
     ] = "skip",
-    shapes: Annotated[list[str] | None, ITEM_SHAPES] = None,
-    pixels: Pixels = Pixels(),
-    reading: Reading = Reading(),
-    cache_dir: CacheDir = None,
-    no_cache: NoCache = False,
+    shapes: Annotated[list[str] | None, option.ITEM_SHAPES] = None,
+    pixels: option.Pixels = option.Pixels(),
+    reading: option.Reading = option.Reading(),
+    cache_dir: option.CacheDir = None,
+    no_cache: option.NoCache = False,
 ) -> None:
     """Run a network on a dataset of any size, an item a file, and go on where a run ended."""
-    given: dict[str, Any] = dict(map(shape_option, shapes or ()))
-    cached = caching(cache_dir, no_cache)
+    given: dict[str, Any] = dict(map(option.shape_option, shapes or ()))
+    cached = option.caching(cache_dir, no_cache)
     with status("finding files"):
         from nnef_jax.cli.dataset import ItemReader, find_items, reading_ahead
 

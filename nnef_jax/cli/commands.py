@@ -17,26 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from nnef_jax import NnefError, __version__
+from nnef_jax.cli import command_options as option
 from nnef_jax.cli.cache import filled, shown
-from nnef_jax.cli.command_options import (
-    OPEN_SHAPES,
-    SHAPES_TO_COMPILE,
-    CacheDir,
-    Files,
-    Json,
-    NoCache,
-    Output,
-    Overwrite,
-    Pixels,
-    PrintAfter,
-    Reading,
-    Source,
-    SourceOrNone,
-    Top,
-    caching,
-    grouped,
-    shape_option,
-)
 from nnef_jax.cli.programs import printed_after
 from nnef_jax.cli.terminal import print_result, report_error, report_usage, status, told
 from nnef_jax.storage import reads
@@ -75,10 +57,10 @@ def options(
 
 
 @app.command()
-@grouped
+@option.grouped
 def info(
-    source: SourceOrNone = None,
-    reading: Reading = Reading(),
+    source: option.SourceOrNone = None,
+    reading: option.Reading = option.Reading(),
     machine: Annotated[
         bool,
         typer.Option(
@@ -87,7 +69,7 @@ def info(
             "it; measure that if it is not known yet.",
         ),
     ] = False,
-    as_json: Json = False,
+    as_json: option.Json = False,
 ) -> None:
     """Show what a network consists of: inputs, outputs, sizes, a table of its operations."""
     if machine:
@@ -108,8 +90,8 @@ def info(
 
 
 @app.command()
-@grouped
-def check(source: Source, reading: Reading = Reading()) -> None:
+@option.grouped
+def check(source: option.Source, reading: option.Reading = option.Reading()) -> None:
     """Validate a network and its data, and show all that is wrong with it."""
     network = reading.read(source)
     graph = network.graph
@@ -121,9 +103,9 @@ def check(source: Source, reading: Reading = Reading()) -> None:
 
 
 @app.command()
-@grouped
+@option.grouped
 def flatten(
-    source: Source,
+    source: option.Source,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Save the network: a folder, or .tar, .tgz, .tar.xz."),
@@ -132,8 +114,8 @@ def flatten(
         Literal["auto", "all"],
         typer.Option(help="all: primitives; auto: as the network runs."),
     ] = "auto",
-    reading: Reading = Reading(),
-    overwrite: Overwrite = False,
+    reading: option.Reading = option.Reading(),
+    overwrite: option.Overwrite = False,
 ) -> None:
     """Print a network as one flat graph, or save it so."""
     with status(f"reading {source}"):
@@ -151,9 +133,9 @@ def flatten(
 
 
 @app.command("convert")
-@grouped
+@option.grouped
 def convert_network(
-    source: Source,
+    source: option.Source,
     output: Annotated[Path, typer.Argument(help="What to make: a folder, or .tar, .tgz, .tar.xz.")],
     keep: Annotated[
         bool,
@@ -162,8 +144,8 @@ def convert_network(
             help="Write what NNEF does not have as custom operations, which nnef-jax reads again.",
         ),
     ] = False,
-    reading: Reading = Reading(),
-    overwrite: Overwrite = False,
+    reading: option.Reading = option.Reading(),
+    overwrite: option.Overwrite = False,
 ) -> None:
     """Write a network as its format is written today, one of OpenVINO as NNEF 1.0."""
     with status(f"reading {source}"):
@@ -174,26 +156,26 @@ def convert_network(
 
 
 @app.command()
-@grouped
+@option.grouped
 def run(
-    source: Source,
-    inputs: Files = None,
-    pixels: Pixels = Pixels(),
-    output: Output = None,
-    overwrite: Overwrite = False,
-    top: Top = None,
+    source: option.Source,
+    inputs: option.Files = None,
+    pixels: option.Pixels = option.Pixels(),
+    output: option.Output = None,
+    overwrite: option.Overwrite = False,
+    top: option.Top = None,
     labels: Annotated[
         Path | None, typer.Option(help="With --top: a text file of the entries' names, one a line.")
     ] = None,
-    reading: Reading = Reading(),
-    cache_dir: CacheDir = None,
-    no_cache: NoCache = False,
-    as_json: Json = False,
+    reading: option.Reading = option.Reading(),
+    cache_dir: option.CacheDir = None,
+    no_cache: option.NoCache = False,
+    as_json: option.Json = False,
 ) -> None:
     """Run a network on files and print its outputs, or save them."""
     if labels and not top:
         raise typer.BadParameter("needs --top", param_hint="--labels")
-    cached = caching(cache_dir, no_cache)
+    cached = option.caching(cache_dir, no_cache)
     pictures = pixels.options(inputs)
     with cached as folder:
         with status(f"reading {source}") as progress:
@@ -220,9 +202,9 @@ def run(
 
 
 @app.command("export")
-@grouped
+@option.grouped
 def export_function(
-    source: Source,
+    source: option.Source,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to make.")],
     entry: Annotated[
         Literal["apply", "step", "scan"],
@@ -231,7 +213,7 @@ def export_function(
     platforms: Annotated[
         str, typer.Option(metavar="NAMES", help="Where it can run, with commas between.")
     ] = "cpu,cuda,rocm,tpu",
-    shapes: Annotated[list[str] | None, OPEN_SHAPES] = None,
+    shapes: Annotated[list[str] | None, option.OPEN_SHAPES] = None,
     batch: Annotated[
         str, typer.Option(metavar="NAME", help="What jax calls the open extent of first axes.")
     ] = "b",
@@ -250,11 +232,11 @@ def export_function(
         Literal["inside", "beside"],
         typer.Option(help="inside: a .npz with the weights; beside: without, a jax.export file."),
     ] = "inside",
-    reading: Reading = Reading(),
-    overwrite: Overwrite = False,
+    reading: option.Reading = option.Reading(),
+    overwrite: option.Overwrite = False,
 ) -> None:
     """Write a network as one file that jax runs without nnef_jax."""
-    wanted = dict(shape_option(shape, open=True) for shape in shapes or ())
+    wanted = dict(option.shape_option(shape, open=True) for shape in shapes or ())
     with status(f"exporting {source}") as progress:
         from nnef_jax import load
 
@@ -274,16 +256,16 @@ def export_function(
 
 
 @app.command("compile")
-@grouped
+@option.grouped
 def compile_ahead(
-    source: Source,
-    cache_dir: CacheDir = None,
-    shapes: Annotated[list[str] | None, SHAPES_TO_COMPILE] = None,
-    reading: Reading = Reading(),
-    print_after: PrintAfter = None,
+    source: option.Source,
+    cache_dir: option.CacheDir = None,
+    shapes: Annotated[list[str] | None, option.SHAPES_TO_COMPILE] = None,
+    reading: option.Reading = option.Reading(),
+    print_after: option.PrintAfter = None,
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
-    wanted = dict(map(shape_option, shapes or ()))
+    wanted = dict(map(option.shape_option, shapes or ()))
     if print_after and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--print-after")
     where = nullcontext() if print_after else filled(cache_dir)
@@ -312,7 +294,7 @@ def cache(
     clear: Annotated[
         bool, typer.Option("--clear", help="Remove what is kept, and nothing else.")
     ] = False,
-    as_json: Json = False,
+    as_json: option.Json = False,
 ) -> None:
     """Show where `run`, `batch` and `compile` keep what is compiled, and how much it is."""
     print_result(*shown(clear=clear, as_json=as_json).split("\n"))

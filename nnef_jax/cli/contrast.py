@@ -9,27 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnef_jax import InputError
-from nnef_jax.cli.command_options import (
-    Dialect,
-    Json,
-    Overwrite,
-    Pixels,
-    Reading,
-    Shapes,
-    Source,
-    grouped,
-)
+from nnef_jax.cli import command_options as option
+from nnef_jax.cli import given
 from nnef_jax.cli.commands import app
-from nnef_jax.cli.given import (
-    Inputs,
-    Plot,
-    Seed,
-    arrays_of,
-    calls_of,
-    check_plot,
-    check_tolerance,
-    show,
-)
 from nnef_jax.cli.terminal import status
 
 if TYPE_CHECKING:
@@ -40,11 +22,11 @@ _SIDE = "a network, a .npz of tensors that were recorded, or a .onnx, which onnx
 
 
 @app.command()
-@grouped
+@option.grouped
 def compare(
     a: Annotated[str, typer.Argument(help=f"The reference: {_SIDE}.", show_default=False)],
     b: Annotated[str, typer.Argument(help=f"The other: {_SIDE}.", show_default=False)],
-    inputs: Inputs = None,
+    inputs: given.Inputs = None,
     names: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,22 +49,22 @@ def compare(
     every: Annotated[
         bool, typer.Option("--all", help="Show all tensors, not those alone that differ.")
     ] = False,
-    shapes: Shapes = None,
-    seed: Seed = 0,
-    pixels: Pixels = Pixels(),
-    plot: Plot = None,
-    overwrite: Overwrite = False,
-    dialect: Dialect = "auto",
-    as_json: Json = False,
+    shapes: option.Shapes = None,
+    seed: given.Seed = 0,
+    pixels: option.Pixels = option.Pixels(),
+    plot: given.Plot = None,
+    overwrite: option.Overwrite = False,
+    dialect: option.Dialect = "auto",
+    as_json: option.Json = False,
 ) -> None:
     """Compare what two networks compute, tensor by tensor.
 
     The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
     """
     pictures = pixels.options(inputs)
-    check_plot(plot, overwrite)
-    check_tolerance(rtol, atol)
-    sides = [_side(path, shapes, Reading(dialect), inside=not outputs) for path in (a, b)]
+    given.check_plot(plot, overwrite)
+    given.check_tolerance(rtol, atol)
+    sides = [_side(path, shapes, option.Reading(dialect), inside=not outputs) for path in (a, b)]
     if isolate and (outputs or not _is_model(sides[1])):
         raise typer.BadParameter("needs a network as B, and tensors inside", param_hint="--isolate")
     arrays = _inputs(sides, inputs, seed, pictures)
@@ -93,7 +75,7 @@ def compare(
         from nnef_jax.analysis import compare as compared
 
         found = compared(*sides, arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate)
-    show(
+    given.show(
         found,
         as_json,
         plot,
@@ -108,7 +90,7 @@ def compare(
 def diff(
     a: Annotated[str, typer.Argument(help="A network.", show_default=False)],
     b: Annotated[str, typer.Argument(help="Another one.", show_default=False)],
-    as_json: Json = False,
+    as_json: option.Json = False,
 ) -> None:
     """Compare two networks as documents: structure, types, attributes and weights.
 
@@ -118,15 +100,15 @@ def diff(
         from nnef_jax import diff as compared
 
         found = compared(a, b)
-    show(found, as_json)
+    given.show(found, as_json)
     if not found.same:
         raise typer.Exit(1)
 
 
 @app.command()
-@grouped
+@option.grouped
 def stats(
-    source: Source,
+    source: option.Source,
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -144,30 +126,30 @@ def stats(
             show_default=False,
         ),
     ] = None,
-    pixels: Pixels = Pixels(),
-    plot: Plot = None,
-    overwrite: Overwrite = False,
-    reading: Reading = Reading(),
-    as_json: Json = False,
+    pixels: option.Pixels = option.Pixels(),
+    plot: given.Plot = None,
+    overwrite: option.Overwrite = False,
+    reading: option.Reading = option.Reading(),
+    as_json: option.Json = False,
 ) -> None:
     """Show statistics of the weights, or of the tensors inside where inputs are given."""
     pictures = pixels.options(inputs)
     if names and not inputs:
         raise typer.BadParameter("needs inputs", param_hint="--name")
-    check_plot(plot, overwrite)
+    given.check_plot(plot, overwrite)
     if not inputs:
         network = reading.read(source)
         from nnef_jax import weight_statistics
 
-        show(weight_statistics(network.data), as_json, plot, overwrite=overwrite)
+        given.show(weight_statistics(network.data), as_json, plot, overwrite=overwrite)
         return
     model = reading.load(source)
-    batches = calls_of(model, inputs, pictures)
+    batches = given.calls_of(model, inputs, pictures)
     with status("running"):
         from nnef_jax.analysis import activation_statistics
 
         found = activation_statistics(model, batches, names=names or None)
-    show(found, as_json, plot, overwrite=overwrite)
+    given.show(found, as_json, plot, overwrite=overwrite)
 
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
@@ -181,7 +163,7 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
     return run
 
 
-def _side(path: str, shapes: Any, reading: Reading, *, inside: bool) -> Any:
+def _side(path: str, shapes: Any, reading: option.Reading, *, inside: bool) -> Any:
     """Return a model, what was recorded, or what runs an ONNX file, as `analysis.compare` takes."""
     match Path(path).suffix.lower():
         case ".npz":
@@ -206,7 +188,7 @@ def _inputs(
             raise InputError("one of both has to be a network, to tell what its inputs are")
         return {}
     if files:
-        arrays = arrays_of(models[0], files, pictures)
+        arrays = given.arrays_of(models[0], files, pictures)
         return {spec.name: x for spec, x in zip(models[0].inputs, arrays, strict=True)}
     recorded = next((side for side in sides if isinstance(side, Mapping)), {})
     names = [spec.name for spec in models[0].inputs]

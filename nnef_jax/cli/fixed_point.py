@@ -7,28 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nnef_jax.cli.command_options import (
-    Files,
-    Json,
-    Output,
-    Overwrite,
-    Pixels,
-    Reading,
-    Shapes,
-    Source,
-    Top,
-    grouped,
-)
+from nnef_jax.cli import command_options as option
+from nnef_jax.cli import given
 from nnef_jax.cli.commands import app
-from nnef_jax.cli.given import (
-    Inputs,
-    Plot,
-    Seed,
-    arrays_of,
-    check_plot,
-    check_tolerance,
-    show,
-)
 from nnef_jax.cli.terminal import print_result, status
 
 if TYPE_CHECKING:
@@ -87,15 +68,15 @@ class Arithmetic:
 
 
 @openvx.command()
-@grouped
+@option.grouped
 def check(
-    source: Source,
+    source: option.Source,
     profile: ProfileName = "openvx-16bit",
     unsigned: Unsigned = False,
     semantics: Semantics = "spec",
-    shapes: Shapes = None,
-    reading: Reading = Reading(),
-    as_json: Json = False,
+    shapes: option.Shapes = None,
+    reading: option.Reading = option.Reading(),
+    as_json: option.Json = False,
 ) -> None:
     """Tell which layer of OpenVX computes each operation, or why none does.
 
@@ -106,25 +87,25 @@ def check(
     from nnef_jax.openvx import check_profile
 
     found = check_profile(model, profile, dtype=dtype, semantics=semantics)
-    show(found, as_json)
+    given.show(found, as_json)
     if not found.fits:
         raise typer.Exit(1)
 
 
 @openvx.command()
-@grouped
+@option.grouped
 def run(
-    source: Source,
-    inputs: Files = None,
+    source: option.Source,
+    inputs: option.Files = None,
     arithmetic: Arithmetic = Arithmetic(),
     raw: Annotated[bool, typer.Option("--raw", help="Show the raw integers of outputs.")] = False,
-    pixels: Pixels = Pixels(),
-    output: Output = None,
-    overwrite: Overwrite = False,
-    top: Top = None,
-    shapes: Shapes = None,
-    reading: Reading = Reading(),
-    as_json: Json = False,
+    pixels: option.Pixels = option.Pixels(),
+    output: option.Output = None,
+    overwrite: option.Overwrite = False,
+    top: option.Top = None,
+    shapes: option.Shapes = None,
+    reading: option.Reading = option.Reading(),
+    as_json: option.Json = False,
 ) -> None:
     """Run a network in fixed point on files of real numbers, and convert its outputs back."""
     pictures = pixels.options(inputs)
@@ -144,30 +125,30 @@ def run(
 
 
 @openvx.command()
-@grouped
+@option.grouped
 def stats(
-    source: Source,
-    inputs: Inputs = None,
+    source: option.Source,
+    inputs: given.Inputs = None,
     arithmetic: Arithmetic = Arithmetic(),
     rtol: Annotated[float, typer.Option(min=0, help="Of a number, or of a tensor's scale.")] = 0.1,
     atol: Annotated[float, typer.Option(min=0, help="In addition.")] = 0.0,
     isolate: Annotated[
         bool, typer.Option("--isolate", help="Also tell the SNR of each layer by itself.")
     ] = False,
-    pixels: Pixels = Pixels(),
-    shapes: Shapes = None,
-    seed: Seed = 0,
-    plot: Plot = None,
-    overwrite: Overwrite = False,
-    reading: Reading = Reading(),
-    as_json: Json = False,
+    pixels: option.Pixels = option.Pixels(),
+    shapes: option.Shapes = None,
+    seed: given.Seed = 0,
+    plot: given.Plot = None,
+    overwrite: option.Overwrite = False,
+    reading: option.Reading = option.Reading(),
+    as_json: option.Json = False,
 ) -> None:
     """Compare a network in fixed point with itself in real numbers, tensor by tensor."""
     pictures = pixels.options(inputs)
-    check_plot(plot, overwrite)
-    check_tolerance(rtol, atol)
+    given.check_plot(plot, overwrite)
+    given.check_tolerance(rtol, atol)
     model = reading.load(source, shapes)
-    arrays = arrays_of(model, inputs, pictures)
+    arrays = given.arrays_of(model, inputs, pictures)
     if not arrays:
         from nnef_jax.measure.examples import random_inputs
 
@@ -176,7 +157,7 @@ def stats(
     lowered = arithmetic.lower(model)
     with status("comparing"):
         compared = lowered.stats(*arrays, rtol=rtol, atol=atol, isolate=isolate)
-    show(compared, as_json, plot, overwrite=overwrite)
+    given.show(compared, as_json, plot, overwrite=overwrite)
 
 
 def _dtype(profile: str, unsigned: bool) -> str | None:

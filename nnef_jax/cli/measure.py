@@ -7,43 +7,27 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from nnef_jax.cli.command_options import (
-    Json,
-    Overwrite,
-    Reading,
-    Shapes,
-    Source,
-    grouped,
-    shape_option,
-)
+from nnef_jax.cli import command_options as option
+from nnef_jax.cli import given
 from nnef_jax.cli.commands import app
-from nnef_jax.cli.given import (
-    Entry,
-    Inputs,
-    Plot,
-    Seed,
-    arrays_of,
-    check_plot,
-    show,
-)
 from nnef_jax.cli.terminal import status
 
 _ONNX = ("onnxruntime", "openvino")
 
 
 @app.command()
-@grouped
+@option.grouped
 def profile(
-    source: Source,
-    inputs: Inputs = None,
-    shapes: Shapes = None,
-    entry: Entry = "apply",
+    source: option.Source,
+    inputs: given.Inputs = None,
+    shapes: option.Shapes = None,
+    entry: given.Entry = "apply",
     calls: Annotated[
         int | None,
         typer.Option(min=1, help="Calls that are recorded; by default for a second, 5 at least."),
     ] = None,
-    plot: Plot = None,
-    overwrite: Overwrite = False,
+    plot: given.Plot = None,
+    overwrite: option.Overwrite = False,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -52,25 +36,25 @@ def profile(
             show_default=False,
         ),
     ] = None,
-    reading: Reading = Reading(),
-    as_json: Json = False,
+    reading: option.Reading = option.Reading(),
+    as_json: option.Json = False,
 ) -> None:
     """Measure where the time of a call goes, by operation of the document."""
-    check_plot(plot, overwrite)
+    given.check_plot(plot, overwrite)
     model = reading.load(source, shapes)
-    arrays = arrays_of(model, inputs)
+    arrays = given.arrays_of(model, inputs)
     with status("measuring"):
         from nnef_jax import profile as measured
 
         found = measured(model, *arrays, entry=entry, calls=calls, trace=trace, overwrite=overwrite)
-    show(found, as_json, plot, [trace], overwrite=overwrite)
+    given.show(found, as_json, plot, [trace], overwrite=overwrite)
 
 
 @app.command()
-@grouped
+@option.grouped
 def bench(
-    source: Source,
-    inputs: Inputs = None,
+    source: option.Source,
+    inputs: given.Inputs = None,
     batches: Annotated[
         str,
         typer.Option(
@@ -79,8 +63,8 @@ def bench(
             help="Sizes of the batch, the first axis of inputs, with commas between: 1,8,32.",
         ),
     ] = "",
-    shapes: Shapes = None,
-    entry: Entry = "apply",
+    shapes: option.Shapes = None,
+    entry: given.Entry = "apply",
     onnx: Annotated[
         Path | None,
         typer.Option(
@@ -94,14 +78,14 @@ def bench(
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each batch and engine.")] = 5,
     seconds: Annotated[float, typer.Option(min=0, help="Of timed calls in a turn.")] = 0.2,
-    seed: Seed = 0,
-    plot: Plot = None,
-    overwrite: Overwrite = False,
-    reading: Reading = Reading(),
-    as_json: Json = False,
+    seed: given.Seed = 0,
+    plot: given.Plot = None,
+    overwrite: option.Overwrite = False,
+    reading: option.Reading = option.Reading(),
+    as_json: option.Json = False,
 ) -> None:
     """Measure how long calls take, by batch size, and against other engines."""
-    check_plot(plot, overwrite)
+    given.check_plot(plot, overwrite)
     if entry != "apply" and (batches or onnx or tract):
         message = "step and scan go without --batch and other engines"
         raise typer.BadParameter(message, param_hint="--entry")
@@ -109,7 +93,7 @@ def bench(
     model = reading.load(source, shapes)
     if sizes:
         model = _with_open_batch(model, source, shapes, reading)
-    arrays = arrays_of(model, inputs)
+    arrays = given.arrays_of(model, inputs)
     others: dict[str, Any] = {}
     if onnx is not None:
         from importlib.util import find_spec
@@ -131,20 +115,20 @@ def bench(
             seconds=seconds,
             seed=seed,
         )
-    show(found, as_json, plot, overwrite=overwrite)
+    given.show(found, as_json, plot, overwrite=overwrite)
 
 
 @app.command()
-@grouped
+@option.grouped
 def cost(
-    source: Source,
-    shapes: Shapes = None,
+    source: option.Source,
+    shapes: option.Shapes = None,
     platform: Annotated[
         Literal["cpu", "cuda", "rocm", "tpu"] | None,
         typer.Option(help="What to lower for; by default where jax runs.", show_default=False),
     ] = None,
-    reading: Reading = Reading(),
-    as_json: Json = False,
+    reading: option.Reading = option.Reading(),
+    as_json: option.Json = False,
 ) -> None:
     """Show what XLA expects a call to cost, beside the document's multiply-adds."""
     model = reading.load(source, shapes)
@@ -152,13 +136,13 @@ def cost(
         from nnef_jax import cost as expected
 
         found = expected(model, platform=platform)
-    show(found, as_json)
+    given.show(found, as_json)
 
 
-def _with_open_batch(model: Any, source: str, shapes: Any, reading: Reading) -> Any:
+def _with_open_batch(model: Any, source: str, shapes: Any, reading: option.Reading) -> Any:
     """Load a network again with open first extents, those of the first input that has one."""
-    given = {name: list(extents) for name, extents in map(shape_option, shapes or ())}
-    found = {spec.name: given.get(spec.name, list(spec.shape)) for spec in model.inputs}
+    wanted = {name: list(extents) for name, extents in map(option.shape_option, shapes or ())}
+    found = {spec.name: wanted.get(spec.name, list(spec.shape)) for spec in model.inputs}
     first = next((shape[0] for shape in found.values() if shape), None)
     for shape in found.values():
         if shape and shape[0] == first:

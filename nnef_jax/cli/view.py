@@ -9,22 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from nnef_jax import DataError
-from nnef_jax.cli.command_options import (
-    OPEN_SHAPES,
-    Overwrite,
-    Reading,
-    Source,
-    grouped,
-    shape_option,
-)
+from nnef_jax.cli import command_options as option
 from nnef_jax.cli.commands import app
 from nnef_jax.cli.terminal import print_result, status
 
 
 @app.command()
-@grouped
+@option.grouped
 def view(
-    source: Source,
+    source: option.Source,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The HTML file to make.", show_default=False),
@@ -37,9 +30,9 @@ def view(
         Path | None,
         typer.Option(help="Colour by error: what `nnef-jax compare --json` printed."),
     ] = None,
-    shapes: Annotated[list[str] | None, OPEN_SHAPES] = None,
-    reading: Reading = Reading(),
-    overwrite: Overwrite = False,
+    shapes: Annotated[list[str] | None, option.OPEN_SHAPES] = None,
+    reading: option.Reading = option.Reading(),
+    overwrite: option.Overwrite = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what the page shows as one JSON object.")
     ] = False,
@@ -47,7 +40,7 @@ def view(
     """Make a page that shows a network: its graph, shapes, weights, work."""
     if output is None and not as_json:
         raise typer.BadParameter("is needed, or --json", param_hint="--output")
-    wanted = dict(shape_option(shape, open=True) for shape in shapes or ())
+    wanted = dict(option.shape_option(shape, open=True) for shape in shapes or ())
     with status(f"reading {source}") as progress:
         from nnef_jax.reading import read
         from nnef_jax.viewing.page import page_of
