@@ -118,6 +118,11 @@ def _shown(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def first_line(error: Exception) -> str:
+    """Return what an error of another library says, in a line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def kept(error: NnefError) -> tuple[NnefError, ...]:
     """Return all the errors of one, to be raised later, without the frames that they hold."""
     for each in error.errors:

@@ -12,23 +12,23 @@ import importlib.util
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
-import numpy as np
 
 from lowering.extents import UNKNOWN, is_symbolic, show
 from lowering.graph import Value
 from nnef_jax.arguments import require_values
-from nnef_jax.errors import InputError, NnefError, UnsupportedError
+from nnef_jax.errors import InputError, NnefError, UnsupportedError, first_line
 from nnef_jax.execution.execution import Execution
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown
 from nnef_jax.similar import did_you_mean
 from nnef_jax.storage import files
+from nnef_jax.storage.numpyfile import write_npz
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ENTRIES = ("apply", "step", "scan")
@@ -72,8 +72,12 @@ def export(
     with files.replacing(target, overwrite=overwrite) as file:
         if params == "beside":
             file.write(function)
-        else:
-            _write_npz(file, function, own)
+            return
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("function"), function)
+            # The longest name is the one that numpy looks up as it is.
+            for what, arrays in own.items():
+                write_npz(archive, {f"{what}/{label}": x for label, x in arrays.items()})
 
 
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
@@ -134,13 +138,9 @@ def _serialised(
         shapes = ", ".join(show(x.shape) for x in types if isinstance(x, jax.ShapeDtypeStruct))
         raise UnsupportedError(
             f"jax cannot export the network for inputs {shapes} on {', '.join(platforms)}: "
-            f"{_first_line(error)}",
+            f"{first_line(error)}",
             hint="; or ".join(hints),
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _known_platforms(platforms: Any) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ def _input_types(
     try:
         scope = jax.export.SymbolicScope(texts)
     except Exception as error:  # of jax's parser
-        message = f"constraints {shown(', '.join(texts))} are none: {_first_line(error)}"
+        message = f"constraints {shown(', '.join(texts))} are none: {first_line(error)}"
         raise InputError(message, hint="write them as in 'b >= 2', 'x_2 == 2*z_2'") from None
     symbols: dict[tuple[str, str], Any] = {}
     names: set[str] = set()
@@ -219,18 +219,3 @@ def _input_types(
                 hint=did_you_mean(name, names),
             )
     return types, changing
-
-
-def _write_npz(file: BinaryIO, function: bytes, own: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write an archive that `numpy.load` reads; equal contents make equal files."""
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("function"), function)
-        for what, arrays in own.items():
-            for label, array in arrays.items():
-                items = np.asarray(array)
-                if items.dtype.kind == "V":  # bfloat16, say, of which a .npy tells the size alone
-                    items = items.view(f"V{items.dtype.itemsize}")
-                # The longest name is the one that numpy looks up as it is.
-                member = zipfile.ZipInfo(f"{what}/{label}.npy")
-                with archive.open(member, "w", force_zip64=True) as stream:
-                    np.lib.format.write_array(stream, items, allow_pickle=False)

@@ -19,6 +19,7 @@ from nnef_jax.arguments import bind_inputs
 from nnef_jax.cli.inputs import CallInputs
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.numpyfile import write_npz
 from nnef_jax.storage.writer import check_folder, write_folder
 
 Array = NDArray[Any]
@@ -227,9 +228,7 @@ def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) ->
 def save_npz(path: str, arrays: Mapping[str, Array], *, overwrite: bool) -> None:
     """Write arrays as a .npz in one step."""
     with files.replacing(path, overwrite=overwrite) as file, zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+        write_npz(archive, arrays)
 
 
 def _together(arrays: Sequence[Array]) -> Array:

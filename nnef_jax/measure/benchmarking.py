@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nnef_jax.analysis.results import Result, axes, table_of
-from nnef_jax.errors import InputError, NnefError
+from nnef_jax.errors import InputError, NnefError, first_line
 from nnef_jax.measure.difference import apart
-from nnef_jax.measure.engines import engine, first_line
+from nnef_jax.measure.engines import engine
 from nnef_jax.measure.examples import devices_of, random_inputs, subject_of
 from nnef_jax.model import Model
 from nnef_jax.options import require

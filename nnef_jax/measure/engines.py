@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nnef_jax.errors import InputError, UnsupportedError
+from nnef_jax.errors import InputError, UnsupportedError, first_line
 from nnef_jax.storage import reads
 
 Call = Callable[[], Sequence[Any]]  # the outputs in order, as numpy has them
@@ -75,11 +75,6 @@ def _with_all_outputs(path: str) -> Any:
         if name and name not in known:
             model.graph.output.append(onnx.ValueInfoProto(name=name))
     return model.SerializeToString()
-
-
-def first_line(error: Exception) -> str:
-    """Return what an error says, in a line."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import re
+import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -99,6 +101,16 @@ def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
     except ArchiveError as error:
         message = error.message.removeprefix(f"{name}: ")
         raise DataError(f"{name}: no .npz file: {message}", hint=error.hint) from None
+
+
+def write_npz(archive: zipfile.ZipFile, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name into a zip archive, as `numpy.load` reads them; equal ones alike."""
+    for name, array in arrays.items():
+        items = np.asarray(array)
+        if items.dtype.kind == "V":  # bfloat16, say, of which a .npy tells the size alone
+            items = items.view(f"V{items.dtype.itemsize}")
+        with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, items, allow_pickle=False)
 
 
 def _broken(name: str, reason: str) -> DataError:

@@ -17,8 +17,7 @@ import numpy as np
 from nnef_jax.errors import ArchiveError
 from nnef_jax.limits import MEMBER, PIECE, Meter
 from nnef_jax.storage import files
-from nnef_jax.storage.labels import split_name
-from nnef_jax.storage.members import at_top
+from nnef_jax.storage.members import PackedArchive
 
 _BLOCK = 512
 _CHUNK = 1 << 20
@@ -60,40 +59,21 @@ def is_tarball(start: bytes) -> bool:
     return _compression(start) is not None or _is_header(start[:_BLOCK])
 
 
-class Tarball:
-    """The members of a tar archive, of which the last of a name counts, as in tar.
-
-    Without any of `graphs` at the top, the folder that holds one is the container. Folders, and
-    names that are absolute or have a '..' part, are left out.
-    """
+class Tarball(PackedArchive[_Member]):
+    """The members of a tar archive but folders."""
 
     def __init__(self, data: memoryview, name: str, meter: Meter, graphs: Sequence[str]) -> None:
-        self._name = name
         self._data = _expand(data, name, meter)
-        members: dict[str, _Member] = {}
-        for member in _scan(self._data, name, meter):
-            parts = split_name(member.name)
-            if parts and member.kind not in _FOLDERS and not member.name.endswith("/"):
-                members["/".join(parts)] = member
-        self._members = at_top(members, name, graphs)
-
-    def location(self, name: str) -> str:
-        """Return what to show for a member: its name behind that of the archive."""
-        return f"{self._name}/{name}"
-
-    def names(self) -> Iterator[str]:
-        """Yield the names of the members, of links too."""
-        return iter(self._members)
-
-    def exists(self, name: str) -> bool:
-        """Tell whether there is a member of this name, readable or not."""
-        return self._find(name) is not None
+        members = [
+            (member.name, member)
+            for member in _scan(self._data, name, meter)
+            if member.kind not in _FOLDERS and not member.name.endswith("/")
+        ]
+        super().__init__(members, name, graphs)
 
     def read(self, name: str) -> memoryview:
         """Return a view of the bytes of a member; raise ArchiveError where it is not regular."""
-        member = self._find(name)
-        if member is None:
-            raise ArchiveError(f"there is no member '{name}' in {self._name}")
+        member = self.find(name)
         if member.kind not in _REGULAR:
             kind = _KINDS.get(member.kind, f"of type {member.kind!r}")
             raise ArchiveError(
@@ -101,10 +81,6 @@ class Tarball:
                 hint="pack the archive with the files themselves (tar --dereference)",
             )
         return self._data[member.start : member.start + member.size]
-
-    def _find(self, name: str) -> _Member | None:
-        parts = split_name(name)
-        return self._members.get("/".join(parts)) if parts else None
 
 
 # How a compressed file starts, what expands it, and the least bytes that this expands in a step:

@@ -11,12 +11,11 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nnef_jax.errors import ArchiveError, LimitError
 from nnef_jax.limits import MEMBER, PIECE, Meter
-from nnef_jax.storage.labels import split_name
-from nnef_jax.storage.members import at_top
+from nnef_jax.storage.members import PackedArchive
 
 _LOCAL = struct.Struct("<4s22xHH")  # of a member: signature, lengths of its name and its extra
 _PIECE = 1 << 13
@@ -32,12 +31,11 @@ def is_zip(start: bytes) -> bool:
     return start.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 
-class ZipArchive:
-    """The members of a zip archive, of which the last of a name counts.
+class ZipArchive(PackedArchive[zipfile.ZipInfo]):
+    """The members of a zip archive but folders.
 
-    Without any of `graphs` at the top, the folder that holds one is the container. Folders, and
-    names that are absolute or have a '..' part, are left out. The checksum of a stored member is
-    looked at where the archive is `checked`, which reads all of it.
+    The checksum of a stored member is looked at where the archive is `checked`, which reads all of
+    it.
     """
 
     def __init__(
@@ -50,13 +48,9 @@ class ZipArchive:
         checked: bool = False,
     ) -> None:
         self._name, self._data, self._meter, self._checked = name, data, meter, checked
-        members: dict[str, zipfile.ZipInfo] = {}
-        for member in self._entries():
-            parts = split_name(member.filename)
-            if parts and not member.is_dir():
-                members["/".join(parts)] = member
-        self._members = at_top(members, name, graphs)
-        self._inflated: dict[str, memoryview] = {}
+        self._inflated: dict[zipfile.ZipInfo, memoryview] = {}
+        members = [(x.filename, x) for x in self._entries() if not x.is_dir()]
+        super().__init__(members, name, graphs)
 
     def _entries(self) -> list[zipfile.ZipInfo]:
         try:
@@ -69,30 +63,12 @@ class ZipArchive:
         ) as error:  # fmt: skip
             raise ArchiveError(f"{self._name}: broken or truncated zip archive: {error}") from None
 
-    def location(self, name: str) -> str:
-        """Return what to show for a member: its name behind that of the archive."""
-        return f"{self._name}/{name}"
-
-    def names(self) -> Iterator[str]:
-        """Yield the names of the members, of links too."""
-        return iter(self._members)
-
-    def exists(self, name: str) -> bool:
-        """Tell whether there is a member of this name, readable or not."""
-        return self._key(name) in self._members
-
     def read(self, name: str) -> memoryview:
         """Return the bytes of a member; raise ArchiveError where they cannot be read."""
-        key = self._key(name)
-        member = self._members.get(key)
-        if member is None:
-            raise ArchiveError(f"there is no member '{name}' in {self._name}")
-        if key not in self._inflated:
-            self._inflated[key] = self._read(member, self.location(name))
-        return self._inflated[key]
-
-    def _key(self, name: str) -> str:
-        return "/".join(split_name(name) or ())
+        member = self.find(name)
+        if member not in self._inflated:
+            self._inflated[member] = self._read(member, self.location(name))
+        return self._inflated[member]
 
     def _read(self, member: zipfile.ZipInfo, location: str) -> memoryview:
         if stat.S_ISLNK(member.external_attr >> 16):
