@@ -130,6 +130,11 @@ class Operation:
         for result in self.results:
             yield from values_of(result)
 
+    def reading(self, values: Mapping[Value, Value]) -> Operation:
+        """Return the operation with other values for some of those that it reads."""
+        operands = [(name, substituted(operand, values)) for name, operand in self.operands]
+        return replace(self, operands=tuple(operands))
+
     @property
     def name(self) -> str:
         """Return its first result's name, for profiles, captures and errors."""

@@ -39,7 +39,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 def export(
     execution: Execution,
     path: str | os.PathLike[str],
-    *,
     entry: str,
     platforms: Sequence[str],
     batch: str | None,

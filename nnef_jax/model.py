@@ -422,17 +422,8 @@ class Model:
         """
         from nnef_jax.export import export
 
-        export(
-            self.execution,
-            path,
-            entry=entry,
-            platforms=platforms,
-            batch=batch,
-            constraints=constraints,
-            vjp_order=vjp_order,
-            params=params,
-            overwrite=overwrite,
-        )
+        told = entry, platforms, batch, constraints, vjp_order, params, overwrite
+        export(self.execution, path, *told)
 
 
 def _on(own: OwnArrays) -> Model:

@@ -311,11 +311,7 @@ def _opened(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
         inputs=swap(graph.inputs),
         outputs=swap(graph.outputs),
         operations=tuple(
-            replace(
-                operation,
-                operands=tuple((name, swap(operand)) for name, operand in operation.operands),
-                results=swap(operation.results),
-            )
+            replace(operation.reading(swapped), results=swap(operation.results))
             for operation in graph.operations
         ),
         states=tuple(state.substituted(swapped) for state in graph.states),

@@ -57,7 +57,7 @@ class Solver:
                 break
             sizes = better
         raise InputError(
-            f"no shapes of the network's inputs make the part's {_shown(wanted)}",
+            f"no shapes of the network's inputs make the part's {', '.join(map(show, wanted))}",
             hint="give them by load(..., input_shapes=...) before the network is cut",
         )
 
@@ -133,7 +133,3 @@ def _has_symbol(whole: Network, name: str, axis: int) -> bool:
 
 def _extents(part: Graph) -> list[int]:
     return [extent for value in part.inputs for extent in value.type.shape]
-
-
-def _shown(shapes: Sequence[Shape]) -> str:
-    return ", ".join(map(show, shapes))

@@ -55,11 +55,7 @@ class Part:
         def stays(value: Value) -> bool:
             return value in found and value not in given
 
-        operations = [
-            replace(o, operands=tuple((name, swap(operand)) for name, operand in o.operands))
-            for o in graph.operations
-            if any(map(stays, o.writes()))
-        ]
+        operations = [o.reading(given) for o in graph.operations if any(map(stays, o.writes()))]
         part = replace(
             graph,
             inputs=tuple(given.values()),

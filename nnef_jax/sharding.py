@@ -56,17 +56,13 @@ def _names(what: str, value: Any, mesh: Mesh) -> tuple[str, ...]:
         expected = "the name of an axis of the mesh, several, or None"
         raise TypeError(f"{what} must be {expected}, it is {shown(value)}")
     for name in names:
-        _require_axis(what, name, mesh)
+        if name not in mesh.shape:
+            hint = did_you_mean(name, mesh.axis_names)
+            message = f"{what} names '{name}', the axes of the mesh are {listed(mesh.axis_names)}"
+            raise InputError(message, hint=hint)
     if len({*names}) < len(names):
         raise InputError(f"{what} names an axis of the mesh twice: {', '.join(names)}")
     return tuple(names)
-
-
-def _require_axis(what: str, name: str, mesh: Mesh) -> None:
-    if name not in mesh.shape:
-        hint = did_you_mean(name, mesh.axis_names)
-        message = f"{what} names '{name}', the axes of the mesh are {listed(mesh.axis_names)}"
-        raise InputError(message, hint=hint)
 
 
 def _divisor(names: Any, mesh: Mesh) -> int:

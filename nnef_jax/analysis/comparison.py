@@ -88,7 +88,8 @@ class Comparison(Result):
         """Return a table with a line for each pair, or for those alone that differ."""
         rows = [
             [
-                *(x.a, x.b if x.b != x.a else "", x.kind, show(x.shapes[0]), _both(x.dtypes)),
+                *(x.a, x.b if x.b != x.a else "", x.kind, show(x.shapes[0])),
+                " ".join(dict.fromkeys(x.dtypes)),
                 *(x.absolute, x.relative, x.snr, x.ulps, x.reason or "ok"),
                 *([x.own or "ok" if x.own is not None else None] if self.isolated else []),
             ]
@@ -333,10 +334,6 @@ def _count(test: Callable[[Array], Array], x: Array) -> int:
     if kind_of(x) in "bi":
         return 0
     return int(test(x.astype(np.float64) if x.dtype.kind == "V" else x).sum())
-
-
-def _both(dtypes: tuple[str, str]) -> str:
-    return dtypes[0] if dtypes[0] == dtypes[1] else " ".join(dtypes)
 
 
 def _noise(snr: float) -> float:

@@ -96,16 +96,14 @@ class HessianEigenvalues(Result):
 
     def table(self) -> Table:
         """Return a table with a line for each value; shares are those of the vector's square."""
-        shares = {n: np.sum(np.square(x).reshape(len(x), -1), 1) for n, x in self._numpy().items()}
+        vectors = {name: np.asarray(x) for name, x in self.vectors.items()}
+        shares = {n: np.sum(np.square(x).reshape(len(x), -1), 1) for n, x in vectors.items()}
         rows: list[tuple[Any, ...]] = []
         for index, (value, off) in enumerate(zip(self.values, self.residuals, strict=True)):
             label = max(shares, key=lambda name: shares[name][index])
             rows.append((value, off, f"{label} ({shares[label][index]:.0%})"))
         columns = ["eigenvalue", "residual", "most of its direction"]
         return table_of("Hessian", columns, rows)
-
-    def _numpy(self) -> dict[str, Any]:
-        return {name: np.asarray(x) for name, x in self.vectors.items()}
 
 
 def hessian_trace(

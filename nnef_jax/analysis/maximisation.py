@@ -54,7 +54,8 @@ class Maximised(Result):
         """Return a table with a row for each item: unit, score at the start and at the end."""
         units = [None] * len(self.scores) if self.classes is None else np.asarray(self.classes)
         rows = zip(range(len(self.scores)), units, self.history[0], self.scores, strict=True)
-        return table_of(f"{self.of} that excites {self.output}", _HEADS, rows)
+        heads = ("item", "unit", "start", "score")
+        return table_of(f"{self.of} that excites {self.output}", heads, rows)
 
     def plot(self, ax: Any = None, *, items: int = 16) -> Any:
         """Draw the first inputs, each from its least to its largest value.
@@ -69,9 +70,6 @@ class Maximised(Result):
         if self.classes is not None:
             titles = [f"{c}: {t}" for c, t in zip(np.asarray(self.classes), titles, strict=False)]
         return pictures.in_rows(ax, tiles, titles)
-
-
-_HEADS = ("item", "unit", "start", "score")
 
 
 def activation_maximisation(

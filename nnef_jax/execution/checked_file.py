@@ -25,6 +25,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -127,10 +128,7 @@ def _digest(path: str, start: bytes, parts: Iterable[bytes | memoryview]) -> byt
 
 
 def _crc32(pieces: Iterable[memoryview]) -> int:
-    crc = 0
-    for piece in pieces:
-        crc = zlib.crc32(piece, crc)
-    return crc
+    return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0)
 
 
 def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:

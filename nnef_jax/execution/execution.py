@@ -15,15 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
-from lowering.devices import (
-    Device,
-    Place,
-    computing_at,
-    default_device,
-    is_traced,
-    on_cpu,
-    place_of,
-)
+from lowering import devices
 from lowering.work import total
 from nnef_jax.arguments import bind_variables
 from nnef_jax.errors import InputError
@@ -45,7 +37,7 @@ if TYPE_CHECKING:
 # 4 s and 1 s of processor time.
 _LONG = 10_000_000_000
 
-_Where = Device | Sharding
+_Where = devices.Device | Sharding
 Leaves = tuple[Any, Any]  # parameters and initial state by label
 
 
@@ -95,7 +87,7 @@ class Execution:
 
         One that is compiled already is faster, and one whose call takes long.
         """
-        if not on_cpu():
+        if not devices.on_cpu():
             return self
         entry, place = self.outputs, self.own.place(inputs)
         if place is not None:
@@ -147,7 +139,7 @@ class Execution:
         arrays = [*chain(*arguments)]
         if any(isinstance(x, Tracer) for x in arrays):
             place = None
-            if is_traced() and not self.own.are_traced:
+            if devices.is_traced() and not self.own.are_traced:
                 return self._inside(entry, state, inputs)
         else:  # the user may want nothing compiled, or to know which operation computes a NaN
             place = None if is_watched() else self.own.place(arrays)
@@ -162,7 +154,7 @@ class Execution:
         try:
             return executable(*arguments)
         except ValueError:  # inside a function that jax compiles others may have no options
-            if not is_traced():
+            if not devices.is_traced():
                 raise
             return self._inside(entry, state, inputs)
 
@@ -183,7 +175,7 @@ class Execution:
         return entry.jitted.lower(own, self._before(entry, state), inputs, NOTHING).compile()
 
     def _executable(
-        self, entry: Entry, arguments: Sequence[list[Any]], arrays: list[Any], place: Place
+        self, entry: Entry, arguments: Sequence[list[Any]], arrays: list[Any], place: devices.Place
     ) -> partial[Any]:
         key = entry.name, place, tuple([x.shape for x in arrays])
         executable = self._executables.get(key)
@@ -194,7 +186,7 @@ class Execution:
             )
         return executable
 
-    def _arrays(self, entry: Entry, place: Place) -> dict[str, Any]:
+    def _arrays(self, entry: Entry, place: devices.Place) -> dict[str, Any]:
         # The initial state is an argument too: no stored data are part of what is compiled.
         own = self.own.parameters(place.where)
         return own if entry.takes_state else {**own, **self.own.initial_state(place.where)}
@@ -360,12 +352,12 @@ class OwnArrays:
         placed = layout.put_params(params), layout.put_state(state, shapes)
         return GivenArrays(definition.over(layout), placed)
 
-    def place(self, arrays: Sequence[Any]) -> Place | None:
+    def place(self, arrays: Sequence[Any]) -> devices.Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""
-        return place_of(arrays)
+        return devices.place_of(arrays)
 
     def _at(self, where: _Where | None, part: int) -> dict[str, jax.Array]:
-        where = default_device() if where is None else where
+        where = devices.default_device() if where is None else where
 
         def put() -> dict[str, jax.Array]:
             found = _put(self._leaves[part], where)
@@ -388,7 +380,7 @@ class GivenArrays(OwnArrays):
         """Return what was given."""
         return self._leaves
 
-    def place(self, arrays: Sequence[Any]) -> Place | None:
+    def place(self, arrays: Sequence[Any]) -> devices.Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""
         if self.are_traced:
             return None
@@ -396,7 +388,7 @@ class GivenArrays(OwnArrays):
             return layout.place
         own = self._own_place
         if own is None or not own.is_committed:
-            return own and place_of(arrays)
+            return own and devices.place_of(arrays)
         others = {x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed}
         return own if all(x.device_set == {own.where} for x in others) else None
 
@@ -406,12 +398,12 @@ class GivenArrays(OwnArrays):
         return any(isinstance(x, Tracer) for x in self._all.values())
 
     @cached_property
-    def _own_place(self) -> Place | None:
+    def _own_place(self) -> devices.Place | None:
         if self.are_traced:
             return None
         arrays = list(self._all.values())
-        devices = {device for x in arrays if x.committed for device in x.sharding.device_set}
-        return place_of(arrays) if len(devices) < 2 else None
+        homes = {device for x in arrays if x.committed for device in x.sharding.device_set}
+        return devices.place_of(arrays) if len(homes) < 2 else None
 
     @cached_property
     def _all(self) -> dict[str, Any]:
@@ -437,7 +429,7 @@ def _put(stored: Arrays, where: _Where) -> dict[str, jax.Array]:
     """
     replicated = where if isinstance(where, NamedSharding) else None
     # They are kept, so that they must be arrays also within a function that is traced.
-    with jax.ensure_compile_time_eval(), computing_at(where):
+    with jax.ensure_compile_time_eval(), devices.computing_at(where):
         arrays = jax.device_put([np.asarray(x) for x in stored.values()], replicated)
     for x in stored.values():
         if isinstance(x, np.ndarray):

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from lowering import machine
@@ -155,15 +156,11 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
     """Return how many cores the control group of a container lets it use, of either version."""
     for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
         with suppress(OSError, ValueError, ArithmeticError):  # "max" is a ValueError, too
-            spent, period = map(int, " ".join(_text(f"{root}/{name}") for name in names).split())
+            texts = [Path(root, name).read_text("ascii") for name in names]
+            spent, period = map(int, " ".join(texts).split())
             if spent > 0:  # -1 is no limit
                 return math.ceil(spent / period)
     return 1 << 16
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read()
 
 
 def _read(path: str) -> Profile | None:

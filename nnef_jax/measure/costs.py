@@ -81,7 +81,11 @@ class Cost(Result):
             ("code", self.code_bytes, "bytes"),
             ("loops", self.loops or None, "whose bodies are counted once"),
         ]
-        shown = [(name, _counted(value), note) for name, value, note in rows if value is not None]
+        shown = [
+            (name, value if isinstance(value, str) else f"{int(value):,}", note)
+            for name, value, note in rows
+            if value is not None
+        ]
         how = "compiled" if self.compiled else "lowered"
         table = table_of(f"{self.network}, {how} for {self.platform}", ("", "", ""), shown)
         table.show_header = False
@@ -143,7 +147,3 @@ def _canonical(device: Any) -> str:
     if device.platform == "gpu":
         return "rocm" if "rocm" in device.client.platform_version else "cuda"
     return device.platform
-
-
-def _counted(value: Any) -> str:
-    return value if isinstance(value, str) else f"{int(value):,}"

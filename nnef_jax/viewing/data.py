@@ -45,7 +45,7 @@ _FAMILY_OF = {
 
 def page_data(
     network: Network,
-    arrays: Callable[[str], Any] | None = None,
+    arrays: Callable[[str], Any] = lambda _: None,
     fields: Mapping[str, Fields] | None = None,
 ) -> dict[str, Any]:
     """Return a network as an object for JSON: docs/view.md says what it has.
@@ -64,7 +64,7 @@ class _Page:
     def __init__(
         self,
         network: Network,
-        arrays: Callable[[str], Any] | None,
+        arrays: Callable[[str], Any],
         fields: Mapping[str, Fields],
     ) -> None:
         graph = network.graph
@@ -85,7 +85,7 @@ class _Page:
                 "label": _cut(p.label),
                 "tensor": self._tensor(p.value),
                 "unused": p.value in unused,
-                "statistics": _statistics(arrays, p.label),
+                "statistics": None if (x := arrays(p.label)) is None else statistics_of(x),
             }
             for p in graph.parameters
         ]
@@ -148,7 +148,8 @@ class _Page:
                 self._operation(member.members[0], parent)["module"] = _cut(member.module)
             else:
                 index = len(self.nodes)
-                path = self._path(parent, member.label)
+                outer = self.nodes[parent]["name"] if parent else ""
+                path = f"{outer}/{member.label}" if outer else member.label
                 node = self._add("group", path, parent, by=member.by, label=_cut(member.label))
                 if member.repeats:
                     node["repeats"] = member.repeats
@@ -158,10 +159,6 @@ class _Page:
                     node |= {"kind": main.kind, "family": _FAMILY_OF.get(main.kind, "other")}
                     node |= {"module": _cut(member.module)} if member.module else {}
                 self._members(member, index)
-
-    def _path(self, parent: int, label: str) -> str:
-        outer = self.nodes[parent]["name"] if parent else ""
-        return f"{outer}/{label}" if outer else label
 
     def _operation(self, operation: Operation, parent: int) -> dict[str, Any]:
         index = len(self.nodes)
@@ -232,11 +229,6 @@ class _Page:
             name = _cut(value.name)
             self.tensors.append({"name": name, "shape": shape, "dtype": value.type.dtype})
         return self.numbers[value]
-
-
-def _statistics(arrays: Callable[[str], Any] | None, label: str) -> dict[str, Any] | None:
-    array = None if arrays is None else arrays(label)
-    return None if array is None else statistics_of(array)
 
 
 def _summed(nodes: list[dict[str, Any]]) -> dict[str, int]:

@@ -8,7 +8,7 @@ modules the boundary is where fewest tensors are alive.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
@@ -112,12 +112,10 @@ def _paths_by_label(
     units: Sequence[Unit], graph: Graph, components: Callable[[str], Path]
 ) -> list[Path | None]:
     labels = {p.value: components(p.label)[:-1] for p in graph.parameters}
-    return [_path_by_label(unit, labels) for unit in units]
-
-
-def _path_by_label(unit: Unit, labels: Mapping[Value, Path]) -> Path | None:
-    read = [labels[v] for x in unit.operations for v in x.reads() if labels.get(v)]
-    return _common(read)
+    return [
+        _common([labels[v] for x in unit.operations for v in x.reads() if labels.get(v)])
+        for unit in units
+    ]
 
 
 def _common(paths: Sequence[Path]) -> Path | None:
