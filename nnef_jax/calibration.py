@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,6 @@ from nnef_jax.execution.probe import Probe
 from nnef_jax.network import Network
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_samples
 
-if TYPE_CHECKING:
-    from nnef_jax.model import Model  # which imports this module
-
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
 _MOST_BITS = 16
 # The operands that are weights: biases and statistics lose too much in a few bits.
@@ -30,8 +27,14 @@ Array = NDArray[Any]
 _Range = tuple[Array, Array]
 
 
+class AnyModel(Protocol):
+    """Tells what is used of a `nnef_jax.Model`, whose module imports this one."""
+
+    execution: Execution
+
+
 def calibrate(
-    model: Model,
+    model: AnyModel,
     samples: Iterable[Any],
     *,
     bits: int = 8,

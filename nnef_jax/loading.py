@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from lowering.registry import Registry
 from nnef_jax.execution.execution import Execution
-from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model

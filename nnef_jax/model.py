@@ -19,8 +19,8 @@ from nnef_jax.arguments import copied, in_order, require_one_length, require_val
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.execution import Execution, GivenArrays, OwnArrays
 from nnef_jax.execution.functions import Entry
-from nnef_jax.execution.options import Prepared, is_watched
 from nnef_jax.execution.probe import Edit, Probe
+from nnef_jax.execution.run_options import Prepared, is_watched
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 from nnef_jax.tensor_spec import TensorSpec, spec_of
 

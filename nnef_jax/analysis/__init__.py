@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.layer_attribution import layer_conductance as layer_conductance
     from nnef_jax.analysis.maximisation import Maximised as Maximised
     from nnef_jax.analysis.maximisation import activation_maximisation as activation_maximisation
+    from nnef_jax.analysis.occlusion_windows import occlusion as occlusion
     from nnef_jax.analysis.results import Result as Result
     from nnef_jax.analysis.sensitivities import Sensitivity as Sensitivity
     from nnef_jax.analysis.sensitivities import sensitivity as sensitivity
     from nnef_jax.analysis.spectrum import JacobianSpectrum as JacobianSpectrum
     from nnef_jax.analysis.spectrum import jacobian_spectrum as jacobian_spectrum
     from nnef_jax.analysis.tensor_statistics import TensorStatistics as TensorStatistics
-    from nnef_jax.analysis.windows import occlusion as occlusion
 
 _HOMES = {
     "Adversarial": "adversarial",
@@ -61,7 +61,7 @@ _HOMES = {
     "integrated_gradients": "gradients",
     "jacobian_spectrum": "spectrum",
     "layer_conductance": "layer_attribution",
-    "occlusion": "windows",
+    "occlusion": "occlusion_windows",
     "pgd": "adversarial",
     "saliency": "gradients",
     "sensitivity": "sensitivities",

@@ -86,7 +86,7 @@ class Adversarial(Result):
 
         Red is added, blue taken away, each in a scale of its own. Returns the axes of matplotlib.
         """
-        from nnef_jax.analysis.pictures import montage, picture, signed
+        from nnef_jax.analysis.tiles import montage, picture, signed
 
         x, original = (np.asarray(a[:items], np.float64) for a in (self.x, self.original))
         low, high = (f([f(x, initial=0), f(original, initial=0)]) for f in (np.min, np.max))

@@ -63,7 +63,7 @@ class Attribution(Result):
         Red is what speaks for the score, blue what speaks against it. Channels are added up.
         Returns the axes of matplotlib.
         """
-        from nnef_jax.analysis.pictures import heat_maps
+        from nnef_jax.analysis.tiles import heat_maps
 
         titles = [f"{s:.3g}" for s in np.asarray(self.scores[:items], np.float64)]
         if self.classes is not None:

@@ -13,8 +13,8 @@ import numpy as np
 from lowering.extents import show
 from nnef_jax import Model
 from nnef_jax.analysis.differences import Array, difference, kind_of
-from nnef_jax.analysis.layers import layers_of
-from nnef_jax.analysis.matching import Pair, Tensor, match
+from nnef_jax.analysis.layer_tensors import layers_of
+from nnef_jax.analysis.matching import Pair, TensorKind, match
 from nnef_jax.analysis.question import bound, graph_for
 from nnef_jax.analysis.results import Result, axes, literally, table_of
 from nnef_jax.arguments import arguments_of
@@ -196,7 +196,7 @@ def compare(
     given = word_pairs("names", names or {}, "names in b by names in a")
     if isolate and not isinstance(b, Model):
         raise TypeError(f"isolate runs layers of b, a nnef_jax.Model, it is {shown(b)}")
-    sides: dict[str, tuple[dict[str, Array], dict[str, Tensor]]] = {}
+    sides: dict[str, tuple[dict[str, Array], dict[str, TensorKind]]] = {}
     for side, source, other in (("a", a, b), ("b", b, a)):
         try:
             sides[side] = _tensors(side, source, other, inputs)
@@ -245,7 +245,7 @@ def compare(
 
 def _tensors(
     side: str, source: Any, other: Any, inputs: tuple[Any, ...]
-) -> tuple[dict[str, Array], dict[str, Tensor]]:
+) -> tuple[dict[str, Array], dict[str, TensorKind]]:
     """Return the arrays of one side by name, in order, and what is known of them."""
     if isinstance(source, Model):
         values = bound(source, inputs)
@@ -255,7 +255,8 @@ def _tensors(
         arrays = source.intermediates(*values, names=list(layers)) if layers else {}
         found = {name: np.asarray(arrays[name]) for name in layers}
         return found, {
-            name: Tensor(layers[name].kind, x.shape, outputs.get(name)) for name, x in found.items()
+            name: TensorKind(layers[name].kind, x.shape, outputs.get(name))
+            for name, x in found.items()
         }
     returned, places = source, {}
     if not isinstance(source, Mapping):
@@ -282,7 +283,7 @@ def _tensors(
         found[str(name)] = array = numpy_of(x, InputError, f"{side}: '{name}' is not an array")
         if kind_of(array) not in "bifc":
             raise InputError(f"{side}: '{name}' holds no numbers, its dtype is {array.dtype}")
-    return found, {name: Tensor("", x.shape, places.get(name)) for name, x in found.items()}
+    return found, {name: TensorKind("", x.shape, places.get(name)) for name, x in found.items()}
 
 
 def _own(

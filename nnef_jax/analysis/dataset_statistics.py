@@ -16,8 +16,8 @@ from jax import Array
 from lowering.extents import show
 from nnef_jax import Model
 from nnef_jax.analysis.backward import Loss, loss_of, zeros_at
-from nnef_jax.analysis.layers import (
-    Layer,
+from nnef_jax.analysis.layer_tensors import (
+    LayerTensor,
     chosen_params,
     layers_of,
     real_layers,
@@ -144,7 +144,7 @@ def activation_statistics(
     require_flags(rank=rank)
     model = model if params is None else model.with_params(params)
 
-    def of_batch(values: list[Any], layers: Mapping[str, Layer]) -> dict[str, Any]:
+    def of_batch(values: list[Any], layers: Mapping[str, LayerTensor]) -> dict[str, Any]:
         return model.intermediates(*values, names=list(layers))
 
     return _over(model, "activations", batches, names, of_batch, rank)
@@ -192,7 +192,7 @@ def gradient_statistics(
         require_samples("targets", targets)
     given = None if targets is None else iter(targets)
 
-    def of_batch(values: list[Any], layers: Mapping[str, Layer]) -> dict[str, Any]:
+    def of_batch(values: list[Any], layers: Mapping[str, LayerTensor]) -> dict[str, Any]:
         target = () if given is None else tuple(islice(given, 1))
         if given is not None and not target:
             raise InputError("there are fewer targets than batches")
@@ -228,7 +228,7 @@ def _over(
     of: Literal["activations", "gradients"],
     batches: Iterable[Any],
     names: Sequence[str] | None,
-    tensors_of: Callable[[list[Any], Mapping[str, Layer]], Mapping[str, Any]],
+    tensors_of: Callable[[list[Any], Mapping[str, LayerTensor]], Mapping[str, Any]],
     rank: bool,
 ) -> Statistics:
     """Return the statistics of what a function makes of the inputs of each batch."""
@@ -250,7 +250,7 @@ def _over(
 
 
 def _measured(
-    arrays: Mapping[str, Any], layers: Mapping[str, Layer], rank: bool
+    arrays: Mapping[str, Any], layers: Mapping[str, LayerTensor], rank: bool
 ) -> Iterator[tuple[str, TensorStatistics]]:
     """Yield statistics of tensors in order; all are computed before any is fetched."""
     pending: dict[str, Any] = {}

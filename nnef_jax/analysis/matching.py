@@ -17,7 +17,7 @@ _MOST = 10**8  # pairs of tensors between which a sequence is looked for: 0.4 GB
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorKind:
     """What is known of a tensor before its values: the kind of what computes it, if known."""
 
     kind: str
@@ -34,7 +34,9 @@ class Pair:
     by: str  # "given", "name", "output" or "position"
 
 
-def match(a: Mapping[str, Tensor], b: Mapping[str, Tensor], given: Mapping[str, str]) -> list[Pair]:
+def match(
+    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], given: Mapping[str, str]
+) -> list[Pair]:
     """Return the pairs in the order of `a`.
 
     First those `given`. Then those of one name, or of names that differ in nothing but characters
@@ -56,7 +58,7 @@ def match(a: Mapping[str, Tensor], b: Mapping[str, Tensor], given: Mapping[str, 
             same = [f"'{x}'" for x, y in given.items() if y == name]
             raise InputError(f"names: '{name}' of b is given for {' and '.join(same)}")
 
-    def free(side: Mapping[str, Tensor], used: Any) -> dict[str, Tensor]:
+    def free(side: Mapping[str, TensorKind], used: Any) -> dict[str, TensorKind]:
         return {name: tensor for name, tensor in side.items() if name not in used}
 
     def add(found: Iterator[tuple[str, str]], by: str) -> None:
@@ -73,7 +75,7 @@ def match(a: Mapping[str, Tensor], b: Mapping[str, Tensor], given: Mapping[str, 
 
 
 def _same(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor], spelled: Callable[[str], str]
+    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], spelled: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
     """Yield the names that are spelled alike, where just one of each side is."""
     sides: list[dict[str, list[str]]] = []
@@ -92,14 +94,14 @@ def _simplified(name: str) -> str:
     return re.sub(r"[\W_]+", "_", name).strip("_").lower()
 
 
-def _outputs(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+def _outputs(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> Iterator[tuple[str, str]]:
     sides = [{t.output: n for n, t in side.items() if t.output is not None} for side in (a, b)]
     if sides[0].keys() == sides[1].keys():
         yield from ((name, sides[1][index]) for index, name in sides[0].items())
 
 
 def _between(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor], known: Mapping[str, Pair]
+    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], known: Mapping[str, Pair]
 ) -> Iterator[tuple[str, str]]:
     """Yield what stands at one position between pairs that are known, of one kind and shape."""
     place = {name: index for index, name in enumerate(b)}
@@ -117,7 +119,7 @@ def _between(
 
 
 def _common(
-    x: Sequence[str], y: Sequence[str], a: Mapping[str, Tensor], b: Mapping[str, Tensor]
+    x: Sequence[str], y: Sequence[str], a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]
 ) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a longest common sequence of kinds and shapes.
 

@@ -62,14 +62,14 @@ class Maximised(Result):
 
         Returns the axes of matplotlib.
         """
-        from nnef_jax.analysis import pictures
+        from nnef_jax.analysis.tiles import in_rows, picture
 
         x, scores = np.asarray(self.x[:items], np.float64), np.asarray(self.scores, np.float64)
-        tiles = [pictures.picture(each, each.min(), each.max()) for each in x]
+        tiles = [picture(each, each.min(), each.max()) for each in x]
         titles = [f"{score:.3g}" for score in scores[:items]]
         if self.classes is not None:
             titles = [f"{c}: {t}" for c, t in zip(np.asarray(self.classes), titles, strict=False)]
-        return pictures.in_rows(ax, tiles, titles)
+        return in_rows(ax, tiles, titles)
 
 
 def activation_maximisation(

@@ -15,8 +15,8 @@ from lowering.ops import rules
 from lowering.trace import Context
 from nnef_jax import Model
 from nnef_jax.analysis.backward import Loss, loss_of, scalar, zeros_at
-from nnef_jax.analysis.layers import (
-    Layer,
+from nnef_jax.analysis.layer_tensors import (
+    LayerTensor,
     layers_of,
     on_one_device,
     real_layers,
@@ -221,7 +221,7 @@ def _sensitivity(
     return losses[-1], scores, increases
 
 
-def _weights(layer: Layer, params: Mapping[str, Any]) -> tuple[str, ...]:
+def _weights(layer: LayerTensor, params: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the labels of the weights of real numbers, which are more than a scalar."""
     real = jnp.floating
     return tuple(
@@ -232,7 +232,7 @@ def _weights(layer: Layer, params: Mapping[str, Any]) -> tuple[str, ...]:
 def _scores(
     model: Model,
     inputs: list[Any],
-    layers: Mapping[str, Layer],
+    layers: Mapping[str, LayerTensor],
     loss: Loss,
 ) -> dict[str, Array]:
     """Return norms of gradients, and of their products with what they are of."""

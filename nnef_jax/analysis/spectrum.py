@@ -16,7 +16,7 @@ from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax import Model
 from nnef_jax.analysis.krylov import singular_triplets
-from nnef_jax.analysis.layers import on_one_device
+from nnef_jax.analysis.layer_tensors import on_one_device
 from nnef_jax.analysis.question import Question, ask, require_count, require_key, require_model
 from nnef_jax.analysis.results import Result, axes, literally, result, static, table_of
 from nnef_jax.errors import InputError

@@ -76,7 +76,7 @@ def info(
         if source is not None:
             raise typer.BadParameter("takes no network", param_hint="--machine")
         with status("measuring this machine"):
-            from nnef_jax.cli.machine import shown
+            from nnef_jax.cli.machine_info import shown
 
             lines = shown(as_json=as_json)
         print_result(*lines)

@@ -35,7 +35,7 @@ Semantics = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class FixedPoint:
     """What a network is lowered to."""
 
     profile: ProfileName = "openvx-16bit"
@@ -97,7 +97,7 @@ def check(
 def run(
     source: option.Source,
     inputs: option.Files = None,
-    arithmetic: Arithmetic = Arithmetic(),
+    arithmetic: FixedPoint = FixedPoint(),
     raw: Annotated[bool, typer.Option("--raw", help="Show the raw integers of outputs.")] = False,
     pixels: option.Pixels = option.Pixels(),
     output: option.Output = None,
@@ -129,7 +129,7 @@ def run(
 def stats(
     source: option.Source,
     inputs: given.Inputs = None,
-    arithmetic: Arithmetic = Arithmetic(),
+    arithmetic: FixedPoint = FixedPoint(),
     rtol: Annotated[float, typer.Option(min=0, help="Of a number, or of a tensor's scale.")] = 0.1,
     atol: Annotated[float, typer.Option(min=0, help="In addition.")] = 0.0,
     isolate: Annotated[

@@ -20,7 +20,7 @@ from nnef_jax.storage import temporaries
 _NAME = re.compile(r"[0-9a-f]{64}\.(?:xla|bin)|machine-[0-9a-f]{16}\.json")
 
 
-class Entry(NamedTuple):
+class CachedFile(NamedTuple):
     """A file of a cache: when it was last found or made, its bytes, and where it is."""
 
     used: float
@@ -66,28 +66,28 @@ def objection(folder: str) -> str:
     return "" if os.access(folder, os.R_OK | os.X_OK) else "no permission to read it"
 
 
-def entries(folder: str) -> list[Entry]:
+def entries(folder: str) -> list[CachedFile]:
     """Return the files of the cache in a folder, those that were not used for longest first."""
     return sorted(_entries(folder))
 
 
-def _entries(folder: str) -> Iterator[Entry]:
+def _entries(folder: str) -> Iterator[CachedFile]:
     with suppress(OSError), os.scandir(folder) as found:
         for file in found:
             with suppress(OSError):
                 if _NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
                     status = file.stat(follow_symlinks=False)
-                    yield Entry(status.st_mtime, status.st_size, file.path)
+                    yield CachedFile(status.st_mtime, status.st_size, file.path)
 
 
-def trim(folder: str, most: int) -> list[Entry]:
+def trim(folder: str, most: int) -> list[CachedFile]:
     """Remove the files that were not used for longest until `most` bytes are left; return them.
 
     What cannot be removed is left, and counts: on Windows a file that somebody has open.
     """
     found = entries(folder)
     total = sum(entry.size for entry in found)
-    removed: list[Entry] = []
+    removed: list[CachedFile] = []
     for entry in found:
         if total <= most:
             break
@@ -98,7 +98,7 @@ def trim(folder: str, most: int) -> list[Entry]:
     return removed
 
 
-def clear(folder: str) -> list[Entry]:
+def clear(folder: str) -> list[CachedFile]:
     """Remove all files of the cache, and what killed writers left; return those that are gone."""
     with suppress(OSError):
         temporaries.sweep(folder)

@@ -20,7 +20,7 @@ from lowering.prepare import Split, split, whole
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.functions import Arrays, Entry
 from nnef_jax.execution.host_profile import Host
-from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.garbage import uncollected
 

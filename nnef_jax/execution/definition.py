@@ -18,7 +18,7 @@ from nnef_jax.execution.compiler import Compiler
 from nnef_jax.execution.functions import Entry, Functions
 from nnef_jax.execution.host_profile import Host
 from nnef_jax.execution.meshes import Layout
-from nnef_jax.execution.options import Prepared, RunOptions
+from nnef_jax.execution.run_options import Prepared, RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.network import Network
 

@@ -23,8 +23,8 @@ from nnef_jax.execution.compiler import compiled
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.functions import Arrays, Entry, Inputs
 from nnef_jax.execution.meshes import Layout, is_explicit
-from nnef_jax.execution.options import Prepared, RunOptions, is_watched
 from nnef_jax.execution.probe import NOTHING, Probe
+from nnef_jax.execution.run_options import Prepared, RunOptions, is_watched
 from nnef_jax.execution.threads import Once
 from nnef_jax.network import Network
 from nnef_jax.storage import files

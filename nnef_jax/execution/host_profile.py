@@ -28,7 +28,7 @@ from lowering.work import total
 from nnef_jax.errors import ArchiveError
 from nnef_jax.execution import cache_folder
 from nnef_jax.execution.cache_key import compiler_versions
-from nnef_jax.execution.options import RunOptions
+from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.storage import files, reads
 
 # Multiply-adds of a network that is worth the second in which the host is measured.

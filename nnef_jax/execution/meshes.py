@@ -24,7 +24,7 @@ from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
 from nnef_jax.arguments import bind_inputs
 from nnef_jax.errors import InputError
-from nnef_jax.execution.options import Prepared
+from nnef_jax.execution.run_options import Prepared
 from nnef_jax.network import Network
 
 _FREE = PartitionSpec.UNCONSTRAINED

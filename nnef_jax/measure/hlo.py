@@ -19,7 +19,7 @@ _TRANSFORMED = re.compile(r"(?!jit\()\w+\((.*)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class HloProgram:
     """A compiled program: the operations of each instruction by its name, in no order."""
 
     module: str
@@ -28,7 +28,7 @@ class Program:
     loops: int
 
 
-def program_of(text: str, names: Collection[str]) -> Program:
+def program_of(text: str, names: Collection[str]) -> HloProgram:
     """Return what the text of a compiled module tells of operations of these names.
 
     A fusion has those of all that is fused in it.
@@ -61,7 +61,7 @@ def program_of(text: str, names: Collection[str]) -> Program:
             own[name].update(*[own[n] for c in called[name] for n in members.get(c, ())])
     module = re.match(r"HloModule ([^,\s]+)", text)
     operations = {name: frozenset(found) for name, found in own.items()}
-    return Program(module[1] if module else "", operations, frozenset(control), loops)
+    return HloProgram(module[1] if module else "", operations, frozenset(control), loops)
 
 
 def _operation(path: str, names: frozenset[str], most: int) -> str | None:

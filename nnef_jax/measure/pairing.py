@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowering.graph import Graph, Operation, Value
-from nnef_jax.analysis.matching import Tensor, match
+from nnef_jax.analysis.matching import TensorKind, match
 
 _MOST = 40_000_000  # pairs of operations beyond which structure is not looked at: minutes
 
@@ -111,24 +111,24 @@ def _same(a: Graph, b: Graph) -> bool:
     return not _differing(a, b, pairs) and pairs.agree(*ends)
 
 
-def _matched(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, str]:
+def _matched(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> dict[str, str]:
     return {pair.a: pair.b for pair in match(a, b, {})}
 
 
-def _variables(graph: Graph) -> dict[str, Tensor]:
+def _variables(graph: Graph) -> dict[str, TensorKind]:
     variables = (*graph.parameters, *graph.states)
     return {
-        x.label: Tensor(f"variable {x.value.type.dtype}", x.value.type.shape) for x in variables
+        x.label: TensorKind(f"variable {x.value.type.dtype}", x.value.type.shape) for x in variables
     }
 
 
-def _kinds(operations: Mapping[str, Operation]) -> dict[str, Tensor]:
-    return {name: Tensor(x.kind, _shape(x)) for name, x in operations.items()}
+def _kinds(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
+    return {name: TensorKind(x.kind, _shape(x)) for name, x in operations.items()}
 
 
-def _structures(operations: Mapping[str, Operation]) -> dict[str, Tensor]:
+def _structures(operations: Mapping[str, Operation]) -> dict[str, TensorKind]:
     return {
-        name: Tensor(f"{x.kind} {_structure(x.attributes)} {len(list(x.reads()))}", _shape(x))
+        name: TensorKind(f"{x.kind} {_structure(x.attributes)} {len(list(x.reads()))}", _shape(x))
         for name, x in operations.items()
     }
 

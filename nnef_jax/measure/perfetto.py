@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from nnef_jax.errors import InputError
-from nnef_jax.measure.hlo import Program
+from nnef_jax.measure.hlo import HloProgram
 from nnef_jax.storage import files
 
 
@@ -19,7 +19,9 @@ def check(path: str | os.PathLike[str], *, overwrite: bool) -> None:
     files.check_target(os.fspath(path), overwrite=overwrite)
 
 
-def write(folder: str, path: str | os.PathLike[str], program: Program, *, overwrite: bool) -> None:
+def write(
+    folder: str, path: str | os.PathLike[str], program: HloProgram, *, overwrite: bool
+) -> None:
     """Write the events that jax put into a folder, those of the program with their operations."""
     (recorded,) = Path(folder).rglob("*.trace.json.gz")
     trace = json.loads(gzip.decompress(recorded.read_bytes()))

@@ -20,11 +20,11 @@ from lowering.graph import Graph
 from lowering.work import multiply_adds
 from nnef_jax.analysis.results import Result, axes, literally, table_of
 from nnef_jax.errors import UnsupportedError
-from nnef_jax.execution.options import is_watched
+from nnef_jax.execution.run_options import is_watched
 from nnef_jax.measure import perfetto
 from nnef_jax.measure.events import Run, recorded, times
 from nnef_jax.measure.examples import devices_of, subject_of
-from nnef_jax.measure.hlo import Program, program_of
+from nnef_jax.measure.hlo import HloProgram, program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_flags, require_path
 
@@ -236,7 +236,9 @@ def _seconds(call: Callable[[], Any], calls: int) -> float:
     return mean([sample.seconds for sample in _faster(samples)])
 
 
-def _profile(graph: Graph, program: Program, data: Any, unrecorded: float, device: str) -> Profile:
+def _profile(
+    graph: Graph, program: HloProgram, data: Any, unrecorded: float, device: str
+) -> Profile:
     calls, runs = recorded(data, program.module, _CALL)
     operations = _operations(graph)
     position = {name: index for index, name in enumerate(operations)}

@@ -10,9 +10,9 @@ import jax
 from lowering.graph import is_float
 from nnef_jax.arguments import bind_inputs
 from nnef_jax.model import Model
-from nnef_jax.openvx.errors import wrong_format
-from nnef_jax.openvx.profiles import Profile
+from nnef_jax.openvx.profiles import FixedPointProfile
 from nnef_jax.openvx.tensor import Tensor
+from nnef_jax.openvx.vx_errors import wrong_format
 
 
 def bind_tensors(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -37,7 +37,7 @@ def bind_tensors(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return [given[name] for name in types]
 
 
-def require_format(name: str, x: Tensor, profile: Profile, position: int) -> None:
+def require_format(name: str, x: Tensor, profile: FixedPointProfile, position: int) -> None:
     """Raise VxError for a tensor of another type or position."""
     if str(x.dtype) != profile.dtype:
         wrong_format(f"input '{name}' is of {x.dtype}, {profile.name} takes {profile.dtype}")

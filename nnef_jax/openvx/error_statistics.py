@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,13 @@ from nnef_jax.analysis.question import bound
 from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
-from nnef_jax.openvx.evaluation import real
+from nnef_jax.openvx.plan import PlanStep
+from nnef_jax.openvx.plan_evaluation import real
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.options import require_flags
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from nnef_jax.openvx.lowered import Lowered  # which imports this module
 
 _NONE = float("nan")
 
@@ -112,40 +111,43 @@ class Stats(Result):
 
 
 def statistics(
-    lowered: Lowered,
+    model: Model,
     inputs: tuple[Any, ...],
+    steps: Sequence[PlanStep],
+    entering: Callable[..., Any],
+    inside: Callable[..., Any],
+    clipped: Mapping[str, int],
     *,
     rtol: float,
     atol: float,
     isolate: bool,
 ) -> Stats:
-    """Return what `Lowered.stats` does."""
+    """Return what `Lowered.stats` does, of its methods of these names."""
     require_flags(isolate=isolate)
-    model = lowered.model
     arrays, is_set = _samples(model, inputs)
-    layers = {v.name: s.layer.name if s.layer else "" for s in lowered.steps for v in s.results}
-    inside = [name for name in layers if name in model.graph.values]
-    if not inside:
+    layers = {v.name: s.layer.name if s.layer else "" for s in steps for v in s.results}
+    names = [name for name in layers if name in model.graph.values]
+    if not names:
         raise InputError("the network computes nothing from its inputs")
 
     def wanted(*arrays: Any) -> dict[str, Any]:
-        return model.intermediates(*arrays, names=inside)
+        return model.intermediates(*arrays, names=names)
 
     def found(instead: Any, *arrays: Any) -> Any:
-        entering, inside = lowered.entering(*arrays), lowered.inside(*arrays, instead=instead)
-        return [{**x, **y} for x, y in zip(entering, inside, strict=True)]
+        pairs = zip(entering(*arrays), inside(*arrays, instead=instead), strict=True)
+        return [{**x, **y} for x, y in pairs]
 
     if is_set:
         wanted, found = jax.vmap(wanted), jax.vmap(found)
     tensors, masks = found({}, *arrays)
     known = {spec.name: x for spec, x in zip(model.inputs, arrays, strict=True)}
     real_ones = wanted(*arrays)
-    known |= {name: real_ones[name] for name in inside}  # in order, which jax does not keep
+    known |= {name: real_ones[name] for name in names}  # in order, which jax does not keep
     recorded = {name: np.asarray(x) for name, x in known.items()}
     comparison = compare(recorded, _arrays(tensors, recorded), rtol=rtol, atol=atol)
     own: Mapping[str, float] = {}
     if isolate:
-        again, _ = found({name: known[name] for name in inside}, *arrays)
+        again, _ = found({name: known[name] for name in names}, *arrays)
         alone = compare(recorded, _arrays(again, recorded)).tensors
         own = {name: x.snr for name, x in alone.items()}
 
@@ -169,7 +171,7 @@ def statistics(
     return Stats(
         tensors={name: row(name, x) for name, x in comparison.tensors.items()},
         comparison=comparison,
-        clipped=lowered.clipped,
+        clipped=clipped,
         samples=int(arrays[0].shape[0]) if arrays and arrays[0].ndim else 1,
         isolated=isolate,
     )

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from nnef_jax.loading import load
 from nnef_jax.model import Model
-from nnef_jax.openvx.errors import unsupported
+from nnef_jax.openvx.vx_errors import unsupported
 from nnef_jax.options import require_path
 
 # What the feature set vx_khr_nnef_import asks of every implementation, by operation (OpenVX 1.3).

@@ -16,8 +16,8 @@ from nnef_jax.analysis.question import require_model
 from nnef_jax.errors import InputError, raise_all
 from nnef_jax.model import Model, Params
 from nnef_jax.openvx.binding import bind_tensors, require_format
-from nnef_jax.openvx.evaluation import Evaluation, beyond, real, weights_name
-from nnef_jax.openvx.plan import Step, plan_of
+from nnef_jax.openvx.plan import PlanStep, plan_of
+from nnef_jax.openvx.plan_evaluation import Evaluation, beyond, real, weights_name
 from nnef_jax.openvx.profile import ProfileReport, check_profile, declared_shapes
 from nnef_jax.openvx.profiles import Choices, profile_of
 from nnef_jax.openvx.tensor import Tensor, checked_position
@@ -63,7 +63,7 @@ class Lowered:
         )
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[PlanStep]:
         """Return the layers in order, for the declared shapes."""
         return self.evaluation(declared_shapes(self.model)).plan.needed
 
@@ -179,7 +179,8 @@ class Lowered:
         """
         from nnef_jax.openvx.error_statistics import statistics
 
-        return statistics(self, inputs, rtol=rtol, atol=atol, isolate=isolate)
+        parts = self.steps, self.entering, self.inside, self.clipped
+        return statistics(self.model, inputs, *parts, rtol=rtol, atol=atol, isolate=isolate)
 
     def quantize(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Return the inputs of a call from real numbers."""

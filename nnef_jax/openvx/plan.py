@@ -15,8 +15,8 @@ from lowering.graph import Graph, Operation, Value, is_float
 from lowering.static import is_zero
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.openvx.mapping import kinds
-from nnef_jax.openvx.mapping.site import Layer, Site, Unfit
-from nnef_jax.openvx.profiles import Choices, Profile
+from nnef_jax.openvx.mapping.operation_site import OperationSite, Unfit, VxLayer
+from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 
 # Kinds whose results have no negative items, and those that keep what they read.
 _POSITIVE = frozenset({"relu", "sigmoid", "sqr", "sqrt", "abs", "softmax", "softplus", "exp"})
@@ -29,11 +29,11 @@ _AFFINE = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
 
 
 @dataclass(eq=False)
-class Step:
+class PlanStep:
     """An operation as a layer, or the reason why it is none; with what is folded into it."""
 
     operation: Operation
-    layer: Layer | None
+    layer: VxLayer | None
     reason: str = ""
     folded: list[Operation] = field(default_factory=list[Operation])
 
@@ -61,13 +61,13 @@ class Plan:
     """
 
     graph: Graph
-    profile: Profile
-    steps: tuple[Step, ...]
+    profile: FixedPointProfile
+    steps: tuple[PlanStep, ...]
     fixed: frozenset[Value]
-    folded: Mapping[Operation, Step]
+    folded: Mapping[Operation, PlanStep]
 
     @cached_property
-    def needed(self) -> list[Step]:
+    def needed(self) -> list[PlanStep]:
         """Return the steps that outputs depend on."""
         return [s for s in self.steps if not self.graph.needed.isdisjoint(s.results)]
 
@@ -97,7 +97,7 @@ class Plan:
         return found
 
 
-def unfit(step: Step, profile: Profile) -> UnsupportedError:
+def unfit(step: PlanStep, profile: FixedPointProfile) -> UnsupportedError:
     """Return the error for an operation that is no layer."""
     operation = step.operation
     return UnsupportedError(
@@ -108,7 +108,7 @@ def unfit(step: Step, profile: Profile) -> UnsupportedError:
     )
 
 
-def plan_of(graph: Graph, profile: Profile, semantics: str) -> Plan:
+def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
     """Return the steps of a graph whose shapes are known.
 
     Factors and terms for each channel that follow a product alone become part of its weights.
@@ -117,14 +117,14 @@ def plan_of(graph: Graph, profile: Profile, semantics: str) -> Plan:
     positive: set[Value] = set()
     readers = Counter(value for operation in graph.operations for value in operation.reads())
     readers.update(graph.outputs)
-    steps: list[Step] = []
-    folded: dict[Operation, Step] = {}
-    made: dict[Value, Step] = {}
+    steps: list[PlanStep] = []
+    folded: dict[Operation, PlanStep] = {}
+    made: dict[Value, PlanStep] = {}
     for operation in graph.operations:
         if all(value in fixed for value in operation.reads()):
             fixed.update(operation.writes())
             continue
-        site = Site(operation, profile, semantics, frozenset(fixed), frozenset(positive))
+        site = OperationSite(operation, profile, semantics, frozenset(fixed), frozenset(positive))
         if profile.dtype == "uint8" or _is_positive(site):
             positive.update(operation.writes())
         into = _folds_into(site, made, readers)
@@ -138,22 +138,22 @@ def plan_of(graph: Graph, profile: Profile, semantics: str) -> Plan:
     return Plan(graph, profile, tuple(steps), frozenset(fixed), folded)
 
 
-def _step(site: Site) -> Step:
+def _step(site: OperationSite) -> PlanStep:
     operation = site.operation
     if operation.rule is not None:
-        return Step(operation, None, "its rule is one of rules=")
+        return PlanStep(operation, None, "its rule is one of rules=")
     function = kinds().get(operation.kind)
     if function is None:
-        return Step(operation, None, f"OpenVX has no node for {operation.kind}")
+        return PlanStep(operation, None, f"OpenVX has no node for {operation.kind}")
     try:
-        return Step(operation, function(site))
+        return PlanStep(operation, function(site))
     except Unfit as reason:
-        return Step(operation, None, str(reason))
+        return PlanStep(operation, None, str(reason))
     except NnefError as error:  # a shape rule of OpenVX refuses it
-        return Step(operation, None, error.message)
+        return PlanStep(operation, None, error.message)
 
 
-def _is_positive(site: Site) -> bool:
+def _is_positive(site: OperationSite) -> bool:
     operation = site.operation
     if operation.kind == "clamp":
         low = site.number("a")
@@ -165,7 +165,9 @@ def _is_positive(site: Site) -> bool:
     return operation.kind in _POSITIVE or keeps
 
 
-def _folds_into(site: Site, made: Mapping[Value, Step], readers: Counter[Value]) -> Step | None:
+def _folds_into(
+    site: OperationSite, made: Mapping[Value, PlanStep], readers: Counter[Value]
+) -> PlanStep | None:
     """Return the step of a product that an operation can be made a part of, if there is one."""
     operation, computed = site.operation, site.computed()
     if operation.kind not in _AFFINE or operation.rule is not None or len(computed) != 1:
@@ -188,7 +190,7 @@ def _folds_into(site: Site, made: Mapping[Value, Step], readers: Counter[Value])
     return step if fits else None
 
 
-def weights_of(step: Step, values: Mapping[Value, Any]) -> dict[str, Any]:
+def weights_of(step: PlanStep, values: Mapping[Value, Any]) -> dict[str, Any]:
     """Return the real numbers of the operands that inputs do not change, as NNEF has them.
 
     What is folded into a product is a part of them. A term of 0 is left out.

@@ -11,7 +11,7 @@ from nnef_jax.analysis.question import require_model
 from nnef_jax.analysis.results import Result, table_of
 from nnef_jax.errors import InputError, UnsupportedError, raise_all
 from nnef_jax.model import Model
-from nnef_jax.openvx.plan import Plan, Step, plan_of
+from nnef_jax.openvx.plan import Plan, PlanStep, plan_of
 from nnef_jax.openvx.profiles import SEMANTICS, profile_of
 from nnef_jax.options import require_choice
 
@@ -98,7 +98,7 @@ def check_profile(
     return ProfileReport(profile=found.name, dtype=found.dtype, nodes=nodes)
 
 
-def _report(operation: Operation, step: Step | None, plan: Plan) -> NodeReport:
+def _report(operation: Operation, step: PlanStep | None, plan: Plan) -> NodeReport:
     name, kind = operation.name, operation.kind
     if operation in plan.folded:
         into = plan.folded[operation].operation.name

@@ -14,7 +14,7 @@ SEMANTICS = ("spec", "khronos")
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class FixedPointProfile:
     """The type of all tensors: a dtype, and how many of its bits are a fraction."""
 
     name: str
@@ -27,13 +27,16 @@ class Profile:
         return self.dtype != "int8"
 
 
-PROFILES: Mapping[str, tuple[Profile, ...]] = {
-    "openvx-8bit": (Profile("openvx-8bit", "int8", 0), Profile("openvx-8bit", "uint8", 0)),
-    "openvx-16bit": (Profile("openvx-16bit", "int16", 8),),
+PROFILES: Mapping[str, tuple[FixedPointProfile, ...]] = {
+    "openvx-8bit": (
+        FixedPointProfile("openvx-8bit", "int8", 0),
+        FixedPointProfile("openvx-8bit", "uint8", 0),
+    ),
+    "openvx-16bit": (FixedPointProfile("openvx-16bit", "int16", 8),),
 }
 
 
-def profile_of(name: Any, dtype: Any = None) -> Profile:
+def profile_of(name: Any, dtype: Any = None) -> FixedPointProfile:
     """Return the profile of a name; `dtype` chooses uint8 instead of int8.
 
     Raises ValueError for others.
@@ -49,7 +52,7 @@ def profile_of(name: Any, dtype: Any = None) -> Profile:
 class Choices:
     """How a lowered network computes, and what it does where an operation does not fit."""
 
-    profile: Profile
+    profile: FixedPointProfile
     overflow_policy: str
     rounding_policy: str
     semantics: str
@@ -60,7 +63,7 @@ class Choices:
     @classmethod
     def of(
         cls,
-        profile: Profile,
+        profile: FixedPointProfile,
         overflow_policy: Any,
         rounding_policy: Any,
         semantics: Any,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nnef_jax.openvx.errors import wrong_dimension, wrong_parameter
+from nnef_jax.openvx.vx_errors import wrong_dimension, wrong_parameter
 
 Pair = tuple[int, int]
 

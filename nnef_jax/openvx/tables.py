@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nnef_jax.openvx import checks
-from nnef_jax.openvx.errors import wrong_dimension, wrong_format
+from nnef_jax.openvx import layer_checks as checks
 from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position
+from nnef_jax.openvx.vx_errors import wrong_dimension, wrong_format
 from nnef_jax.similar import listed
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]

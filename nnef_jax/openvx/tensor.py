@@ -13,8 +13,8 @@ from jax import Array
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from lowering.kernels.exact_sums import Factors, factors
-from nnef_jax.openvx.errors import unsupported, wrong_dimension, wrong_format, wrong_parameter
 from nnef_jax.openvx.profiles import ROUNDING
+from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format, wrong_parameter
 from nnef_jax.similar import did_you_mean, listed
 
 POSITIONS = {"uint8": 0, "int8": 0, "int16": 8}  # of the 8-bit and the 16-bit extension

@@ -14,7 +14,7 @@ from nnef_jax.array_statistics import statistics_of
 from nnef_jax.garbage import uncollected
 from nnef_jax.network import Network
 from nnef_jax.viewing.measures import Fields
-from nnef_jax.viewing.tree import MOST, Group, tree_of
+from nnef_jax.viewing.operation_tree import MOST, Group, tree_of
 
 OPEN = 36  # boxes that are shown at first, about
 _FEW = 5  # more groups are opened then

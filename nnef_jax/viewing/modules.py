@@ -21,7 +21,7 @@ _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)
 
 
 @dataclass(slots=True)
-class Unit:
+class OperationUnit:
     """An operation, after those that prepare parameters and constants for it alone."""
 
     operations: list[Operation]
@@ -38,7 +38,7 @@ class Unit:
         return self.main.calls
 
 
-def units_of(graph: Graph) -> list[Unit]:
+def units_of(graph: Graph) -> list[OperationUnit]:
     """Return the operations of a graph as units, in an order in which they can be computed."""
     inputs = {*graph.inputs, *(state.value for state in graph.states)}
     varying: set[Value] = set(inputs)
@@ -56,13 +56,13 @@ def units_of(graph: Graph) -> list[Unit]:
             place[operation] = min(readers, default=index)
         for value in operation.reads():
             earliest[value] = min(place[operation], earliest.get(value, place[operation]))
-    units: dict[int, Unit] = {}
+    units: dict[int, OperationUnit] = {}
     for operation in graph.operations:
-        units.setdefault(place[operation], Unit([])).operations.append(operation)
+        units.setdefault(place[operation], OperationUnit([])).operations.append(operation)
     return [units[index] for index in sorted(units)]
 
 
-def alive(units: Sequence[Unit], graph: Graph) -> list[int]:
+def alive(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
     """Return how many tensors units before each unit made that it or later units read."""
     made: dict[Value, int] = {}
     last: dict[Value, int] = {}
@@ -80,7 +80,7 @@ def alive(units: Sequence[Unit], graph: Graph) -> list[int]:
     return list(accumulate(change))[: len(units) + 1]
 
 
-def find_modules(units: Sequence[Unit], graph: Graph, living: Sequence[int]) -> None:
+def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[int]) -> None:
     """Give each unit the path of its module; of those in one fragment call, a common one first."""
     known = _paths_by_label(units, graph, _components)
     if not _tell(known) and len(units) > _MANY:
@@ -109,7 +109,7 @@ def _tell(paths: Sequence[Path | None]) -> bool:
 
 
 def _paths_by_label(
-    units: Sequence[Unit], graph: Graph, components: Callable[[str], Path]
+    units: Sequence[OperationUnit], graph: Graph, components: Callable[[str], Path]
 ) -> list[Path | None]:
     labels = {p.value: components(p.label)[:-1] for p in graph.parameters}
     return [
@@ -130,7 +130,7 @@ def _shared(left: Path, right: Path) -> int:
     return sum(1 for _ in takewhile(bool, map(str.__eq__, left, right)))
 
 
-def _invocations(units: Sequence[Unit]) -> list[tuple[int, int]]:
+def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
     """Return the ranges of units that come from one call each; others stand alone."""
     spans: list[tuple[int, int]] = []
     for index, unit in enumerate(units):

@@ -15,7 +15,7 @@ import nnef_jax
 from nnef_jax import InputError
 from nnef_jax.analysis import compare
 from nnef_jax.analysis.differences import difference
-from nnef_jax.analysis.matching import Tensor, match
+from nnef_jax.analysis.matching import TensorKind, match
 from tests.analysis.networks import random, two_layers
 from tests.helpers import model_of
 
@@ -141,11 +141,15 @@ def test_measures_are_what_numpy_has() -> None:
 
 
 def test_names_of_other_spellings_and_repetitions_match() -> None:
-    def tensors(**kinds: str) -> dict[str, Tensor]:
-        return {name: Tensor(kind, (2,)) for name, kind in kinds.items()}
+    def tensors(**kinds: str) -> dict[str, TensorKind]:
+        return {name: TensorKind(kind, (2,)) for name, kind in kinds.items()}
 
-    a = {"/conv1/Conv": Tensor("conv", (2,)), "x.y": Tensor("", (1,)), "x_y": Tensor("", (1,))}
-    pairs = match(a, {"conv1_Conv": Tensor("conv", (2,)), "x-y": Tensor("", (1,))}, {})
+    a = {
+        "/conv1/Conv": TensorKind("conv", (2,)),
+        "x.y": TensorKind("", (1,)),
+        "x_y": TensorKind("", (1,)),
+    }
+    pairs = match(a, {"conv1_Conv": TensorKind("conv", (2,)), "x-y": TensorKind("", (1,))}, {})
     assert [(p.a, p.b, p.by) for p in pairs] == [("/conv1/Conv", "conv1_Conv", "name")]
     left = tensors(p="conv", q="relu", same="add", r="conv", s="relu")
     right = tensors(u="conv", v="relu", same="add", new="mul", w="conv", z="relu")
@@ -157,7 +161,7 @@ def test_names_of_other_spellings_and_repetitions_match() -> None:
 def test_as_many_as_can_be_are_matched_by_position() -> None:
     """Of blocks that repeat, whatever is left out in one of both."""
     kinds = ["matmul", "add", "relu", "matmul", "add", "softmax"] * 50
-    left = {f"a{i}": Tensor(kind, (2, 3)) for i, kind in enumerate(kinds)}
+    left = {f"a{i}": TensorKind(kind, (2, 3)) for i, kind in enumerate(kinds)}
     kept = np.flatnonzero(np.random.default_rng(0).random(300) > 0.1)
     right = {f"b{i}": left[f"a{i}"] for i in kept}
     pairs = match(left, right, {})

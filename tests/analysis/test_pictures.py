@@ -11,7 +11,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax import analysis
-from nnef_jax.analysis import pictures
+from nnef_jax.analysis import tiles as pictures
 from nnef_jax.analysis.adversarial import Adversarial
 from nnef_jax.analysis.attribution import Attribution
 from nnef_jax.analysis.maximisation import Maximised

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from lowering.graph import Graph, Operation
-from nnef_jax.viewing.tree import MOST, Group, tree_of
+from nnef_jax.viewing.operation_tree import MOST, Group, tree_of
 from tests.helpers import COMPOSITIONAL
 from tests.text_support import flat
 from tests.viewing.networks import gpt

@@ -5,9 +5,9 @@ from __future__ import annotations
 from jax import Array
 
 from lowering.kernels.correlation import Slide
-from nnef_jax.openvx import checks, shapes
-from nnef_jax.openvx.errors import wrong_parameter
-from nnef_jax.openvx.layers.products import (
+from nnef_jax.openvx import layer_checks as checks
+from nnef_jax.openvx import shapes
+from nnef_jax.openvx.layers.accumulation import (
     Arithmetic,
     ends,
     multiply_accumulate,
@@ -15,6 +15,7 @@ from nnef_jax.openvx.layers.products import (
     require_fitting,
 )
 from nnef_jax.openvx.tensor import StaticWeights, Tensor
+from nnef_jax.openvx.vx_errors import wrong_parameter
 
 
 @checks.layer

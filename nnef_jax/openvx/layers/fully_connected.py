@@ -7,10 +7,10 @@ import math
 from jax import Array
 
 from lowering.kernels.correlation import Slide
-from nnef_jax.openvx import checks
-from nnef_jax.openvx.errors import wrong_dimension
-from nnef_jax.openvx.layers.products import Arithmetic, multiply_accumulate, prepared
+from nnef_jax.openvx import layer_checks as checks
+from nnef_jax.openvx.layers.accumulation import Arithmetic, multiply_accumulate, prepared
 from nnef_jax.openvx.tensor import StaticWeights, Tensor
+from nnef_jax.openvx.vx_errors import wrong_dimension
 
 
 @checks.layer

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from nnef_jax.openvx import checks
-from nnef_jax.openvx.errors import wrong_parameter
+from nnef_jax.openvx import layer_checks as checks
 from nnef_jax.openvx.tables import Floats, table, table_layer
 from nnef_jax.openvx.tensor import Tensor, require_one_of
+from nnef_jax.openvx.vx_errors import wrong_parameter
 
 ACTIVATIONS = (
     "logistic",

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 
-from nnef_jax.openvx.mapping.site import Layer, Site
+from nnef_jax.openvx.mapping.operation_site import OperationSite, VxLayer
 
-Mapped = Callable[[Site], Layer]
-_MODULES = ("products", "pools", "elementwise", "views")
+Mapped = Callable[[OperationSite], VxLayer]
+_MODULES = ("product_nodes", "pools", "arithmetic_nodes", "views")
 _KINDS: dict[str, Mapped] = {}
 
 

@@ -6,14 +6,22 @@ from typing import Any
 
 from lowering.kernels.windows import basic
 from nnef_jax.openvx.layers.pointwise import normalization_layer, softmax_layer
-from nnef_jax.openvx.layers.pooling import pooling_layer
+from nnef_jax.openvx.layers.pooling_layers import pooling_layer
 from nnef_jax.openvx.mapping import maps
-from nnef_jax.openvx.mapping.products import pair, require_smallest_strides, symmetric
-from nnef_jax.openvx.mapping.site import Computed, Layer, Node, Site, Unfit, like, planes
+from nnef_jax.openvx.mapping.operation_site import (
+    Computed,
+    NodeInputs,
+    OperationSite,
+    Unfit,
+    VxLayer,
+    like,
+    planes,
+)
+from nnef_jax.openvx.mapping.product_nodes import pair, require_smallest_strides, symmetric
 
 
 @maps("max_pool", "avg_pool", "box")
-def pool(site: Site) -> Layer:
+def pool(site: OperationSite) -> VxLayer:
     """Map a pool onto vxPoolingLayer, which pads with zeros that count in averages."""
     kind = "max" if site.operation.kind == "max_pool" else "avg"
     shape, pool = site.require_planes("input"), dict(site.attributes)
@@ -39,7 +47,7 @@ def pool(site: Site) -> Layer:
     return _pooling(site, attributes)
 
 
-def _require_border(site: Site, kind: str, border: str) -> None:
+def _require_border(site: OperationSite, kind: str, border: str) -> None:
     """Refuse padding that counts where it does not in OpenVX, or the other way round."""
     if kind == "avg":
         if border != "constant":
@@ -54,7 +62,7 @@ def _require_border(site: Site, kind: str, border: str) -> None:
 
 
 @maps("max_reduce", "mean_reduce", "sum_reduce")
-def reduction(site: Site) -> Layer:
+def reduction(site: OperationSite) -> VxLayer:
     """Map the mean or maximum over all places onto a vxPoolingLayer of one window."""
     kind = "max" if site.operation.kind == "max_reduce" else "avg"
     if site.operation.kind == "sum_reduce" and not site.attributes["normalize"]:
@@ -68,36 +76,36 @@ def reduction(site: Site) -> Layer:
     )
 
 
-def _pooling(site: Site, attributes: dict[str, Any]) -> Layer:
+def _pooling(site: OperationSite, attributes: dict[str, Any]) -> VxLayer:
     shape = site.result.shape
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         x = planes(node["input"])
         choices = node.choices
         found = pooling_layer(x, **attributes, semantics=choices.semantics, strict=choices.strict)
         return like(found, (x.shape[0], *shape[1:])), None
 
-    return Layer("vxPoolingLayer", run, keeps_position=True)
+    return VxLayer("vxPoolingLayer", run, keeps_position=True)
 
 
 @maps("softmax")
-def softmax(site: Site) -> Layer:
+def softmax(site: OperationSite) -> VxLayer:
     """Map `softmax` onto vxSoftmaxLayer; along the last axis any shape is rows, by a view."""
     shape, axes = site.shape("x"), tuple(site.attributes["axes"])
     is_channels = len(shape) == 4 and axes == (1,)
     if not is_channels and axes != (len(shape) - 1,):
         raise Unfit(f"it is over axes {list(axes)} of {len(shape)}, the layer's is that of classes")
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         x = node["x"]
         rows = x if is_channels else like(x, (-1, shape[-1]))
         return like(softmax_layer(rows, **node.output), x.shape), None
 
-    return Layer("vxSoftmaxLayer", run)
+    return VxLayer("vxSoftmaxLayer", run)
 
 
 @maps("local_response_normalization")
-def normalization(site: Site) -> Layer:
+def normalization(site: OperationSite) -> VxLayer:
     """Map LRN onto vxNormalizationLayer; its window divides alpha there too."""
     if site.profile.dtype != "int16":
         raise Unfit("vxNormalizationLayer is optional in the 8-bit extension")
@@ -116,7 +124,7 @@ def normalization(site: Site) -> Layer:
     if min(alpha, beta, bias) <= 0:
         raise Unfit("alpha, beta and bias of the layer are positive")
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         x = planes(node["input"])
         found = normalization_layer(
             x,
@@ -129,4 +137,4 @@ def normalization(site: Site) -> Layer:
         )
         return like(found, node["input"].shape), None
 
-    return Layer("vxNormalizationLayer", run, saturates=True)
+    return VxLayer("vxNormalizationLayer", run, saturates=True)

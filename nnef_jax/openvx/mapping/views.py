@@ -6,7 +6,15 @@ from typing import Any
 
 from lowering.ops import rules
 from nnef_jax.openvx.mapping import maps
-from nnef_jax.openvx.mapping.site import Computed, Layer, Node, Site, Unfit, is_real, operand_key
+from nnef_jax.openvx.mapping.operation_site import (
+    Computed,
+    NodeInputs,
+    OperationSite,
+    Unfit,
+    VxLayer,
+    is_real,
+    operand_key,
+)
 from nnef_jax.openvx.tensor import Tensor
 
 
@@ -23,7 +31,7 @@ from nnef_jax.openvx.tensor import Tensor
     "copy",
     "copy_n",
 )
-def view(site: Site) -> Layer:
+def view(site: OperationSite) -> VxLayer:
     """Rearrange raw integers by the operation's own rule."""
     operation = site.operation
     if operation.kind == "slice" and any(s != 1 for s in site.attributes.get("stride", ())):
@@ -34,7 +42,7 @@ def view(site: Site) -> Layer:
     attributes = {operand_key(key): x for key, x in operation.attributes}
     rule = operation.rule or rules[operation.kind]
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         x: Tensor | list[Tensor] = node[name]
         data: Any = [part.data for part in x] if isinstance(x, list) else x.data
         found = rule.lower(**{name: data}, **attributes)
@@ -43,4 +51,4 @@ def view(site: Site) -> Layer:
         return Tensor(found, node.position), None
 
     is_node = operation.kind == "transpose"
-    return Layer("vxTensorTransposeNode" if is_node else "view", run, keeps_position=True)
+    return VxLayer("vxTensorTransposeNode" if is_node else "view", run, keeps_position=True)

@@ -11,7 +11,7 @@ from jax import Array
 from lowering.extents import Shape, volume
 from lowering.graph import Operand, Operation, TensorType, Value, is_float
 from lowering.registry import python_name
-from nnef_jax.openvx.profiles import Choices, Profile
+from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 from nnef_jax.openvx.tensor import Tensor
 
 
@@ -20,7 +20,7 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeInputs:
     """Gives a layer what it computes with.
 
     Args:
@@ -63,7 +63,7 @@ Scaling = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class VxLayer:
     """Computes an operation as nodes of OpenVX do.
 
     Args:
@@ -83,7 +83,7 @@ class Layer:
     """
 
     name: str
-    run: Callable[[Node], Computed]
+    run: Callable[[NodeInputs], Computed]
     arrange: Mapping[str, Callable[[Array], Array]] = field(default_factory=dict[str, Any])
     static: tuple[str, ...] = ()
     scale: tuple[str, Scaling] | None = None
@@ -98,7 +98,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class OperationSite:
     """An operation, and what is known of the tensors that it reads.
 
     Args:
@@ -107,7 +107,7 @@ class Site:
     """
 
     operation: Operation
-    profile: Profile
+    profile: FixedPointProfile
     semantics: str
     fixed: frozenset[Value]
     not_negative: frozenset[Value]

@@ -22,7 +22,7 @@ from nnef_jax.similar import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerTensor:
     """One tensor that a network computes from its inputs or states, and what makes it.
 
     Args:
@@ -59,7 +59,7 @@ def on_one_device(
     return Model(execution.alone()), list(map(np.asarray, values))
 
 
-def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, Layer]:
+def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, LayerTensor]:
     """Return the layers by name of tensor, in order; those of some names or patterns alone.
 
     Raises TypeError for what is no list of names, InputError for a name that no layer has.
@@ -76,7 +76,7 @@ def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, Lay
     return {name: layer for name, layer in found.items() if name in chosen}
 
 
-def _layers(graph: Graph) -> Iterable[Layer]:
+def _layers(graph: Graph) -> Iterable[LayerTensor]:
     varies = {*graph.inputs, *(state.value for state in graph.states)}
     labels: dict[Value, tuple[str, ...]] = {p.value: (p.label,) for p in graph.parameters}
     axes: dict[Value, int | None] = {v: 1 if len(v.type.shape) > 1 else None for v in varies}
@@ -93,7 +93,7 @@ def _layers(graph: Graph) -> Iterable[Layer]:
             axes[value] = axis = _unit_axis(operation, value, axes)
             if value in graph.needed and not value.inserted and value.name in names:
                 kind = operation.kind
-                yield Layer(value.name, kind, value, operation, params, weights, axis)
+                yield LayerTensor(value.name, kind, value, operation, params, weights, axis)
 
 
 def _parameters(
@@ -131,7 +131,7 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
     return axis if is_kept else rank - 1
 
 
-def real_layers(layers: Mapping[str, Layer]) -> dict[str, Layer]:
+def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
     """Return the layers of real numbers. Raises InputError where there are none."""
     found = {name: x for name, x in layers.items() if is_float(x.value.type.dtype)}
     if not found:

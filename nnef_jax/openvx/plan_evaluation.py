@@ -15,8 +15,8 @@ from lowering.graph import Operand, Operation, Value, is_float
 from lowering.ops import rules
 from lowering.ops.elementwise import straight_through
 from lowering.trace import Context, trace
-from nnef_jax.openvx.mapping.site import Node, operand_key
-from nnef_jax.openvx.plan import Plan, Step, part_name, weights_of
+from nnef_jax.openvx.mapping.operation_site import NodeInputs, operand_key
+from nnef_jax.openvx.plan import Plan, PlanStep, part_name, weights_of
 from nnef_jax.openvx.profiles import Choices
 from nnef_jax.openvx.tensor import Tensor, static_weights
 
@@ -48,7 +48,7 @@ class Evaluation:
         known = {value: values[value] for value in read}
         return {step.name: weights_of(step, known) for step in plan.needed}
 
-    def quantised(self, step: Step, name: str, weights: Any) -> Tensor:
+    def quantised(self, step: PlanStep, name: str, weights: Any) -> Tensor:
         """Return an operand in fixed point: rounded to nearest even, saturated."""
         given = dict(self.choices.positions)
         position = given.get(weights_name(step, name), self.plan.profile.position)
@@ -77,7 +77,7 @@ class Evaluation:
             found[step.name] = tensors
         return found
 
-    def _table(self, step: Step, operands: Mapping[str, Any]) -> dict[str, Any]:
+    def _table(self, step: PlanStep, operands: Mapping[str, Any]) -> dict[str, Any]:
         """Return the table of all values of the type, and where it is beyond the type."""
         (read,) = {v for v in step.operation.reads() if v not in self.plan.fixed}
         limits = jnp.iinfo(self.plan.profile.dtype)
@@ -120,7 +120,7 @@ class Evaluation:
         return found, masks
 
     def _step(
-        self, step: Step, weights: Mapping[str, Any], values: Mapping[Value, Any]
+        self, step: PlanStep, weights: Mapping[str, Any], values: Mapping[Value, Any]
     ) -> tuple[list[Any], Array | None]:
         operation, layer = step.operation, step.layer
         if layer is None:
@@ -136,7 +136,7 @@ class Evaluation:
             return self._rescaled(x, position) if layer.keeps_position else x
 
         tensors = {name: read(name, operand) for name, operand in operation.operands}
-        result, mask = layer.run(Node({**tensors, **weights}, self.choices, position))
+        result, mask = layer.run(NodeInputs({**tensors, **weights}, self.choices, position))
         if layer.saturates:
             (y,) = self.computed(step, {v: real(x) for v, x in values.items()}, weights)
             mask = beyond(y, result)
@@ -160,7 +160,7 @@ class Evaluation:
         return Tensor.quantize(x.to_float(), self.plan.profile.dtype, position)
 
     def computed(
-        self, step: Step, values: Mapping[Value, Any], weights: Mapping[str, Any]
+        self, step: PlanStep, values: Mapping[Value, Any], weights: Mapping[str, Any]
     ) -> list[Any]:
         """Return the results of a step in real numbers, by the operation's own rule."""
         operation, layer = step.operation, step.layer
@@ -219,7 +219,7 @@ class Evaluation:
                 keep(value, x)
         return values
 
-    def _weight(self, step: Step, name: str, x: Any) -> Array:
+    def _weight(self, step: PlanStep, name: str, x: Any) -> Array:
         return self._as_cut(self.quantised(step, name, lax.stop_gradient(jnp.asarray(x))), x)
 
     def _as_cut(self, tensor: Tensor, x: Any) -> Array:
@@ -247,6 +247,6 @@ def beyond(x: Any, tensor: Tensor) -> Array:
     return (x < low - half) | (x >= high + half)
 
 
-def weights_name(step: Step, name: str) -> str:
+def weights_name(step: PlanStep, name: str) -> str:
     """Return what an operand of a step that inputs do not change is called: conv1.filter, say."""
     return f"{step.name}.{name}"

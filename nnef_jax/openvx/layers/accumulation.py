@@ -13,10 +13,10 @@ from jax import Array
 from lowering.kernels.correlation import Slide
 from lowering.kernels.exact_sums import Factors, base_for, narrow, sums_of_products, total
 from lowering.kernels.stepwise import Steps, stepwise
-from nnef_jax.openvx import checks
-from nnef_jax.openvx.errors import unsupported, wrong_dimension, wrong_format
+from nnef_jax.openvx import layer_checks as checks
 from nnef_jax.openvx.profiles import OVERFLOW, ROUNDING, SEMANTICS
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
+from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format
 
 _MOST_CELLS = 4096  # of a window of the C routines, which are brought together channel by channel
 

@@ -10,14 +10,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from nnef_jax.openvx.errors import (
+from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position, require_tensor
+from nnef_jax.openvx.vx_errors import (
     VxError,
     unsupported,
     wrong_dimension,
     wrong_format,
     wrong_parameter,
 )
-from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position, require_tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")

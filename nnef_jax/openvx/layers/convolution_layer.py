@@ -7,9 +7,9 @@ from functools import partial
 from jax import Array
 
 from lowering.kernels.correlation import Slide
-from nnef_jax.openvx import checks, shapes
-from nnef_jax.openvx.errors import wrong_dimension
-from nnef_jax.openvx.layers.products import (
+from nnef_jax.openvx import layer_checks as checks
+from nnef_jax.openvx import shapes
+from nnef_jax.openvx.layers.accumulation import (
     Arithmetic,
     ends,
     multiply_accumulate,
@@ -17,6 +17,7 @@ from nnef_jax.openvx.layers.products import (
     require_fitting,
 )
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
+from nnef_jax.openvx.vx_errors import wrong_dimension
 
 SIZE_ROUNDING = ("floor", "ceiling")
 

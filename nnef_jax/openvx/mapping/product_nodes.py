@@ -13,16 +13,16 @@ from jax import Array
 from lowering.extents import volume
 from lowering.kernels.correlation import transposed_filter
 from lowering.kernels.windows import Windows, basic, reverse
-from nnef_jax.openvx.layers.convolution import convolution_layer
+from nnef_jax.openvx.layers.convolution_layer import convolution_layer
 from nnef_jax.openvx.layers.deconvolution import deconvolution_layer
 from nnef_jax.openvx.layers.fully_connected import fully_connected_layer
 from nnef_jax.openvx.mapping import maps
-from nnef_jax.openvx.mapping.site import (
+from nnef_jax.openvx.mapping.operation_site import (
     Computed,
-    Layer,
-    Node,
-    Site,
+    NodeInputs,
+    OperationSite,
     Unfit,
+    VxLayer,
     is_single,
     like,
     plane,
@@ -32,7 +32,7 @@ from nnef_jax.openvx.tensor import Tensor
 
 
 @maps("conv")
-def convolution(site: Site) -> Layer:
+def convolution(site: OperationSite) -> VxLayer:
     """Map `conv` onto vxConvolutionLayer, groups onto views of the channels."""
     site.require_fixed("filter", "bias")
     shape, filter = site.require_planes("input"), site.shape("filter")
@@ -49,12 +49,12 @@ def convolution(site: Site) -> Layer:
     }
     rank = len(shape)
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         x, weights, biases = planes(node["input"]), node["filter"], node.get("bias")
         options: Any = {**attributes, **node.products}
         return _as_rank(convolution_layer(x, weights, biases, **options), rank)
 
-    return Layer(
+    return VxLayer(
         _times(groups, "vxConvolutionLayer"),
         run,
         arrange={"filter": plane, "bias": _biases(filter[0])},
@@ -65,7 +65,7 @@ def convolution(site: Site) -> Layer:
 
 
 @maps("deconv")
-def deconvolution(site: Site) -> Layer:
+def deconvolution(site: OperationSite) -> VxLayer:
     """Map `deconv` onto vxDeconvolutionLayer, which correlates with the filter turned around."""
     site.require_fixed("filter", "bias")
     shape, filter = site.require_planes("input"), site.shape("filter")
@@ -99,7 +99,7 @@ def deconvolution(site: Site) -> Layer:
     if rank == 3:
         raise Unfit("it has one spatial axis: OpenVX finds no upscale of an extent 1")
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         x, weights, biases = node["input"], node["filter"], node.get("bias")
         options: Any = {**attributes, **node.products}
         found: Any = deconvolution_layer(x, weights, biases, **options)
@@ -114,7 +114,7 @@ def deconvolution(site: Site) -> Layer:
         factors = factor.reshape(groups, 1, each, *(1 for _ in size))
         return (parts * factors).reshape(filter.shape)
 
-    return Layer(
+    return VxLayer(
         _times(groups, "vxDeconvolutionLayer"),
         run,
         arrange={"filter": turned, "bias": _biases(output[1])},
@@ -125,7 +125,7 @@ def deconvolution(site: Site) -> Layer:
 
 
 @maps("linear")
-def linear(site: Site) -> Layer:
+def linear(site: OperationSite) -> VxLayer:
     """Map `linear` onto vxFullyConnectedLayer."""
     site.require_fixed("filter", "bias")
     filter, bias, shape = site.shape("filter"), site.shape("bias"), site.result.shape
@@ -135,7 +135,7 @@ def linear(site: Site) -> Layer:
 
 
 @maps("matmul")
-def product(site: Site) -> Layer:
+def product(site: OperationSite) -> VxLayer:
     """Map `matmul` onto vxFullyConnectedLayer, or vxTensorMatrixMultiplyNode of two tensors."""
     left, right = site.shape("A"), site.shape("B")
     flipped = site.attributes["transposeA"], site.attributes["transposeB"]
@@ -146,7 +146,7 @@ def product(site: Site) -> Layer:
     count = volume(site.result.shape[:-2])
     dims = site.result.shape
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         # The text of OpenVX 1.2 rounds to the nearest and saturates, the sample cuts off.
         rounding = "nearest_even" if node.choices.semantics == "spec" else "to_zero"
         options: Any = {**node.products, "overflow_policy": "saturate"}
@@ -160,11 +160,11 @@ def product(site: Site) -> Layer:
         found, mask = jax.vmap(one)(a, b)
         return like(found, dims), mask.reshape(dims)
 
-    return Layer(_times(count, "vxTensorMatrixMultiplyNode"), run)
+    return VxLayer(_times(count, "vxTensorMatrixMultiplyNode"), run)
 
 
 @maps("batch_normalization")
-def batch_normalization(site: Site) -> Layer:
+def batch_normalization(site: OperationSite) -> VxLayer:
     """Map one that follows no product alone onto vxConvolutionLayer: 1x1, a group each channel."""
     shape, (first, *others) = site.require_planes("input"), site.arguments
     site.require_fixed(*others)
@@ -175,7 +175,7 @@ def batch_normalization(site: Site) -> Layer:
         ):
             raise Unfit(f"'{name}' is not one number for each channel")
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         x, options = planes(node[first]), node.products
         found = convolution_layer(x, node["filter"], node["bias"], groups=channels, **options)
         return _as_rank(found, len(shape))
@@ -184,7 +184,7 @@ def batch_normalization(site: Site) -> Layer:
         line = [1, channels, *(1 for _ in shape[2:])]
         return operands[first] * operands["filter"].reshape(line) + operands["bias"].reshape(line)
 
-    return Layer(
+    return VxLayer(
         _times(channels, "vxConvolutionLayer"),
         run,
         arrange={"bias": _biases(channels)},
@@ -196,12 +196,14 @@ def batch_normalization(site: Site) -> Layer:
     )
 
 
-def _fully_connected(site: Site, names: tuple[str, str], flipped: tuple[bool, bool]) -> Layer:
+def _fully_connected(
+    site: OperationSite, names: tuple[str, str], flipped: tuple[bool, bool]
+) -> VxLayer:
     """Map products with a matrix of weights: each row of the other factor is one of a batch."""
     (left, right), (flip, is_transposed), shape = names, flipped, site.result.shape
     inner = site.shape(left)[-2 if flip else -1]
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         x = node[left]
         data = jnp.swapaxes(x.data, -1, -2) if flip else x.data
         rows = Tensor(data.reshape(-1, inner), x.fixed_point_position)
@@ -225,7 +227,7 @@ def _fully_connected(site: Site, names: tuple[str, str], flipped: tuple[bool, bo
         y = jnp.matmul(a, jnp.swapaxes(b, -1, -2) if is_transposed else b)
         return y + operands["bias"] if np.ndim(operands.get("bias", 0)) else y
 
-    return Layer(
+    return VxLayer(
         "vxFullyConnectedLayer",
         run,
         arrange={right: arranged, "bias": _biases(shape[-1])},
@@ -278,7 +280,7 @@ def pair(values: Any, single: int) -> tuple[int, int]:
     return (values[-1], values[0] if len(values) == 2 else single)
 
 
-def _sliding(site: Site) -> dict[str, Any]:
+def _sliding(site: OperationSite) -> dict[str, Any]:
     names = ("border", "padding", "stride", "dilation")
     return {name: site.attributes[name] for name in names}
 

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from nnef_jax.openvx import checks, shapes
-from nnef_jax.openvx.errors import unsupported, wrong_dimension
-from nnef_jax.openvx.layers.convolution import SIZE_ROUNDING
-from nnef_jax.openvx.layers.products import ends
+from nnef_jax.openvx import layer_checks as checks
+from nnef_jax.openvx import shapes
+from nnef_jax.openvx.layers.accumulation import ends
+from nnef_jax.openvx.layers.convolution_layer import SIZE_ROUNDING
 from nnef_jax.openvx.profiles import SEMANTICS
 from nnef_jax.openvx.tensor import Tensor, require_one_of
+from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension
 
 POOLING = ("max", "avg")
 _MOST_CELLS = 1 << 16  # of a window: their sum fits an int32

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.graph import Graph, Operation
-from nnef_jax.viewing.modules import Unit, alive, find_modules, units_of
+from nnef_jax.viewing.modules import OperationUnit, alive, find_modules, units_of
 
 MOST = 60  # members of a group
 _RANGE = 40  # members of a range
@@ -53,7 +53,7 @@ def tree_of(graph: Graph) -> Group:
     return root
 
 
-def _keys(units: Sequence[Unit]) -> list[tuple[_Key, ...]]:
+def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
     """Return the groups around each unit, outermost first.
 
     Of a chain of calls each comes after the part of the path that all in it share. What is deeper
@@ -83,7 +83,11 @@ def _keys(units: Sequence[Unit]) -> list[tuple[_Key, ...]]:
 
 
 def _nested(
-    units: Sequence[Unit], keys: Sequence[tuple[_Key, ...]], start: int, end: int, depth: int
+    units: Sequence[OperationUnit],
+    keys: Sequence[tuple[_Key, ...]],
+    start: int,
+    end: int,
+    depth: int,
 ) -> list[Group | Operation]:
     members: list[Group | Operation] = []
     for key, stretch in groupby(range(start, end), key=lambda i: keys[i][depth : depth + 1]):
@@ -98,7 +102,7 @@ def _nested(
     return members
 
 
-def _leaf(unit: Unit, index: int) -> Group | Operation:
+def _leaf(unit: OperationUnit, index: int) -> Group | Operation:
     if len(unit.operations) == 1:
         return unit.main
     by = "operation" if len(unit.operations) <= MOST else "range"

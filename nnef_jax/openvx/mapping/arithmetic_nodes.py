@@ -11,13 +11,21 @@ import numpy as np
 
 from lowering.kernels import exact_sums
 from lowering.kernels.broadcast import align
-from nnef_jax.openvx.checks import SHIFTS
-from nnef_jax.openvx.errors import unsupported
+from nnef_jax.openvx.layer_checks import SHIFTS
 from nnef_jax.openvx.layers.pointwise import activation_layer
 from nnef_jax.openvx.mapping import maps
-from nnef_jax.openvx.mapping.site import Computed, Layer, Node, Site, Unfit, is_real, is_single
+from nnef_jax.openvx.mapping.operation_site import (
+    Computed,
+    NodeInputs,
+    OperationSite,
+    Unfit,
+    VxLayer,
+    is_real,
+    is_single,
+)
 from nnef_jax.openvx.tables import look_up
 from nnef_jax.openvx.tensor import Tensor
+from nnef_jax.openvx.vx_errors import unsupported
 
 _FUNCTIONS = {
     "sigmoid": "logistic",
@@ -44,21 +52,21 @@ _TABLES = (
 
 
 @maps(*_FUNCTIONS)
-def activation(site: Site) -> Layer:
+def activation(site: OperationSite) -> VxLayer:
     """Map a function that vx_nn_activation_function_e has onto vxActivationLayer."""
     return _activation("x", _FUNCTIONS[site.operation.kind])
 
 
-def _activation(name: str, function: str, a: float = 1.0, b: float = 1.0) -> Layer:
-    def run(node: Node) -> Computed:
+def _activation(name: str, function: str, a: float = 1.0, b: float = 1.0) -> VxLayer:
+    def run(node: NodeInputs) -> Computed:
         return activation_layer(node[name], function=function, a=a, b=b, **node.output), None
 
     title = f"vxActivationLayer {function.upper()}"
-    return Layer(title, run, saturates=True, takes_numbers=True)
+    return VxLayer(title, run, saturates=True, takes_numbers=True)
 
 
 @maps(*_TABLES)
-def table(site: Site) -> Layer:
+def table(site: OperationSite) -> VxLayer:
     """Map any other function of one tensor onto vxTensorTableLookupNode: exact by construction."""
     name = _only_tensor(site)
     if name is None:
@@ -66,16 +74,16 @@ def table(site: Site) -> Layer:
     if not site.profile.has_tables:
         raise Unfit("vxTensorTableLookupNode takes uint8 and int16, no int8")
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         x = node[name]
         found = Tensor(look_up(x.data, node["table"]), node.position)
         return found, look_up(x.data, node["beyond"])
 
-    return Layer("vxTensorTableLookupNode", run, takes_numbers=True, is_table=True)
+    return VxLayer("vxTensorTableLookupNode", run, takes_numbers=True, is_table=True)
 
 
 @maps("clamp", "min", "max")
-def bounded(site: Site) -> Layer:
+def bounded(site: OperationSite) -> VxLayer:
     """Map what cuts off below 0, or below 0 and above a number, onto RELU and BRELU."""
     kind, names = site.operation.kind, ("a", "b") if site.operation.kind == "clamp" else ("y",)
     bounds = [site.number(name) for name in names]
@@ -91,7 +99,7 @@ def bounded(site: Site) -> Layer:
 
 
 @maps(*_NODES, "div")
-def arithmetic(site: Site) -> Layer:
+def arithmetic(site: OperationSite) -> VxLayer:
     """Map sums and products onto nodes on tensors; with a number onto LINEAR, or a table."""
     kind = site.operation.kind
     line = _line(site)
@@ -103,11 +111,11 @@ def arithmetic(site: Site) -> Layer:
         raise Unfit("OpenVX has no quotient of two tensors")
     if not all(is_real(site.operand(n)) or site.number(n) is not None for n in ("x", "y")):
         raise Unfit("its tensors are not of real numbers")
-    return Layer(_NODES[kind], lambda node: _combined(kind, node, [node["x"], node["y"]]))
+    return VxLayer(_NODES[kind], lambda node: _combined(kind, node, [node["x"], node["y"]]))
 
 
 @maps("add_n")
-def sums(site: Site) -> Layer:
+def sums(site: OperationSite) -> VxLayer:
     """Map a sum of several tensors onto one vxTensorAddNode after the other."""
     operand = site.operand("x")
     count = len(operand) if isinstance(operand, tuple) else 0
@@ -115,17 +123,17 @@ def sums(site: Site) -> Layer:
         raise Unfit(f"it adds {count} tensors")
     name = _NODES["add"] if count == 2 else f"{count - 1} x {_NODES['add']}"
 
-    def run(node: Node) -> Computed:
+    def run(node: NodeInputs) -> Computed:
         total, masks = node["x"][0], list[Any]()
         for other in node["x"][1:]:
             total, mask = _combined("add", node, [total, other])
             masks.append(mask)
         return total, jnp.any(jnp.stack(jnp.broadcast_arrays(*masks)), axis=0)
 
-    return Layer(name, run)
+    return VxLayer(name, run)
 
 
-def _only_tensor(site: Site) -> str | None:
+def _only_tensor(site: OperationSite) -> str | None:
     """Return the name of the operand that is computed, if all others are single numbers."""
     computed = site.computed()
     operands = dict(site.operation.operands)
@@ -135,7 +143,7 @@ def _only_tensor(site: Site) -> str | None:
     return computed[0] if numbers and site.type(computed[0]) == site.result else None
 
 
-def _line(site: Site) -> tuple[float, float] | None:
+def _line(site: OperationSite) -> tuple[float, float] | None:
     """Return factor and term of a * x + b, where the operation is that of a number."""
     kind, x, y = site.operation.kind, site.number("x"), site.number("y")
     if y is not None and not site.is_fixed("x"):
@@ -146,7 +154,7 @@ def _line(site: Site) -> tuple[float, float] | None:
     return None
 
 
-def _combined(kind: str, node: Node, tensors: Sequence[Tensor]) -> Computed:
+def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Computed:
     """Add, subtract or multiply raw integers, then round and cut off once."""
     x, y = align(*(tensor.data.astype(np.int32) for tensor in tensors))
     before = [tensor.fixed_point_position for tensor in tensors]
