@@ -93,7 +93,7 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
     import jax.numpy as jnp
 
     import nnef_jax
-    from lowering.cpu.options import compiler_options
+    from lowering.cpu.xla_options import compiler_options
     from lowering.emit import in_parts, traced
     from lowering.targets.cpu import CPU
     from nnef_jax.execution.compiler import with_constants

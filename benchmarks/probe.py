@@ -95,8 +95,8 @@ def _parts(call: Callable[[], Any]) -> dict[str, float]:
 
 def _host_program() -> Any:
     """Return the class that numpy's preparations are calls of; None in commits before it."""
-    found = importlib.util.find_spec("lowering.host")
-    return None if found is None else importlib.import_module("lowering.host").HostProgram
+    found = importlib.util.find_spec("lowering.host_program")
+    return None if found is None else importlib.import_module("lowering.host_program").HostProgram
 
 
 def _time(owner: Any, name: str, part: str, spent: Counter[str], inside: Counter[str]) -> None:

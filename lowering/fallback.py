@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import jax
 
 from lowering.contexts import holding
-from lowering.machine import Profile, using
+from lowering.machine import MachineProfile, using
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class About(NamedTuple):
 
     name: str = ""
     is_strict: bool = False
-    profile: Profile | None = None
+    profile: MachineProfile | None = None
 
 
 class FailedPass(RuntimeError):

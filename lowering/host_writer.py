@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from lowering.facts import facts
-from lowering.host import HostProgram, Step
+from lowering.host_program import HostProgram, Step
 from lowering.jaxprs import is_literal, primitive, variables
 from lowering.program import Program
 
@@ -20,7 +20,7 @@ _COMPUTED = {np.dtype(np.float32), np.dtype(np.float64)}
 
 def host_program(program: Program) -> HostProgram | None:
     """Return a program as one for the host, or None where it has other operations."""
-    return _Writer(program).written() if all(map(_is_known, program.equations)) else None
+    return _StepWriter(program).written() if all(map(_is_known, program.equations)) else None
 
 
 def _is_known(equation: Any) -> bool:
@@ -37,7 +37,7 @@ def _is_known(equation: Any) -> bool:
     return all(x in _REAL or (isinstance(x, np.dtype) and x.kind in _MOVED) for x in types)
 
 
-class _Writer:
+class _StepWriter:
     """Writes a program, a place after the other."""
 
     def __init__(self, program: Program) -> None:

@@ -3,9 +3,10 @@
 A choice between kernels is a function of shapes, dtypes and a profile: the same for the same
 profile, wherever it was measured. A wrong one costs time. Nothing is measured here.
 
-To add a rate: a field of `Profile` where a property of it compares it with another one, of `Costs`
-where time is reckoned by shape; its value in `DEFAULT`; what measures it in `lowering.cpu.rates`.
-What is chosen by it is one of `Profile.decisions`, which the key of what is compiled holds.
+To add a rate: a field of `MachineProfile` where a property of it compares it with another one, of
+`Costs` where time is reckoned by shape; its value in `DEFAULT`; what measures it in
+`lowering.cpu.rates`. What is chosen by it is one of `MachineProfile.decisions`, which the key of
+what is compiled holds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Profile:
+class MachineProfile:
     """Rates of a machine.
 
     Args:
@@ -85,14 +86,14 @@ class Profile:
 
         Choices by costs are not told: what other rates compiled serves as well, if not as fast.
         """
-        names = (name for name, item in vars(Profile).items() if isinstance(item, property))
+        names = (name for name, item in vars(MachineProfile).items() if isinstance(item, property))
         return {name: getattr(self, name) for name in names}
 
 
 # For hosts that are not measured: float32 as two cores with AVX-512 compute it. Vectors of 512 bits
 # are the widest there are elsewhere. What has fewer bits than 32 gains nothing: to multiply it in
 # float32 takes at worst as long as that.
-DEFAULT = Profile(
+DEFAULT = MachineProfile(
     threads=2,
     bfloat16=1.37e11,
     int8=1.37e11,
@@ -108,24 +109,24 @@ DEFAULT = Profile(
     ),
 )
 
-_profile: ContextVar[Profile | None] = ContextVar("profile", default=None)
+_profile: ContextVar[MachineProfile | None] = ContextVar("profile", default=None)
 
 
-def held() -> Profile | None:
+def held() -> MachineProfile | None:
     """Return the profile that somebody set, if any."""
     return _profile.get()
 
 
-def profile() -> Profile:
+def profile() -> MachineProfile:
     """Return the profile by which is chosen now."""
     return _profile.get() or DEFAULT
 
 
-def using(profile: Profile) -> AbstractContextManager[None]:
+def using(profile: MachineProfile) -> AbstractContextManager[None]:
     """Choose by a profile meanwhile."""
     return holding(_profile, profile)
 
 
-def names(of: type[Profile] | type[Costs]) -> list[str]:
+def names(of: type[MachineProfile] | type[Costs]) -> list[str]:
     """Return the names of rates."""
     return [field.name for field in fields(of) if field.type == "float"]

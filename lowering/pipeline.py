@@ -10,10 +10,10 @@ from typing import Any
 
 from lowering import jaxprs
 from lowering.ablation import runs
-from lowering.checks import check
 from lowering.contexts import holding
 from lowering.fallback import is_strict, or_else
 from lowering.program import Program
+from lowering.program_checks import check
 from lowering.targets.target import Target
 from lowering.targets.written import WRITTEN
 

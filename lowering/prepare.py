@@ -21,7 +21,7 @@ import jax
 from lowering.devices import are_on_cpu, on_cpu
 
 if TYPE_CHECKING:
-    from lowering.host import HostProgram
+    from lowering.host_program import HostProgram
     from lowering.program import Program
 
 

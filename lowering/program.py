@@ -21,7 +21,7 @@ import numpy as np
 from lowering import jaxprs
 from lowering.extents import is_symbolic
 from lowering.jaxprs import is_literal, primitive, variables
-from lowering.printing import described, printed
+from lowering.program_printing import described, printed
 from lowering.rules import Rule, Rules
 
 Role = Literal["value", "forward", "backward"]

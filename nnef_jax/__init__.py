@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from nnef_jax import analysis as analysis
     from nnef_jax import openvx as openvx
     from nnef_jax.calibration import calibrate as calibrate
-    from nnef_jax.conversion import convert as convert
     from nnef_jax.errors import ArchiveError as ArchiveError
     from nnef_jax.errors import DataError as DataError
     from nnef_jax.errors import InputError as InputError
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from nnef_jax.measure.profiling import profile as profile
     from nnef_jax.measure.weight_statistics import weight_statistics as weight_statistics
     from nnef_jax.model import Model as Model
+    from nnef_jax.network_conversion import convert as convert
     from nnef_jax.saving import save as save
     from nnef_jax.storage.tensorfile import read_tensor as read_tensor
     from nnef_jax.storage.tensorfile import write_tensor as write_tensor
@@ -62,7 +62,7 @@ _HOMES = {
     "analysis": "nnef_jax",
     "benchmark": "nnef_jax.measure.benchmarking",
     "calibrate": "nnef_jax.calibration",
-    "convert": "nnef_jax.conversion",
+    "convert": "nnef_jax.network_conversion",
     "cost": "nnef_jax.measure.costs",
     "diff": "nnef_jax.measure.difference",
     "load": "nnef_jax.loading",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.graph import Graph, Value
-from nnef_jax.arguments import arguments_of, over_samples
+from nnef_jax.call_arguments import arguments_of, over_samples
 from nnef_jax.errors import InputError
 from nnef_jax.execution.execution import Execution
 from nnef_jax.execution.probe import Probe

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from lowering.extents import UNKNOWN, is_symbolic, show
 from lowering.graph import Value
-from nnef_jax.arguments import require_values
+from nnef_jax.call_arguments import require_values
 from nnef_jax.errors import InputError, NnefError, UnsupportedError, first_line
 from nnef_jax.execution.execution import Execution
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown

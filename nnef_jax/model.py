@@ -15,7 +15,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from lowering.devices import is_traced
 from lowering.graph import Graph
-from nnef_jax.arguments import copied, in_order, require_one_length, require_values
+from nnef_jax.call_arguments import copied, in_order, require_one_length, require_values
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.execution import Execution, GivenArrays, OwnArrays
 from nnef_jax.execution.functions import Entry

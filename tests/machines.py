@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lowering.machine import DEFAULT, Costs, Profile
+from lowering.machine import DEFAULT, Costs, MachineProfile
 
 
-def with_units(multiplies: bool) -> Profile:
+def with_units(multiplies: bool) -> MachineProfile:
     """Return the profile of a host that multiplies fewer bits faster, or does not."""
     rate = DEFAULT.costs.product * (4 if multiplies else 0.5)
     return replace(DEFAULT, bfloat16=rate, int8=rate)
 
 
-def profile_of(record: dict[str, Any]) -> Profile:
+def profile_of(record: dict[str, Any]) -> MachineProfile:
     """Return the profile in a record."""
-    return Profile(**{**record, "costs": Costs(**record["costs"])})
+    return MachineProfile(**{**record, "costs": Costs(**record["costs"])})
 
 
 def _record(

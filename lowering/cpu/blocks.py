@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from lowering.cpu.attention import FEW
-from lowering.cpu.batch import Axes, NotSeparableError, batch_axes, resized
+from lowering.cpu.batch_axes import Axes, NotSeparableError, batch_axes, resized
 from lowering.cpu.hidden import Hidden, hidden_keys
-from lowering.cpu.view import View, whole
+from lowering.cpu.pending_view import View, whole
 from lowering.program import Program
 
 # Quarters of the keys that are read, each by a branch of its own. In a GPT's step each is compiled

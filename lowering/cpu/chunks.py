@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lowering.ablation import runs
-from lowering.cpu.batch import Axes, NotSeparableError, batch_axes, resized
+from lowering.cpu.batch_axes import Axes, NotSeparableError, batch_axes, resized
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Computed, Program, replaced
 from lowering.targets.target import Target

@@ -13,13 +13,13 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.ablation import runs
-from lowering.cpu import costs
+from lowering.cpu import kernel_costs as costs
 from lowering.cpu.depthwise import depthwise
 from lowering.cpu.groups import WRITTEN_OUT, is_by_depthwise, joined, joined_at_a_time
 from lowering.cpu.memory import stored
 from lowering.cpu.products import product
+from lowering.cpu.sliding_filter import Window, cells, padded
 from lowering.cpu.stacked import fits, is_narrow, narrow, stacked
-from lowering.cpu.window import Window, cells, padded
 from lowering.cpu.winograd import is_winograd, winograd
 from lowering.extents import at_least
 from lowering.kernels.precision import left_operand

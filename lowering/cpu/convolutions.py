@@ -11,10 +11,10 @@ from lowering.ablation import runs
 from lowering.cpu import convolution as kernels
 from lowering.cpu.derivatives import filter_gradient
 from lowering.cpu.memory import apart, stored
+from lowering.cpu.pending_view import View, whole
 from lowering.cpu.products import is_real, is_turned
 from lowering.cpu.rows import apart_in_rows, depthwise_rows, is_in_rows, may_be_in_rows
-from lowering.cpu.view import View, whole
-from lowering.cpu.window import WINDOW, Window
+from lowering.cpu.sliding_filter import WINDOW, Window
 from lowering.program import Program
 
 

@@ -16,7 +16,7 @@ from jax import Array, lax
 from lowering.cpu.memory import stored, uninlined
 from lowering.cpu.phases import covered, spread
 from lowering.cpu.products import sums_of_channels
-from lowering.cpu.window import Window, cells, padded
+from lowering.cpu.sliding_filter import Window, cells, padded
 from lowering.kernels.precision import accumulator
 
 # Cells whose sum XLA may compute again in each loop that reads it. ConvNeXt-T, where a layer norm

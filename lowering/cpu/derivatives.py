@@ -20,9 +20,9 @@ from lowering.ablation import runs
 from lowering.cpu import depthwise
 from lowering.cpu.convolution import direct
 from lowering.cpu.groups import WIDEST, fewest_wide, items_at_a_time
+from lowering.cpu.pending_view import View, plain, tensor, whole
 from lowering.cpu.products import over_rows
-from lowering.cpu.view import View, plain, tensor, whole
-from lowering.cpu.window import Window, cells
+from lowering.cpu.sliding_filter import Window, cells
 from lowering.jaxprs import bind
 
 

@@ -15,8 +15,8 @@ from lowering import jaxprs
 from lowering.ablation import runs
 from lowering.cpu.blocks import attended
 from lowering.cpu.memory import stored, uninlined
+from lowering.cpu.pending_view import View, arranged, item_of, plain, stack_of, tensor, whole
 from lowering.cpu.rereads import reread
-from lowering.cpu.view import View, arranged, item_of, plain, stack_of, tensor, whole
 from lowering.cpu.view_rules import RULES
 from lowering.facts import facts
 from lowering.jaxprs import SCAN, is_literal, primitive

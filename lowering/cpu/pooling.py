@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.ablation import runs
+from lowering.cpu.pending_view import View, whole
 from lowering.cpu.phases import spread
-from lowering.cpu.view import View, whole
 from lowering.jaxprs import primitive
 from lowering.kernels.windows import Windows, extend, lowest, window_max_and_index
 

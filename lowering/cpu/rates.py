@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.cpu.options import BFLOAT16, BYTES, CPU
+from lowering.cpu.xla_options import BFLOAT16, BYTES, CPU
 from lowering.kernels.precision import left_operand
-from lowering.machine import Costs, Profile
+from lowering.machine import Costs, MachineProfile
 
 # Rates are rounded to powers of this. One that is compared is rounded as a multiple of the other:
 # what differs by less than a twelfth is equal.
@@ -43,7 +43,7 @@ class _Trial(NamedTuple):
     options: dict[str, str] = CPU
 
 
-def measured(threads: int) -> Profile:
+def measured(threads: int) -> MachineProfile:
     """Measure the rates of the host, which computes by so many threads.
 
     It computes on the first CPU. Raises JaxRuntimeError where jaxlib lacks an option.
@@ -55,7 +55,7 @@ def measured(threads: int) -> Profile:
     apart = _sum(1 << 18, _STEPS), _sum(1 << 23, 2), _starts()
     cached, memory, starts = (_nearest(*_rates(trial)) for trial in apart)
     costs = Costs(product, cached, memory, _nearest(1 / starts))
-    return Profile(threads, bfloat16, int8, row, row_pairs, loop, wide_loop, costs)
+    return MachineProfile(threads, bfloat16, int8, row, row_pairs, loop, wide_loop, costs)
 
 
 def _rates(*trials: _Trial) -> list[float]:

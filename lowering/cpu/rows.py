@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from lowering.ablation import runs
 from lowering.cpu.memory import apart
-from lowering.cpu.window import Window
+from lowering.cpu.sliding_filter import Window
 from lowering.extents import is_symbolic
 from lowering.kernels.windows import extend
 from lowering.program import Program

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.cpu.products import product
-from lowering.cpu.window import Window, cells, padded
+from lowering.cpu.sliding_filter import Window, cells, padded
 
 # Bytes of the sums that one product may leave for all cells. Beyond the caches other kernels are
 # faster. 64 channels of bfloat16 at 56x56 take, in ms, by one product, by one for each

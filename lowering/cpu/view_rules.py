@@ -14,6 +14,7 @@ from lowering.ablation import runs
 from lowering.cpu import products
 from lowering.cpu.convolutions import convolution
 from lowering.cpu.memory import apart
+from lowering.cpu.pending_view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.cpu.pooling import maximum_gradient, window_reduction
 from lowering.cpu.products import (
     is_narrow,
@@ -25,7 +26,6 @@ from lowering.cpu.products import (
 )
 from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.rows import apart_in_rows, in_rows, may_be_in_rows, repeated, row_of
-from lowering.cpu.view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.extents import at_least
 from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive

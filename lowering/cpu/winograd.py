@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.lax import add, mul, sub  # tracing the operators of arrays takes three times as long
 
 from lowering.cpu.memory import stored
-from lowering.cpu.window import Window, padded
+from lowering.cpu.sliding_filter import Window, padded
 from lowering.kernels.windows import extend
 
 # Bytes of transformed inputs and products at a time. Beyond the caches data move slowly: 3x3x64x64

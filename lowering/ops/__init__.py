@@ -13,7 +13,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "sigmoid", "softplus", "silu", "erf", "hard_swish", "relu", "gelu", "softabs", "softmax",
         "log_softmax", "elu", "selu", "prelu", "leaky_relu", "clamped_swiglu",
     ),
-    "attention": ("attention", "masked_softmax", "rotary_embedding"),
+    "transformer": ("attention", "masked_softmax", "rotary_embedding"),
     "adaptive": ("adaptive_avg_pool", "adaptive_max_pool"),
     "branch": ("branch",),
     "conv": ("conv", "deconv"),
@@ -76,7 +76,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "fft", "stft", "pairs_to_complex", "complex_to_pairs", "tract.exp_unit_norm",
         "tract.exp_mean_norm", "tract.pulse_mask",
     ),
-    "tensors": ("constant", "range"),
+    "generators": ("constant", "range"),
     "window": (
         "box", "debox", "max_pool", "avg_pool", "rms_pool", "argmax_pool", "max_pool_with_index",
         "sample", "desample",

@@ -25,7 +25,7 @@ from nnef_jax.analysis.question import (
     require_real,
 )
 from nnef_jax.analysis.results import Result, result, static, table_of
-from nnef_jax.arguments import has_values
+from nnef_jax.call_arguments import has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 from nnef_jax.options import require_choice, require_flags

@@ -17,7 +17,7 @@ from nnef_jax.analysis.layer_tensors import layers_of
 from nnef_jax.analysis.matching import Pair, TensorKind, match
 from nnef_jax.analysis.question import bound, graph_for
 from nnef_jax.analysis.results import Result, axes, literally, table_of
-from nnef_jax.arguments import arguments_of
+from nnef_jax.call_arguments import arguments_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs

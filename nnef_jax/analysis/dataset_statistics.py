@@ -26,7 +26,7 @@ from nnef_jax.analysis.layer_tensors import (
 from nnef_jax.analysis.question import bound, graph_for, require_model
 from nnef_jax.analysis.results import Result, axes, literally, table_of
 from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
-from nnef_jax.arguments import over_samples
+from nnef_jax.call_arguments import over_samples
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require_flags, require_samples
 

@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from lowering.extents import show
 from lowering.graph import Graph, Value, is_float
-from nnef_jax.arguments import arguments_of
+from nnef_jax.call_arguments import arguments_of
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import hint_for
 from nnef_jax.model import Edits, Model, Params

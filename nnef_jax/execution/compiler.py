@@ -145,7 +145,7 @@ class Compiler:
         in_place = self._is_in_place(graph, parts, values, arguments)
         options = self.xla_options(graph, in_place=in_place)
         if self._options.autotune and self._options.for_cpu:
-            from lowering.cpu.options import candidates, fastest
+            from lowering.cpu.xla_options import candidates, fastest
 
             prepared = parts.prepare_now(values)
 
@@ -192,7 +192,7 @@ class Compiler:
         """Return the options of XLA that suit a graph of the network on the default device."""
         if not self._options.for_cpu:
             return {}
-        from lowering.cpu.options import compiler_options
+        from lowering.cpu.xla_options import compiler_options
         from lowering.work import total
 
         in_bytes, bfloat16 = bool(self.in_integers(graph)), self._is_bfloat16

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowering.graph import Parameter, StateVariable
-from nnef_jax.arguments import bind_inputs, bind_variables, declared
+from nnef_jax.call_arguments import bind_inputs, bind_variables, declared
 from nnef_jax.execution.compiler import Compiler
 from nnef_jax.execution.functions import Entry, Functions
 from nnef_jax.execution.host_profile import Host

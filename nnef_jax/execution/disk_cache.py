@@ -24,7 +24,7 @@ import numpy as np
 from jax.experimental import serialize_executable
 
 from lowering.devices import Device, on_cpu
-from lowering.host import HostProgram
+from lowering.host_program import HostProgram
 from lowering.prepare import Split, assemble
 from nnef_jax.errors import InputError
 from nnef_jax.execution import checked_file

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from lowering import devices
 from lowering.work import total
-from nnef_jax.arguments import bind_variables
+from nnef_jax.call_arguments import bind_variables
 from nnef_jax.errors import InputError
 from nnef_jax.execution.compiler import compiled
 from nnef_jax.execution.definition import Definition

@@ -23,7 +23,7 @@ from typing import Any
 from lowering import machine
 from lowering.devices import processor
 from lowering.graph import Graph
-from lowering.machine import DEFAULT, Costs, Profile
+from lowering.machine import DEFAULT, Costs, MachineProfile
 from lowering.work import total
 from nnef_jax.errors import ArchiveError
 from nnef_jax.execution import cache_folder
@@ -37,7 +37,7 @@ _LARGE = 10_000_000
 _SWITCH = "NNEF_JAX_MEASURE"  # with 0 all of a process chooses by the shipped profile
 _LONGEST = 1 << 16  # bytes of a file
 
-_known: dict[str, Profile] = {}  # by path
+_known: dict[str, MachineProfile] = {}  # by path
 _lock = threading.Lock()
 _WAIT = 5.0  # seconds at most for another thread that measures, whatever keeps it
 
@@ -51,14 +51,14 @@ class Host:
         self._options = options
         self._folder = folder
 
-    def profile(self) -> Profile:
+    def profile(self) -> MachineProfile:
         """Return the profile that somebody holds, the host's, or else the shipped one.
 
         The host's is measured for large networks; small ones take it where it is known.
         """
         return self.known_profile(measures=True)
 
-    def known_profile(self, *, measures: bool = False) -> Profile:
+    def known_profile(self, *, measures: bool = False) -> MachineProfile:
         """Return the same, without measuring."""
         if held := machine.held():
             return held
@@ -84,7 +84,7 @@ def users_folder() -> str | None:
     return cache_folder.users_folder() if cache_folder.has_users() else None
 
 
-def read(folder: str) -> Profile | None:
+def read(folder: str) -> MachineProfile | None:
     """Return the host's profile that is kept in a folder, or None."""
     path = path_in(folder)
     if path not in _known and (profile := _read(path)):
@@ -92,7 +92,7 @@ def read(folder: str) -> Profile | None:
     return _known.get(path)
 
 
-def measure(folder: str) -> Profile | None:
+def measure(folder: str) -> MachineProfile | None:
     """Measure the host, and keep its profile in a folder; None where it cannot be kept.
 
     Threads that ask for it at a time get the same. One waits a few seconds at most.
@@ -108,7 +108,7 @@ def measure(folder: str) -> Profile | None:
         _lock.release()
 
 
-def _measured_and_written(path: str) -> Profile:
+def _measured_and_written(path: str) -> MachineProfile:
     """Measure the host, and return what is in the file now; the shipped profile where that fails.
 
     Other processes would choose otherwise than this one by what is not kept.
@@ -122,7 +122,7 @@ def _measured_and_written(path: str) -> Profile:
     return DEFAULT
 
 
-def _measured() -> Profile:
+def _measured() -> MachineProfile:
     from lowering.cpu.rates import measured
 
     # In a thread of its own nothing is traced, and nobody looks for NaN.
@@ -138,7 +138,7 @@ def path_in(folder: str) -> str:
 
 def _host() -> tuple[str, ...]:
     """Return what tells a host, and what compiles for it, from others."""
-    names = ",".join((*machine.names(Profile), *machine.names(Costs)))
+    names = ",".join((*machine.names(MachineProfile), *machine.names(Costs)))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
 
 
@@ -163,7 +163,7 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
     return 1 << 16
 
 
-def _read(path: str) -> Profile | None:
+def _read(path: str) -> MachineProfile | None:
     """Return the profile in a file, or None where there is none of this host."""
     try:
         with reads.unnoted(), files.open_regular(path, ArchiveError) as file:
@@ -178,11 +178,11 @@ def _read(path: str) -> Profile | None:
     return profile
 
 
-def _profile(content: Mapping[str, Any]) -> Profile:
+def _profile(content: Mapping[str, Any]) -> MachineProfile:
     """Return a profile of the fields of its file; raise TypeError or ValueError for others."""
     costs: Any = Costs(**content["costs"])
-    profile = Profile(**{**content, "costs": costs})
-    rates = [getattr(profile, name) for name in machine.names(Profile)]
+    profile = MachineProfile(**{**content, "costs": costs})
+    rates = [getattr(profile, name) for name in machine.names(MachineProfile)]
     rates += [getattr(costs, name) for name in machine.names(Costs)]
     if not all(type(x) is float and 0 < x < math.inf for x in rates):
         raise ValueError("a rate is no positive number")

@@ -22,7 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, auto_axes
 from lowering.devices import Place
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
-from nnef_jax.arguments import bind_inputs
+from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.errors import InputError
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.network import Network

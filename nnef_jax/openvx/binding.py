@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from lowering.graph import is_float
-from nnef_jax.arguments import bind_inputs
+from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.model import Model
 from nnef_jax.openvx.profiles import FixedPointProfile
 from nnef_jax.openvx.tensor import Tensor

@@ -25,7 +25,7 @@ _DETAILS = 6_000_000  # characters of attributes and lines, of all operations to
 
 # What a box is coloured by: few, so that they can be told apart.
 _COLOURS: Mapping[str, tuple[str, ...]] = {
-    "product": ("conv", "linear", "attention", "experts"),
+    "product": ("conv", "linear", "transformer", "experts"),
     "activation": ("activation",),
     "normalization": ("normalize",),
     "pooling": ("window", "reduce", "resample", "resize", "roi"),
@@ -33,7 +33,7 @@ _COLOURS: Mapping[str, tuple[str, ...]] = {
     "arithmetic": ("elementwise", "signal"),
     "shape": ("shape", "selection", "indexing", "lookup", "detection"),
     "quantization": ("quantize", "quantized"),
-    "constant": ("tensors",),
+    "constant": ("generators",),
 }
 _FAMILY_OF = {
     kind: colour

@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from nnef_jax import __version__
-from nnef_jax.arguments import has_values
+from nnef_jax.call_arguments import has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.network import Network

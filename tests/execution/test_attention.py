@@ -15,7 +15,7 @@ from lowering import jaxprs
 from lowering.ablation import without
 from lowering.cpu import blocks
 from lowering.emit import network
-from lowering.ops.attention import attention
+from lowering.ops.transformer import attention
 from lowering.trace import Context
 from tests.programs import optimised
 

@@ -15,7 +15,7 @@ from lowering import jaxprs
 from lowering.cpu import attention as pass_
 from lowering.cpu import blocks, hidden
 from lowering.emit import network
-from lowering.ops.attention import attention
+from lowering.ops.transformer import attention
 from lowering.program import Program
 from lowering.targets.cpu import CPU
 from lowering.trace import Context

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lowering.host import HostProgram
+from lowering.host_program import HostProgram
 from lowering.prepare import Split, split
 from lowering.program import Program
 from tests import torch_networks

@@ -17,7 +17,7 @@ import pytest
 
 import nnef_jax
 from lowering.cpu import rates
-from lowering.machine import DEFAULT, Profile, using
+from lowering.machine import DEFAULT, MachineProfile, using
 from nnef_jax.execution import host_profile
 from tests.cli_support import call, ok
 from tests.helpers import model_of
@@ -52,7 +52,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How often the host is measured, which takes no time here, in what is a new process."""
     found: list[int] = []
 
-    def measured(threads: int) -> Profile:
+    def measured(threads: int) -> MachineProfile:
         found.append(threads)
         return HOST
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_measured_is_not_tried_again(
 ) -> None:
     tried: list[int] = []
 
-    def fails(threads: int) -> Profile:
+    def fails(threads: int) -> MachineProfile:
         tried.append(threads)
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option")
 
@@ -271,7 +271,7 @@ def test_exports_are_by_the_shipped_one(tmp_path: Path, measurements: list[int])
 
 
 def test_a_summary_says_what_gains_nothing(measurements: list[int]) -> None:
-    def last(profile: Profile, **options: Any) -> str:
+    def last(profile: MachineProfile, **options: Any) -> str:
         with using(profile):
             return model(**options).summary().splitlines()[-1]
 

@@ -20,10 +20,12 @@ from jax.extend import core
 import nnef_jax
 from lowering import jaxprs
 from lowering.ablation import without
-from lowering.cpu import costs, layouts, options
+from lowering.cpu import kernel_costs as costs
+from lowering.cpu import layouts
+from lowering.cpu import xla_options as options
 from lowering.cpu.convolution import Window, convolution, direct, kernel_for
-from lowering.cpu.options import fastest
-from lowering.cpu.view import plain
+from lowering.cpu.pending_view import plain
+from lowering.cpu.xla_options import fastest
 from lowering.emit import network
 from lowering.kernels.broadcast import maximum, minimum
 from lowering.program import Program

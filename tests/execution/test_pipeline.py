@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 from lowering.ablation import without
-from lowering.cpu import options
-from lowering.cpu.options import compiler_options
+from lowering.cpu import xla_options as options
+from lowering.cpu.xla_options import compiler_options
 from lowering.kernels.levels import noted
 from lowering.machine import DEFAULT, using
 from lowering.pipeline import name_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lowering.cpu import options
+from lowering.cpu import xla_options as options
 from lowering.cpu.products import row_product
 from lowering.cpu.widening import computes_narrow
 from lowering.machine import using

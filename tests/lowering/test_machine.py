@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from lowering.cpu.options import compiler_options
 from lowering.cpu.rates import measured
+from lowering.cpu.xla_options import compiler_options
 from lowering.fallback import About, named
 from lowering.kernels.levels import noted
-from lowering.machine import DEFAULT, Profile, held, names, profile, using
+from lowering.machine import DEFAULT, MachineProfile, held, names, profile, using
 from tests.machines import RECORDS, profile_of
 from tests.programs import optimised
 
@@ -126,7 +126,7 @@ def test_no_profile_changes_values_beyond_rounding(name: str) -> None:
 def test_a_host_is_measured() -> None:
     found = measured(3)
     assert found.threads == 3
-    rates = [getattr(found, name) for name in names(Profile)]
+    rates = [getattr(found, name) for name in names(MachineProfile)]
     rates += [getattr(found.costs, name) for name in names(type(found.costs))]
     assert len(rates) == 10 and all(type(x) is float and 0 < x < 1e15 for x in rates)
     # An operation takes more than a nanosecond to start, and less than a tenth of a second.

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowering.checks import check
 from lowering.jaxprs import primitive
 from lowering.passes import inlining
 from lowering.program import Program
+from lowering.program_checks import check
 from lowering.targets.cpu import CPU
 
 

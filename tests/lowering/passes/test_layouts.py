@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from lowering.cpu import layouts
-from lowering.cpu.view import View, tensor
+from lowering.cpu.pending_view import View, tensor
 from lowering.jaxprs import SCAN, primitive
 from lowering.program import Program
 from tests.lowering.passes.programs import changed, names, program, random

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from lowering.cpu.window import Window
+from lowering.cpu.sliding_filter import Window
 from lowering.extents import is_symbolic
 from lowering.machine import profile
 
