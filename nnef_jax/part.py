@@ -12,7 +12,7 @@ from lowering.extents import UNKNOWN, Shape, is_known, volume
 from lowering.graph import Graph, Operation, TensorType, Value, substituted
 from nnef_jax.errors import InputError, LimitError, SemanticError, ShapeError, UnsupportedError
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored
-from nnef_jax.formats.syntax.tensors import show_operand
+from nnef_jax.formats.syntax.declared_tensors import show_operand
 from nnef_jax.limits import OPERATION, Meter, raising
 from nnef_jax.network import Network
 from nnef_jax.storage.writer import Member

@@ -13,7 +13,7 @@ from lowering.extents import show
 from lowering.registry import Registry
 from nnef_jax.errors import DataError, NnefError, raise_all
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.syntax.variables import require_kind
+from nnef_jax.formats.syntax.declared_tensors import require_kind
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, require, require_flags, require_path
 from nnef_jax.reading import network_of_text

@@ -15,9 +15,9 @@ from lowering.graph import Graph
 from lowering.location import Source
 from nnef_jax import Limits, NnefError
 from nnef_jax.formats.base import Expand, Options
-from nnef_jax.formats.nnef.checks import check
 from nnef_jax.formats.nnef.parser import parse
 from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.nnef.semantics import check
 from nnef_jax.formats.syntax.tree import Document
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network

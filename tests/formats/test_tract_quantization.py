@@ -15,8 +15,7 @@ from lowering.graph import TensorType
 from lowering.location import Source
 from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.dequantization import dequantize
-from nnef_jax.formats.syntax.quantizer import Quantizer
+from nnef_jax.formats.syntax.quantizer import Quantizer, dequantize
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.limits import Meter
 from nnef_jax.storage.tensorfile import TensorFile

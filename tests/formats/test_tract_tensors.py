@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from lowering.location import Source
 from nnef_jax.errors import DataError, LimitError, NnefError, UnsupportedError
-from nnef_jax.formats.syntax.dequantization import dequantize
+from nnef_jax.formats.syntax.quantizer import dequantize
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.tensor_file import StoredTensor, read_tensor_file
 from nnef_jax.limits import Limits, Meter

@@ -14,17 +14,22 @@ from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.emission import Given
-from nnef_jax.formats.nnef.evaluation import ITEMS_PER_STEP, Evaluator, Poisoned, Step
+from nnef_jax.formats.nnef.evaluator import ITEMS_PER_STEP, Evaluator, Poisoned, Step
 from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.unsupported import calls_of, refuse_unsupported
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.declared_tensors import (
+    dtype_of,
+    external_type,
+    generic_of,
+    variable_type,
+)
 from nnef_jax.formats.syntax.emission import Frame, Site
 from nnef_jax.formats.syntax.invocation import Form
 from nnef_jax.formats.syntax.kept import is_body, kept_kind, types_of
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
-from nnef_jax.formats.syntax.tensors import dtype_of, external_type, generic_of, variable_type
 from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, within_memory
 
 _LONGEST_PREFIX = 200

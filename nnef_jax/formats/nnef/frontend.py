@@ -14,19 +14,18 @@ from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.location import Source
 from nnef_jax.errors import DataError, NnefError, SemanticError, raise_all
 from nnef_jax.formats.base import Cut, ExtentNeeded, Options, Shapes, Stored
-from nnef_jax.formats.nnef.checks import check
-from nnef_jax.formats.nnef.conversion import Conversion
+from nnef_jax.formats.nnef.final_archive import Conversion
 from nnef_jax.formats.nnef.flatten import evaluate, flatten
 from nnef_jax.formats.nnef.parser import parse
 from nnef_jax.formats.nnef.quantization import QuantizationReader
 from nnef_jax.formats.nnef.scope import Scope
+from nnef_jax.formats.nnef.semantics import check
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.dequantization import dequantize
+from nnef_jax.formats.syntax.declared_tensors import check_shape, convert, without_member
 from nnef_jax.formats.syntax.flat_document import FlatWriter
 from nnef_jax.formats.syntax.frontend import GRAPH, TextFrontend
 from nnef_jax.formats.syntax.printing import print_document
-from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.formats.syntax.variables import check_shape, convert, without_member
+from nnef_jax.formats.syntax.quantizer import Quantizer, dequantize
 from nnef_jax.limits import LETTERS_PER_STEP
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import member_of

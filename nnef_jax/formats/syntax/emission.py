@@ -13,7 +13,7 @@ from lowering.location import Source
 from nnef_jax.errors import NnefError, SemanticError, ShapeError
 from nnef_jax.formats.emission import Emission, Given
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.tensors import show_operand
+from nnef_jax.formats.syntax.declared_tensors import show_operand
 
 
 @dataclass(slots=True)

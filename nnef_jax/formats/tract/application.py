@@ -23,10 +23,10 @@ from nnef_jax.formats.hostvalues import (
     weight,
 )
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.tensors import result_count
+from nnef_jax.formats.syntax.declared_tensors import result_count
 from nnef_jax.formats.syntax.types import ArrayOf
 from nnef_jax.formats.tract import declarations
-from nnef_jax.formats.tract.arguments import attribute, is_attribute
+from nnef_jax.formats.tract.attributes import attribute, is_attribute
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, common_dtypes, dtype_of, own_dtype
 from nnef_jax.formats.tract.operations import meanings

@@ -19,7 +19,7 @@ from nnef_jax.formats.hostvalues import host, is_plain
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.types import STRING
-from nnef_jax.formats.tract.arguments import attribute, known_integer
+from nnef_jax.formats.tract.attributes import attribute, known_integer
 from nnef_jax.formats.tract.dtypes import converted, own_dtype
 from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE

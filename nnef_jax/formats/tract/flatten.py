@@ -26,7 +26,7 @@ from nnef_jax.formats.syntax.invocation import InvalidInvocation
 from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER
 from nnef_jax.formats.tract.application import Results, applied, apply_own, tensor
-from nnef_jax.formats.tract.arguments import attribute, bind
+from nnef_jax.formats.tract.attributes import attribute, bind
 from nnef_jax.formats.tract.call_site import REFUSALS, CallSite
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.flat_graph import FlatGraph, Said

@@ -13,17 +13,18 @@ from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import Call, TensorType, Value, is_integer
 from nnef_jax.errors import LimitError
 from nnef_jax.formats import hostvalues as h
-from nnef_jax.formats.syntax.dequantization import dequantize
+from nnef_jax.formats.syntax.declared_tensors import external_type
 from nnef_jax.formats.syntax.emission import Frame
-from nnef_jax.formats.syntax.tensors import external_type
+from nnef_jax.formats.syntax.quantizer import dequantize
 from nnef_jax.formats.syntax.types import INTEGER, STRING, ArrayOf
-from nnef_jax.formats.tract import pulse, scan, symbols
+from nnef_jax.formats.tract import pulse, symbols
 from nnef_jax.formats.tract.application import Results, apply, tensor
-from nnef_jax.formats.tract.arguments import attribute
+from nnef_jax.formats.tract.attributes import attribute
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.document import SCAN
 from nnef_jax.formats.tract.dtypes import compute_dtype, converted, dtype_of
 from nnef_jax.formats.tract.quantized_tensors import codes_of
+from nnef_jax.formats.tract.scan_operation import scan
 from nnef_jax.formats.tract.unit import as_dtype
 from nnef_jax.limits import raising
 
@@ -239,5 +240,5 @@ INTRINSICS: Mapping[str, Callable[[CallSite], Any]] = {
     "tract_pulse_mask": pulse.mask,
     "tract_pulse_pulse_pad": pulse.pulse_pad,
     "tract_pulse_cumsum": pulse.cumsum,
-    SCAN: scan.scan,
+    SCAN: scan,
 }

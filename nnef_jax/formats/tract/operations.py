@@ -9,7 +9,7 @@ from lowering.kernels.resampling import CUBIC
 from lowering.ops import rules
 from nnef_jax.formats.base import Expand
 from nnef_jax.formats.syntax.standard import standard
-from nnef_jax.formats.tract import axes, convolution, layers, products
+from nnef_jax.formats.tract import composites, geometry
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.meaning import Meaning
 
@@ -54,37 +54,37 @@ _PRODUCT = {
 _MEANINGS: dict[str, Meaning] = {
     **{f"{prefix}_{kind}": Meaning(kind) for prefix, kinds in _PREFIXED.items() for kind in kinds},
     **{name: Meaning(kind) for name, kind in _RENAMED.items()},
-    **{name: Meaning(kind, rewrite=axes.many) for name, kind in _WITH_AXES.items()},
+    **{name: Meaning(kind, rewrite=geometry.many) for name, kind in _WITH_AXES.items()},
     # Arithmetic
     "round": Meaning("round", {}, {"ties": "away"}),
     "tract_core_round_even": Meaning("round", {}, _EVEN),
     "min_max_linear_quantize": Meaning("min_max_linear_quantize", {}, _EVEN),
     "zero_point_linear_quantize": Meaning("zero_point_linear_quantize", {}, _EVEN),
     "clamp": Meaning("clamp", {}, {"inclusive": True}),
-    "tract_core_pow_const": Meaning("pow", {"input": "x"}, rewrite=layers.power),
+    "tract_core_pow_const": Meaning("pow", {"input": "x"}, rewrite=composites.power),
     "tract_core_is_inf": Meaning(
         "is_inf", {"input": "x", "detect_positive": "positive", "detect_negative": "negative"}
     ),
-    "tract_core_gelu_approx": Meaning("gelu", {"input": "x"}, rewrite=layers.approximation),
+    "tract_core_gelu_approx": Meaning("gelu", {"input": "x"}, rewrite=composites.approximation),
     "tract_core_cast": Meaning("cast", {"to": "dtype"}),
     # Axes
-    "tract_core_argmax_reduce_last": Meaning("argmax_reduce", {}, {"last": True}, axes.many),
-    "tract_core_argmin_reduce_last": Meaning("argmin_reduce", {}, {"last": True}, axes.many),
-    "tract_core_cumsum": Meaning("cumsum", rewrite=axes.one),
-    "unsqueeze": Meaning("unsqueeze", rewrite=axes.new),
-    "slice": Meaning("slice", rewrite=axes.sliced),
-    "tract_core_downsample": Meaning("slice", rewrite=axes.downsample),
+    "tract_core_argmax_reduce_last": Meaning("argmax_reduce", {}, {"last": True}, geometry.many),
+    "tract_core_argmin_reduce_last": Meaning("argmin_reduce", {}, {"last": True}, geometry.many),
+    "tract_core_cumsum": Meaning("cumsum", rewrite=geometry.one),
+    "unsqueeze": Meaning("unsqueeze", rewrite=geometry.new),
+    "slice": Meaning("slice", rewrite=geometry.sliced),
+    "tract_core_downsample": Meaning("slice", rewrite=geometry.downsample),
     "tract_core_dyn_slice": Meaning(
-        "dynamic_slice", {"len": "length", "end": None}, rewrite=axes.one
+        "dynamic_slice", {"len": "length", "end": None}, rewrite=geometry.one
     ),
-    "pad": Meaning("pad", rewrite=axes.pad),
+    "pad": Meaning("pad", rewrite=geometry.pad),
     # Windows
-    "max_pool": Meaning("max_pool", rewrite=convolution.max_pool),
-    "max_pool_with_index": Meaning("max_pool_with_index", rewrite=convolution.max_pool_with_index),
-    "nearest_upsample": Meaning("nearest_upsample", rewrite=convolution.upsample),
-    "multilinear_upsample": Meaning("multilinear_upsample", rewrite=convolution.multilinear),
-    "conv": Meaning("conv", rewrite=convolution.conv),
-    "deconv": Meaning("deconv", rewrite=convolution.deconv),
+    "max_pool": Meaning("max_pool", rewrite=geometry.max_pool),
+    "max_pool_with_index": Meaning("max_pool_with_index", rewrite=geometry.max_pool_with_index),
+    "nearest_upsample": Meaning("nearest_upsample", rewrite=geometry.upsample),
+    "multilinear_upsample": Meaning("multilinear_upsample", rewrite=geometry.multilinear),
+    "conv": Meaning("conv", rewrite=geometry.conv),
+    "deconv": Meaning("deconv", rewrite=geometry.deconv),
     "tract_core_qconv": Meaning(
         "quantized_conv",
         {
@@ -92,37 +92,37 @@ _MEANINGS: dict[str, Meaning] = {
             "b_scale": "input_scale", "c0": "output_zero_point", "c_scale": "output_scale",
             "output_dt": "dtype",
         },
-        rewrite=convolution.quantized_conv,
+        rewrite=geometry.quantized_conv,
     ),
     # Products
-    "matmul": Meaning("matmul", rewrite=products.same_rank),
-    "linear": Meaning("linear", rewrite=products.same_rank),
+    "matmul": Meaning("matmul", rewrite=composites.same_rank),
+    "linear": Meaning("linear", rewrite=composites.same_rank),
     "tract_core_einsum": Meaning(
-        "einsum", {"acc": "accumulator", "output": "dtype"}, rewrite=products.einsum
+        "einsum", {"acc": "accumulator", "output": "dtype"}, rewrite=composites.einsum
     ),
-    "tract_core_matmul": Meaning("einsum", {"A": "a", "B": "b"}, rewrite=products.legacy_matmul),
-    "tract_core_einsum_q": Meaning("quantized_einsum", _PRODUCT, rewrite=products.quantized_einsum),
+    "tract_core_matmul": Meaning("einsum", {"A": "a", "B": "b"}, rewrite=composites.legacy_matmul),
+    "tract_core_einsum_q": Meaning("quantized_einsum", _PRODUCT, rewrite=composites.paired),
     "tract_core_qmatmul": Meaning(
         "quantized_einsum", _PRODUCT | {"A": "a", "B": "b", "output_type": "dtype"},
-        rewrite=products.quantized_matmul,
+        rewrite=composites.quantized_matmul,
     ),
     # Normalisation. `exp` names an approximation of the exponential function; ours is exact. What
     # `scale_dt` says is done in 32 bits at least.
-    "tract_core_softmax": Meaning("softmax", {"exp": None}, rewrite=axes.many),
-    "tract_core_rms_norm": Meaning("rms_norm", {"eps": "epsilon"}, {"dtype": ""}, layers.norm),
+    "tract_core_softmax": Meaning("softmax", {"exp": None}, rewrite=geometry.many),
+    "tract_core_rms_norm": Meaning("rms_norm", {"eps": "epsilon"}, {"dtype": ""}, composites.norm),
     "tract_core_scaled_rms_norm": Meaning(
-        "rms_norm", {"eps": "epsilon", "out_dt": "dtype", "scale_dt": None}, rewrite=layers.norm
+        "rms_norm", {"eps": "epsilon", "out_dt": "dtype", "scale_dt": None}, rewrite=composites.norm
     ),
-    "tract_onnx_lrn": Meaning("local_response_normalization", rewrite=layers.response),
+    "tract_onnx_lrn": Meaning("local_response_normalization", rewrite=composites.response),
     "tract_extra_exp_unit_norm": Meaning("tract.exp_unit_norm", {"stateless": None}),
     "tract_extra_exp_mean_norm": Meaning("tract.exp_mean_norm", {"stateless": None}),
     # Transformers
     "tract_transformers_sdpa": Meaning(
         "attention", {"q": "query", "k": "key", "v": "value", "datum_type": None},
-        rewrite=layers.attention,
+        rewrite=composites.attention,
     ),
     "tract_transformers_scaled_masked_softmax": Meaning(
-        "masked_softmax", rewrite=layers.masked_softmax
+        "masked_softmax", rewrite=composites.masked_softmax
     ),
     "tract_moe_ffn": Meaning(
         "mixture_of_experts",
@@ -130,16 +130,16 @@ _MEANINGS: dict[str, Meaning] = {
             "x": "input", "wg": "router", "wg_bias": "router_bias", "act_alpha": "alpha",
             "act_limit": "limit",
         },
-        rewrite=layers.experts,
+        rewrite=composites.experts,
     ),
     # Recurrence
     "tract_core_lstm_epilogue": Meaning(
         "lstm_pointwise", {"preact": "gates", "c_prev": "cell"},
-        rewrite=partial(layers.hidden, name="cell"),
+        rewrite=partial(composites.hidden, name="cell"),
     ),
     "tract_core_gru_epilogue": Meaning(
         "gru_pointwise", {"xh": "input_gates", "rh": "state_gates", "h_prev": "state"},
-        rewrite=partial(layers.hidden, name="state"),
+        rewrite=partial(composites.hidden, name="state"),
     ),
     "tract_core_gru_seq": Meaning(
         "gru_sequence",
@@ -147,20 +147,20 @@ _MEANINGS: dict[str, Meaning] = {
             "x": "input", "w": "weight", "r": "recurrent_weight", "b": "bias",
             "initial_h": "initial_state", "emit_y": "emit_states", "reset_every_turn": None,
         },
-        rewrite=layers.gru_sequence,
+        rewrite=composites.gru_sequence,
     ),
     # Indices
-    "tract_core_gather": Meaning("gather", rewrite=layers.gather),
+    "tract_core_gather": Meaning("gather", rewrite=composites.gather),
     "tract_core_one_hot": Meaning(
         "one_hot",
         {"input": "indices", "dim": "depth", "value_off": "off_value", "value_on": "on_value"},
-        rewrite=layers.one_hot,
+        rewrite=composites.one_hot,
     ),
-    "tract_onnx_non_max_suppression": Meaning("non_max_suppression", rewrite=layers.suppression),
+    "tract_onnx_non_max_suppression": Meaning("non_max_suppression", rewrite=composites.boxes),
     "tract_onnx_non_zero": Meaning("non_zero", {"count_symbol": None}),
     "tract_onnx_ml_tree_ensemble_classifier": Meaning(
         "tract.tree_ensemble", {"n_classes": "classes", "aggregate_fn": "aggregate"},
-        rewrite=layers.tree_ensemble,
+        rewrite=composites.tree_ensemble,
     ),
     # Signals
     "tract_onnx_resize": Meaning("resize", _RESIZE),
@@ -170,7 +170,7 @@ _MEANINGS: dict[str, Meaning] = {
             "cubic_coeff_a": CUBIC, "exclude_outside": False, "antialias": False,
             "extrapolation_value": 0.0,
         },
-        layers.core_resize,
+        composites.core_resize,
     ),
     "tract_core_stft": Meaning("stft", {"frame": "frame_length", "stride": "frame_step"}),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from lowering.graph import TensorType, Value
 from nnef_jax.formats.base import GIVE_SHAPES
 from nnef_jax.formats.syntax.types import INTEGER, SCALAR
 from nnef_jax.formats.tract.application import apply, tensor
-from nnef_jax.formats.tract.arguments import attribute
+from nnef_jax.formats.tract.attributes import attribute
 from nnef_jax.formats.tract.call_site import CallSite
 
 _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length

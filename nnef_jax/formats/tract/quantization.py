@@ -17,9 +17,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError, raise_all
 from nnef_jax.formats.syntax import tree as s
@@ -65,18 +62,24 @@ class _Token:
     def __str__(self) -> str:
         return "end of the text" if self.kind == "end" else f"'{self.text[:_MOST_SHOWN]}'"
 
+    def literal(self) -> float | int | bool | None:
+        if self.kind == "number":
+            is_integer = self.text.lstrip("+-").isdigit() and len(self.text) <= _MOST_DIGITS
+            return int(self.text) if is_integer else float(self.text)
+        return {"true": True, "false": False}.get(self.text) if self.kind == "word" else None
+
 
 def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
     """Return quantisers by tensor. Raises NnefSyntaxError or SemanticError for all at once."""
     found: dict[str, Quantizer] = {}
     errors: list[NnefError] = []
-    reader = _Reader(source, meter)
+    reader = _EntryReader(source, meter)
     while not reader.sees("end") and len(errors) < _MOST_ERRORS:
         try:
             name, algorithm, given = reader.entry()
             if name.text not in names:
                 hint = "an entry names what the graph's own body assigns"
-                raise _unknown(f"the graph has no tensor {name}", name, names, meter, hint)
+                raise reader.unknown(f"the graph has no tensor {name}", name, names, hint)
             found[name.text] = _quantizer(algorithm, given)
         except NnefError as error:
             errors += error.errors
@@ -84,34 +87,30 @@ def read_quantization(source: Source, names: Collection[str], meter: Meter) -> d
     return found
 
 
-class _Reader:
+class _EntryReader:
     """Reads one entry after the other; after an error it goes on at the next line with a name."""
 
     def __init__(self, source: Source, meter: Meter) -> None:
         self._source = source
         self._meter = meter
-        self.token = self._read(0)
+        self._token = self._read(0)
 
     def entry(self) -> tuple[_Token, _Token, dict[str, s.Argument]]:
         """Return the name of a tensor, an algorithm, and its arguments."""
-        start = self.token.span.offset
+        start = self._token.span.offset
         try:
-            return self._entry()
+            name = self._take("name", "the name of a tensor in quotes")
+            self._take(":", "':'")
+            algorithm = self._take("word", "a quantisation algorithm")
+            self._require("quantisation algorithm", algorithm, _ARGUMENTS)
+            self._take("(", "'('")
+            given = self._arguments(algorithm.text)
+            self._take(")", "')' or the name of an argument")
+            self._skip(";")
         except NnefError:
             following = _ENTRY.search(self._source.text, start + 1)
-            self.token = self._read(following.start() if following else len(self._source.text))
+            self._token = self._read(following.start() if following else len(self._source.text))
             raise
-
-    def _entry(self) -> tuple[_Token, _Token, dict[str, s.Argument]]:
-        name = self._take("name", "the name of a tensor in quotes")
-        self._take(":", "':'")
-        algorithm = self._take("word", "a quantisation algorithm")
-        if algorithm.text not in _ARGUMENTS:
-            raise self._not_known("quantisation algorithm", algorithm, _ARGUMENTS)
-        self._take("(", "'('")
-        given = self._arguments(algorithm.text)
-        self._take(")", "')' or the name of an argument")
-        self._skip(";")
         body = name.text.removeprefix("i")[1:-1]
         return replace(name, text=_ESCAPE.sub(r"\1", body)), algorithm, given
 
@@ -119,8 +118,7 @@ class _Reader:
         known, given = _ARGUMENTS[algorithm], dict[str, s.Argument]()
         while self.sees("word"):
             name = self._next()
-            if name.text not in known:
-                raise self._not_known(f"argument of '{algorithm}'", name, known)
+            self._require(f"argument of '{algorithm}'", name, known)
             if name.text in given:
                 raise SemanticError(f"argument '{name.text}' is given twice", span=name.span)
             self._take("=", "'='")
@@ -150,7 +148,7 @@ class _Reader:
                 hint="torch_to_nnef 0.24.12 prints quantised models so: export again with a "
                 "version that writes numbers",
             )
-        value = _literal(token)
+        value = token.literal()
         if value is None:
             message = f"unexpected {token}, expected {_EXPECTED[type]} for '{argument}'"
             raise NnefSyntaxError(message, span=token.span)
@@ -161,15 +159,24 @@ class _Reader:
             raise SemanticError(message, span=token.span)
         return s.Literal(token.span.offset, value)
 
-    def _not_known(self, what: str, token: _Token, known: Collection[str]) -> SemanticError:
-        hint = f"there are {', '.join(known)}"
-        return _unknown(f"{token} is no {what}", token, known, self._meter, hint)
+    # Errors
+
+    def _require(self, what: str, token: _Token, known: Collection[str]) -> None:
+        if token.text not in known:
+            hint = f"there are {', '.join(known)}"
+            raise self.unknown(f"{token} is no {what}", token, known, hint)
+
+    def unknown(
+        self, message: str, token: _Token, known: Collection[str], hint: str
+    ) -> SemanticError:
+        similar = did_you_mean(token.text, known, meter=self._meter)
+        return SemanticError(message, span=token.span, hint=similar or hint)
 
     # Tokens
 
     def sees(self, kind: str) -> bool:
         """Tell whether the next token is of a kind."""
-        return self.token.kind == kind
+        return self._token.kind == kind
 
     def _take(self, kind: str, expected: str) -> _Token:
         token = self._next()
@@ -182,8 +189,8 @@ class _Reader:
             self._next()
 
     def _next(self) -> _Token:
-        token = self.token
-        self.token = self._read(token.span.offset + len(token.text))
+        token = self._token
+        self._token = self._read(token.span.offset + len(token.text))
         return token
 
     def _read(self, position: int) -> _Token:
@@ -193,21 +200,6 @@ class _Reader:
         kind, text = found.lastgroup, found[found.lastgroup]
         span = Span(self._source, found.start(kind), max(1, len(text)))
         return _Token(text if kind == "mark" else kind, text, span)
-
-
-def _literal(token: _Token) -> float | int | bool | None:
-    text = token.text
-    if token.kind == "number":
-        is_integer = text.lstrip("+-").isdigit() and len(text) <= _MOST_DIGITS
-        return int(text) if is_integer else float(text)
-    return {"true": True, "false": False}.get(text) if token.kind == "word" else None
-
-
-def _unknown(
-    message: str, token: _Token, known: Collection[str], meter: Meter, hint: str
-) -> SemanticError:
-    similar = did_you_mean(token.text, known, meter=meter)
-    return SemanticError(message, span=token.span, hint=similar or hint)
 
 
 def _quantizer(algorithm: _Token, given: dict[str, s.Argument]) -> Quantizer:
@@ -236,15 +228,3 @@ def _known(value: s.Expression) -> Any:
         return [_known(item) for item in value.items]
     assert isinstance(value, s.Literal)
     return value.value
-
-
-def step_of(quantizer: Quantizer) -> NDArray[Any] | None:
-    """Return a quantised tensor's steps, an array where channels differ; None without steps."""
-    given: Any = quantizer.arguments
-    match given:
-        case {"scale": scale}:
-            return np.asarray(scale, np.float64)
-        case {"min": low, "max": high, "bits": bits}:
-            return (np.asarray(high, np.float64) - np.asarray(low, np.float64)) / (2**bits - 1)
-        case _:
-            return None

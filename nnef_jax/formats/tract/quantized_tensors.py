@@ -10,7 +10,6 @@ from nnef_jax.formats.syntax.emission import Frame
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.call_site import CallSite
-from nnef_jax.formats.tract.quantization import step_of
 
 # Operations on codes, with the operands that are codes.
 _CODED = {
@@ -37,9 +36,8 @@ def quantized(site: CallSite, name: str, value: Any) -> Any:
         wanted = graph.builder.unreserved(f"{name}_quantized")
         result = site.evaluator.evaluate(node, inner, [wanted])
     if isinstance(result, Value):
-        scale = step_of(entry)
-        if scale is not None:
-            graph.scales[result] = scale
+        if entry.step is not None:
+            graph.scales[result] = entry.step
         if dtype:
             graph.entries[result] = entry
     return result

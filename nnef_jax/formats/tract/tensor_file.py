@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from lowering.extents import Shape, show
 from nnef_jax.errors import DataError, UnsupportedError
-from nnef_jax.formats.syntax.variables import check_shape
+from nnef_jax.formats.syntax.declared_tensors import check_shape
 from nnef_jax.limits import Meter
 from nnef_jax.storage import tensorfile
 from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, shaped

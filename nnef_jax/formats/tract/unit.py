@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from numpy.typing import NDArray
 
 from nnef_jax.errors import ArchiveError, LimitError
+from nnef_jax.formats.syntax.declared_tensors import convert, without_member
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION
 from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.formats.syntax.variables import convert, without_member
 from nnef_jax.formats.tract.document import Document
 from nnef_jax.formats.tract.json_documents import Json, read_json, value_at
 from nnef_jax.formats.tract.parser import parse

@@ -19,8 +19,8 @@ from nnef_jax.formats.emission import Given
 from nnef_jax.formats.nnef import values as v
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.declared_tensors import result_count
 from nnef_jax.formats.syntax.emission import Emitter, Frame, Site
-from nnef_jax.formats.syntax.tensors import result_count
 from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import EVALUATION, RESULT
 

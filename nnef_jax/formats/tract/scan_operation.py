@@ -12,7 +12,7 @@ from nnef_jax.formats.hostvalues import host
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.types import LOGICAL
 from nnef_jax.formats.tract.application import Results, apply, tensor
-from nnef_jax.formats.tract.arguments import attribute, known_integer
+from nnef_jax.formats.tract.attributes import attribute, known_integer
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.similar import listed
@@ -109,9 +109,9 @@ class _Body:
         """Return graph, whole inputs and states; initial tensors take the body's dtypes."""
         site = self.site.into(self.site.graph.body())
         graph, bound = site.graph, _Bound(site, self.site.graph, self.fragment)
-        slices = [bound.slice(*entry) for entry in self.scanned]
-        whole = [(bound.whole(name, value), value) for name, value in self.full]
-        kept = [bound.whole(name, value) for name, value, _ in states]
+        slices = [bound.bind(*entry) for entry in self.scanned]
+        whole = [(bound.bind(name, value), value) for name, value in self.full]
+        kept = [bound.bind(name, value) for name, value, _ in states]
         bound.refuse_missing()
         inner = site.evaluator.enter(self.fragment, bound.values, site.named())
         identifier, place = _finder(inner.values), replace(site, frame=inner)
@@ -179,24 +179,26 @@ class _Bound:
         self._fragment = fragment
         self._parameter = _finder(parameter.name for parameter in fragment.parameters)
 
-    def whole(self, name: str, value: Any) -> Any:
-        """Bind a value from outside, and return the body's input for it: known values have none."""
+    def bind(self, name: str, value: Any, axis: int | None = None, chunk: int = 1) -> Any:
+        """Bind a value from outside, or slices of it, and return the body's input for it.
+
+        Known values have none.
+        """
         parameter = self._free(name)
         if not isinstance(value, Value):
             self.values[parameter] = value
             return None
-        stored, shape = self._outer.constants.get(value), self._outer.shape_of(value)
-        return self._input(parameter, value.type, shape, stored)
-
-    def slice(self, name: str, value: Value, axis: int, chunk: int) -> Value:
-        """Bind slices of a tensor from outside, and return the body's input for them."""
-        parameter, shape = self._free(name), list(value.type.shape)
-        if not -len(shape) <= axis < len(shape) or chunk == 0:
-            message = f"'scan' names axis {axis} in chunks of {chunk} of a tensor {value.type}"
-            raise self._site.error(message)
-        whole = list(self._outer.shape_of(value))
-        shape[axis] = whole[axis] = abs(chunk)
-        return self._input(parameter, TensorType(tuple(shape), value.type.dtype), whole)
+        outer, (shape, dtype) = self._outer, (list(value.type.shape), value.type.dtype)
+        stored, symbolic = outer.constants.get(value), list(outer.shape_of(value))
+        if axis is not None:
+            if not -len(shape) <= axis < len(shape) or chunk == 0:
+                message = f"'scan' names axis {axis} in chunks of {chunk} of a tensor {value.type}"
+                raise self._site.error(message)
+            shape[axis] = symbolic[axis] = abs(chunk)
+            stored = None
+        type = TensorType(tuple(shape), dtype)
+        self.values[parameter] = self._site.graph.input(parameter, type, symbolic, stored)
+        return self.values[parameter]
 
     def refuse_missing(self) -> None:
         missing = [p.name for p in self._fragment.parameters if p.name not in self.values]
@@ -215,13 +217,6 @@ class _Bound:
         if found in self.values:
             raise self._site.error(f"parameter '{found}' of the body is given twice")
         return found
-
-    def _input(
-        self, parameter: str, type: TensorType, shape: Sequence[Any], stored: Any = None
-    ) -> Value:
-        value = self._site.graph.input(parameter, type, shape, stored)
-        self.values[parameter] = value
-        return value
 
 
 def _finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
