@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from lowering.location import Source, Span
-from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.invocation import refuse
 from nnef_jax.formats.syntax.standard import INTRODUCING
 
 
@@ -50,11 +50,4 @@ def refuse_unsupported(
                 into = None if fragment.source in own else reached or s.span_in(source, nodes[0])
                 inner = calls_of(assignment.value for assignment in fragment.body)
                 pending.append((fragment, inner, fragment.source, into))
-    first = {name: min(spans, key=lambda span: span.offset) for name, spans in uses.items()}
-    errors: list[UnsupportedError] = []
-    for name in sorted(uses, key=lambda name: first[name].offset):
-        count = f"used {len(uses[name])} time{'s' * (len(uses[name]) > 1)}"
-        message = f"there is no rule for operation '{name}', {count}"
-        hint = "give the operation a body, or a rule: rules=registry"
-        errors.append(UnsupportedError(message, span=first[name], hint=hint))
-    raise_all(errors)
+    refuse(uses, lambda _: ("", "give the operation a body, or a rule: rules=registry"))

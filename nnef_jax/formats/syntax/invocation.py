@@ -1,13 +1,16 @@
-"""Which argument of an invocation goes to which parameter (spec 3.3.1, Invocations)."""
+"""Which argument of an invocation goes to which parameter (spec 3.3.1), and what none can run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lowering.location import Span
+from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.syntax.tree import Argument, Expression, Fragment, Invocation, Node
-from nnef_jax.formats.syntax.types import has_tensor
-from nnef_jax.similar import listed
+from nnef_jax.formats.syntax.types import Tensor, has_tensor
+from nnef_jax.limits import Meter
+from nnef_jax.similar import did_you_mean, listed
 
 
 class InvalidInvocation(ValueError):
@@ -53,24 +56,35 @@ def form_of(fragment: Fragment, invocation: Invocation) -> Form:
     )
 
 
-def bind(fragment: Fragment, invocation: Invocation) -> dict[str, int]:
+def bind(
+    fragment: Fragment,
+    invocation: Invocation,
+    meter: Meter | None = None,
+    *,
+    freely: bool = False,
+    ignoring: bool = False,
+) -> dict[str, int]:
     """Return the positions of the arguments given to parameters, in the order of the declaration.
 
-    Parameters that keep their default are not in it.
+    Parameters that keep their default are not in it. `freely` takes attributes without names, and
+    such arguments anywhere; `ignoring` leaves out what an element-wise operation has no parameter
+    for. With a meter the hint for an unknown name is one like it.
     """
     parameters = {parameter.name: parameter for parameter in fragment.parameters}
     arguments = invocation.arguments
     given: dict[str, int] = {}
     for position, argument in enumerate(arguments):
-        name = argument.name or _positional(fragment, arguments, position)
+        name = argument.name or _positional(fragment, arguments, position, freely=freely)
         if name not in parameters:
-            raise InvalidInvocation(
-                f"'{fragment.name}' has no parameter '{name}'",
-                argument,
-                hint=f"its parameters are {listed(parameters)}" if parameters else "it has none",
-            )
-        if argument.name and name in given:
-            twice = "twice" if arguments[given[name]].name else "by position and by name"
+            if ignoring and all(isinstance(p.type, Tensor) for p in fragment.parameters):
+                continue
+            hint = did_you_mean(name, parameters, meter=meter, most=1) if meter else ""
+            listing = f"its parameters are {listed(parameters)}" if parameters else "it has none"
+            message = f"'{fragment.name}' has no parameter '{name}'"
+            raise InvalidInvocation(message, argument, hint or listing)
+        if name in given:
+            by_name = argument.name and arguments[given[name]].name
+            twice = "twice" if by_name else "by position and by name"
             raise InvalidInvocation(f"argument '{name}' is given {twice}", argument)
         given[name] = position
     missing = [n for n, p in parameters.items() if n not in given and p.default is None]
@@ -84,16 +98,35 @@ def bind(fragment: Fragment, invocation: Invocation) -> dict[str, int]:
     return {name: given[name] for name in parameters if name in given}
 
 
-def _positional(fragment: Fragment, arguments: Sequence[Argument], position: int) -> str:
+def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[str, str]]) -> None:
+    """Raise UnsupportedError for all the operations at once that are used and have no rule.
+
+    `explain` returns for each what is said behind its name, and a hint.
+    """
+    errors: list[UnsupportedError] = []
+    for name, spans in uses.items():
+        origin, hint = explain(name)
+        times = f"used {len(spans)} time{'s' * (len(spans) > 1)}"
+        message = f"there is no rule for operation '{name}'{origin}, {times}"
+        first = min(spans, key=lambda span: span.offset)
+        errors.append(UnsupportedError(message, span=first, hint=hint))
+    raise_all(sorted(errors, key=lambda error: error.span.offset if error.span else 0))
+
+
+def _positional(
+    fragment: Fragment, arguments: Sequence[Argument], position: int, *, freely: bool
+) -> str:
     """Return the name of the parameter that an argument without a name is for."""
     parameters, argument = fragment.parameters, arguments[position]
     if position >= len(parameters):
         most = f"{len(parameters)} argument{'s' * (len(parameters) != 1)}"
         message = f"'{fragment.name}' takes at most {most}, this is number {position + 1}"
         raise InvalidInvocation(message, argument)
+    name = parameters[position].name
+    if freely:
+        return name
     if position and arguments[position - 1].name is not None:
         raise InvalidInvocation("a positional argument must not follow a named one", argument)
-    name = parameters[position].name
     if not has_tensor(parameters[position].type):
         message = f"'{name}' of '{fragment.name}' is an attribute: it must be named"
         raise InvalidInvocation(message, argument, hint=f"write {name} = ...")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 PRIMITIVES = ("scalar", "integer", "logical", "string")
@@ -159,47 +160,39 @@ def deduce(actual: Type, formal: Type) -> str | None:
             return None
 
 
-def _leaves(type: Type) -> list[Type]:
-    """Return what the arrays and tuples of a type hold in the end."""
-    found: list[Type] = []
-    pending = [type]
-    while pending:
-        match pending.pop():
-            case ArrayOf(item):
-                pending.append(item)
-            case TupleOf(items):
-                pending += items
-            case leaf:
-                found.append(leaf)
-    return found
+def _levels(type: Type) -> Iterator[list[Type]]:
+    """Yield a type, what arrays and tuples hold in it, what such hold in these, without end."""
+    level = [type]
+    while level:
+        yield level
+        level = [inner for outer in level for inner in _parts(outer)]
+
+
+def _parts(type: Type) -> Sequence[Type]:
+    if isinstance(type, TupleOf):
+        return type.items
+    return (type.item,) if isinstance(type, ArrayOf) else ()
+
+
+def _holds(type: Type, *leaves: Type) -> bool:
+    return any(inner in leaves for level in _levels(type) for inner in level)
 
 
 def is_generic(type: Type) -> bool:
     """Tell whether `?` occurs in the type."""
-    return any(leaf in (GENERIC, Tensor("?")) for leaf in _leaves(type))
+    return _holds(type, GENERIC, Tensor("?"))
 
 
 def holds_strings(type: Type) -> bool:
     """Tell whether the type has a tensor of strings, which NNEF does not have."""
-    return Tensor("string") in _leaves(type)
+    return _holds(type, Tensor("string"))
 
 
 def has_tensor(type: Type) -> bool:
     """Tell whether values of the type hold tensors, so that arguments for it may be positional."""
-    return any(isinstance(leaf, Tensor) for leaf in _leaves(type))
+    return any(isinstance(inner, Tensor) for level in _levels(type) for inner in level)
 
 
 def nesting(type: Type) -> int:
     """Return how deep arrays and tuples nest in the type, without recursion."""
-    depth = 0
-    level: list[Type] = [type]
-    while level:
-        inner: list[Type] = []
-        for compound in level:
-            if isinstance(compound, ArrayOf):
-                inner.append(compound.item)
-            elif isinstance(compound, TupleOf):
-                inner += compound.items
-        level = inner
-        depth += bool(level)
-    return depth
+    return sum(1 for _ in _levels(type)) - 1

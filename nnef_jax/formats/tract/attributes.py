@@ -1,4 +1,4 @@
-"""Bind arguments to parameters, and make attributes of known values."""
+"""Make attributes of known values."""
 
 from __future__ import annotations
 
@@ -13,55 +13,10 @@ from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES
 from nnef_jax.formats.hostvalues import host, integers
-from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.invocation import InvalidInvocation
-from nnef_jax.formats.syntax.types import INTEGER, ArrayOf, Primitive, Tensor, TupleOf, Type
-from nnef_jax.limits import Meter
-from nnef_jax.similar import did_you_mean, listed
+from nnef_jax.formats.syntax.types import INTEGER, ArrayOf, Primitive, TupleOf, Type
 
 _LARGEST = (1 << 63) - 1
 _CLASSES = {"string": str, "scalar": float, "logical": bool}
-
-
-def bind(
-    fragment: s.Fragment, invocation: s.Invocation, meter: Meter, *, own: bool
-) -> dict[str, s.Expression]:
-    """Return the expressions given to the parameters, by position or name, by name.
-
-    Element-wise operations of the registries ignore unknown arguments, the document's `own`
-    fragments do not. Raises InvalidInvocation.
-    """
-    names = [p.name for p in fragment.parameters]
-    known = set(names)
-    given: dict[str, s.Expression] = {}
-    for position, argument in enumerate(invocation.arguments):
-        name = argument.name
-        if name is None:
-            if position >= len(names):
-                raise InvalidInvocation(
-                    f"'{fragment.name}' takes at most {len(names)} arguments, "
-                    f"this is number {position + 1}",
-                    argument,
-                )
-            name = names[position]
-        elif name not in known:
-            if not own and all(isinstance(p.type, Tensor) for p in fragment.parameters):
-                continue  # element-wise
-            raise InvalidInvocation(
-                f"'{fragment.name}' has no parameter '{name}'",
-                argument,
-                hint=did_you_mean(name, names, meter=meter, most=1)
-                or f"its parameters are {listed(names)}",
-            )
-        if name in given:
-            raise InvalidInvocation(f"argument '{name}' is given twice", argument)
-        given[name] = argument.value
-    missing = [p.name for p in fragment.parameters if p.default is None and p.name not in given]
-    if missing:
-        raise InvalidInvocation(
-            f"'{fragment.name}' lacks {', '.join(map(repr, missing))}", invocation
-        )
-    return given
 
 
 def is_attribute(value: Any, type: Type) -> bool:

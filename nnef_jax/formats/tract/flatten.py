@@ -22,11 +22,11 @@ from nnef_jax.formats.emission import Given
 from nnef_jax.formats.hostvalues import WEIGHTY, weight
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emission import Frame
-from nnef_jax.formats.syntax.invocation import InvalidInvocation
+from nnef_jax.formats.syntax.invocation import InvalidInvocation, bind
 from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER
 from nnef_jax.formats.tract.application import Results, applied, apply_own, tensor
-from nnef_jax.formats.tract.attributes import attribute, bind
+from nnef_jax.formats.tract.attributes import attribute
 from nnef_jax.formats.tract.call_site import REFUSALS, CallSite
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.flat_graph import FlatGraph, Said
@@ -274,15 +274,15 @@ class _Flattener:
         if own:
             meter.spend(BINDING * len(fragment.parameters))
         try:
-            bound = bind(fragment, node, meter, own=own)
+            given = bind(fragment, node, meter, freely=True, ignoring=not own)
         except InvalidInvocation as error:
             raise self.graph.error(error.message, error.node, frame, error.hint) from None
         arguments: dict[str, Any] = {}
         inner: Frame | None = None
         for parameter in fragment.parameters:
             name, default = parameter.name, parameter.default
-            if name in bound:
-                arguments[name] = self.evaluate(bound[name], frame)
+            if name in given:
+                arguments[name] = self.evaluate(node.arguments[given[name]].value, frame)
             elif isinstance(default, s.Literal):  # as nearly all
                 arguments[name] = default.value
             elif default is not None:

@@ -80,8 +80,7 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
 def downsample(draft: Draft) -> None:
     """Slice with a stride along one axis."""
     axis, stride, modulo = (draft.attributes[name] for name in ("axis", "stride", "modulo"))
-    if modulo < 0:
-        raise InvalidOperation(f"'modulo' must not be negative, it is {modulo}")
+    require.not_negative(modulo=modulo)
     if stride == 0:
         raise InvalidOperation("'stride' must not be 0")
     draft.attributes = {"axes": [axis], "begin": [modulo], "end": [0], "stride": [stride]}
@@ -95,19 +94,21 @@ def pad(draft: Draft) -> None:
     if draft.attributes["border"] == "replicated":
         draft.attributes["border"] = "replicate"
     cut = [tuple(-p if _is_cut(p) else 0 for p in pair) for pair in padding]
-    axes = [axis for axis, pair in enumerate(cut) if any(pair)]
-    if not axes:
+    slices = {
+        # Where all items are cut, an empty slice at the end.
+        axis: (extent, extent) if extent == sum(pair) else (pair[0], -pair[1])
+        for axis, (extent, pair) in enumerate(zip(shape, cut, strict=True))
+        if any(pair)
+    }
+    if not slices:
         return
-    if any(shape[axis] < sum(cut[axis]) for axis in axes):
+    if any(shape[axis] < sum(cut[axis]) for axis in slices):
         message = f"'padding' {list(padding)} cuts off more items than 'input' {show(shape)} has"
         raise InvalidShape(message)
-    bounds = [cut[axis][0] for axis in axes], [-cut[axis][1] for axis in axes]
-    for axis in axes:  # where all items are cut, an empty slice at the end
-        if shape[axis] == sum(cut[axis]):
-            bounds[0][axes.index(axis)] = bounds[1][axes.index(axis)] = shape[axis]
-    draft.before("input", "slice", axes=axes, begin=bounds[0], end=bounds[1], stride=[])
-    added = [tuple(0 if _is_cut(p) else p for p in pair) for pair in padding]
-    draft.attributes["padding"] = added
+    begin, end = map(list, zip(*slices.values(), strict=True))
+    draft.before("input", "slice", axes=list(slices), begin=begin, end=end, stride=[])
+    kept = [tuple(0 if _is_cut(p) else p for p in pair) for pair in padding]
+    draft.attributes["padding"] = kept
 
 
 def _is_cut(items: Any) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import TensorType, Value
+from lowering.ops import require
 from nnef_jax.formats.base import GIVE_SHAPES
 from nnef_jax.formats.syntax.types import INTEGER, SCALAR
 from nnef_jax.formats.tract.application import apply, tensor
@@ -26,8 +27,7 @@ def delay(site: CallSite) -> Value:
     """Delay the stream by `delay` items; each piece has `overlap` items of the one before."""
     input, axis = _stream(site)
     delay, overlap = site.integer("delay"), site.integer("overlap")
-    if delay < 0 or overlap < 0:
-        raise InvalidOperation(f"'delay' {delay} and 'overlap' {overlap} must not be negative")
+    require.not_negative(delay=delay, overlap=overlap)
     if delay + overlap == 0:
         return input
     kept = site.state(_resized(input, axis, delay + overlap), f"{site.name}_kept")
@@ -45,7 +45,7 @@ def delay(site: CallSite) -> Value:
 
 def mask(site: CallSite) -> Value:
     """Replace all before `begin` and from `end` on by a value."""
-    begin, end = (_position(site.arguments[n]) for n in ("begin", "end"))
+    begin, end = site.arguments["begin"], site.arguments["end"]
     return _between(site, begin, end, attribute(site.arguments["value"], SCALAR))
 
 
@@ -55,7 +55,7 @@ def pulse_pad(site: CallSite) -> Value:
     if border != "constant":
         message = f"'border' of a padded stream must be 'constant' here, it is '{border}'"
         raise InvalidOperation(message)
-    begin, end = (_position(site.arguments[n]) for n in ("begin_input", "end_input"))
+    begin, end = site.arguments["begin_input"], site.arguments["end_input"]
     overlap, value = site.integer("overlap"), attribute(site.arguments["value"], SCALAR)
     return _between(site, begin, end, value, overlap)
 
@@ -65,7 +65,7 @@ def cumsum(site: CallSite) -> Value:
     input, axis = _stream(site)
     skip = site.integer("skip")
     if skip:
-        input = _between(site.named(f"{site.name}_counted"), _position(skip), _ENDLESS, 0.0)
+        input = _between(site.named(f"{site.name}_counted"), skip, _ENDLESS, 0.0)
     total = site.state(_resized(input, axis, 1), f"{site.name}_total")
     own = apply(site, "sum_reduce", f"{site.name}_own", input=input, axes=[axis], normalize=False)
     site.graph.builder.update(total, apply(site, "add", f"{site.name}_next", x=total, y=own))
@@ -74,9 +74,9 @@ def cumsum(site: CallSite) -> Value:
     return apply(site, "add", site.name, x=sums, y=total)
 
 
-def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
+def _between(site: CallSite, begin: Any, end: Any, value: float, overlap: int = 0) -> Value:
     """Replace the stream outside [begin, end) by a value; a counter of items is the state."""
-    input, axis = _stream(site)
+    begin, end, (input, axis) = _position(begin), _position(end), _stream(site)
     position = site.state(TensorType((), site.graph.builder.integer), f"{site.name}_position")
     passed = input.type.shape[axis] - overlap
     site.graph.builder.update(
@@ -90,12 +90,10 @@ def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 
 def _stream(site: CallSite) -> tuple[Value, int]:
     """Return the call's piece of the stream, and the axis along which it is cut."""
     input, axis = tensor(site, site.arguments["input"]), site.integer("axis")
-    rank = len(input.type.shape)
-    if not -rank <= axis < rank:
-        raise InvalidOperation(f"'axis' must lie in [{-rank},{rank}), it is {axis}")
+    axis = require.normal_axis(axis, len(input.type.shape))
     if input.type.shape[axis] is UNKNOWN:
         raise InvalidOperation("the length of a pulse must be known", GIVE_SHAPES)
-    return input, axis % rank
+    return input, axis
 
 
 def _resized(input: Value, axis: int, extent: int) -> TensorType:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lowering.graph import Graph, Operation
+from lowering.graph import Graph, Operation, Value
 from lowering.location import Span
 from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.invocation import refuse
 from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.document import Document, repeated_by
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
@@ -24,8 +25,7 @@ def refuse_unsupported(document: Document, rules: Registry, meter: Meter) -> Non
         name = node.operation
         if name not in document.fragments and name not in rules and not _runs(name):
             uses.setdefault(name, []).append(s.span_in(document.source, node))
-    errors = [_refusal(name, spans, meter) for name, spans in uses.items()]
-    raise_all(sorted(errors, key=lambda error: error.span.offset if error.span else 0))
+    refuse(uses, lambda name: _explained(name, meter))
 
 
 # Operations whose number of results depends on the data: they are padded to the most possible.
@@ -34,26 +34,20 @@ _PADDED = ("non_zero", "non_max_suppression")
 
 def refuse_readers_of_padding(graph: Graph) -> None:
     """Raise UnsupportedError where an operation, or a scan's stack, reads another's padding."""
-    padded = {
-        value
-        for operation in graph.operations
-        if operation.kind in _PADDED
-        for value in operation.writes()
-    }
-    refused = [
-        (
-            operation,
-            f"'{operation.name}' reads '{value.name}', whose extent depends on the data: "
-            "it is padded with -1 up to the most there can be",
-        )
-        for operation in graph.operations
-        for value in operation.reads()
-        if value in padded
-    ] + [
-        (x, f"'{x.name}' in the body of a scan has an extent that depends on the data")
-        for x in _in_bodies(graph)
-        if x.kind in _PADDED
-    ]
+    padded: set[Value] = set()
+    refused: list[tuple[Operation, str]] = []
+    for operation in graph.operations:
+        for value in operation.reads():
+            if value in padded:
+                why = "whose extent depends on the data: it is padded with -1 up to the most"
+                text = f"'{operation.name}' reads '{value.name}', {why} there can be"
+                refused.append((operation, text))
+        if operation.kind in _PADDED:
+            padded.update(operation.writes())
+    for operation in _in_bodies(graph):
+        if operation.kind in _PADDED:
+            what = "in the body of a scan has an extent that depends on the data"
+            refused.append((operation, f"'{operation.name}' {what}"))
     hint = "end the network there, and go on outside of it"
     raise_all(
         [UnsupportedError(text, span=x.span, calls=x.calls, hint=hint) for x, text in refused]
@@ -90,9 +84,7 @@ def _runs(name: str) -> bool:
     )
 
 
-def _refusal(name: str, spans: list[Span], meter: Meter) -> UnsupportedError:
-    first = min(spans, key=lambda span: span.offset)
-    times = f"used {len(spans)} time{'s' * (len(spans) > 1)}"
+def _explained(name: str, meter: Meter) -> tuple[str, str]:
     registry = declarations.registry_of(name)
     origin = f" of registry {registry}" if registry else ""
     if name in declarations.REFUSED:
@@ -104,5 +96,4 @@ def _refusal(name: str, spans: list[Span], meter: Meter) -> UnsupportedError:
         known = [other for other in declarations.declarations() if other.startswith(prefix)]
         hint = did_you_mean(name, known, meter=meter, most=1, cutoff=0.85)
         hint = hint or "neither the document nor a registry of tract has an operation of this name"
-    message = f"there is no rule for operation '{name}'{origin}, {times}"
-    return UnsupportedError(message, span=first, hint=hint)
+    return origin, hint
