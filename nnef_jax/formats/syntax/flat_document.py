@@ -25,7 +25,7 @@ _EXPRESSION = 5  # steps to make one and to print it
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 
-def _item(value: Value) -> str:
+def item_of(value: Value) -> str:
     """Return the language's name for the items of a tensor."""
     return generic_of(value.type.dtype) or "scalar"
 
@@ -181,7 +181,7 @@ class FlatWriter:
         for parameter in declaration.parameters:
             value, type = given.get(parameter.name), parameter.type
             item = type.item if isinstance(type, t.Tensor) else None
-            if isinstance(value, Value) and item in _ITEMS and _item(value) != item:
+            if isinstance(value, Value) and item in _ITEMS and item_of(value) != item:
                 self.refuse(f"'{kind}' of items of {value.type.dtype} is not NNEF", operation)
                 break
         generic = generic_of(given["dtype"]) or "scalar" if kind in GENERIC_RESULT else None

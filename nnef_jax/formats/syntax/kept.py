@@ -9,6 +9,7 @@ the fragment, and dtype and shape of each of its parameters.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from lowering.location import Source
 from lowering.ops import rules
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import types as t
-from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, generic_of
+from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, item_of
 from nnef_jax.limits import Meter
 
 EXTENSION = "KHR_enable_fragment_definitions"
@@ -27,6 +28,7 @@ _PREFIX = "nnef_jax_"
 _BODY = f"{_PREFIX}body"
 REAL = "real"  # the dtype that is the reader's choice
 _NUMBER = re.compile(r"_\d+$")
+_Declared = Sequence[tuple[str, t.Type]]  # names with types
 _LITERALS = {bool: t.LOGICAL, int: t.INTEGER, float: t.SCALAR, str: t.STRING}
 
 
@@ -78,19 +80,12 @@ class KeepingWriter(FlatWriter):
         kind, given = operation.kind, {**dict(operation.operands), **dict(operation.attributes)}
         given = {name: self._said(x) for name, x in given.items()}
         operands = {name for name, _ in operation.operands}
-        parameters = tuple(
-            s.Parameter(0, name, _type(x, is_tensor=name in operands), None)
-            for name, x in given.items()
-        )
-        results = tuple(
-            s.ResultDeclaration(0, f"y{i}", _type(x, is_tensor=True))
-            for i, x in enumerate(operation.results)
-        )
-        # Equal declarations are one: `repr` has no places in the text.
-        key = (kind, repr(parameters), repr(results))
+        parameters = tuple((n, _type(x, is_tensor=n in operands)) for n, x in given.items())
+        results = tuple((f"y{i}", _type(x)) for i, x in enumerate(operation.results))
+        key = (kind, parameters, results)
         if key not in self._known:
             name = self._fresh(f"{_PREFIX}{kind.replace('.', '__')}")
-            self._known[key] = _fragment(name, parameters, results, None)
+            self._known[key] = _fragment(name, parameters, results)
         return Invoked(self._known[key], given)
 
     def _fresh(self, name: str) -> str:
@@ -103,17 +98,12 @@ class KeepingWriter(FlatWriter):
             return value
         writer = KeepingWriter(value, self.meter, self._real, self)
         document = writer.write()
-        names = [x.name for x in document.graph.parameters]
-        parameters = tuple(
-            s.Parameter(0, name, t.Tensor(generic_of(x.type.dtype) or "scalar"), None)
-            for name, x in zip(names, value.inputs, strict=True)
+        graph, name = document.graph, self._fresh(_BODY)
+        parameters, results = (
+            [(x.name, _type(v)) for x, v in zip(names, values, strict=True)]
+            for names, values in ((graph.parameters, value.inputs), (graph.results, value.outputs))
         )
-        results = tuple(
-            s.ResultDeclaration(0, x.name, t.Tensor(generic_of(v.type.dtype) or "scalar"))
-            for x, v in zip(document.graph.results, value.outputs, strict=True)
-        )
-        body = document.graph.body[len(names) :]  # without the declarations of inputs
-        name = self._fresh(_BODY)
+        body = graph.body[len(parameters) :]  # without the declarations of inputs
         self._known[name] = _fragment(name, parameters, results, body)
         types = tuple((self._dtype(x.type), x.type.shape) for x in value.inputs)
         return (name, *types)
@@ -122,14 +112,16 @@ class KeepingWriter(FlatWriter):
         return REAL if type.dtype == self._real else type.dtype
 
 
-def _fragment(name: str, parameters: Any, results: Any, body: Any) -> s.Fragment:
-    return s.Fragment(0, name, False, None, parameters, results, body, Source("graph.nnef", ""))
+def _fragment(name: str, parameters: _Declared, results: _Declared, body: Any = None) -> s.Fragment:
+    given = tuple(s.Parameter(0, name, type, None) for name, type in parameters)
+    made = tuple(s.ResultDeclaration(0, name, type) for name, type in results)
+    return s.Fragment(0, name, False, None, given, made, body, Source("graph.nnef", ""))
 
 
-def _type(value: Any, *, is_tensor: bool) -> t.Type:
+def _type(value: Any, *, is_tensor: bool = True) -> t.Type:
     """Return what a parameter or result is declared as, whose value this is."""
     if isinstance(value, Value):
-        return t.Tensor(generic_of(value.type.dtype) or "scalar")
+        return t.Tensor(item_of(value))
     if isinstance(value, tuple | list):
         items = [_type(x, is_tensor=is_tensor) for x in value]  # pyright: ignore
         if len(set(map(str, items))) > 1:
@@ -176,7 +168,7 @@ def _with_casts(graph: Graph, real: str) -> Graph:
         graph,
         operations=(*casts, *operations),
         outputs=tuple(map(swap, graph.outputs)),
-        states=tuple(replace(state, update=swap(state.update)) for state in graph.states),
+        states=tuple(state.substituted(swapped) for state in graph.states),
     )
 
 
