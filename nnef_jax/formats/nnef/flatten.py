@@ -17,7 +17,7 @@ from nnef_jax.formats.emission import Given
 from nnef_jax.formats.nnef.evaluator import ITEMS_PER_STEP, Evaluator, Poisoned, Step
 from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
-from nnef_jax.formats.nnef.unsupported import calls_of, refuse_unsupported
+from nnef_jax.formats.nnef.semantics import calls_of, refuse_unsupported
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import (
     dtype_of,

@@ -43,7 +43,8 @@ class StandardFrontend(TextFrontend):
         self.document = document = parse(archive.read_text(GRAPH), options.meter)
         self.scope = Scope(document, options.meter)
         self._calls = check(self.scope)
-        super().__init__(document, archive, options)
+        super().__init__(document.source, document.graph, archive, options)
+        self.extensions = document.extensions
         self.reader = QuantizationReader(self.scope, options)
         self._entries = self.quantizers(self.quantization) if self.quantization else {}
         self.dialect = f"NNEF {document.version}{' provisional' * document.provisional}"

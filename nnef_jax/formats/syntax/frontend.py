@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from lowering.location import Source, Span
 from nnef_jax.errors import DataError
@@ -19,23 +19,15 @@ from nnef_jax.storage.writer import Member
 GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
 
 
-class _Document(Protocol):
-    @property
-    def source(self) -> Source: ...
-    @property
-    def extensions(self) -> tuple[str, ...]: ...
-    @property
-    def graph(self) -> s.GraphDefinition: ...
-
-
 class TextFrontend(Frontend):
     """A document, and the texts of its archive; `quantization` is that of graph.quant, if any."""
 
-    def __init__(self, document: _Document, archive: Archive, options: Options) -> None:
-        self._source, self._graph = document.source, document.graph
-        self.extensions = document.extensions
-        self.inputs = [i.name for i in document.graph.parameters]
-        self.outputs = [i.name for i in document.graph.results]
+    def __init__(
+        self, source: Source, graph: s.GraphDefinition, archive: Archive, options: Options
+    ) -> None:
+        self._source, self._graph = source, graph
+        self.inputs = [i.name for i in graph.parameters]
+        self.outputs = [i.name for i in graph.results]
         self.archive = archive
         self.options = options
         exists = archive.exists(QUANTIZATION)

@@ -97,12 +97,6 @@ def power(draft: Draft) -> None:
     draft.operands["y"] = dtype.type(draft.attributes.pop("exponent"))
 
 
-def approximation(draft: Draft) -> None:
-    """Name the approximation."""
-    is_fast = draft.attributes.pop("fast_impl")
-    draft.attributes["approximation"] = "tanh_square" if is_fast else "tanh"
-
-
 def norm(draft: Draft) -> None:
     """Scale by 1 where nothing else is given."""
     geometry.one(draft)
@@ -177,14 +171,6 @@ def one_hot(draft: Draft) -> None:
     """Cut off indices that are real numbers."""
     if is_float(draft.dtype("indices")):
         draft.before("indices", "cast", dtype="int32")
-
-
-def boxes(draft: Draft) -> None:
-    """Say by a logical value what boxes are described by."""
-    centre = draft.attributes["center_point_box"]
-    if centre not in (0, 1):
-        raise InvalidOperation(f"'center_point_box' must be 0 or 1, it is {centre}")
-    draft.attributes["center_point_box"] = bool(centre)
 
 
 def tree_ensemble(draft: Draft) -> None:

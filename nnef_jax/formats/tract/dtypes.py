@@ -112,7 +112,8 @@ def _common_dtype(
         if not dtype:
             dtype = own
         elif _kind(own) > _kind(dtype) and (exact or not _whole(constant, dtype)):
-            dtype = own if isinstance(constant, Value) else _lifted(dtype, own)
+            stays = isinstance(constant, Value) or _kind(dtype) < 2
+            dtype = own if stays else _promoted([dtype, own])
     if item == "scalar" and _kind(dtype) < 2:
         return defaults.real
     return dtype
@@ -161,8 +162,3 @@ def _whole(constant: Value | Host, dtype: str) -> bool:
     if isinstance(constant, Value) or _kind(dtype) != 1 or constant.dtype.kind != "f":
         return False
     return bool(np.all(constant == np.trunc(constant)) and np.all(np.isfinite(constant)))
-
-
-def _lifted(dtype: str, own: str) -> str:
-    """Return the dtype of a constant that the tensors beside it are promoted to."""
-    return own if _kind(dtype) < 2 else _promoted([dtype, own])

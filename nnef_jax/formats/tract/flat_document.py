@@ -31,7 +31,7 @@ def print_flat(document: Document, graph: Graph, said: Said, options: Options) -
 
     Raises UnsupportedError, several at once: loops, streams, what depends on an open extent.
     """
-    writer = _Writer(document, graph, said, options)
+    writer = _DialectWriter(document, graph, said, options)
     flat = writer.write()
     registries = [*document.registries, "tract_core", *writer.registries]
     wanted = dict.fromkeys(name for name in registries if name not in ("", "tract_nnef"))
@@ -52,7 +52,7 @@ class _QuotedNames(Names):
         return super().fresh(wanted) if quoted in self.taken else self.take(quoted)
 
 
-class _Writer(FlatWriter):
+class _DialectWriter(FlatWriter):
     def __init__(self, document: Document, graph: Graph, said: Said, options: Options) -> None:
         super().__init__(graph, options.meter)
         self._real = options.real

@@ -70,7 +70,7 @@ def flatten(
         builder.reserve(i.name for a in header.body for i in s.identifiers(a.target))
         frame = Frame(None, document.source, {})
         inputs = [parameter.name for parameter in header.parameters]
-        outputs = _Flattener(unit, graph, extents, dict.fromkeys(inputs)).outputs(frame)
+        outputs = _UnitFlattener(unit, graph, extents, dict.fromkeys(inputs)).outputs(frame)
         for name, value in frame.values.items():
             if isinstance(value, Value) and value.name != name:
                 builder.aliases[name] = value
@@ -80,7 +80,7 @@ def flatten(
 
 
 @dataclass(slots=True)
-class _Flattener:
+class _UnitFlattener:
     """Evaluates a unit into a graph, for given extents of symbols and values of inputs."""
 
     unit: Unit
@@ -88,11 +88,11 @@ class _Flattener:
     extents: Given
     inputs: Given
 
-    def into(self, graph: FlatGraph) -> _Flattener:
+    def into(self, graph: FlatGraph) -> _UnitFlattener:
         return replace(self, graph=graph)
 
     def submodel(self, unit: Unit, extents: Given, inputs: Given, frame: Frame) -> list[Value]:
-        return _Flattener(unit, self.graph, extents, inputs).outputs(frame)
+        return _UnitFlattener(unit, self.graph, extents, inputs).outputs(frame)
 
     # Statements
 

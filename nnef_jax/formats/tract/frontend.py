@@ -32,8 +32,9 @@ class TractFrontend(TextFrontend):
 
     def __init__(self, archive: Archive, options: Options) -> None:
         self._unit = Unit(archive, options.meter)
-        self.document = self._unit.document
-        super().__init__(self.document, archive, options)
+        self.document = document = self._unit.document
+        super().__init__(document.source, document.graph, archive, options)
+        self.extensions = document.extensions
         self.quantizes = options.rounds and bool(self._unit.quantizers)
         registries = ", ".join(self.document.registries) or "tract_nnef"
         self.dialect = f"NNEF 1.0 of tract ({registries})"

@@ -118,10 +118,8 @@ def _is_cut(items: Any) -> bool:
 # Windows
 
 
-def max_pool(draft: Draft) -> None:
-    """Ignore what lies beyond the border."""
-    require.one_of("border", draft.attributes["border"], ("constant", "ignore"))
-    draft.attributes["border"] = "ignore"
+def pool(draft: Draft) -> None:
+    """Require an item for each axis."""
     rank = len(draft.shape("input"))
     require.length("size", draft.attributes["size"], rank, "axes of 'input'")
     for name in ("padding", "stride", "dilation"):
@@ -131,7 +129,7 @@ def max_pool(draft: Draft) -> None:
 
 def max_pool_with_index(draft: Draft) -> None:
     """Index the plane of one channel: axes 2 on, or without batch from the first window axis."""
-    max_pool(draft)
+    pool(draft)
     size, stride = draft.attributes["size"], draft.attributes["stride"]
     steps = zip(size, stride or (1,) * len(size), strict=True)
     reached = [axis for axis, step in enumerate(steps) if step != (1, 1)]
@@ -143,12 +141,6 @@ def upsample(draft: Draft) -> None:
     rank, factor = len(draft.shape("input")), draft.attributes["factor"]
     if len(factor) <= rank - 2:
         draft.attributes["factor"] = [1] * (rank - 2 - len(factor)) + list(factor)
-
-
-def multilinear(draft: Draft) -> None:
-    """Take the nearest items beyond the border."""
-    require.one_of("border", draft.attributes["border"], ("replicate",))
-    upsample(draft)
 
 
 def conv(draft: Draft) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lowering.errors import InvalidOperation
 from lowering.extents import Shape
 from lowering.graph import Value
 
@@ -49,13 +50,15 @@ class Draft:
 class Meaning:
     """Makes an operation one of a kind; `rewrite` does what the other fields cannot.
 
-    `renamed` has the kind's names of arguments by the dialect's, None for those that it lacks.
+    `renamed` has the kind's names of arguments by the dialect's, None for those that it lacks;
+    `values` the kind's values of attributes by the dialect's, where no others are allowed.
     """
 
     kind: str
     renamed: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     added: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rewrite: Callable[[Draft], None] | None = None
+    values: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict[str, Mapping[Any, Any]])
 
     def draft(
         self, operands: Mapping[str, Any], attributes: Mapping[str, Any], insert: Insert
@@ -67,8 +70,15 @@ class Meaning:
         return draft
 
     def attributes(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return attributes of the document as the kind has them."""
-        return {**self._named(given), **self.added}
+        """Return attributes of the document as the kind has them. Raises InvalidOperation."""
+        meant = dict(given)
+        for name, values in self.values.items():
+            if name in given and given[name] not in values:
+                known = ", ".join(map(repr, values))
+                message = f"'{name}' must be one of {known}, it is {given[name]!r}"
+                raise InvalidOperation(message)
+            meant |= {name: values[given[name]]} if name in given else {}
+        return {**self._named(meant), **self.added}
 
     def in_document(self, text: str) -> str:
         """Replace quoted names of the kind's arguments in a text by those of the document."""

@@ -42,6 +42,7 @@ _WITH_AXES = {
     "tract_core_log_softmax": "log_softmax",
 }  # fmt: skip
 _EVEN = {"ties": "even"}
+_NEVER_WINS = {"border": dict.fromkeys(("constant", "ignore"), "ignore")}
 _RESIZE = {"coord_transformer": "coordinate_transformation_mode", "interpolator": "mode"}
 _PRODUCT = {
     "a0": "a_zero_point", "b0": "b_zero_point", "c0": "output_zero_point",
@@ -65,7 +66,10 @@ _MEANINGS: dict[str, Meaning] = {
     "tract_core_is_inf": Meaning(
         "is_inf", {"input": "x", "detect_positive": "positive", "detect_negative": "negative"}
     ),
-    "tract_core_gelu_approx": Meaning("gelu", {"input": "x"}, rewrite=composites.approximation),
+    "tract_core_gelu_approx": Meaning(
+        "gelu", {"input": "x", "fast_impl": "approximation"},
+        values={"fast_impl": {True: "tanh_square", False: "tanh"}},
+    ),
     "tract_core_cast": Meaning("cast", {"to": "dtype"}),
     # Axes
     "tract_core_argmax_reduce_last": Meaning("argmax_reduce", {}, {"last": True}, geometry.many),
@@ -79,10 +83,15 @@ _MEANINGS: dict[str, Meaning] = {
     ),
     "pad": Meaning("pad", rewrite=geometry.pad),
     # Windows
-    "max_pool": Meaning("max_pool", rewrite=geometry.max_pool),
-    "max_pool_with_index": Meaning("max_pool_with_index", rewrite=geometry.max_pool_with_index),
+    "max_pool": Meaning("max_pool", rewrite=geometry.pool, values=_NEVER_WINS),
+    "max_pool_with_index": Meaning(
+        "max_pool_with_index", rewrite=geometry.max_pool_with_index, values=_NEVER_WINS
+    ),
     "nearest_upsample": Meaning("nearest_upsample", rewrite=geometry.upsample),
-    "multilinear_upsample": Meaning("multilinear_upsample", rewrite=geometry.multilinear),
+    "multilinear_upsample": Meaning(
+        "multilinear_upsample", rewrite=geometry.upsample,
+        values={"border": {"replicate": "replicate"}},
+    ),
     "conv": Meaning("conv", rewrite=geometry.conv),
     "deconv": Meaning("deconv", rewrite=geometry.deconv),
     "tract_core_qconv": Meaning(
@@ -156,7 +165,9 @@ _MEANINGS: dict[str, Meaning] = {
         {"input": "indices", "dim": "depth", "value_off": "off_value", "value_on": "on_value"},
         rewrite=composites.one_hot,
     ),
-    "tract_onnx_non_max_suppression": Meaning("non_max_suppression", rewrite=composites.boxes),
+    "tract_onnx_non_max_suppression": Meaning(
+        "non_max_suppression", values={"center_point_box": {0: False, 1: True}}
+    ),
     "tract_onnx_non_zero": Meaning("non_zero", {"count_symbol": None}),
     "tract_onnx_ml_tree_ensemble_classifier": Meaning(
         "tract.tree_ensemble", {"n_classes": "classes", "aggregate_fn": "aggregate"},
