@@ -118,16 +118,18 @@ class _Flattener(Evaluator):
         """Return a value of the graph's own body as a tensor under its name."""
         if not isinstance(item, Value):
             try:
-                dtype = self.builder.literal_type(item).dtype
+                item = self._constant(item, 1, Site(node, frame, [name]))
             except InvalidOperation as error:
                 raise self.error(error.message, node, frame) from None
-            attributes = {"shape": (1,), "value": (item,), "dtype": dtype}
-            span = s.span_in(self.document.source, node)
-            (item,) = self.builder.operation("constant", {}, attributes, [name], span)
-            item = cast(Value, item)
         if item.name != name:
             self.builder.aliases[name] = item
         return item
+
+    def _constant(self, value: Any, rank: int, site: Site) -> Value:
+        """Return a number as a tensor of one item (spec 3.3.2)."""
+        dtype = self.builder.literal_type(value).dtype
+        attributes = {"shape": [1] * rank, "value": [value], "dtype": dtype}
+        return self.emit("constant", {}, attributes, *site)[0]
 
     def _quantized(self, name: str, value: Value) -> Value:
         """Return what readers of a name get: the value as graph.quant quantises it (spec 7.1)."""
@@ -278,11 +280,9 @@ class _Flattener(Evaluator):
                 self.variables.add(made)
                 return self.bound(made, node, frame)
             variable, value = arguments["variable"], arguments["value"]
-            if not isinstance(value, Value):  # a constant of singleton shape (spec 3.3.2)
+            if not isinstance(value, Value):
                 rank = len(variable.type.shape) if isinstance(variable, Value) else 1
-                dtype = self.builder.literal_type(value).dtype
-                constant = {"shape": [1] * rank, "value": [value], "dtype": dtype}
-                (value,) = self.emit("constant", {}, constant, node, frame, names)
+                value = self._constant(value, rank, site)
             if isinstance(variable, Value):
                 variable = self.unquantized.get(variable, variable)
             return self.builder.update(variable, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,20 +110,11 @@ class _Equation:
             guess = (self.extent - zero) // (one - zero)
             if (is_symbolic(guess) or guess >= 0) and at(guess) == self.extent:
                 return guess
-        return None if is_symbolic(self.extent) else self._by_doubling(at)
-
-    def _by_doubling(self, at: Callable[[int], Any]) -> int | None:
-        """Return the smallest value for which an expression that grows is the extent."""
-        high = 1
-        while not at(high) >= self.extent:
-            high *= 2
-            if high > _LARGEST:
-                return None
-        low = 0
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if at(middle) >= self.extent else (middle + 1, high)
-        return low if at(low) == self.extent else None
+        if is_symbolic(self.extent):
+            return None
+        # The smallest value for which an expression that grows is the extent.
+        value = bisect_left(range(_LARGEST), self.extent, key=at)
+        return value if at(value) == self.extent else None
 
     def check(self, document: Document, values: Mapping[str, int]) -> None:
         if is_symbolic(self.extent):
