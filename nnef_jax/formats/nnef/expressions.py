@@ -50,6 +50,10 @@ class ExpressionTypes:
         """Apply `types.fits`, with the numbers of provisional texts."""
         return t.fits(actual, formal, mixed=self.provisional)
 
+    def shown(self, formal: t.Type) -> str:
+        """Return what may be given where a type is declared, for a message."""
+        return str(formal)
+
     def _wrong(self, message: str, node: s.Node, hint: str = "") -> t.Type:
         self.scope.meter.spend(ERROR + len(message) // LETTERS_PER_STEP, "the text")
         span = s.span_in(self.source, node)
@@ -272,7 +276,7 @@ class ExpressionTypes:
             if not self.fits(actual, told):
                 name = f"'{parameter.name}' of '{fragment.name}'"
                 self._wrong(
-                    f"{name} must be of type {formal}, this is {actual}",
+                    f"{name} must be of type {self.shown(formal)}, this is {actual}",
                     node.arguments[given[parameter.name]].value,
                     _how_to_write(formal, actual),
                 )

@@ -20,7 +20,6 @@ from nnef_jax.formats.nnef.flatten import evaluate
 from nnef_jax.formats.nnef.parser import parse_quantization
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.invocation import InvalidInvocation, bind
 from nnef_jax.formats.syntax.quantizer import ALGORITHMS, ArgumentValue, Quantizer
 from nnef_jax.formats.syntax.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 from nnef_jax.limits import raising
@@ -29,6 +28,7 @@ from nnef_jax.similar import did_you_mean
 _ALIASES = {"quantize_linear": "linear_quantize"}  # chapter 7 of the provisional text calls it so
 _SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
 _REAL = (SCALAR, Tensor("scalar"))
+_TENSOR = ""  # the name of the tensor in its entry, which no argument can read
 _NAMES = "an entry names what the graph's own body assigns"
 
 
@@ -36,11 +36,15 @@ class _ArgumentTypes(ExpressionTypes):
     def how_to_define(self, name: str) -> str:
         return "the arguments are numbers, tensors have no value here"
 
-    def suits(self, actual: Type, formal: Type) -> bool:
+    def fits(self, actual: Type, formal: Type) -> bool:
         """Tell whether a value of a type may be given; for a tensor also an array of numbers."""
         if isinstance(actual, ArrayOf) and isinstance(formal, Tensor):
-            return self.fits(actual.item, formal)
-        return self.fits(actual, formal)
+            actual = actual.item
+        return super().fits(actual, formal)
+
+    def shown(self, formal: Type) -> str:
+        item = (formal.item or "scalar") if isinstance(formal, Tensor) else ""
+        return f"{item} or {item}[]" if item else str(formal)
 
 
 class QuantizationReader:
@@ -98,23 +102,29 @@ class QuantizationReader:
     def _quantizer(self, node: s.Expression, source: Source, provisional: bool) -> Quantizer:
         fragment = self._algorithm(node, source)
         assert isinstance(node, s.Invocation)
-        given = _bound(fragment, node, source)
-        values: dict[str, ArgumentValue] = {}
+        tensor, *others = fragment.parameters
+        for argument in node.arguments:
+            if argument.name in (None, tensor.name):
+                what = (
+                    "the tensor must not be given" if argument.name else "arguments must be named"
+                )
+                span = s.span_in(source, argument)
+                hint = f"write {', '.join(f'{p.name} = ...' for p in others)}"
+                raise SemanticError(f"in a quantisation entry {what}", span=span, hint=hint)
+        itself = s.Argument(node.offset, None, s.Identifier(node.offset, _TENSOR))
+        call = replace(node, operation=fragment.name, arguments=(itself, *node.arguments))
         errors: list[NnefError] = []
-        types = _ArgumentTypes(self._scope, source, provisional, errors, None, {})
-        for parameter in fragment.parameters[1:]:
-            expression = given.get(parameter.name)
-            if expression is None:
-                continue
-            actual = types.of(expression)
-            if not types.suits(actual, parameter.type):
-                span = s.span_in(source, expression)
-                errors.append(_unsuitable(parameter, fragment, actual, span))
-            elif not errors:
-                value = _as_declared(self._value(expression, source), parameter.type)
-                if not isinstance(parameter.type, ArrayOf | TupleOf):
-                    values[parameter.name] = value
+        types = {_TENSOR: tensor.type}
+        _ArgumentTypes(self._scope, source, provisional, errors, None, types).of(call)
         raise_all(errors)
+        values: dict[str, ArgumentValue] = {}
+        given = self._scope.form(fragment, call).given
+        for parameter in others:
+            name, type = parameter.name, parameter.type
+            if name in given:
+                value = _as_declared(self._value(call.arguments[given[name]].value, source), type)
+                if not isinstance(type, ArrayOf | TupleOf):
+                    values[name] = value
         quantizer = Quantizer(source, node, fragment.name, values)
         if fragment.name in ALGORITHMS:
             raise_all(list(quantizer.problems()))
@@ -170,38 +180,6 @@ def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
         for argument in value.arguments
         if argument.name == "label" and isinstance(argument.value, s.Literal)
     }
-
-
-def _bound(fragment: s.Fragment, node: s.Invocation, source: Source) -> dict[str, s.Expression]:
-    """Return the expressions given to the parameters; all but the tensor must be there, by name."""
-    tensor, *others = fragment.parameters
-    hint = f"write {', '.join(f'{p.name} = ...' for p in others)}"
-    for argument in node.arguments:
-        if argument.name in (None, tensor.name):
-            what = "the tensor must not be given" if argument.name else "arguments must be named"
-            span = s.span_in(source, argument)
-            raise SemanticError(f"in a quantisation entry {what}", span=span, hint=hint)
-    itself = s.Argument(node.offset, None, s.Identifier(node.offset, tensor.name))
-    try:
-        call = replace(node, arguments=(itself, *node.arguments))
-        return {name: call.arguments[at].value for name, at in bind(fragment, call).items()}
-    except InvalidInvocation as error:
-        span = s.span_in(source, error.node)
-        raise SemanticError(error.message, span=span, hint=error.hint or hint) from None
-
-
-def _unsuitable(
-    parameter: s.Parameter, fragment: s.Fragment, actual: Type, span: Span
-) -> SemanticError:
-    expected = str(parameter.type)
-    if isinstance(parameter.type, Tensor):
-        expected = f"{parameter.type.item or 'scalar'} or {parameter.type.item or 'scalar'}[]"
-    wants_point = "scalar" in expected and "integer" in str(actual)
-    return SemanticError(
-        f"'{parameter.name}' of '{fragment.name}' must be of type {expected}, this is {actual}",
-        span=span,
-        hint="write numbers with a point, as in 2.0" if wants_point else "",
-    )
 
 
 def _as_declared(value: Any, type: Type) -> Any:
