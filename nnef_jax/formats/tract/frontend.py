@@ -12,7 +12,6 @@ from lowering.extents import UNKNOWN
 from lowering.graph import Graph, substituted
 from lowering.location import Source
 from nnef_jax.formats.base import Cut, Options, Stored
-from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION, TextFrontend
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract import symbols
@@ -61,7 +60,7 @@ class TractFrontend(TextFrontend):
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
         """Return the shapes of its inputs, None for an extent that depends on a symbol."""
         return {
-            name: [_extent(expression) for expression in shape]
+            name: [None if x is UNKNOWN else x for x in (symbols.evaluate(e, {}) for e in shape)]
             for name, shape in self.document.input_shapes.items()
         }
 
@@ -111,8 +110,3 @@ class TractFrontend(TextFrontend):
         members = self.members(arrays, None) | {GRAPH: text.encode()}
         members.pop(QUANTIZATION, None)
         return members
-
-
-def _extent(expression: s.Expression) -> int | None:
-    extent = symbols.evaluate(expression, {})
-    return None if extent is UNKNOWN else extent
