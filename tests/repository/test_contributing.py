@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md, done in a copy of the repository."""
+"""The recipes of CONTRIBUTING.md and docs/extending.md, done in a copy of the repository."""
 
 from __future__ import annotations
 
@@ -40,24 +40,50 @@ def test_there_are_five_recipes() -> None:
     assert all(any(language == "sh" for language, _, _ in blocks(recipe)) for recipe in RECIPES)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipe(recipe: str, tmp_path: Path) -> None:
+def copy_repository(path: Path) -> None:
     for name in ("nnef_jax", "lowering", "tests", "docs"):
         ignored = shutil.ignore_patterns("__pycache__", "*.npz")
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+        shutil.copytree(ROOT / name, path / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", path)
+
+
+def run(text: str, path: Path) -> None:
+    """Run the lines of a block in the copy."""
+    python = Path(sys.executable).parent
+    paths = os.pathsep.join([str(python), os.environ["PATH"]])
+    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(path)}
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    ended = subprocess.run(
+        command, cwd=path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe(recipe: str, tmp_path: Path) -> None:
+    copy_repository(tmp_path)
     done = list(RECIPES).index(recipe) + 1
     for earlier in list(RECIPES)[:done]:
         for language, file, text in blocks(earlier):
             if file:
                 write(tmp_path / file, language, text)
-    python = Path(sys.executable).parent
-    path = os.pathsep.join([str(python), os.environ["PATH"]])
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(tmp_path)}
     for language, _, text in blocks(recipe):
         if language == "sh":
-            command = ["bash", "-euo", "pipefail", "-c", text]
-            ended = subprocess.run(
-                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
-            )
-            assert ended.returncode == 0, ended.stdout + ended.stderr
+            run(text, tmp_path)
+
+
+def test_operations_of_a_format(tmp_path: Path) -> None:
+    """A block of docs/extending.md names a file, and shows what is put into it or at its end."""
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    section = re.search(r"^# An operation of NNEF, or of tract's.*?(?=^# |\Z)", page, re.M | re.S)
+    assert section is not None
+    copy_repository(tmp_path)
+    for file, text in re.findall(r"^```text\n(\S+)\n(.*?)^```$", section[0], re.M | re.S):
+        if text.startswith("+"):
+            added = "".join(line[1:] for line in text.splitlines(keepends=True))
+            with (tmp_path / file).open("a", encoding="utf-8") as stream:
+                stream.write(added)
+        else:
+            write(tmp_path / file, "diff", text)
+    (commands,) = re.findall(r"^```sh\n(.*?)^```$", section[0], re.M | re.S)
+    run(commands, tmp_path)
