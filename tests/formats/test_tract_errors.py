@@ -173,12 +173,12 @@ def test_inputs_in_wrong_places(body: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message", "hint"),
     [
-        ("§concat([x, x])", "'concat' lacks 'axis'", ""),
-        ("§slice(x)", "'slice' lacks 'axes', 'begin', 'end'", ""),
-        ("§tract_core_cast()", "'tract_core_cast' lacks 'input'", ""),
-        ("relu(x, §x)", "'relu' takes at most 1 arguments, this is number 2", ""),
+        ("§concat([x, x])", "'concat' lacks its argument 'axis'", "write concat(..., axis = ...)"),
+        ("§slice(x)", "'slice' lacks its arguments 'axes', 'begin', 'end'", ""),
+        ("§tract_core_cast()", "'tract_core_cast' lacks its argument 'input'", ""),
+        ("relu(x, §x)", "'relu' takes at most 1 argument, this is number 2", ""),
         ("pad(x, §pading = [])", "'pad' has no parameter 'pading'", "did you mean 'padding'?"),
-        ("pad(x, [], §padding = [])", "argument 'padding' is given twice", ""),
+        ("pad(x, [], §padding = [])", "argument 'padding' is given by position and by name", ""),
         ("§concat([x, x], axis = 'a')", "'axis': a number is due, this is 'a'", ""),
         ("§concat([x, x], axis = [0, 1])", "'axis': one value is due, this is [0, 1]", ""),
         ("§concat([x, x], axis = x)", "'axis': 'x' must be known when the network", "shapes"),

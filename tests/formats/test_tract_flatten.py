@@ -144,7 +144,7 @@ def test_arguments_of_a_fragment(call: str, wanted: Any) -> None:
     if wanted is None:
         # The position counts, not what is left: the second argument is `by`.
         found = error(graph(f"y = §{call};", SCALE))
-        assert found.message == "'scale' lacks 'x'"
+        assert found.message == "'scale' lacks its argument 'x'"
     else:
         check(f"y = {call};", wanted, SCALE)
 
@@ -152,13 +152,13 @@ def test_arguments_of_a_fragment(call: str, wanted: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "message", "hint"),
     [
-        ("§scale()", "'scale' lacks 'x'", ""),
+        ("§scale()", "'scale' lacks its argument 'x'", "write scale(..., x = ...)"),
         ("scale(x, 1.0, 2.0, §3.0)", "'scale' takes at most 3 arguments, this is number 4", ""),
         ("scale(x, §bye = 1.0)", "'scale' has no parameter 'bye'", "did you mean 'by'?"),
         ("scale(x, §axes = [1])", "'scale' has no parameter 'axes'", "its parameters are x, by"),
-        ("scale(x, 2.0, §by = 1.0)", "argument 'by' is given twice", ""),
+        ("scale(x, 2.0, §by = 1.0)", "argument 'by' is given by position and by name", ""),
         ("concat(x, §axs = 1)", "'concat' has no parameter 'axs'", "did you mean 'axis'?"),
-        ("§softmax(x)", "'softmax' lacks 'axes'", ""),
+        ("§softmax(x)", "'softmax' lacks its argument 'axes'", ""),
     ],
 )
 def test_wrong_arguments(call: str, message: str, hint: str) -> None:

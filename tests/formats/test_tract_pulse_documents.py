@@ -224,7 +224,7 @@ def test_a_call_is_one_cycle_from_the_start() -> None:
         ),
         ("§tract_pulse_delay(x, axis = 0, delay = -1, overlap = 0)", "must not be negative", ""),
         ("§tract_pulse_delay(x, axis = 0, delay = x, overlap = 0)", "'x' must be known", ""),
-        ("§tract_pulse_delay(x, axis = 0, delay = 1)", "lacks 'overlap'", ""),
+        ("§tract_pulse_delay(x, axis = 0, delay = 1)", "lacks its argument 'overlap'", ""),
         ("§tract_pulse_mask(x, axis = 1, begin = 0, end = 1, value = 0.0)", "'axis' must", ""),
         (
             "§tract_pulse_delay(x, 0, 99999999999999, 0)",

@@ -82,7 +82,7 @@ def bind(
             listing = f"its parameters are {listed(parameters)}" if parameters else "it has none"
             message = f"'{fragment.name}' has no parameter '{name}'"
             raise InvalidInvocation(message, argument, hint or listing)
-        if name in given:
+        if name in given and (argument.name or freely):
             by_name = argument.name and arguments[given[name]].name
             twice = "twice" if by_name else "by position and by name"
             raise InvalidInvocation(f"argument '{name}' is given {twice}", argument)
