@@ -278,13 +278,27 @@ class ExpressionTypes:
                 self._wrong(
                     f"{name} must be of type {self.shown(formal)}, this is {actual}",
                     node.arguments[given[parameter.name]].value,
-                    _how_to_write(formal, actual),
+                    self._how_to_write(formal, actual),
                 )
         results = tuple(t.substitute(result.type, generic) for result in fragment.results)
         if any(map(t.holds_strings, results)):
             self._wrong("a tensor cannot hold strings", node)
             results = (t.ANY,) * len(results)
         return results[0] if len(results) == 1 else t.TupleOf(results)
+
+    def _how_to_write(self, formal: t.Type, actual: t.Type) -> str:
+        """Return what to write for a value of a type instead of one that looks like it."""
+        match formal, actual:
+            case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
+                return "write the number with a point, as in 2.0"
+            case _, t.ArrayOf(t.Primitive("integer")) if self.fits(t.ArrayOf(t.SCALAR), formal):
+                return "write the numbers with a point, as in 2.0"
+            case t.ArrayOf(t.TupleOf()), t.ArrayOf():
+                return "write a pair for each dimension, as in [(0,0), (1,1)]"
+            case t.ArrayOf(), t.TupleOf():
+                return "write an array with brackets, as in [1, 2]"
+            case _:
+                return ""
 
     def _generic(
         self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, t.Type]
@@ -350,19 +364,6 @@ def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
             return t.LOGICAL
         case _:
             return t.LOGICAL if operator in _EQUALITY and t.common(left, right) else None
-
-
-def _how_to_write(formal: t.Type, actual: t.Type) -> str:
-    """Return what to write for a value of a type in place of one that looks like it."""
-    match formal, actual:
-        case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
-            return "write the number with a point, as in 2.0"
-        case t.ArrayOf(t.TupleOf()), t.ArrayOf():
-            return "write a pair for each dimension, as in [(0,0), (1,1)]"
-        case t.ArrayOf(), t.TupleOf():
-            return "write an array with brackets, as in [1, 2]"
-        case _:
-            return ""
 
 
 _BUILTIN_RESULTS: dict[str, t.Type] = {
