@@ -18,14 +18,14 @@ from lowering.graph import Value, is_float, is_integer
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.flat_graph import Count
 from nnef_jax.formats.openvino.folding import evaluated
-from nnef_jax.formats.openvino.site import Site
+from nnef_jax.formats.openvino.layer_site import LayerSite
 
 Counts = Mapping[int, Count]  # of a layer's inputs
-Meaning = Callable[[Site], Any]
+Meaning = Callable[[LayerSite], Any]
 _FAR = 2**31 - 1  # an index beyond any axis
 
 
-def followed(site: Site, meaning: Meaning) -> Any:
+def followed(site: LayerSite, meaning: Meaning) -> Any:
     """Return a layer's results, and note which of their axes are counted."""
     known = site.graph.counts
     counts = {
@@ -46,11 +46,13 @@ def followed(site: Site, meaning: Meaning) -> Any:
     results = meaning(site)
     if where is not None:
         found = where if isinstance(where, Count) else Count(where, count.items)
-        known.update(dict.fromkeys(results if isinstance(results, list) else [results], found))
+        known.update(
+            dict.fromkeys(results if isinstance(results, list | tuple) else [results], found)
+        )
     return results
 
 
-def ended(site: Site, x: Value) -> Value:
+def ended(site: LayerSite, x: Value) -> Value:
     """Return an output of the network, whose padding can be told from its items."""
     count = site.graph.counts.get(x)
     if count is None or count.marked:
@@ -69,7 +71,7 @@ def _padding_is_read(counts: Counts) -> InvalidOperation:
     )
 
 
-def _masked(site: Site, x: Value, count: Count, padding: Any) -> Value:
+def _masked(site: LayerSite, x: Value, count: Count, padding: Any) -> Value:
     rank = len(x.type.shape)
     places = site.places(site.known_shape(x)[count.axis], count.axis, rank)
     items = site.reshaped(count.items, (1,) * rank)
@@ -80,11 +82,11 @@ def _masked(site: Site, x: Value, count: Count, padding: Any) -> Value:
     return site.insert("select", {"condition": is_item, "true_value": x, "false_value": other})
 
 
-def _replace(site: Site, i: int, x: Value) -> None:
+def _replace(site: LayerSite, i: int, x: Value) -> None:
     site.operands = [x if k == i else other for k, other in enumerate(site.operands)]
 
 
-def _shape(site: Site, count: Count) -> Value:
+def _shape(site: LayerSite, count: Count) -> Value:
     """Return the shape that the tensor has without its padding, which the network computes."""
     shape = site.known_shape()
     parts: list[Any] = [
@@ -97,7 +99,7 @@ def _shape(site: Site, count: Count) -> Value:
 # What layers do to the axis: each returns where it is in the results, None if it ends.
 
 
-def _items(site: Site, counts: Counts) -> int:
+def _items(site: LayerSite, counts: Counts) -> int:
     """Follow an axis through a layer that computes item by item, which broadcasts as numpy."""
     rank = max(len(site.shape(i)) for i in range(len(site.operands)) if site.has(i))
     places = {count.axis + rank - len(site.shape(i)) for i, count in counts.items()}
@@ -111,7 +113,7 @@ def _items(site: Site, counts: Counts) -> int:
     return places.pop()
 
 
-def _moved(site: Site, counts: Counts) -> int | Count:
+def _moved(site: LayerSite, counts: Counts) -> int | Count:
     """Follow an axis through a layer that moves items: numbers along it show where it goes.
 
     If the first ones alone are left, there are at most so many items.
@@ -132,7 +134,7 @@ def _moved(site: Site, counts: Counts) -> int | Count:
     return place if left == shape[axis] else _at_most(site, place, counts[0], left)
 
 
-def _at_most(site: Site, axis: int, count: Count, most: int) -> Count:
+def _at_most(site: LayerSite, axis: int, count: Count, most: int) -> Count:
     dtype = count.items.type.dtype
     limit = site.insert("constant", {}, shape=(1,), value=(most,), dtype=dtype)
     return Count(axis, site.insert("min", {"x": count.items, "y": limit}))
@@ -150,7 +152,7 @@ def _along(numbers: np.ndarray, count: int) -> int | None:
     return None
 
 
-def _gathered(site: Site, counts: Counts) -> int | Count | None:
+def _gathered(site: LayerSite, counts: Counts) -> int | Count | None:
     if isinstance(site.operand(1), Constant):
         return _moved(site, counts)
     axis = site.axis(site.integers(2)[0])
@@ -166,7 +168,7 @@ def _gathered(site: Site, counts: Counts) -> int | Count | None:
     raise _padding_is_read(counts)
 
 
-def _gathered_at(site: Site, counts: Counts) -> int:
+def _gathered_at(site: LayerSite, counts: Counts) -> int:
     """Follow an axis of coordinates, or of indices of single items, to what they name."""
     last = len(site.shape(1)) - (1 if site.layer.kind == "gathernd" else 0)
     if set(counts) != {1} or counts[1].axis >= last or site.int("batch_dims", 0):
@@ -174,7 +176,7 @@ def _gathered_at(site: Site, counts: Counts) -> int:
     return counts[1].axis
 
 
-def _scattered(site: Site, counts: Counts) -> None:
+def _scattered(site: LayerSite, counts: Counts) -> None:
     """Write items alone: padding goes beyond the axis, where nothing is written."""
     kind = site.layer.kind
     last = len(site.shape(1)) - (1 if kind == "scatterndupdate" else 0)
@@ -186,7 +188,7 @@ def _scattered(site: Site, counts: Counts) -> None:
     _replace(site, 1, _masked(site, site.tensor(1), counts[1], _FAR))
 
 
-def _product(site: Site, counts: Counts) -> int:
+def _product(site: LayerSite, counts: Counts) -> int:
     """Follow rows of the left matrix to the rows of the product."""
     left, right = len(site.shape(0)), len(site.shape(1))
     rows = left - 1 if site.flag("transpose_a") else left - 2
@@ -203,7 +205,7 @@ _NEUTRAL = {
 }  # fmt: skip
 
 
-def _reduced(site: Site, counts: Counts) -> int | None:
+def _reduced(site: LayerSite, counts: Counts) -> int | None:
     """Follow an axis that stays; one that is reduced has items that change nothing behind."""
     axes, axis = {site.axis(a) for a in site.integers(1)}, counts[0].axis
     if axis not in axes:
@@ -221,10 +223,10 @@ def _reduced(site: Site, counts: Counts) -> int | None:
     return None
 
 
-def _beside(attribute: str) -> Callable[[Site, Counts], int]:
+def _beside(attribute: str) -> Callable[[LayerSite, Counts], int]:
     """Follow an axis through a layer that joins items of another one."""
 
-    def follow(site: Site, counts: Counts) -> int:
+    def follow(site: LayerSite, counts: Counts) -> int:
         if set(counts) != {0} or site.axis(site.int(attribute, 1)) == counts[0].axis:
             raise _padding_is_read(counts)
         return counts[0].axis
@@ -232,7 +234,7 @@ def _beside(attribute: str) -> Callable[[Site, Counts], int]:
     return follow
 
 
-def _best(site: Site, counts: Counts) -> int | Count:
+def _best(site: LayerSite, counts: Counts) -> int | Count:
     """Follow an axis through TopK, which takes what is behind the items last of all."""
     axis = site.axis(site.int("axis"))
     if set(counts) != {0} or axis != counts[0].axis:
@@ -246,7 +248,7 @@ def _best(site: Site, counts: Counts) -> int | Count:
     return _at_most(site, axis, counts[0], site.integers(1)[0])
 
 
-def _joined(site: Site, counts: Counts) -> int:
+def _joined(site: LayerSite, counts: Counts) -> int:
     axes = {count.axis for count in counts.values()}
     if len(counts) < len(site.operands) or len(axes) > 1 or site.axis(site.int("axis")) in axes:
         raise _padding_is_read(counts)
@@ -267,7 +269,7 @@ _MOVES = (
     "broadcast", "reshape", "slice", "split", "squeeze", "stridedslice", "tile", "transpose",
     "unsqueeze", "variadicsplit",
 )  # fmt: skip
-_FOLLOWED: dict[str, Callable[[Site, Counts], int | Count | None]] = {
+_FOLLOWED: dict[str, Callable[[LayerSite, Counts], int | Count | None]] = {
     **dict.fromkeys(_ITEMS, _items),
     **dict.fromkeys(_MOVES, _moved),
     **dict.fromkeys(_NEUTRAL, _reduced),

@@ -32,6 +32,7 @@ from nnef_jax.formats.openvino.document import (
 from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
 from nnef_jax.formats.openvino.flat_graph import FlatGraph, located
 from nnef_jax.formats.openvino.folding import folded
+from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import Meaning, meanings
 from nnef_jax.formats.openvino.pre_process import pre_processed
 from nnef_jax.formats.openvino.site import Site, Tensor
@@ -185,9 +186,9 @@ class Flattener:
         except InvalidOperation as error:
             raise located(error, f"input '{name}'", layer.span) from None
 
-    def site(self, layer: Layer, net: Net, operands: Sequence[Tensor | None]) -> Site:
+    def site(self, layer: Layer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
         """Return the place of a layer."""
-        return Site(layer, net, self.graph, self.weights, operands, self.body, self.prefix)
+        return LayerSite(layer, net, self.graph, self.weights, operands, self.body, self.prefix)
 
     def run(
         self, net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]
@@ -227,7 +228,7 @@ class Flattener:
             if results is None:
                 assert meaning is not None
                 results = followed(site, meaning)
-            values: list[Any] = results if isinstance(results, list) else [results]
+            values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
         except InvalidOperation as error:

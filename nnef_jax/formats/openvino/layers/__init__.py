@@ -1,7 +1,7 @@
-"""What layers mean, by type: a function of a `Site` returns the tensors of the output ports.
+"""What layers mean that no row of `operations` says: functions of a `LayerSite`, a file a family.
 
-Versions 2 to 9 and the operation sets of versions 10 and 11 use many types alike; where they do
-not, each has its own function. A file holds a family, which registers its types when imported.
+A function returns the tensors of the output ports. Versions 2 to 9 and the operation sets of
+versions 10 and 11 use many types alike; where they do not, each has its own meaning.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from nnef_jax.formats.openvino.site import Site
+from nnef_jax.formats.openvino.layer_site import LayerSite
 
-Meaning = Callable[[Site], Any]  # of one tensor, or of a list for several output ports
+Meaning = Callable[[LayerSite], Any]  # of one tensor, or of several output ports
 FAMILIES = (
-    "elementwise", "conversions", "products", "convolution", "pooling", "normalization",
-    "reduction", "shape", "matrices", "selection", "scattering", "counted", "resizing",
-    "quantization", "recurrent", "sequences", "segments", "signal", "images", "loops", "branches",
-    "memory", "detection", "suppression", "regions", "detectron", "refused",
+    "activation", "arithmetic", "conversion", "product", "convolution", "pooling", "normalization",
+    "reduction", "shape", "block", "matrix", "slicing", "indexing", "counted", "image", "recurrent",
+    "sequence", "segment", "signal", "loop", "branch", "state", "detection", "suppression",
+    "region",
 )  # fmt: skip
 _LEGACY: dict[str, Meaning] = {}
 _OPSETS: dict[str, Meaning] = {}
@@ -26,28 +26,27 @@ _SPELLED: dict[str, str] = {}  # types as they are written, by lower case
 
 def legacy(*types: str) -> Callable[[Meaning], Meaning]:
     """Register what layers of these types mean in versions 2 to 9."""
-    return _register(_LEGACY, types)
+    return _registered(types, _LEGACY)
 
 
 def opsets(*types: str) -> Callable[[Meaning], Meaning]:
     """Register what layers of these types mean in operation sets."""
-    return _register(_OPSETS, types)
+    return _registered(types, _OPSETS)
 
 
 def everywhere(*types: str) -> Callable[[Meaning], Meaning]:
     """Register what layers of these types mean in all versions."""
-
-    def register(meaning: Meaning) -> Meaning:
-        return legacy(*types)(opsets(*types)(meaning))
-
-    return register
+    return _registered(types, _LEGACY, _OPSETS)
 
 
-def _register(table: dict[str, Meaning], types: tuple[str, ...]) -> Callable[[Meaning], Meaning]:
+def _registered(
+    types: tuple[str, ...], *tables: dict[str, Meaning]
+) -> Callable[[Meaning], Meaning]:
     def register(meaning: Meaning) -> Meaning:
         for type in types:
-            assert type.lower() not in table, f"'{type}' has two meanings"
-            table[type.lower()] = meaning
+            for table in tables:
+                assert type.lower() not in table, f"'{type}' has two meanings"
+                table[type.lower()] = meaning
             if type != type.lower():
                 _SPELLED[type.lower()] = type
         return meaning
@@ -57,8 +56,9 @@ def _register(table: dict[str, Meaning], types: tuple[str, ...]) -> Callable[[Me
 
 def meanings(*, is_legacy: bool) -> Mapping[str, Meaning]:
     """Return what layers mean, by type in lower case."""
+    import_module("nnef_jax.formats.openvino.operations")
     for family in FAMILIES:
-        import_module(f"{__name__}.{family}")
+        import_module(f"{__name__}.{family}_layers")
     return _LEGACY if is_legacy else _OPSETS
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.layers import everywhere, legacy
-from nnef_jax.formats.openvino.site import Site
+from nnef_jax.formats.openvino.layer_site import LayerSite, derived
+from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 
 _BOX = 4  # steps
 
 
-def _sizes(site: Site) -> tuple[tuple[int, int], tuple[int, int]]:
+def _sizes(site: LayerSite) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the extents of the features and of the image."""
     if site.net.is_legacy:
         feature, image = (site.known_shape(i)[2:] for i in (0, 1))
@@ -28,7 +28,7 @@ def _sizes(site: Site) -> tuple[tuple[int, int], tuple[int, int]]:
     return (feature[0], feature[1]), (image[0], image[1])
 
 
-def _priors(site: Site, boxes: Sequence[Sequence[float]]) -> Constant:
+def _priors(site: LayerSite, boxes: Sequence[Sequence[float]]) -> Constant:
     """Return boxes and, below, their variances."""
     variance = site.numbers("variance", []) or [0.1]
     if len(variance) not in (1, 4):
@@ -38,10 +38,10 @@ def _priors(site: Site, boxes: Sequence[Sequence[float]]) -> Constant:
         flat = np.clip(flat, 0, 1)
     spread = np.tile(np.asarray(variance * (4 // len(variance)), np.float32), flat.size // 4)
     rows = np.stack([flat, spread])
-    return Constant(rows[None] if site.net.is_legacy else rows, "f32", derived=True)
+    return derived(rows[None] if site.net.is_legacy else rows)
 
 
-def _ratios(site: Site) -> list[float]:
+def _ratios(site: LayerSite) -> list[float]:
     found = [1.0]
     for ratio in site.numbers("aspect_ratio", []):
         if all(abs(ratio - known) > 1e-6 for known in found):
@@ -57,7 +57,7 @@ def _halves(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
 
 
 @everywhere("PriorBox")
-def _prior_box(site: Site) -> Constant:
+def _prior_box(site: LayerSite) -> Constant:
     """Return boxes of given sizes and ratios around each item (SSD, arXiv:1512.02325).
 
     Without `scale_all_sizes` all ratios are of the first size, and operation sets give sizes and
@@ -113,7 +113,7 @@ def _prior_box(site: Site) -> Constant:
 
 
 @everywhere("PriorBoxClustered")
-def _prior_box_clustered(site: Site) -> Constant:
+def _prior_box_clustered(site: LayerSite) -> Constant:
     """Return boxes of given extents around each item."""
     (height, width), (image_h, image_w) = _sizes(site)
     if site.net.is_legacy:
@@ -139,29 +139,24 @@ def _prior_box_clustered(site: Site) -> Constant:
 
 
 @everywhere("DetectionOutput")
-def _detection_output(site: Site) -> Value:
-    locations, confidences, priors = (site.tensor(i) for i in range(3))
-    declared = site.int("num_classes", 0)
+def _detection_output(site: LayerSite) -> Value:
+    locations, confidences, priors = site.first(3)
     normalized = site.flag("normalized", site.net.is_legacy)
-    count = priors.type.shape[-1] // (4 if normalized else 5)
-    classes = declared or math.prod(confidences.type.shape[1:]) // max(count, 1)
+    count = max(priors.type.shape[-1] // (4 if normalized else 5), 1)
     code = site.text("code_type", "caffe.priorboxparameter.corner")
-    extra = [site.tensor(i) if site.has(i) else False for i in (3, 4)]
-    operands: dict[str, Any] = {
-        "locations": locations, "confidences": confidences, "priors": priors,
-        "anchor_confidences": extra[0], "anchor_locations": extra[1],
-    }  # fmt: skip
-    keep = site.ints("keep_top_k", [-1])[0]
-    return site.emit(
-        "detection_output", operands, num_classes=classes,
+    anchors = [site.tensor(i) if site.has(i) else False for i in (3, 4)]
+    return site.last.detection_output(
+        locations, confidences, priors, *anchors,
+        num_classes=site.int("num_classes", 0) or math.prod(confidences.type.shape[1:]) // count,
         background_label=site.int("background_label_id", 0), top_k=site.int("top_k", -1),
-        keep_top_k=keep, share_location=site.flag("share_location", True),
+        keep_top_k=site.ints("keep_top_k", [-1])[0], normalized=normalized,
+        share_location=site.flag("share_location", True),
         variance_encoded=site.flag("variance_encoded_in_target"),
         center_size=code.endswith("center_size"), nms_threshold=site.number("nms_threshold"),
         confidence_threshold=site.number("confidence_threshold", -3.4028234663852886e38),
         clip_before=site.flag("clip_before_nms", site.flag("clip")),
         clip_after=site.flag("clip_after_nms"), decrease_label=site.flag("decrease_label_id"),
-        normalized=normalized, input_size=(site.int("input_height", 1), site.int("input_width", 1)),
+        input_size=(site.int("input_height", 1), site.int("input_width", 1)),
         objectness_threshold=site.number("objectness_score", 0),
     )  # fmt: skip
 
@@ -190,16 +185,15 @@ def _anchors(
 
 
 @everywhere("Proposal")
-def _proposal(site: Site) -> Any:
+def _proposal(site: LayerSite) -> Any:
     is_tensorflow = site.choice("framework", "", "tensorflow", "caffe", default="") == "tensorflow"
     offset = 0.0 if is_tensorflow else 1.0
     anchors = _anchors(
         site.int("base_size", 16), site.numbers("ratio"), site.numbers("scale"),
         offset=offset, rounds=not is_tensorflow, centred=is_tensorflow,
     )  # fmt: skip
-    found = site.emit(
-        "proposal", {"scores": site.tensor(0), "deltas": site.tensor(1), "image": site.tensor(2)},
-        anchors=anchors, feature_stride=site.int("feat_stride", 16),
+    return site.last.proposal(
+        *site.first(3), anchors=anchors, feature_stride=site.int("feat_stride", 16),
         min_size=site.number("min_size", 16), pre_nms=site.int("pre_nms_topn"),
         post_nms=site.int("post_nms_topn"), nms_threshold=site.number("nms_thresh"),
         coordinate_scale=site.number("box_coordinate_scale", 1),
@@ -208,36 +202,25 @@ def _proposal(site: Site) -> Any:
         clips_after=site.flag("clip_after_nms"), clips_anchors=is_tensorflow, swaps=is_tensorflow,
         truncates=False, normalizes=site.flag("normalize"), later_ties=False,
     )  # fmt: skip
-    return list(found)
 
 
 @legacy("SimplerNMS")
-def _simpler_nms(site: Site) -> Any:
+def _simpler_nms(site: LayerSite) -> Any:
     """Return regions around 9 anchors: of scales, in three ratios of a base of 16 pixels."""
-    anchors = _anchors(
-        16, (0.5, 1, 2), site.numbers("scale"), offset=1.0, rounds=True, centred=False
-    )
-    found = site.emit(
-        "proposal", {"scores": site.tensor(0), "deltas": site.tensor(1), "image": site.tensor(2)},
-        anchors=anchors, feature_stride=site.int("feat_stride"),
+    scales = site.numbers("scale")
+    anchors = _anchors(16, (0.5, 1, 2), scales, offset=1.0, rounds=True, centred=False)
+    return site.last.proposal(
+        *site.first(3), anchors=anchors, feature_stride=site.int("feat_stride"),
         min_size=site.number("min_bbox_size"),
         pre_nms=site.int("pre_nms_topn"), post_nms=site.int("post_nms_topn"),
         nms_threshold=site.number("iou_threshold"), coordinate_scale=1.0, size_scale=1.0,
         pixel_offset=1.0, clips_before=True, clips_after=False, clips_anchors=False, swaps=False,
         truncates=True, normalizes=False, later_ties=True,
-    )  # fmt: skip
-    return [found[0]]
-
-
-@everywhere("CTCGreedyDecoder")
-def _ctc_greedy_decoder(site: Site) -> Value:
-    merges = True if site.net.is_legacy else site.flag("ctc_merge_repeated", True)
-    operands = {"probabilities": site.tensor(0), "mask": site.tensor(1)}
-    return site.emit("ctc_greedy_decoder", operands, merges=merges)
+    )[0]  # fmt: skip
 
 
 @everywhere("RegionYolo")
-def _region_yolo(site: Site) -> Value:
+def _region_yolo(site: LayerSite) -> Value:
     """Apply the logistic function to places, objectness and classes, or softmax to classes."""
     x = site.tensor(0)
     batch, channels, height, width = x.type.shape
@@ -250,24 +233,69 @@ def _region_yolo(site: Site) -> Value:
             f"{regions} regions of {items} items do not make {channels} channels"
         )
     split = site.reshaped(x, [batch, regions, items, height, width])
-
-    def part(begin: int, end: int) -> Value:
-        return site.insert(
-            "slice", {"input": split}, axes=(2,), begin=(begin,), end=(end,), stride=(1,)
-        )
-
-    places, extents = site.insert("sigmoid", {"x": part(0, 2)}), part(2, coords)
+    parts = [site.step.sigmoid(site.part(split, 2, 0, 2)), site.part(split, 2, 2, coords)]
+    sure = coords + 1 if is_softmax else items
+    parts.append(site.step.sigmoid(site.part(split, 2, coords, sure)))
     if is_softmax:
-        sure = site.insert("sigmoid", {"x": part(coords, coords + 1)})
-        kinds = site.insert("softmax", {"x": part(coords + 1, items)}, axes=(2,))
-        joined = site.insert("concat", {"values": [places, extents, sure, kinds]}, axis=2)
-    else:
-        rest = site.insert("sigmoid", {"x": part(coords, items)})
-        joined = site.insert("concat", {"values": [places, extents, rest]}, axis=2)
+        parts.append(site.step.softmax(site.part(split, 2, sure, items), axes=(2,)))
+    joined = site.step.concat(parts, axis=2)
     found = site.reshaped(joined, [batch, channels, height, width])
     if not is_softmax:
         return found
-    first, last = site.axis(site.int("axis", 1)), site.axis(site.int("end_axis", 3))
-    return site.emit(
-        "reshape", {"input": found}, shape=(-1,), axis_start=first, axis_count=last - first + 1
-    )
+    return site.flattened(found, site.axis_of("axis", 1), site.axis_of("end_axis", 3))
+
+
+# Networks of two stages
+
+
+@opsets("ExperimentalDetectronPriorGridGenerator")
+def _prior_grid_generator(site: LayerSite) -> Value:
+    """Return boxes [n,4] around the middle of each item of the features."""
+    priors = site.tensor(0)
+    extents: list[int] = []
+    steps: list[float] = []
+    for axis, (size, stride) in enumerate((("h", "stride_y"), ("w", "stride_x")), 2):
+        extents.append(site.int(size, 0) or site.known_shape(1)[axis])
+        steps.append(site.number(stride, 0) or site.known_shape(2)[axis] / extents[-1])
+    site.spend(4 * math.prod(extents))
+    y, x = (step * (np.arange(n) + 0.5) for n, step in zip(extents, steps, strict=True))
+    y, x = np.meshgrid(y, x, indexing="ij")
+    centres = np.stack([x, y, x, y], axis=-1).reshape(-1, 1, 4).astype(np.float32)
+    around = site.unsqueezed(priors, 0)
+    boxes = site.step.add(derived(centres), around)
+    if not site.flag("flatten", True):
+        return site.reshaped(boxes, [*extents, priors.type.shape[0], 4])
+    return site.flattened(boxes, 0, 1)
+
+
+def _limits(site: LayerSite) -> dict[str, Any]:
+    return {
+        "min_size": site.number("min_size"),
+        "nms_threshold": site.number("nms_threshold"),
+        "pre_nms": site.int("pre_nms_count"),
+        "post_nms": site.int("post_nms_count"),
+    }
+
+
+@opsets("ExperimentalDetectronGenerateProposalsSingleImage")
+def _generate_proposals_single_image(site: LayerSite) -> Any:
+    """Return the best regions [n,4] of one image, and their scores [n], 0 behind them."""
+    scores = site.tensor(3)
+    count, height, width = site.known_shape(scores)
+    operands = [
+        site.reshaped(site.tensor(0), [1, *site.shape(0)]),
+        site.reshaped(site.tensor(1), [height, width, count, 4]),
+        site.reshaped(site.tensor(2), [1, 4 * count, height, width]),
+        site.reshaped(scores, [1, count, height, width]),
+    ]
+    how = {"scales": False, "pixel_offset": 1.0, "overlap_offset": 0.0}
+    return site.last.anchored_proposals(*operands, **how, **_limits(site))[:2]
+
+
+@opsets("GenerateProposals")
+def _generate_proposals(site: LayerSite) -> Any:
+    """Return the best regions [n,4] of images, their scores [n], how many an image has."""
+    offset = 0.0 if site.flag("normalized", True) else 1.0
+    how = {"scales": True, "pixel_offset": offset, "overlap_offset": offset}
+    *found, count = site.last.anchored_proposals(*site.first(4), **how, **_limits(site))
+    return [*found, site.cast(count, site.dtype("roi_num_type"))]

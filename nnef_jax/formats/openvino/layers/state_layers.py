@@ -14,14 +14,15 @@ from lowering.graph import TensorType, Value
 from lowering.trace import Context, trace
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
+from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import legacy, opsets
-from nnef_jax.formats.openvino.site import Site, Tensor
+from nnef_jax.formats.openvino.site import Tensor
 from nnef_jax.formats.openvino.variables import label_of
 from nnef_jax.formats.symbolic import opened
 
 
 @legacy("Memory")
-def _memory(site: Site) -> Any:
+def _memory(site: LayerSite) -> Any:
     """Read (index 1) or write (index 0) what has the same `id`."""
     label = site.layer.attributes.get("id", site.layer.name)
     if site.int("index", 0) == 1:
@@ -32,23 +33,23 @@ def _memory(site: Site) -> Any:
 
 
 def _variable(
-    site: Site, label: str, type: TensorType, initial: NDArray[Any] | None = None
+    site: LayerSite, label: str, type: TensorType, initial: NDArray[Any] | None = None
 ) -> Value:
     """Return the variable of a label, which starts with an array or with zeros."""
     graph = site.graph
-    if graph.outer is not None:
-        raise _body_keeps_nothing()
+    _require_outermost(site)
     if label not in graph.data:
         initial = _zeros(site, type.shape, type.dtype) if initial is None else initial
         graph.data[label] = initial.astype(type.dtype, copy=False)
     return graph.builder.variable(graph.builder.unreserved(label), label, type, site.layer.span)
 
 
-def _body_keeps_nothing() -> InvalidOperation:
-    return InvalidOperation("a body cannot keep a state from call to call")
+def _require_outermost(site: LayerSite) -> None:
+    if site.graph.outer is not None:
+        raise InvalidOperation("a body cannot keep a state from call to call")
 
 
-def _zeros(site: Site, shape: Sequence[int], dtype: str) -> NDArray[Any]:
+def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
     """Return zeros, charged to the limits as no file holds them; raise LimitError."""
     size = volume(shape) * np.dtype(dtype).itemsize
     site.graph.options.meter.expand(size, f"layer '{site.name}'")
@@ -56,21 +57,20 @@ def _zeros(site: Site, shape: Sequence[int], dtype: str) -> NDArray[Any]:
 
 
 @opsets("ReadValue")
-def _read_value(site: Site) -> Value:
+def _read_value(site: LayerSite) -> Value:
     """Return what a variable holds; in a first cycle input 0, zeros without one.
 
     A start that follows from inputs is computed by the network; any other is stored. Without one an
     extent that is open starts with 0.
     """
     label, options, graph = label_of(site.layer), site.graph.options, site.graph
-    if graph.outer is not None:
-        raise _body_keeps_nothing()
+    _require_outermost(site)
     start = site.operand(0) if site.has(0) else None
     variable = graph.variables.get(label)
     if variable is None:  # which nothing writes
-        return site.emit("copy", {"x": site.tensor(0)})
+        return site.last.copy(site.tensor(0))
     if start is not None and variable.follows and options.starts:
-        value = site.emit("copy", {"x": site.tensor(start)})
+        value = site.last.copy(site.tensor(start))
         graph.builder.starting(label, value, value, site.layer.span)
         return value
     shape = options.state_shapes.get(label, variable.shape)
@@ -79,7 +79,7 @@ def _read_value(site: Site) -> Value:
         given = site.layer.attributes.get("variable_type") or site.layer.outputs[0].type or "f32"
         dtype = computed(element_type(given), site.real)
     else:
-        dtype = computed(start.type, site.real) if isinstance(start, Constant) else start.type.dtype
+        dtype = site.dtype_of(0)
     if start is None or variable.follows:
         initial = _zeros(site, [0 if n is UNKNOWN else n for n in variable.shape], dtype)
     else:
@@ -93,7 +93,7 @@ def _read_value(site: Site) -> Value:
     return value
 
 
-def _array(site: Site, start: Tensor) -> NDArray[Any]:
+def _array(site: LayerSite, start: Tensor) -> NDArray[Any]:
     """Return a tensor that follows from weights alone."""
     if isinstance(start, Constant):
         return start.array
@@ -103,7 +103,7 @@ def _array(site: Site, start: Tensor) -> NDArray[Any]:
 
 
 @opsets("Assign")
-def _assign(site: Site) -> Any:
+def _assign(site: LayerSite) -> Any:
     """Keep input 0 for the next call, if a ReadValue has the same `variable_id`."""
     label, value = label_of(site.layer), site.tensor(0)
     read = site.graph.builder.variable_of(label)

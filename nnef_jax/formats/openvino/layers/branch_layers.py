@@ -11,41 +11,39 @@ from lowering.graph import Graph, Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import Body, End
 from nnef_jax.formats.openvino.flat_graph import FlatGraph
+from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import opsets
-from nnef_jax.formats.openvino.layers.loops import graph_of, truth
-from nnef_jax.formats.openvino.ports import Link, links, source_of
-from nnef_jax.formats.openvino.site import Site, Tensor
+from nnef_jax.formats.openvino.layers.loop_layers import graph_of, outer, truth
+from nnef_jax.formats.openvino.ports import links, source_of
+from nnef_jax.formats.openvino.site import Tensor
 
 
 @opsets("If")
-def _if(site: Site) -> list[Any]:
+def _if(site: LayerSite) -> list[Any]:
     """Choose one of two bodies; only the chosen one is computed."""
     condition = site.operand(0)
     bodies = [site.body(f"{name}_body") for name in ("then", "else")]
     if isinstance(condition, Constant):
         body = bodies[0 if condition.array.any() else 1]
-        feeds = {link.end: _outer(site, link) for link in links(body, inputs=True)}
+        feeds = {link.end: outer(site, link) for link in links(body, inputs=True)}
         return _results(site, body, site.graph, feeds)
     parts = [_Part(site, body) for body in bodies]
     operands = list(dict.fromkeys(value for part in parts for value in part.entered))
-    made = site.insert(
-        "branch",
-        {"condition": truth(site, condition), "operands": operands},
-        then_body=parts[0].whole(operands),
-        else_body=parts[1].whole(operands),
-    )
+    then_body, else_body = (part.whole(operands) for part in parts)
+    chosen = truth(site, condition)
+    made = site.step.branch(chosen, operands, then_body=then_body, else_body=else_body)
     return made if isinstance(made, list) else [made]
 
 
 class _Part:
     """A body as a graph of its own. `entered` has what it takes, with what that is inside."""
 
-    def __init__(self, site: Site, body: Body) -> None:
+    def __init__(self, site: LayerSite, body: Body) -> None:
         graph = self._graph = site.graph.body()
         entered = self.entered = dict[Value, Value]()
         feeds: dict[End, Tensor] = {}
         for link in links(body, inputs=True):
-            value = _outer(site, link)
+            value = outer(site, link)
             if isinstance(value, Value) and value not in entered:
                 name = graph.builder.unreserved(f"given_{len(entered)}")
                 entered[value] = graph.builder.input(name, value.type)
@@ -64,14 +62,9 @@ class _Part:
         return graph_of(self._graph, order, self.results)
 
 
-def _outer(site: Site, link: Link) -> Tensor:
-    ports = [port.id for port in site.layer.inputs]
-    if link.port not in ports:
-        raise InvalidOperation(f"it has no input port {link.port}")
-    return site.operand(ports.index(link.port))
-
-
-def _results(site: Site, body: Body, graph: FlatGraph, feeds: dict[End, Tensor]) -> list[Tensor]:
+def _results(
+    site: LayerSite, body: Body, graph: FlatGraph, feeds: dict[End, Tensor]
+) -> list[Tensor]:
     """Flatten a body; return what it has for the output ports."""
     outputs = links(body, inputs=False)
     ends = [source_of(body, link.end) for link in outputs]

@@ -13,20 +13,21 @@ from lowering.graph import TensorType, Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Layer
 from nnef_jax.formats.openvino.flat_graph import Count, FlatGraph
+from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import everywhere, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, layer_at, links, source_of
-from nnef_jax.formats.openvino.site import Site, Tensor
+from nnef_jax.formats.openvino.site import Tensor
 
 _MOST = 1 << 16  # iterations of a scan that a condition may end before
 
 
 @everywhere("TensorIterator")
-def _tensor_iterator(site: Site) -> list[Any]:
+def _tensor_iterator(site: LayerSite) -> list[Any]:
     return _Repetition(site, site.body("body")).scanned(None)
 
 
 @opsets("Loop")
-def _loop(site: Site) -> list[Any]:
+def _loop(site: LayerSite) -> list[Any]:
     """Repeat as often as input 0 says at most, and as long as the condition is true."""
     body = site.body("body")
     repetition = _Repetition(site, body)
@@ -52,10 +53,10 @@ def _loop(site: Site) -> list[Any]:
 class _Repetition:
     """A layer with a body that is repeated, while the graph of the body is made."""
 
-    site: Site
+    site: LayerSite
     body: Body
     graph: FlatGraph = field(init=False)
-    inner: Site = field(init=False)  # in the body
+    inner: LayerSite = field(init=False)  # in the body
     inputs: list[Link] = field(init=False)
     outputs: list[Link] = field(init=False)
     back: dict[End, End] = field(init=False)
@@ -92,10 +93,7 @@ class _Repetition:
         return stored(replace(self.site, layer=layer, net=self.body.net, operands=()))
 
     def _outer(self, link: Link) -> Tensor:
-        ports = [port.id for port in self.site.layer.inputs]
-        if link.port not in ports:
-            raise InvalidOperation(f"it has no input port {link.port}")
-        return self.site.operand(ports.index(link.port))
+        return outer(self.site, link)
 
     def _is_turn(self, link: Link) -> bool:
         return link.purpose == "current_iteration" or link.port < 0
@@ -148,8 +146,7 @@ class _Repetition:
             if turns is None:
                 raise InvalidOperation("it has no tensor to cut into parts")
             site.spend(turns)
-            numbers = Constant(np.arange(turns, dtype=np.int64), "i64", derived=True)
-            value = site.tensor(numbers)
+            value = site.tensor(derived(np.arange(turns, dtype=np.int64)))
             heads.append(self._enter(value, (1,), "turn"))
             self._number(heads[-1])
             scanned.append(value)
@@ -169,25 +166,25 @@ class _Repetition:
         limit = min(bounds, default=-1)
         if limit > _MOST:
             limit = -1
-        integer = site.graph.builder.integer
+        integer = site.integer
         number = inner.graph.builder.input("turn", TensorType((), integer))
         self._number(number)
         for link in self._cut:
             value, sign, axis = _cut(site, site.tensor(self._outer(link)), link)
             start: Value = number
             if link.size > 1:
-                start = inner.insert("mul", {"x": start, "y": link.size})
+                start = inner.step.mul(start, link.size)
             if sign < 0:
                 last = value.type.shape[axis] - link.size
-                start = inner.insert("sub", {"x": last, "y": start})
-            window = {"input": self._hold(value), "start": start}
-            self.feeds[link.end] = inner.insert(
-                "dynamic_slice", window, length=link.size, axis=axis
+                start = inner.step.sub(last, start)
+            held = self._hold(value)
+            self.feeds[link.end] = inner.step.dynamic_slice(
+                held, start, length=link.size, axis=axis
             )
         if isinstance(count, Value):
             most: Any = site.reshaped(site.cast(count, integer), ())
             if parts is not None:
-                most = site.insert("min", {"x": most, "y": parts})
+                most = site.step.min(most, parts)
         else:
             most = min([*bounds, int(np.iinfo(integer).max)])
         starts = begins if isinstance(begins, bool) else truth(site, begins)
@@ -234,7 +231,7 @@ class _Repetition:
             for x, v in zip(shown, values, strict=True)
         ]
         if ends:  # the number of iterations comes last
-            values.append(inner.insert("add", {"x": heads[0], "y": 1}))
+            values.append(inner.step.add(heads[0], 1))
             how.append(("last", 0, 1))
         captured = [*self.graph.captured.items()]
         order = [*heads, *self.held, *(i for i, _ in captured), *before]
@@ -255,8 +252,16 @@ class _Repetition:
             if link.stride < 0:
                 raise InvalidOperation("values of a computed number are joined from the end")
             site, axis = self.site, self.site.axis(link.axis, len(value.type.shape))
-            items = site.insert("mul", {"x": site.reshaped(made[-1], (1,)), "y": link.size})
+            items = site.step.mul(site.reshaped(made[-1], (1,)), link.size)
             site.graph.counts[value] = Count(axis, items)
+
+
+def outer(site: LayerSite, link: Link) -> Tensor:
+    """Return what a layer is given for an end of its body."""
+    ports = [port.id for port in site.layer.inputs]
+    if link.port not in ports:
+        raise InvalidOperation(f"it has no input port {link.port}")
+    return site.operand(ports.index(link.port))
 
 
 def graph_of(graph: FlatGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
@@ -265,10 +270,10 @@ def graph_of(graph: FlatGraph, inputs: Sequence[Value], outputs: Sequence[Value]
     return graph.builder.graph("body", outputs, names, [value.name for value in inputs])
 
 
-def truth(site: Site, x: Tensor | bool) -> Value:
+def truth(site: LayerSite, x: Tensor | bool) -> Value:
     """Return a condition as a logical tensor of the graph."""
     if isinstance(x, bool):
-        x = Constant(np.array(x), "boolean", derived=True)
+        x = derived(np.array(x))
     return site.cast(site.tensor(x), "bool")
 
 
@@ -282,13 +287,11 @@ def _range(link: Link, extent: int) -> tuple[int, int, int]:
     return (first, last, 1) if link.stride > 0 else (last, first, -1)
 
 
-def _cut(site: Site, value: Value, link: Link) -> tuple[Value, int, int]:
+def _cut(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
     """Return what is cut, which way, and along which axis."""
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]
     low, high, sign = _range(link, extent)
     if (low, high) != (0, extent):
-        value = site.insert(
-            "slice", {"input": value}, axes=(axis,), begin=(low,), end=(high,), stride=(1,)
-        )
+        value = site.part(value, axis, low, high)
     return value, sign, axis

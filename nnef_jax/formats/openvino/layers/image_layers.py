@@ -1,0 +1,248 @@
+"""Pictures: resampling of space, grids, and planes of brightness and colour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import show
+from lowering.graph import Value, is_float
+from nnef_jax.formats.openvino.layer_site import LayerSite, Steps
+from nnef_jax.formats.openvino.layers import Meaning, legacy, opsets
+
+_COORDINATES = (
+    "half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "tf_half_pixel_for_nn",
+)  # fmt: skip
+_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
+
+# Methods and cases of NNEF's operations, which extents grow by whole factors with.
+_METHODS = {
+    "half_pixel": "symmetric", "pytorch_half_pixel": "symmetric", "asymmetric": "asymmetric",
+    "align_corners": "aligned",
+}  # fmt: skip
+_REPEATING = (
+    ("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"),
+    ("half_pixel", "round_prefer_ceil"), ("pytorch_half_pixel", "round_prefer_floor"),
+    ("pytorch_half_pixel", "round_prefer_ceil"),
+)  # fmt: skip
+
+
+def _resized(
+    last: Steps, x: Value, sizes: Sequence[int], mode: str, coordinates: str, **other: Any
+) -> Value:
+    """Add a resize to sizes, or by `scales` if these are among the others."""
+    ratios = list(zip(x.type.shape, sizes, strict=True))
+    if not other.get("scales") and all(n and m % n == 0 for n, m in ratios):
+        factor = [m // n for n, m in ratios]
+        if factor[:2] == [1, 1]:
+            rounding = other.get("nearest_mode", "floor")
+            if mode == "nearest" and (coordinates, rounding) in _REPEATING:
+                return last.nearest_upsample(x, factor=factor[2:])
+            if mode == "linear" and coordinates in _METHODS and is_float(x.type.dtype):
+                how = {"method": _METHODS[coordinates], "border": "replicate"}
+                return last.multilinear_upsample(x, factor=factor[2:], **how)
+    given: dict[str, Any] = {
+        "scales": (), "sizes": () if other.get("scales") else sizes, "mode": mode,
+        "coordinate_transformation_mode": coordinates, "nearest_mode": "floor",
+        "cubic_coeff_a": -0.75, "exclude_outside": False, "antialias": False,
+        "extrapolation_value": 0.0, **other,
+    }  # fmt: skip
+    if coordinates == "tf_half_pixel_for_nn":
+        is_down = given["nearest_mode"] in ("floor", "round_prefer_floor")
+        if mode != "nearest" or not is_down:  # axes that keep their extent would move
+            raise InvalidOperation(f"'{coordinates}' is supported where nearest is rounded down")
+    return last.resize(x, False, **given)
+
+
+@opsets("Interpolate")
+def _interpolate(site: LayerSite) -> Value:
+    """Resize along axes, to sizes or by scales; set 1 has sizes alone, set 11 sizes or scales."""
+    x = _around(site, site.tensor(0))
+    rank, opset = len(x.type.shape), site.layer.opset
+    if opset in ("opset1", "") and "shape_calculation_mode" not in site.layer.attributes:
+        axes = [site.axis(a) for a in site.ints("axes")]
+        mode = site.choice("mode", "nearest", "linear", "cubic")
+        sizes = dict(zip(axes, site.integers(1), strict=True))
+        return _interpolated(site, x, mode, _corners(site), "simple", sizes, {})
+    mode = site.choice(
+        "mode", "nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"
+    )
+    coordinates = site.choice("coordinate_transformation_mode", *_COORDINATES, default="half_pixel")
+    nearest = site.choice("nearest_mode", *_ROUNDINGS, default="round_prefer_floor")
+    by_scales = site.choice("shape_calculation_mode", "sizes", "scales") == "scales"
+    port = 2 if opset == "opset4" else 1
+    axes = site.axes(port + 1) if site.has(port + 1) else range(rank)
+    scales: dict[int, float] = {}
+    sizes: dict[int, int] = {}
+    if by_scales:
+        factors = site.known(port).reshape(-1).astype(float).tolist()
+        scales = dict(zip(axes, factors, strict=True))
+    else:
+        sizes = dict(zip(axes, site.integers(1), strict=True))
+    return _interpolated(site, x, mode, coordinates, nearest, sizes, scales)
+
+
+def _corners(site: LayerSite) -> str:
+    return "align_corners" if site.flag("align_corners", True) else "asymmetric"
+
+
+def _around(site: LayerSite, x: Value) -> Value:
+    begin, end = site.ints("pads_begin", [0]), site.ints("pads_end", [0])
+    if not any((*begin, *end)):
+        return x
+    rank = len(x.type.shape)
+    begin, end = ((pads + [0] * rank)[:rank] for pads in (begin, end))
+    return site.padded(x, dict(enumerate(zip(begin, end, strict=True))))
+
+
+def _interpolated(
+    site: LayerSite, x: Value, mode: str, coordinates: str, nearest: str,
+    sizes: Mapping[int, int], scales: Mapping[int, float],
+) -> Value:  # fmt: skip
+    """Resize along the axes that have a size or a scale."""
+    shape = list(site.known_shape(x))
+    wanted = list(shape)
+    for axis, size in sizes.items():
+        wanted[axis] = size
+    for axis, scale in scales.items():
+        wanted[axis] = math.floor(shape[axis] * scale + 1e-6)
+    other: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
+    antialias = site.flag("antialias")
+    if mode in ("bilinear_pillow", "bicubic_pillow"):
+        other |= {"antialias": True, "exclude_outside": True}
+        mode, coordinates = ("cubic" if mode == "bicubic_pillow" else "linear"), "half_pixel"
+        if mode == "cubic":
+            other["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
+    elif mode in ("linear", "linear_onnx"):
+        # The runtime of 2026.4 widens the kernel of 'linear' alone, and only of five axes or more.
+        antialias = antialias and mode == "linear" and len(shape) > 4
+        other |= {"antialias": antialias, "exclude_outside": antialias}
+        mode = "linear"
+    if scales and coordinates != "align_corners":  # an extent that is cut off has no part in places
+        exact = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
+        if any(n * s != m for n, s, m in zip(shape, exact, wanted, strict=True)):
+            other["scales"] = exact
+    if mode == "nearest" and nearest == "simple":
+        # Axes that shrink are rounded up, others down.
+        shrinks = [
+            scales.get(i, m / n) < 1 for i, (n, m) in enumerate(zip(shape, wanted, strict=True))
+        ]
+        fewer = [m if s else n for s, n, m in zip(shrinks, shape, wanted, strict=True)]
+        if any(shrinks) and fewer != wanted:
+            down = other | _part(other, shrinks, "ceil")
+            x = _resized(site.step, x, fewer, mode, coordinates, **down)
+            other |= _part(other, [not s for s in shrinks], "floor")
+        else:
+            other["nearest_mode"] = "ceil" if any(shrinks) else "floor"
+    elif mode == "nearest":
+        other["nearest_mode"] = nearest
+    return _resized(site.last, x, wanted, mode, coordinates, **other)
+
+
+def _part(other: dict[str, Any], axes: Sequence[bool], rounding: str) -> dict[str, Any]:
+    """Return what resizes some axes alone."""
+    scales = other.get("scales", ())
+    kept = tuple(s if is_one else 1.0 for s, is_one in zip(scales, axes, strict=False))
+    return {"nearest_mode": rounding} | ({"scales": kept} if kept else {})
+
+
+def _declared(site: LayerSite) -> list[int]:
+    return [*site.shape()[:2], *site.declared[2:]]
+
+
+@legacy("Interp")
+def _interp(site: LayerSite) -> Value:
+    """Interpolate linearly to the declared extents, corners on corners unless said otherwise."""
+    x = site.tensor(0)
+    begin, end = site.int("pad_beg", 0), site.int("pad_end", 0)
+    axes = [*range(2, len(x.type.shape))]
+    if min(begin, end) < 0:
+        ends = [n + min(end, 0) for n in x.type.shape[2:]]
+        first, every = [max(-begin, 0)] * len(axes), [1] * len(axes)
+        x = site.step.slice(x, axes=axes, begin=first, end=ends, stride=every)
+    if max(begin, end) > 0:
+        x = site.padded(x, dict.fromkeys(axes, (max(begin, 0), max(end, 0))))
+    return _resized(site.last, x, _declared(site), "linear", _corners(site))
+
+
+@legacy("Resample")
+def _resample(site: LayerSite) -> Value:
+    """Repeat the nearest items, or interpolate between centres; `antialias` widens the kernel."""
+    x, wanted = site.tensor(0), _declared(site)
+    if site.text("type").endswith("nearest"):
+        return _resized(site.last, x, wanted, "nearest", "asymmetric")
+    shrinks = any(n < m for n, m in zip(wanted, x.type.shape, strict=True))
+    widens = dict.fromkeys(("antialias", "exclude_outside"), site.flag("antialias") and shrinks)
+    return _resized(site.last, x, wanted, "linear", "half_pixel", **widens)
+
+
+# Pictures of video: ITU-R BT.601 in the range of video. What u - 128 and v - 128 add to red, green
+# and blue.
+_COLOURS = ((0.0, 1.596), (-0.391, -0.813), (2.018, 0.0))
+_BRIGHTNESS = 1.164
+
+
+def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int]) -> Value:
+    """Return one of the two colours, [batch,rows/2,columns/2,2], at each pixel."""
+    batch, height, width = shape
+    one = site.part(chroma, 3, i, i + 1)
+    blocks = site.reshaped(one, (batch, height // 2, 1, width // 2, 1))
+    blocks = site.step.tile(blocks, repeats=(1, 1, 2, 1, 2))
+    return site.step.sub(site.reshaped(blocks, (batch, height, width, 1)), 128.0)
+
+
+def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
+    """Return brightness [batch,rows,columns,1] and colours [batch,rows/2,columns/2,2], as reals."""
+    parts = [site.cast(x, site.real) for x in site.tensors()]
+    if len(parts) == 1:
+        batch, rows, width, _ = site.known_shape()
+        height = rows * 2 // 3
+        if rows % 3 or height % 2 or width % 2:
+            raise InvalidShape(
+                f"{show(site.shape())} is no picture with colours at every 2nd pixel"
+            )
+        colours = site.part(parts[0], 1, height, rows)
+        brightness = site.part(parts[0], 1, 0, height)
+        half = (batch, height // 2, width // 2)
+        if interleaved:
+            return brightness, site.reshaped(colours, (*half, 2))
+        split = site.reshaped(colours, (batch, 2, *half[1:]))
+        return brightness, site.transposed(split, (0, 2, 3, 1))
+    if len(parts) == 2:
+        return parts[0], parts[1]
+    return parts[0], site.step.concat(parts[1:], axis=3)
+
+
+def _coloured(*, interleaved: bool, blue_first: bool) -> Meaning:
+    def meaning(site: LayerSite) -> Value:
+        step = site.step
+        brightness, chroma = _planes(site, interleaved=interleaved)
+        batch, height, width, _ = site.known_shape(brightness)
+        if chroma.type.shape != (batch, height // 2, width // 2, 2) or height % 2 or width % 2:
+            raise InvalidShape(
+                f"colours {show(chroma.type.shape)} do not go with {show(brightness.type.shape)}"
+            )
+        y = step.mul(step.sub(brightness, 16.0), _BRIGHTNESS)
+        u, v = (_colour(site, chroma, i, (batch, height, width)) for i in range(2))
+        parts: list[Value] = []
+        for by_u, by_v in _COLOURS[::-1] if blue_first else _COLOURS:
+            part = y
+            for x, factor in ((u, by_u), (v, by_v)):
+                if factor:
+                    part = step.add(part, step.mul(x, factor))
+            parts.append(part)
+        whole = step.clamp(step.concat(parts, axis=3), 0.0, 255.0)
+        dtype = site.dtype_of(0)
+        if is_float(dtype):
+            return site.last.copy(whole)
+        return site.last.cast(step.round(whole, ties="away"), dtype=dtype)
+
+    return meaning
+
+
+for _type, _is_interleaved in (("NV12", True), ("I420", False)):
+    for _order, _is_blue_first in (("RGB", False), ("BGR", True)):
+        _meaning = _coloured(interleaved=_is_interleaved, blue_first=_is_blue_first)
+        opsets(f"{_type}to{_order}")(_meaning)

@@ -1,0 +1,253 @@
+"""Recurrent cells, and sequences of them as a scan over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.graph import TensorType, Value
+from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.layer_site import LayerSite, derived
+from nnef_jax.formats.openvino.layers import Meaning, legacy, opsets
+
+_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+_DEFAULTS = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"], "rnn": ["tanh"]}
+_WAYS = {  # whether each direction is from the end
+    "forward": [False], "reverse": [True], "backward": [True], "bidirectional": [False, True],
+}  # fmt: skip
+
+
+class Cell:
+    """A kind of cell with its attributes: how gates become the next state."""
+
+    def __init__(self, site: LayerSite, kind: str) -> None:
+        self.kind, self.gates, self.states = kind, _GATES[kind], 2 if kind == "lstm" else 1
+        names = [x.strip() for x in site.text("activations", "").split(",") if x.strip()]
+        self.activations = names or _DEFAULTS[kind]
+        self.alphas = site.numbers("activations_alpha", site.numbers("activation_alpha", []))
+        self.betas = site.numbers("activations_beta", site.numbers("activation_beta", []))
+        self.clip = site.number("clip", 0)
+        self.resets_after = site.flag("linear_before_reset") and kind == "gru"
+        self.hidden = site.int("hidden_size", 0)
+
+    def _activated(self, site: LayerSite, x: Value, i: int) -> Value:
+        name = self.activations[i]
+        if name in ("sigmoid", "tanh", "relu"):
+            return getattr(site.step, name)(x)
+        if name == "hardsigmoid":
+            alpha = self.alphas[i] if i < len(self.alphas) else 0.2
+            beta = self.betas[i] if i < len(self.betas) else 0.5
+            return site.step.clamp(site.step.add(site.step.mul(x, alpha), beta), 0.0, 1.0)
+        raise InvalidOperation(f"the activation '{name}' of cells is not supported")
+
+    def _clipped(self, site: LayerSite, x: Value) -> Value:
+        return site.step.clamp(x, -self.clip, self.clip) if self.clip else x
+
+    def next(
+        self, site: LayerSite, x: Value, states: Sequence[Value], r: Any, b: Any
+    ) -> list[Value]:
+        """Return the next states, given the products of the input, biases of these added.
+
+        `r` [gates*hidden,hidden] is for the state; `b` is the bias of the new gate of a GRU's
+        state where that is multiplied before it is reset, else 0.
+        """
+        if self.kind == "gru":
+            return [self._gru(site, x, states[0], r, b)]
+        add, mul = site.step.add, site.step.mul
+        gates = self._clipped(site, add(x, site.step.linear(states[0], r, 0.0)))
+        if self.kind == "rnn":
+            return [self._activated(site, gates, 0)]
+        f, i, c, o = _split(site, gates, 4)
+        f, i, o = (self._activated(site, gate, 0) for gate in (f, i, o))
+        kept = mul(f, states[1])
+        cell = add(kept, mul(i, self._activated(site, c, 1)))
+        return [mul(o, self._activated(site, cell, 2)), cell]
+
+    def _gru(self, site: LayerSite, x: Value, state: Value, r: Any, b: Any) -> Value:
+        hidden, add, mul = state.type.shape[-1], site.step.add, site.step.mul
+        xz, xr, xh = _split(site, x, 3)
+
+        def product(state: Value, first: int, last: int, bias: Any = 0.0) -> Value:
+            rows = site.part(r, 0, first * hidden, last * hidden)
+            return site.step.linear(state, rows, bias)
+
+        rz, rr = _split(site, product(state, 0, 2), 2)
+        z, reset = (
+            self._activated(site, self._clipped(site, add(a, c)), 0)
+            for a, c in ((xz, rz), (xr, rr))
+        )
+        if self.resets_after:
+            rh = mul(reset, product(state, 2, 3, b))
+        else:
+            rh = product(mul(reset, state), 2, 3)
+        new = self._activated(site, self._clipped(site, add(xh, rh)), 1)
+        return add(new, mul(z, site.step.sub(state, new)))
+
+
+def _split(site: LayerSite, x: Value, count: int) -> list[Value]:
+    return site.step.split(x, axis=len(x.type.shape) - 1, ratios=(1,) * count)
+
+
+def _biases(site: LayerSite, cell: Cell, bias: Any, hidden: int) -> tuple[Any, Any]:
+    """Return the bias [1,items] of the input's products, and that of a GRU's reset state."""
+    if bias is None or not cell.resets_after:
+        return (0.0 if bias is None else bias), 0.0
+    whole = site.tensor(bias)
+    return site.part(whole, 1, 0, 3 * hidden), site.part(whole, 1, 3 * hidden, 4 * hidden)
+
+
+def _row(site: LayerSite, i: int) -> Any:
+    """Return a bias [items] as [1,items], None without one."""
+    if not site.has(i):
+        return None
+    bias = site.operand(i)
+    if isinstance(bias, Constant):
+        return Constant(bias.array.reshape(1, -1), bias.type, bias.label)
+    return site.reshaped(bias, (1, bias.type.shape[-1]))
+
+
+def _cell(kind: str) -> Meaning:
+    def meaning(site: LayerSite) -> list[Value]:
+        cell = Cell(site, kind)
+        x, *states = site.first(1 + cell.states)
+        hidden, count = states[0].type.shape[-1], 1 + cell.states
+        if site.net.is_legacy:
+            w, r, bias = _joined_weights(site, cell, x.type.shape[-1], hidden)
+        else:
+            w, r, bias = site.tensor(count), site.tensor(count + 1), _row(site, count + 2)
+        own, rest = _biases(site, cell, bias, hidden)
+        return cell.next(site, site.step.linear(x, w, own), states, r, rest)
+
+    return meaning
+
+
+def _joined_weights(
+    site: LayerSite, cell: Cell, items: int, hidden: int
+) -> tuple[Value, Value, Constant | None]:
+    """Return the halves of old weights [gates*hidden,items+hidden], and the bias."""
+    weights = site.needed("weights", (cell.gates * hidden, items + hidden))
+    bias = site.blob("biases", (1, (cell.gates + cell.resets_after) * hidden))
+    whole = site.tensor(weights)
+    return site.part(whole, 1, 0, items), site.part(whole, 1, items, items + hidden), bias
+
+
+def _run(
+    site: LayerSite, cell: Cell, x: Value, states: Sequence[Value], w: Value, r: Value, bias: Any,
+    mask: Value | None, *, reverse: bool,
+) -> list[Value]:  # fmt: skip
+    """Run a cell over [batch,time,items]; return all outputs [batch,time,hidden] and last states.
+
+    Where a mask [batch,time,1] is 0 states stay and outputs are 0.
+    """
+    if len(w.type.shape) == 2:
+        w = site.unsqueezed(w, 0)
+    own, rest = _biases(site, cell, bias, states[0].type.shape[-1])
+    products = site.step.matmul(x, w, transposeA=False, transposeB=True)
+    if bias is not None:
+        products = site.step.add(products, site.unsqueezed(own, 0))
+    scanned = [products] if mask is None else [products, mask]
+    body = site.graph.body()
+    inner, step = replace(site, graph=body), -1 if reverse else 1
+
+    def enter(name: str, values: Sequence[Value]) -> list[Value]:
+        types = [TensorType(v.type.shape, v.type.dtype) for v in values]
+        return [body.builder.input(f"{name}_{i}", type) for i, type in enumerate(types)]
+
+    parts = [TensorType((v.type.shape[0], 1, v.type.shape[2]), v.type.dtype) for v in scanned]
+    chunks = [body.builder.input(f"step_{i}", type) for i, type in enumerate(parts)]
+    full = [r, rest] if isinstance(rest, Value) else [r]
+    whole, before = enter("full", full), enter("state", states)
+    now = inner.step.squeeze(chunks[0], axes=(1,))
+    after = cell.next(inner, now, before, whole[0], whole[1] if len(whole) > 1 else rest)
+    shown = after[0]
+    if mask is not None:
+        keep = inner.step.squeeze(chunks[1], axes=(1,))
+        runs = inner.step.gt(keep, 0.0)
+        after = [inner.step.select(runs, a, b) for a, b in zip(after, before, strict=True)]
+        shown = inner.step.mul(shown, keep)
+    shown = inner.unsqueezed(shown, 1)
+    results = (*after, shown, *after)
+    names = [v.name for v in results]
+    order = [v.name for v in (*chunks, *whole, *before)]
+    graph = body.builder.graph("step", results[: len(after) + 1], names[: len(after) + 1], order)
+    return site.step.scan(
+        scanned, full, list(states), axes=[1] * len(scanned), chunks=[step] * len(scanned), skip=0,
+        body=replace(graph, outputs=results, output_names=tuple(names)),
+        outputs=[("full", 1, step), *[("last", 0, 1)] * len(after)],
+    )  # fmt: skip
+
+
+def _mask_of(site: LayerSite, x: Value, lengths: Any) -> Value | None:
+    """Return which steps count, None where all do."""
+    time = x.type.shape[1]
+    if lengths is None or (isinstance(lengths, Constant) and np.all(lengths.array >= time)):
+        return None
+    site.spend(time)
+    turns = derived(np.arange(time, dtype=np.int64).reshape(1, time))
+    ends = site.cast(site.unsqueezed(lengths, 1), site.integer)
+    mask = site.step.cast(site.step.lt(turns, ends), dtype=x.type.dtype)
+    return site.unsqueezed(mask, 2)
+
+
+def _sequence(kind: str) -> Meaning:
+    def meaning(site: LayerSite) -> list[Value]:
+        """Run forward, backward or both: states are [batch,directions,hidden]."""
+        cell = Cell(site, kind)
+        count = cell.states
+        x, *starts = site.first(1 + count)
+        lengths = site.operand(1 + count) if site.has(1 + count) else None
+        w, r, b = (site.tensor(i + 2 + count) for i in range(3))
+        ways = _WAYS.get(site.text("direction", "forward"))
+        if ways is None:
+            raise InvalidOperation(f"there is no direction '{site.text('direction')}'")
+        mask = _mask_of(site, x, lengths)
+
+        def part(value: Value, i: int, axis: int) -> Value:
+            if value.type.shape[axis] != 1:
+                value = site.part(value, axis, i, i + 1)
+            return site.step.squeeze(value, axes=(axis,))
+
+        found: list[list[Value]] = []
+        for i, reverse in enumerate(ways):
+            states = [part(s, i, 1) for s in starts]
+            bias = site.unsqueezed(part(b, i, 0), 0)
+            weights = part(w, i, 0), part(r, i, 0)
+            run = _run(site, cell, x, states, *weights, bias, mask, reverse=reverse)
+            found.append([site.unsqueezed(v, 1) for v in run])
+        if len(found) == 1:
+            return found[0]
+        return [site.step.concat(parts, axis=1) for parts in map(list, zip(*found, strict=True))]
+
+    return meaning
+
+
+def _legacy_sequence(kind: str) -> Meaning:
+    def meaning(site: LayerSite) -> list[Value]:
+        """Run one way over the axis of time, 1 by default, or 0."""
+        cell = Cell(site, kind)
+        x, axis = site.tensor(0), site.int("axis", 1)
+        states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
+        if axis == 0:
+            x = site.transposed(x, (1, 0, 2))
+        hidden = states[0].type.shape[-1] if states else cell.hidden
+        if not states:
+            zeros = derived(np.zeros((x.type.shape[0], hidden), np.float32))
+            states = [site.tensor(zeros)] * cell.states
+        w, r, bias = _joined_weights(site, cell, x.type.shape[-1], hidden)
+        way = site.choice("direction", "forward", "backward", "reverse", default="forward")
+        y, *last = _run(site, cell, x, states, w, r, bias, None, reverse=way != "forward")
+        return [site.transposed(y, (1, 0, 2)) if axis == 0 else y, *last]
+
+    return meaning
+
+
+for _kind in _GATES:
+    _type = _kind.upper()
+    opsets(f"{_type}Cell")(_cell(_kind))
+    legacy(f"{_type}Cell")(_cell(_kind))
+    opsets(f"{_type}Sequence")(_sequence(_kind))
+    legacy(f"{_type}Sequence")(_legacy_sequence(_kind))

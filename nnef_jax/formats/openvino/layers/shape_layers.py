@@ -1,0 +1,224 @@
+"""Shapes and the order of items: reshape, transpose, join, split, repeat, shift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, show, volume
+from lowering.graph import Value
+from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.element_types import element_type
+from nnef_jax.formats.openvino.layer_site import LayerSite
+from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.operations import operation
+from nnef_jax.formats.openvino.symbolic import numbers
+
+
+@everywhere("ShapeOf", "Shape")
+def _shape_of(site: LayerSite) -> Constant:
+    type = element_type(site.text("output_type", "i32" if site.net.is_legacy else "i64"))
+    return Constant(numbers(site.known_shape()), type, derived=True)
+
+
+@opsets("Reshape")
+def _reshape(site: LayerSite) -> Value:
+    """Reshape; with `special_zero` a 0 copies the extent of the input."""
+    x, wanted = site.tensor(0), site.integers(1)
+    if 0 in wanted and -1 not in wanted and not site.flag("special_zero"):
+        if volume(x.type.shape) == 0:
+            return site.last.constant(shape=wanted, value=(), dtype=x.type.dtype)
+        raise InvalidShape(f"{show(x.type.shape)} cannot be reshaped to {wanted}")
+    return site.last_reshape(x, wanted)
+
+
+@legacy("Reshape")
+def _legacy_reshape(site: LayerSite) -> Value:
+    """Reshape to the declared extents of the output, in which a batch of the input follows it."""
+    x, before = site.tensor(0), site.layer.inputs[0].shape or ()
+    return site.last_reshape(x, _rebatched(site.declared, before, x.type.shape))
+
+
+def _rebatched(wanted: Sequence[int], declared: Sequence[int], found: Sequence[int]) -> list[int]:
+    """Return a declared shape for another input than the declared one.
+
+    The first axis keeps being the batch: it has the same share of the items.
+    """
+    wanted = list(wanted)
+    if tuple(declared) == tuple(found) or not wanted:
+        return wanted
+    if wanted[0] == declared[0] and wanted[0] != found[0]:
+        return [0, *wanted[1:]] if found[0] is UNKNOWN else [found[0], *wanted[1:]]
+    rest = math.prod(wanted[1:])
+    if UNKNOWN in found or (rest and math.prod(found) % rest == 0):
+        return [-1, *wanted[1:]]
+    return wanted
+
+
+@legacy("Flatten")
+def _flatten(site: LayerSite) -> Value:
+    return site.flattened(site.tensor(0), site.axis_of("axis", 0), site.axis_of("end_axis", -1))
+
+
+@everywhere("Squeeze")
+def _squeeze(site: LayerSite) -> Value:
+    x = site.tensor(0)
+    shape = x.type.shape
+    axes = site.axes(1) if site.has(1) else []
+    if not axes:
+        axes = [i for i, n in enumerate(shape) if n == 1]
+    elif site.flag("allow_axis_skip"):
+        axes = [i for i in axes if shape[i] == 1]
+    return site.last.squeeze(x, axes=sorted(set(axes)))
+
+
+@everywhere("Unsqueeze")
+def _unsqueeze(site: LayerSite) -> Value:
+    x, axes = site.tensor(0), site.integers(1)
+    rank = len(x.type.shape) + len(axes)
+    return site.last.unsqueeze(x, axes=sorted({site.axis(a, rank) for a in axes}))
+
+
+@opsets("Transpose")
+@legacy("Permute")
+def _transpose(site: LayerSite) -> Value:
+    """Permute axes, by input 1 or by the attribute of old files; without any they are reversed."""
+    order = site.ints("order") if site.net.is_legacy else site.integers(1)
+    rank = len(site.shape())
+    axes = [site.axis(a) for a in order] or list(range(rank))[::-1]
+    if sorted(axes) != list(range(rank)):
+        raise InvalidOperation(f"{list(order)} is no order of {rank} axes")
+    return site.last.transpose(site.tensor(0), axes=axes)
+
+
+@everywhere("Concat")
+def _concat(site: LayerSite) -> Value:
+    axis, values = site.axis_of("axis", 1), site.tensors()
+    values = [x for x in values if x.type.shape[axis : axis + 1] != (0,)] or values[:1]
+    if len(values) == 1:
+        return site.last.copy(values[0])
+    return site.last.concat(values, axis=axis)
+
+
+@opsets("Split")
+def _split(site: LayerSite) -> Sequence[Value]:
+    axis, count = site.axes(1)[0], site.int("num_splits")
+    extent = site.shape()[axis]
+    if count != len(site.layer.outputs):
+        raise InvalidOperation(f"'num_splits' is {count}, it has {len(site.layer.outputs)} outputs")
+    if count < 1 or (extent is not UNKNOWN and extent % count):
+        raise InvalidShape(f"{count} parts do not divide the {extent} items of axis {axis}")
+    return _parts(site, axis, [1] * count)
+
+
+def _parts(site: LayerSite, axis: int, ratios: Sequence[int]) -> Sequence[Value]:
+    x = site.tensor(0)
+    return [site.last.copy(x)] if len(ratios) == 1 else site.last.split(x, axis=axis, ratios=ratios)
+
+
+@opsets("VariadicSplit")
+def _variadic_split(site: LayerSite) -> Sequence[Value]:
+    axis, lengths = site.axes(1)[0], site.integers(2)
+    if -1 in lengths:
+        extent = site.shape()[axis]
+        if extent is UNKNOWN:
+            site.known_shape()
+        lengths[lengths.index(-1)] = extent - sum(n for n in lengths if n != -1)
+    return _cut(site, axis, lengths)
+
+
+def _cut(site: LayerSite, axis: int, lengths: Sequence[int]) -> Sequence[Value]:
+    x, start = site.tensor(0), 0
+    if min(lengths, default=0) < 0:
+        raise InvalidShape(f"lengths must not be negative, they are {list(lengths)}")
+    total = x.type.shape[axis]
+    if total is not UNKNOWN and sum(lengths) != total:
+        raise InvalidShape(
+            f"lengths {list(lengths)} do not add up to the {total} items of axis {axis}"
+        )
+    if 0 not in lengths and len(lengths) > 1:
+        common = math.gcd(*lengths)
+        return _parts(site, axis, [n // common for n in lengths])
+    found: list[Value] = []
+    for length in lengths:
+        window = {"axes": (axis,), "begin": (start,), "end": (start + length,), "stride": (1,)}
+        found.append(site.last.slice(x, **window))
+        start += length
+    return found
+
+
+@legacy("Split", "Slice")
+def _legacy_split(site: LayerSite) -> Sequence[Value]:
+    """Cut along an axis, into parts of the declared extents of the outputs."""
+    axis = site.axis_of("axis", 1)
+    shapes = [port.shape or () for port in site.layer.outputs]
+    if any(len(shape) <= axis for shape in shapes):
+        raise InvalidShape(f"an output has no axis {axis}")
+    return _cut(site, axis, [shape[axis] for shape in shapes])
+
+
+@opsets("Tile")
+def _tile(site: LayerSite) -> Value:
+    x, repeats = site.tensor(0), site.integers(1)
+    more = len(repeats) - len(x.type.shape)
+    x = site.unsqueezed(x, *range(more))
+    return site.last.tile(x, repeats=[1] * -more + repeats)
+
+
+@legacy("Tile")
+def _legacy_tile(site: LayerSite) -> Value:
+    axis, repeats = site.axis_of("axis"), [1] * len(site.shape())
+    repeats[axis] = site.int("tiles")
+    return site.last.tile(site.tensor(0), repeats=repeats)
+
+
+@everywhere("Broadcast")
+def _broadcast(site: LayerSite) -> Value:
+    """Repeat items to a shape: as numpy does, both ways, or along the axes of input 2."""
+    x, wanted = site.tensor(0), site.integers(1)
+    rank = len(x.type.shape)
+    mode = site.choice("mode", "numpy", "bidirectional", "explicit", "pdpd", default="numpy")
+    axes: Sequence[int] | None = None
+    if mode == "explicit":
+        axes = site.integers(2)
+        if len(axes) != rank:
+            raise InvalidOperation(f"axes {axes} do not fit the input {show(x.type.shape)}")
+    elif mode == "pdpd":
+        axis = site.int("axis", 0)
+        axes = range(axis, axis + rank)
+    if axes is not None:
+        rest = [i for i in range(len(wanted)) if i not in axes]
+        x = site.step.unsqueeze(x, axes=rest)
+    return site.last.broadcast(x, shape=wanted)
+
+
+legacy("Fill")(operation("broadcast", 1, shape=lambda site: site.integers(0)))
+
+
+@opsets("Reverse")
+def _reverse(site: LayerSite) -> Value:
+    x, axes = site.tensor(0), site.integers(1)
+    if site.choice("mode", "index", "mask", default="index") == "mask":
+        axes = [i for i, flag in enumerate(site.known(1).tolist()) if flag]
+    window = {"begin": (-1,), "end": (-(2**31),), "stride": (-1,)}
+    for i, axis in enumerate(axes, 1):
+        x = site.step_or_last(i == len(axes)).slice(x, axes=(site.axis(axis),), **window)
+    return x
+
+
+@opsets("Roll")
+def _roll(site: LayerSite) -> Value:
+    x: Any = site.tensor(0)
+    shifts, axes = site.integers(1), site.axes(2)
+    if len(shifts) == 1:
+        shifts *= len(axes)
+    for i, (shift, axis) in enumerate(zip(shifts, axes, strict=True), 1):
+        extent = site.known_shape(x)[axis]
+        at = (-shift) % extent if extent else 0
+        ends = [(a, b) for a, b in ((at, extent), (0, at)) if a != b]
+        halves = [site.part(x, axis, a, b) for a, b in ends]
+        add = site.step_or_last(i == len(axes))
+        x = add.concat(halves, axis=axis) if len(halves) > 1 else halves[0]
+    return x

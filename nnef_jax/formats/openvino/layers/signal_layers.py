@@ -1,0 +1,150 @@
+"""Fourier transforms of whole tensors and of frames, and what adds frames up again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.graph import Value
+from nnef_jax.formats.openvino.layer_site import LayerSite, derived
+from nnef_jax.formats.openvino.layers import Meaning, opsets
+from nnef_jax.formats.openvino.layers.matrix_layers import diagonal
+
+
+def _axes(site: LayerSite, rank: int) -> tuple[list[int], list[int]]:
+    """Return the axes of the signal, counted without [re,im], and the lengths given, or -1."""
+    axes = [site.axis(a, rank) for a in site.integers(1)]
+    sizes = site.integers(2) if site.has(2) else [-1] * len(axes)
+    if len(sizes) != len(axes) or len(set(axes)) != len(axes):
+        raise InvalidOperation(f"axes {axes} and lengths {sizes} do not go together")
+    return axes, sizes
+
+
+def _transformed(
+    site: LayerSite, x: Value, axes: Sequence[int], sizes: Sequence[int], *, inverse: bool
+) -> Value:
+    for axis, size in zip(axes, sizes, strict=True):
+        x = site.fitted(x, axis, x.type.shape[axis] if size < 0 else size)
+        x = site.step.fft(x, axis=axis, inverse=inverse)
+    return x
+
+
+def _over_length(site: LayerSite, x: Value, axes: Sequence[int]) -> Value:
+    """Return the sums of an inverse transform over their number."""
+    return site.last.mul(x, 1 / max(math.prod(x.type.shape[a] for a in axes), 1))
+
+
+def _complex_transform(*, inverse: bool) -> Meaning:
+    def meaning(site: LayerSite) -> Value:
+        """Transform pairs [re,im] along axes."""
+        axes, sizes = _axes(site, len(site.known_shape()) - 1)
+        found = _transformed(site, site.tensor(0), axes, sizes, inverse=inverse)
+        return _over_length(site, found, axes) if inverse else site.last.copy(found)
+
+    return meaning
+
+
+opsets("DFT")(_complex_transform(inverse=False))
+opsets("IDFT")(_complex_transform(inverse=True))
+
+
+def _pairs(site: LayerSite, x: Value) -> Value:
+    """Return real numbers as pairs [re,im]."""
+    rank = len(x.type.shape)
+    return site.fitted(site.unsqueezed(x, rank), rank, 2)
+
+
+@opsets("RDFT")
+def _rdft(site: LayerSite) -> Value:
+    """Transform real numbers; of the last axis the frequencies from 0 to a half are kept."""
+    axes, sizes = _axes(site, len(site.known_shape()))
+    found = _transformed(site, _pairs(site, site.tensor(0)), axes, sizes, inverse=False)
+    return _halved(site, found, axes[-1])
+
+
+def _halved(site: LayerSite, x: Value, axis: int) -> Value:
+    end = x.type.shape[axis] // 2 + 1
+    return site.last.slice(x, axes=(axis,), begin=(0,), end=(end,), stride=(1,))
+
+
+def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
+    """Return the real signal whose frequencies from 0 to a half are given, times its length."""
+    x = site.fitted(x, axis, size // 2 + 1)
+    count = (size - 1) // 2  # of the frequencies above a half: conjugates of those below
+    if count:
+        others = site.part(x, axis, count, 0, -1)
+        shape = (1,) * (len(x.type.shape) - 1) + (2,)
+        others = site.step.mul(others, derived(np.array([1, -1], np.float32).reshape(shape)))
+        x = site.step.concat([x, others], axis=axis)
+    pairs = site.step.fft(x, axis=axis, inverse=True)
+    last = len(pairs.type.shape) - 1
+    return site.step.squeeze(site.part(pairs, last, 0, 1), axes=(last,))
+
+
+@opsets("IRDFT")
+def _irdft(site: LayerSite) -> Value:
+    """Reverse RDFT; the last axis has twice as many items as frequencies but the first and last."""
+    axes, sizes = _axes(site, len(site.known_shape()) - 1)
+    x = _transformed(site, site.tensor(0), axes[:-1], sizes[:-1], inverse=True)
+    size = 2 * (x.type.shape[axes[-1]] - 1) if sizes[-1] < 0 else sizes[-1]
+    return _over_length(site, _real_signal(site, x, axes[-1], size), axes)
+
+
+# Frames
+
+
+@opsets("STFT")
+def _stft(site: LayerSite) -> Value:
+    """Return frequencies from 0 to a half of windowed frames, [batch,frames,frequencies,2].
+
+    With `transpose_frames` frequencies are before frames.
+    """
+    x, window = site.first(2)
+    size, step = site.integers(2)[0], site.integers(3)[0]
+    axis = len(site.known_shape()) - 1
+    frames = {"axis": axis, "frame_length": size, "frame_step": step}
+    found = site.step.stft(_pairs(site, x), window, **frames)
+    if not site.flag("transpose_frames"):
+        return _halved(site, found, axis + 1)
+    order = [*range(axis), axis + 1, axis, axis + 2]
+    return _halved(site, site.transposed(found, order), axis)
+
+
+@opsets("ISTFT")
+def _istft(site: LayerSite) -> Value:
+    """Add windowed frames up, over the squares of their windows; of a length if one is given."""
+    x, window = site.first(2)
+    add, size, hop = site.step, site.integers(2)[0], site.integers(3)[0]
+    shape = site.known_shape()
+    if len(shape) == 3:
+        x = site.reshaped(x, (1, *shape))
+    if len(shape) not in (3, 4) or min(size, hop) < 1 or window.type.shape[0] > size:
+        raise InvalidShape(f"{list(shape)} holds no frames of {size} items")
+    frames = add.mul(_real_signal(site, x, 1, size), 1 / size)  # [batch,size,frames]
+    before = (size - window.type.shape[0]) // 2
+    whole = site.padded(window, {0: (before, size - window.type.shape[0] - before)})
+    whole = site.reshaped(whole, (1, size, 1))
+    windowed = add.mul(frames, whole)
+    if site.flag("normalized"):
+        windowed = add.mul(windowed, math.sqrt(size))
+    squares = add.broadcast(add.sqr(whole), shape=(1, *frames.type.shape[1:]))
+    total, weight = _overlapped(site, windowed, hop), _overlapped(site, squares, hop)
+    is_seen = add.gt(weight, 0.0)
+    signal = add.div(total, add.select(is_seen, weight, site.filled(1.0, weight.type.dtype)))
+    signal = site.reshaped(signal, (signal.type.shape[0], signal.type.shape[2]))
+    edge, extent = size // 2 if site.flag("center") else 0, signal.type.shape[1]
+    signal = site.part(signal, 1, edge, extent if site.has(4) else extent - edge)
+    if site.has(4):
+        signal = site.fitted(signal, 1, site.integers(4)[0])
+    return site.reshaped(signal, signal.type.shape[1:]) if len(shape) == 3 else signal
+
+
+def _overlapped(site: LayerSite, frames: Value, step: int) -> Value:
+    """Add frames [batch,size,frames] up, each a step behind the one before: [batch,1,items]."""
+    size = frames.type.shape[1]
+    filter = site.reshaped(diagonal(site, size, size, 0, frames.type.dtype), (size, 1, size))
+    window = {"stride": (step,), "dilation": (1,), "padding": ((0, 0),), "border": "constant"}
+    return site.step.deconv(frames, filter, 0.0, output_shape=(), groups=1, **window)

@@ -1,0 +1,171 @@
+"""Parts of tensors, and what is put around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN
+from lowering.graph import Value
+from nnef_jax.formats.openvino.layer_site import LayerSite
+from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+
+_FAR = 2**31 - 1
+Part = tuple[int | None, int | None, int]  # begin, end and step; None is the end that an axis has
+
+
+def _sliced(site: LayerSite, x: Value, parts: Mapping[int, Part], *, final: bool) -> Value:
+    """Cut parts along axes."""
+    axes, begins, ends, steps = [], [], [], []
+    shape = x.type.shape
+    empty = False
+    for axis, (begin, end, step) in sorted(parts.items()):
+        extent = shape[axis]
+        if step == 0:
+            raise InvalidOperation("a step is 0")
+        if extent is UNKNOWN:
+            if step < 0 or (begin or 0) < 0 or (end is not None and not (end < 0 or end >= _FAR)):
+                site.known_shape(x)
+            first, last = begin or 0, 0 if end is None or end >= _FAR else end
+        else:
+            known = slice(begin, end, step)
+            items = range(*known.indices(extent))
+            empty |= not items
+            first, last, _ = known.indices(extent)
+            if step < 0 and last < 0:
+                last = -_FAR - 1
+            if (first, last, step) == (0, extent, 1):
+                continue
+        axes.append(axis)
+        begins.append(first)
+        ends.append(last)
+        steps.append(step)
+    add = site.step_or_last(final)
+    if empty:
+        wanted = list(shape)
+        for axis, (begin, end, step) in parts.items():
+            wanted[axis] = len(range(*slice(begin, end, step).indices(shape[axis])))
+        return add.constant(shape=wanted, value=(0,), dtype=x.type.dtype)
+    if not axes:
+        return add.copy(x) if final else x
+    return add.slice(x, axes=axes, begin=begins, end=ends, stride=steps)
+
+
+@opsets("Slice")
+def _slice(site: LayerSite) -> Value:
+    x = site.tensor(0)
+    begin, end, step = (site.integers(i) for i in (1, 2, 3))
+    axes = site.axes(4) if site.has(4) else range(len(begin))
+    parts: dict[int, Part] = {
+        a: (b, e, s) for a, b, e, s in zip(axes, begin, end, step, strict=True)
+    }
+    return _sliced(site, x, parts, final=True)
+
+
+@everywhere("StridedSlice")
+def _strided_slice(site: LayerSite) -> Value:
+    """Cut as tensorflow does: masks ignore bounds, add axes, take one item, stand for the rest.
+
+    Before version 10 a 1 in `begin_mask` and `end_mask` uses the bound, since then it ignores it.
+    """
+    x = site.tensor(0)
+    begin, end = site.integers(1), site.integers(2)
+    count = max(len(begin), len(end))
+    step = site.integers(3) if site.has(3) else [1] * count
+
+    def mask(name: str, default: bool = False) -> list[bool]:
+        found = site.ints(name, [])
+        return [bool(x) for x in (found + [default] * count)[:count]]
+
+    is_legacy = site.net.is_legacy
+    free, open_end = (
+        [m != is_legacy for m in mask(name, is_legacy)] for name in ("begin_mask", "end_mask")
+    )
+    adds, takes, rest = map(mask, ("new_axis_mask", "shrink_axis_mask", "ellipsis_mask"))
+    rank = len(x.type.shape)
+    parts: dict[int, Part] = {}
+    axis, new, gone, out = 0, list[int](), list[int](), 0
+    for i in range(count):
+        if rest[i]:
+            behind = sum(1 for j in range(i + 1, count) if not adds[j])
+            skipped = rank - behind - axis
+            axis, out = axis + skipped, out + skipped
+            continue
+        if adds[i]:
+            new.append(out)
+            out += 1
+            continue
+        if axis >= rank:
+            raise InvalidShape(f"it has more bounds than the {rank} axes of its input")
+        b = None if free[i] else begin[i]
+        e = None if open_end[i] else end[i]
+        if takes[i]:
+            at = 0 if b is None else b
+            parts[axis] = (at, at + 1 if at != -1 else None, 1)
+            gone.append(axis)
+        else:
+            parts[axis] = (b, e, step[i] if i < len(step) else 1)
+            out += 1
+        axis += 1
+    x = _sliced(site, x, parts, final=not gone and not new)
+    if gone:
+        x = site.step_or_last(not new).squeeze(x, axes=gone)
+    return site.last.unsqueeze(x, axes=new) if new else x
+
+
+@legacy("Crop")
+def _crop(site: LayerSite) -> Value:
+    """Cut to the extents of a second input, to `dim`, or by `crop_begin` and `crop_end`."""
+    x = site.tensor(0)
+    element, attributes = site.layer.element, site.layer.attributes
+    axes, offsets = [site.axis(a) for a in site.ints("axis", [])], site.ints("offset", [])
+    if not axes:  # of version 2: an element for each axis
+        data = element.child("data", "crop-data", "crop_data") or element
+        crops = [e for e in (*element.children, *data.children) if e.tag == "crop"]
+        axes = [site.axis(int(e.attributes["axis"])) for e in crops if "axis" in e.attributes]
+        offsets = [int(e.attributes.get("offset", 0)) for e in crops]
+    if "crop_begin" in attributes:
+        offsets, after = site.ints("crop_begin"), site.ints("crop_end")
+        ends = [x.type.shape[a] - e for a, e in zip(axes, after, strict=True)]
+    elif "dim" in attributes:
+        ends = [o + d for o, d in zip(offsets, site.ints("dim"), strict=True)]
+    else:
+        wanted = site.shape(1) if site.has(1) else site.declared
+        ends = [o + wanted[a] for a, o in zip(axes, offsets, strict=True)]
+    parts: dict[int, Part] = {a: (o, e, 1) for a, o, e in zip(axes, offsets, ends, strict=True)}
+    return _sliced(site, x, parts, final=True)
+
+
+_MODES = {
+    "constant": "constant", "edge": "replicate", "reflect": "reflect", "symmetric": "reflect-even",
+}  # fmt: skip
+
+
+def _padded(site: LayerSite, begin: Sequence[int], end: Sequence[int], value: float) -> Value:
+    x, mode = site.tensor(0), site.text("pad_mode", "constant")
+    if mode not in _MODES:
+        raise InvalidOperation(f"there is no pad_mode '{mode}'")
+    if min((*begin, *end), default=0) < 0:
+        parts: dict[int, Part] = {
+            i: (-b if b < 0 else None, e if e < 0 else None, 1)
+            for i, (b, e) in enumerate(zip(begin, end, strict=True))
+            if min(b, e) < 0
+        }
+        begin, end = [max(b, 0) for b in begin], [max(e, 0) for e in end]
+        is_last = not any((*begin, *end))
+        x = _sliced(site, x, parts, final=is_last)
+        if is_last:
+            return x
+    around = list(zip(begin, end, strict=True))
+    return site.last.pad(x, padding=around, border=_MODES[mode], value=value)
+
+
+@opsets("Pad")
+def _pad(site: LayerSite) -> Value:
+    return _padded(site, site.integers(1), site.integers(2), site.scalar(3, 0.0))
+
+
+@legacy("Pad")
+def _legacy_pad(site: LayerSite) -> Value:
+    begin, end = site.ints("pads_begin"), site.ints("pads_end")
+    return _padded(site, begin, end, site.number("pad_value", 0))

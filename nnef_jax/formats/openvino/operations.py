@@ -1,0 +1,139 @@
+"""The table of layers that are one operation each: its kind, and where its attributes are read.
+
+What takes more than a row is a function in a file of `layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from operator import methodcaller
+from typing import Any
+
+from lowering.errors import InvalidOperation
+from nnef_jax.formats.openvino.layer_site import LayerSite
+from nnef_jax.formats.openvino.layers import Meaning, everywhere, legacy, opsets
+
+# What reads an attribute of an operation from a layer: by the name of the layer's attribute, and
+# what stands for it where it is missing. Without that an error says that it is.
+flag, number, numbers, integer, axis = (
+    partial(methodcaller, method) for method in ("flag", "number", "numbers", "int", "axis_of")
+)
+scalar = partial(methodcaller, "scalar")  # by the number of an input
+
+
+def word(attribute: str, *allowed: str) -> methodcaller:
+    """Read one of some words, the first where the attribute is missing."""
+    return methodcaller("choice", attribute, *allowed, default=allowed[0])
+
+
+def operation(kind: str, *inputs: int, **attributes: Any) -> Meaning:
+    """Say that a layer is an operation on its inputs of these numbers, on input 0 without any.
+
+    The inputs are in the order of the kind's operands. An attribute is a value, or what reads it.
+    """
+
+    def meaning(site: LayerSite) -> Any:
+        operands = [site.tensor(i) for i in inputs or (0,)]
+        given = {name: x(site) if callable(x) else x for name, x in attributes.items()}
+        return getattr(site.last, kind)(*operands, **given)
+
+    return meaning
+
+
+def on_two(kind: str) -> Meaning:
+    """Say that a layer is an operation on two tensors of one rank, as it broadcasts them."""
+    return lambda site: getattr(site.last, kind)(*site.broadcast())
+
+
+def refused(why: str, hint: str) -> Meaning:
+    """Say that no pure function of arrays can be a layer, and what to do instead."""
+
+    def meaning(site: LayerSite) -> Any:
+        raise InvalidOperation(why, hint)
+
+    return meaning
+
+
+# Functions of one tensor, which Activation of versions 2 to 9 names too.
+FUNCTIONS = {
+    "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
+    "Atan": "atan", "Atanh": "atanh", "Ceil": "ceil", "Ceiling": "ceil", "Cos": "cos",
+    "Cosh": "cosh", "Erf": "erf", "Exp": "exp", "Floor": "floor", "HSwish": "hard_swish",
+    "Log": "log", "Neg": "neg", "Negative": "neg", "Sigmoid": "sigmoid", "Sign": "sign",
+    "Sin": "sin", "Sinh": "sinh", "SoftPlus": "softplus", "Sqrt": "sqrt", "Tan": "tan",
+    "Tanh": "tanh", "LogicalNot": "not", "BitwiseNot": "bitwise_not", "IsNaN": "is_nan",
+    "Reciprocal": "rcp", "Copy": "copy", "Identity": "copy",
+}  # fmt: skip
+_PAIRS = {
+    "Add": "add", "Subtract": "sub", "Multiply": "mul", "Divide": "div", "Power": "pow",
+    "Maximum": "max", "Minimum": "min", "Equal": "eq", "NotEqual": "ne", "Less": "lt",
+    "LessEqual": "le", "Greater": "gt", "GreaterEqual": "ge", "LogicalAnd": "and",
+    "LogicalOr": "or", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or",
+    "BitwiseXor": "bitwise_xor", "BitwiseLeftShift": "shift_left",
+    "BitwiseRightShift": "shift_right",
+}  # fmt: skip
+_TIES = {"half_to_even": "even", "half_away_from_zero": "away"}
+
+_EVERYWHERE: dict[str, Meaning] = {
+    **{type: operation(kind) for type, kind in FUNCTIONS.items()},
+    "Elu": operation("elu", alpha=number("alpha", 1.0)),
+    "LogSoftmax": operation("log_softmax", axes=lambda site: (site.axis_of("axis", 1),)),
+    "Round": operation("round", ties=lambda site: _TIES[word("mode", *_TIES)(site)]),
+    "SoftMax": operation("softmax", axes=lambda site: (site.axis_of("axis", 1),)),
+    "CTCGreedyDecoder": operation(
+        "ctc_greedy_decoder", 0, 1,
+        merges=lambda site: site.net.is_legacy or site.flag("ctc_merge_repeated", True),
+    ),
+}  # fmt: skip
+_OPSETS: dict[str, Meaning] = {
+    **{type: on_two(kind) for type, kind in _PAIRS.items()},
+    "CumSum": operation(
+        "cumsum", axis=lambda site: site.axes(1)[0] if site.has(1) else site.axis(0),
+        exclusive=flag("exclusive"), reverse=flag("reverse"),
+    ),
+    "GatherElements": operation("gather_elements", 0, 1, axis=axis("axis")),
+    "GridSample": operation(
+        "grid_sample", 0, 1, align_corners=flag("align_corners"),
+        mode=word("mode", "bilinear", "nearest", "bicubic"),
+        padding_mode=word("padding_mode", "zeros", "border", "reflection"),
+    ),
+    "IsInf": operation(
+        "is_inf", positive=flag("detect_positive", True), negative=flag("detect_negative", True)
+    ),
+    "ReLU": operation("relu"),
+    "Selu": operation("selu", **{"alpha": scalar(1), "lambda": scalar(2)}),
+    "ExperimentalDetectronDetectionOutput": operation(
+        "refined_detections", 0, 1, 2,
+        score_threshold=number("score_threshold"), nms_threshold=number("nms_threshold"),
+        keep_per_class=integer("post_nms_count"), keep=integer("max_detections_per_image"),
+        largest=number("max_delta_log_wh"), weights=numbers("deltas_weights"),
+    ),
+}  # fmt: skip
+_OLD: dict[str, Meaning] = {
+    "Selu": operation(
+        "selu", **{"alpha": number("alpha", 1.6732632), "lambda": number("gamma", 1.0507010)}
+    ),
+}
+
+# Layers that no pure function of arrays can be.
+REFUSED: Mapping[str, Meaning] = {
+    **dict.fromkeys(
+        ("RandomUniform", "Multinomial"),
+        refused(
+            "it draws random numbers, and a model is a function of its inputs",
+            "cut the network there, and give what jax.random draws as an input",
+        ),
+    ),
+    **dict.fromkeys(
+        ("StringTensorPack", "StringTensorUnpack"),
+        refused(
+            "it holds text, and arrays hold numbers",
+            "cut the network behind its tokenizer, and give tokens as an input",
+        ),
+    ),
+}
+
+for _register, _rows in ((everywhere, _EVERYWHERE), (opsets, _OPSETS | REFUSED), (legacy, _OLD)):
+    for _type, _meaning in _rows.items():
+        _register(_type)(_meaning)
