@@ -76,6 +76,14 @@ class LayerSite(Site):
         """Return the first item of a known input; a default where it is not connected."""
         return float(self.known(i).flat[0]) if default is None or self.has(i) else default
 
+    def number_at(self, i: int, attribute: str, default: float) -> float:
+        """Return a number that operation sets have as an input, older versions as an attribute."""
+        return self.number(attribute, default) if self.net.is_legacy else self.scalar(i)
+
+    def integers_at(self, i: int, attribute: str) -> list[int]:
+        """Return whole numbers that are an input, or before version 10 an attribute."""
+        return self.ints(attribute) if self.net.is_legacy else self.integers(i)
+
     def whole(self, i: int) -> Value:
         """Return an input of whole numbers, which old files store as real ones."""
         return self.cast(self.tensor(i), self.integer)

@@ -5,7 +5,7 @@ What takes more than a row is a function in a file of `layers`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -19,7 +19,7 @@ from nnef_jax.formats.openvino.layers import Meaning, everywhere, legacy, opsets
 flag, number, numbers, integer, axis = (
     partial(methodcaller, method) for method in ("flag", "number", "numbers", "int", "axis_of")
 )
-scalar = partial(methodcaller, "scalar")  # by the number of an input
+number_at = partial(methodcaller, "number_at")  # by the input that it is since version 10, too
 
 
 def word(attribute: str, *allowed: str) -> methodcaller:
@@ -44,6 +44,12 @@ def operation(kind: str, *inputs: int, **attributes: Any) -> Meaning:
 def on_two(kind: str) -> Meaning:
     """Say that a layer is an operation on two tensors of one rank, as it broadcasts them."""
     return lambda site: getattr(site.last, kind)(*site.broadcast())
+
+
+def composed(function: Callable[..., Any]) -> Meaning:
+    """Say that a layer is what a function makes of its inputs, given `step` and `last` first."""
+    inputs = function.__code__.co_argcount - 2
+    return lambda site: function(site.step, site.last, *site.first(inputs))
 
 
 def refused(why: str, hint: str) -> Meaning:
@@ -80,7 +86,16 @@ _EVERYWHERE: dict[str, Meaning] = {
     "Elu": operation("elu", alpha=number("alpha", 1.0)),
     "LogSoftmax": operation("log_softmax", axes=lambda site: (site.axis_of("axis", 1),)),
     "Round": operation("round", ties=lambda site: _TIES[word("mode", *_TIES)(site)]),
+    "Mish": composed(lambda step, last, x: last.mul(x, step.tanh(step.softplus(x)))),
+    "Selu": operation(
+        "selu",
+        **{
+            "alpha": number_at(1, "alpha", 1.6732632),
+            "lambda": number_at(2, "gamma", 1.0507010),
+        },
+    ),
     "SoftMax": operation("softmax", axes=lambda site: (site.axis_of("axis", 1),)),
+    "SoftSign": composed(lambda step, last, x: last.div(x, step.add(step.abs(x), 1.0))),
     "CTCGreedyDecoder": operation(
         "ctc_greedy_decoder", 0, 1,
         merges=lambda site: site.net.is_legacy or site.flag("ctc_merge_repeated", True),
@@ -98,11 +113,19 @@ _OPSETS: dict[str, Meaning] = {
         mode=word("mode", "bilinear", "nearest", "bicubic"),
         padding_mode=word("padding_mode", "zeros", "border", "reflection"),
     ),
+    "HSigmoid": composed(
+        lambda step, last, x: last.div(step.clamp(step.add(x, 3.0), 0.0, 6.0), 6.0)
+    ),
+    "IsFinite": composed(
+        lambda step, last, x: last.not_(
+            step.or_(step.is_inf(x, positive=True, negative=True), step.is_nan(x))
+        )
+    ),
     "IsInf": operation(
         "is_inf", positive=flag("detect_positive", True), negative=flag("detect_negative", True)
     ),
     "ReLU": operation("relu"),
-    "Selu": operation("selu", **{"alpha": scalar(1), "lambda": scalar(2)}),
+    "SquaredDifference": lambda site: site.last.sqr(site.step.sub(*site.broadcast())),
     "ExperimentalDetectronDetectionOutput": operation(
         "refined_detections", 0, 1, 2,
         score_threshold=number("score_threshold"), nms_threshold=number("nms_threshold"),
@@ -111,9 +134,8 @@ _OPSETS: dict[str, Meaning] = {
     ),
 }  # fmt: skip
 _OLD: dict[str, Meaning] = {
-    "Selu": operation(
-        "selu", **{"alpha": number("alpha", 1.6732632), "lambda": number("gamma", 1.0507010)}
-    ),
+    "Fill": operation("broadcast", 1, shape=methodcaller("integers", 0)),
+    "Not": composed(lambda step, last, x: last.sub(1.0, x)),
 }
 
 # Layers that no pure function of arrays can be.

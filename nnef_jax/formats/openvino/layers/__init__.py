@@ -14,10 +14,9 @@ from nnef_jax.formats.openvino.layer_site import LayerSite
 
 Meaning = Callable[[LayerSite], Any]  # of one tensor, or of several output ports
 FAMILIES = (
-    "activation", "arithmetic", "conversion", "product", "convolution", "pooling", "normalization",
-    "reduction", "shape", "block", "matrix", "slicing", "indexing", "counted", "image", "recurrent",
-    "sequence", "segment", "signal", "loop", "branch", "state", "detection", "suppression",
-    "region",
+    "elementwise", "product", "window", "reduction",
+    "shape", "slicing", "indexing", "image", "signal", "recurrent", "sequence",
+    "loop", "branch", "state", "detection", "region",
 )  # fmt: skip
 _LEGACY: dict[str, Meaning] = {}
 _OPSETS: dict[str, Meaning] = {}

@@ -10,7 +10,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from lowering.graph import Value, is_float
 from nnef_jax.formats.openvino.layer_site import LayerSite, Steps
-from nnef_jax.formats.openvino.layers import Meaning, legacy, opsets
+from nnef_jax.formats.openvino.layers import legacy, opsets
 
 _COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "tf_half_pixel_for_nn",
@@ -215,34 +215,26 @@ def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
     return parts[0], site.step.concat(parts[1:], axis=3)
 
 
-def _coloured(*, interleaved: bool, blue_first: bool) -> Meaning:
-    def meaning(site: LayerSite) -> Value:
-        step = site.step
-        brightness, chroma = _planes(site, interleaved=interleaved)
-        batch, height, width, _ = site.known_shape(brightness)
-        if chroma.type.shape != (batch, height // 2, width // 2, 2) or height % 2 or width % 2:
-            raise InvalidShape(
-                f"colours {show(chroma.type.shape)} do not go with {show(brightness.type.shape)}"
-            )
-        y = step.mul(step.sub(brightness, 16.0), _BRIGHTNESS)
-        u, v = (_colour(site, chroma, i, (batch, height, width)) for i in range(2))
-        parts: list[Value] = []
-        for by_u, by_v in _COLOURS[::-1] if blue_first else _COLOURS:
-            part = y
-            for x, factor in ((u, by_u), (v, by_v)):
-                if factor:
-                    part = step.add(part, step.mul(x, factor))
-            parts.append(part)
-        whole = step.clamp(step.concat(parts, axis=3), 0.0, 255.0)
-        dtype = site.dtype_of(0)
-        if is_float(dtype):
-            return site.last.copy(whole)
-        return site.last.cast(step.round(whole, ties="away"), dtype=dtype)
-
-    return meaning
-
-
-for _type, _is_interleaved in (("NV12", True), ("I420", False)):
-    for _order, _is_blue_first in (("RGB", False), ("BGR", True)):
-        _meaning = _coloured(interleaved=_is_interleaved, blue_first=_is_blue_first)
-        opsets(f"{_type}to{_order}")(_meaning)
+@opsets("NV12toRGB", "NV12toBGR", "I420toRGB", "I420toBGR")
+def _coloured(site: LayerSite) -> Value:
+    step, kind = site.step, site.layer.kind
+    brightness, chroma = _planes(site, interleaved=kind.startswith("nv12"))
+    batch, height, width, _ = site.known_shape(brightness)
+    if chroma.type.shape != (batch, height // 2, width // 2, 2) or height % 2 or width % 2:
+        raise InvalidShape(
+            f"colours {show(chroma.type.shape)} do not go with {show(brightness.type.shape)}"
+        )
+    y = step.mul(step.sub(brightness, 16.0), _BRIGHTNESS)
+    u, v = (_colour(site, chroma, i, (batch, height, width)) for i in range(2))
+    parts: list[Value] = []
+    for by_u, by_v in _COLOURS[::-1] if kind.endswith("bgr") else _COLOURS:
+        part = y
+        for x, factor in ((u, by_u), (v, by_v)):
+            if factor:
+                part = step.add(part, step.mul(x, factor))
+        parts.append(part)
+    whole = step.clamp(step.concat(parts, axis=3), 0.0, 255.0)
+    dtype = site.dtype_of(0)
+    if is_float(dtype):
+        return site.last.copy(whole)
+    return site.last.cast(step.round(whole, ties="away"), dtype=dtype)

@@ -12,7 +12,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import Meaning, legacy, opsets
+from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 _DEFAULTS = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"], "rnn": ["tanh"]}
@@ -24,8 +24,9 @@ _WAYS = {  # whether each direction is from the end
 class Cell:
     """A kind of cell with its attributes: how gates become the next state."""
 
-    def __init__(self, site: LayerSite, kind: str) -> None:
-        self.kind, self.gates, self.states = kind, _GATES[kind], 2 if kind == "lstm" else 1
+    def __init__(self, site: LayerSite) -> None:
+        self.kind = kind = site.layer.kind.removesuffix("cell").removesuffix("sequence")
+        self.gates, self.states = _GATES[kind], 2 if kind == "lstm" else 1
         names = [x.strip() for x in site.text("activations", "").split(",") if x.strip()]
         self.activations = names or _DEFAULTS[kind]
         self.alphas = site.numbers("activations_alpha", site.numbers("activation_alpha", []))
@@ -110,19 +111,17 @@ def _row(site: LayerSite, i: int) -> Any:
     return site.reshaped(bias, (1, bias.type.shape[-1]))
 
 
-def _cell(kind: str) -> Meaning:
-    def meaning(site: LayerSite) -> list[Value]:
-        cell = Cell(site, kind)
-        x, *states = site.first(1 + cell.states)
-        hidden, count = states[0].type.shape[-1], 1 + cell.states
-        if site.net.is_legacy:
-            w, r, bias = _joined_weights(site, cell, x.type.shape[-1], hidden)
-        else:
-            w, r, bias = site.tensor(count), site.tensor(count + 1), _row(site, count + 2)
-        own, rest = _biases(site, cell, bias, hidden)
-        return cell.next(site, site.step.linear(x, w, own), states, r, rest)
-
-    return meaning
+@everywhere("LSTMCell", "GRUCell", "RNNCell")
+def _cell(site: LayerSite) -> list[Value]:
+    cell = Cell(site)
+    x, *states = site.first(1 + cell.states)
+    hidden, count = states[0].type.shape[-1], 1 + cell.states
+    if site.net.is_legacy:
+        w, r, bias = _joined_weights(site, cell, x.type.shape[-1], hidden)
+    else:
+        w, r, bias = site.tensor(count), site.tensor(count + 1), _row(site, count + 2)
+    own, rest = _biases(site, cell, bias, hidden)
+    return cell.next(site, site.step.linear(x, w, own), states, r, rest)
 
 
 def _joined_weights(
@@ -193,61 +192,49 @@ def _mask_of(site: LayerSite, x: Value, lengths: Any) -> Value | None:
     return site.unsqueezed(mask, 2)
 
 
-def _sequence(kind: str) -> Meaning:
-    def meaning(site: LayerSite) -> list[Value]:
-        """Run forward, backward or both: states are [batch,directions,hidden]."""
-        cell = Cell(site, kind)
-        count = cell.states
-        x, *starts = site.first(1 + count)
-        lengths = site.operand(1 + count) if site.has(1 + count) else None
-        w, r, b = (site.tensor(i + 2 + count) for i in range(3))
-        ways = _WAYS.get(site.text("direction", "forward"))
-        if ways is None:
-            raise InvalidOperation(f"there is no direction '{site.text('direction')}'")
-        mask = _mask_of(site, x, lengths)
+@opsets("LSTMSequence", "GRUSequence", "RNNSequence")
+def _sequence(site: LayerSite) -> list[Value]:
+    """Run forward, backward or both: states are [batch,directions,hidden]."""
+    cell = Cell(site)
+    count = cell.states
+    x, *starts = site.first(1 + count)
+    lengths = site.operand(1 + count) if site.has(1 + count) else None
+    w, r, b = (site.tensor(i + 2 + count) for i in range(3))
+    ways = _WAYS.get(site.text("direction", "forward"))
+    if ways is None:
+        raise InvalidOperation(f"there is no direction '{site.text('direction')}'")
+    mask = _mask_of(site, x, lengths)
 
-        def part(value: Value, i: int, axis: int) -> Value:
-            if value.type.shape[axis] != 1:
-                value = site.part(value, axis, i, i + 1)
-            return site.step.squeeze(value, axes=(axis,))
+    def part(value: Value, i: int, axis: int) -> Value:
+        if value.type.shape[axis] != 1:
+            value = site.part(value, axis, i, i + 1)
+        return site.step.squeeze(value, axes=(axis,))
 
-        found: list[list[Value]] = []
-        for i, reverse in enumerate(ways):
-            states = [part(s, i, 1) for s in starts]
-            bias = site.unsqueezed(part(b, i, 0), 0)
-            weights = part(w, i, 0), part(r, i, 0)
-            run = _run(site, cell, x, states, *weights, bias, mask, reverse=reverse)
-            found.append([site.unsqueezed(v, 1) for v in run])
-        if len(found) == 1:
-            return found[0]
-        return [site.step.concat(parts, axis=1) for parts in map(list, zip(*found, strict=True))]
-
-    return meaning
+    found: list[list[Value]] = []
+    for i, reverse in enumerate(ways):
+        states = [part(s, i, 1) for s in starts]
+        bias = site.unsqueezed(part(b, i, 0), 0)
+        weights = part(w, i, 0), part(r, i, 0)
+        run = _run(site, cell, x, states, *weights, bias, mask, reverse=reverse)
+        found.append([site.unsqueezed(v, 1) for v in run])
+    if len(found) == 1:
+        return found[0]
+    return [site.step.concat(parts, axis=1) for parts in map(list, zip(*found, strict=True))]
 
 
-def _legacy_sequence(kind: str) -> Meaning:
-    def meaning(site: LayerSite) -> list[Value]:
-        """Run one way over the axis of time, 1 by default, or 0."""
-        cell = Cell(site, kind)
-        x, axis = site.tensor(0), site.int("axis", 1)
-        states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
-        if axis == 0:
-            x = site.transposed(x, (1, 0, 2))
-        hidden = states[0].type.shape[-1] if states else cell.hidden
-        if not states:
-            zeros = derived(np.zeros((x.type.shape[0], hidden), np.float32))
-            states = [site.tensor(zeros)] * cell.states
-        w, r, bias = _joined_weights(site, cell, x.type.shape[-1], hidden)
-        way = site.choice("direction", "forward", "backward", "reverse", default="forward")
-        y, *last = _run(site, cell, x, states, w, r, bias, None, reverse=way != "forward")
-        return [site.transposed(y, (1, 0, 2)) if axis == 0 else y, *last]
-
-    return meaning
-
-
-for _kind in _GATES:
-    _type = _kind.upper()
-    opsets(f"{_type}Cell")(_cell(_kind))
-    legacy(f"{_type}Cell")(_cell(_kind))
-    opsets(f"{_type}Sequence")(_sequence(_kind))
-    legacy(f"{_type}Sequence")(_legacy_sequence(_kind))
+@legacy("LSTMSequence", "GRUSequence", "RNNSequence")
+def _legacy_sequence(site: LayerSite) -> list[Value]:
+    """Run one way over the axis of time, 1 by default, or 0."""
+    cell = Cell(site)
+    x, axis = site.tensor(0), site.int("axis", 1)
+    states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
+    if axis == 0:
+        x = site.transposed(x, (1, 0, 2))
+    hidden = states[0].type.shape[-1] if states else cell.hidden
+    if not states:
+        zeros = derived(np.zeros((x.type.shape[0], hidden), np.float32))
+        states = [site.tensor(zeros)] * cell.states
+    w, r, bias = _joined_weights(site, cell, x.type.shape[-1], hidden)
+    way = site.choice("direction", "forward", "backward", "reverse", default="forward")
+    y, *last = _run(site, cell, x, states, w, r, bias, None, reverse=way != "forward")
+    return [site.transposed(y, (1, 0, 2)) if axis == 0 else y, *last]

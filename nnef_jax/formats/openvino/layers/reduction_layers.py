@@ -1,14 +1,15 @@
-"""Reductions along axes, and places of extremes."""
+"""Reductions along axes, places of extremes, and normalisation."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value, is_integer
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import Meaning, everywhere, legacy
+from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 
 
 class _Reduction(NamedTuple):
@@ -39,35 +40,33 @@ def _keeps(site: LayerSite) -> bool:
     return site.flag("keep_dims", site.net.is_legacy)
 
 
-def _reduced(reduction: _Reduction) -> Meaning:
-    def meaning(site: LayerSite) -> Value:
-        x, axes, keeps = site.tensor(0), tuple(sorted(set(site.axes(1)))), _keeps(site)
-        if not axes:
-            return site.last.copy(x)
-        dtype, back = x.type.dtype, ""  # what the result is cast back to
-        if reduction.kind in ("all_reduce", "any_reduce") and dtype != "bool":
-            x, back = site.truths(x), dtype
-        if reduction.of_reals and is_integer(dtype):
-            x, back = site.step.cast(x, dtype=site.real), dtype
-        if reduction.before:
-            x = getattr(site.step, reduction.before)(x)
-        given: dict[str, Any] = {"normalize": False} if reduction.kind == "sum_reduce" else {}
-        steps: list[tuple[str, dict[str, Any]]] = [(reduction.kind, {"axes": axes, **given})]
-        if reduction.after:
-            steps.append((reduction.after, {}))
-        if back:
-            steps.append(("cast", {"dtype": back}))
-        if not keeps:
-            steps.append(("squeeze", {"axes": axes}))
-        for i, (kind, attributes) in enumerate(steps, 1):
-            x = getattr(site.step_or_last(i == len(steps)), kind)(x, **attributes)
-        return x
-
-    return meaning
+_BY_KIND = {type.lower(): reduction for type, reduction in _REDUCTIONS.items()}
 
 
-for _type, _reduction in _REDUCTIONS.items():
-    everywhere(_type)(_reduced(_reduction))
+@everywhere(*_REDUCTIONS)
+def _reduced(site: LayerSite) -> Value:
+    reduction = _BY_KIND[site.layer.kind]
+    x, axes, keeps = site.tensor(0), tuple(sorted(set(site.axes(1)))), _keeps(site)
+    if not axes:
+        return site.last.copy(x)
+    dtype, back = x.type.dtype, ""  # what the result is cast back to
+    if reduction.kind in ("all_reduce", "any_reduce") and dtype != "bool":
+        x, back = site.truths(x), dtype
+    if reduction.of_reals and is_integer(dtype):
+        x, back = site.step.cast(x, dtype=site.real), dtype
+    if reduction.before:
+        x = getattr(site.step, reduction.before)(x)
+    given: dict[str, Any] = {"normalize": False} if reduction.kind == "sum_reduce" else {}
+    steps: list[tuple[str, dict[str, Any]]] = [(reduction.kind, {"axes": axes, **given})]
+    if reduction.after:
+        steps.append((reduction.after, {}))
+    if back:
+        steps.append(("cast", {"dtype": back}))
+    if not keeps:
+        steps.append(("squeeze", {"axes": axes}))
+    for i, (kind, attributes) in enumerate(steps, 1):
+        x = getattr(site.step_or_last(i == len(steps)), kind)(x, **attributes)
+    return x
 
 
 @everywhere("ReduceLogSumExp")
@@ -114,3 +113,152 @@ def _top_k(site: LayerSite) -> list[Value]:
     if site.text("index_element_type", "i32") == "i64":
         places = site.cast(places, site.integer)
     return [values, places]
+
+
+# Normalisation
+
+
+@legacy("BatchNormalization")
+def _batch_normalization(site: LayerSite) -> Value:
+    """Return (x - biases) / sqrt(weights + epsilon): the variance is called weights."""
+    x = site.tensor(0)
+    variance, mean = (site.blob(tag, (1, x.type.shape[1])) for tag in ("weights", "biases"))
+    if variance is None or mean is None:
+        raise InvalidOperation("it needs weights and biases")
+    epsilon = site.number("epsilon", 1e-5)
+    return site.last.batch_normalization(x, mean, variance, 0.0, 1.0, epsilon=epsilon)
+
+
+@opsets("BatchNormInference")
+def _batch_norm_inference(site: LayerSite) -> Value:
+    """Normalise channels; set 1 has gamma and beta first, set 5 the data."""
+    first = 2 if site.layer.opset == "opset1" else 0
+    places = [0, 1, 3, 4] if first else [1, 2, 3, 4]
+    gamma, beta, mean, variance = (site.unsqueezed(site.operand(i), 0) for i in places)
+    return site.last.batch_normalization(
+        site.tensor(first), mean, variance, beta, gamma, epsilon=site.number("epsilon")
+    )
+
+
+@legacy("ScaleShift")
+def _scale_shift(site: LayerSite) -> Value:
+    x = site.tensor(0)
+    shape = x.type.shape
+    axis = 1 if len(shape) > 1 else 0
+    count = 1 if site.has_one_weight() else shape[axis]
+    wanted = (1, count) if axis else (count,)
+    scale, shift = site.blob("weights", wanted), site.blob("biases", wanted)
+    if scale is None and shift is None:
+        raise InvalidOperation("it has neither weights nor biases")
+    if scale is not None:
+        x = site.step_or_last(shift is None).mul(x, scale)
+    return x if shift is None else site.last.add(x, shift)
+
+
+@legacy("Norm", "LRN")
+def _norm(site: LayerSite) -> Value:
+    """Divide by (k + alpha * mean of squares) ** beta, over channels or a square of items."""
+    rank, size = len(site.shape()), site.int(site.attribute("local-size", "local_size"), 0)
+    if size < 1:
+        raise InvalidOperation("attribute 'local-size' is missing")
+    is_across = site.choice("region", "across", "same", default="across") == "across"
+    sizes = [1, size, *[1] * (rank - 2)] if is_across else [1, 1, *[size] * (rank - 2)]
+    return _response(site, sizes, site.number("k", 1))
+
+
+@opsets("LRN")
+def _lrn(site: LayerSite) -> Value:
+    rank, axes, size = len(site.shape()), site.axes(1), site.int("size")
+    sizes = [size if i in axes else 1 for i in range(rank)]
+    return _response(site, sizes, site.number("bias"))
+
+
+def _response(site: LayerSite, size: Sequence[int], bias: float) -> Value:
+    given = {"alpha": site.number("alpha"), "beta": site.number("beta"), "bias": bias}
+    return site.last.local_response_normalization(site.tensor(0), size=size, **given)
+
+
+def _root_mean(site: LayerSite, squares: Value, epsilon: float, where: str = "add") -> Value:
+    """Return what to multiply with: 1 / sqrt(squares + epsilon), or with epsilon elsewhere."""
+    if where == "outside_sqrt":
+        return site.step.rcp(site.step.add(site.step.sqrt(squares), epsilon))
+    return site.step.rsqrt(getattr(site.step, where)(squares, epsilon))
+
+
+def _centred(site: LayerSite, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
+    """Return a tensor less its mean along axes, and its variance."""
+    centred = site.step.sub(x, site.step.mean_reduce(x, axes=axes))
+    return centred, site.step.mean_reduce(site.step.sqr(centred), axes=axes)
+
+
+@everywhere("MVN")
+def _mvn(site: LayerSite) -> Value:
+    """Normalise along axes (set 6), or all but batch and perhaps channels."""
+    x, where = site.tensor(0), "add"
+    if site.has(1) and not site.net.is_legacy:
+        axes = sorted(site.axes(1))
+        mode = site.choice("eps_mode", "inside_sqrt", "outside_sqrt", default="inside_sqrt")
+        where = "add" if mode == "inside_sqrt" else mode
+    else:
+        axes = list(range(1 if site.flag("across_channels") else 2, len(site.shape())))
+    epsilon = site.number("eps", 1e-9)
+    if not site.flag("normalize_variance", True):
+        return site.last.sub(x, site.step.mean_reduce(x, axes=axes))
+    centred, variance = _centred(site, x, axes)
+    return site.last.mul(centred, _root_mean(site, variance, epsilon, where))
+
+
+def _unit(
+    site: LayerSite, axes: Sequence[int], epsilon: float, where: str = "add", scale: Any = None
+) -> Value:
+    """Divide by the root of the sum of squares along axes, and multiply by a scale."""
+    x = site.tensor(0)
+    squares = site.step.sqr(x)
+    if axes:  # else each item is by itself
+        squares = site.step.sum_reduce(squares, axes=axes, normalize=False)
+    factor = _root_mean(site, squares, epsilon, where)
+    if scale is None:
+        return site.last.mul(x, factor)
+    return site.last.mul(site.step.mul(x, factor), scale)
+
+
+@legacy("Normalize")
+def _normalize(site: LayerSite) -> Value:
+    shape = site.shape()
+    is_shared = site.flag("channel_shared") or site.has_one_weight()
+    scale = site.blob("weights", (1, 1 if is_shared else shape[1]))
+    axes = [*range(1, len(shape))] if site.flag("across_spatial") else [1]
+    return _unit(site, axes, site.number("eps", 1e-10), scale=scale)
+
+
+@opsets("NormalizeL2")
+def _normalize_l2(site: LayerSite) -> Value:
+    axes = sorted(set(site.axes(1)))
+    where = site.choice("eps_mode", "add", "max", default="add")
+    return _unit(site, axes, site.number("eps"), where)
+
+
+@everywhere("GRN")
+def _grn(site: LayerSite) -> Value:
+    return _unit(site, [1], site.number("bias", 1.0))
+
+
+@opsets("RMS", "RMSNorm")
+def _rms(site: LayerSite) -> Value:
+    x, scale = site.tensor(0), site.operand(1)
+    epsilon = site.number(site.attribute("epsilon", "eps"), 1e-5)
+    return site.last.rms_norm(x, scale, epsilon, axis=len(x.type.shape) - 1, dtype="")
+
+
+@opsets("GroupNormalization")
+def _group_normalization(site: LayerSite) -> Value:
+    x, groups, step = site.tensor(0), site.int("num_groups"), site.step
+    _, channels, *rest = x.type.shape
+    if groups < 1 or channels % groups:
+        raise InvalidOperation(f"'num_groups' {groups} does not divide {channels} channels")
+    split = step.reshape(x, shape=(groups, channels // groups), axis_start=1, axis_count=1)
+    centred, variance = _centred(site, split, [*range(2, len(rest) + 3)])
+    normal = step.mul(centred, _root_mean(site, variance, site.number("epsilon", 1e-5)))
+    normal = step.reshape(normal, shape=(channels,), axis_start=1, axis_count=2)
+    scale, shift = (site.unsqueezed(site.operand(i), 0) for i in (1, 2))
+    return site.last.add(step.mul(normal, scale), shift)

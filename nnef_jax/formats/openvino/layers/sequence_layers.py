@@ -1,10 +1,12 @@
-"""Connectionist temporal classification, and beams traced back."""
+"""Sequences and segments: classification in time, beams, rows of a table joined by segment."""
 
 from __future__ import annotations
 
+from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import everywhere, opsets
+from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.layer_site import LayerSite, ends_of
+from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 
 
 @opsets("CTCGreedyDecoderSeqLen")
@@ -57,3 +59,138 @@ def _gather_tree(site: LayerSite) -> Value:
     if dtype == found.type.dtype:
         return site.last.copy(found)
     return site.last.cast(found, dtype=dtype)
+
+
+# Bags of embeddings, sums and maxima of segments
+
+
+def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = None) -> Value:
+    """Return rows of the table, input 0, at the indices, input 1, times weights of an input."""
+    factors = site.tensor(weights) if weights is not None and site.has(weights) else None
+    rows = site.step.gather(site.tensor(0), indices or site.whole(1), axis=0)
+    if factors is None:
+        return rows
+    return site.step.mul(rows, _of_rank(site, factors, len(rows.type.shape)))
+
+
+def _of_rank(site: LayerSite, x: Value, rank: int) -> Value:
+    """Return a tensor with axes behind its own."""
+    return site.unsqueezed(x, *range(len(x.type.shape), rank))
+
+
+def _scattered(site: LayerSite, rows: Value, segments: Value, start: Value, how: str) -> Value:
+    return site.step.scatter_nd(start, site.unsqueezed(segments, 1), rows, reduction=how)
+
+
+def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
+    """Return how many items each segment has."""
+    places = site.places(count, 0, 2)
+    is_in = site.step.eq(places, site.unsqueezed(segments, 0))
+    return site.step.squeeze(site.count(is_in, 1, dtype), axes=(1,))
+
+
+def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value:
+    """Return which segments have no items, with so many axes."""
+    is_empty = site.step.eq(_counts(site, segments, count), 0)
+    return _of_rank(site, is_empty, rank)
+
+
+def _bags(
+    site: LayerSite, rows: Value, segments: Value, count: int, over: str, default: int | None = None
+) -> Value:
+    """Sum the rows of each segment, over their number ("mean") or its root ("sqrtn").
+
+    A segment without any is the row of the table that the input `default` names, else zeros.
+    """
+    dtype, cells = rows.type.dtype, rows.type.shape[1:]
+    start = site.filled(0, dtype, (count, *cells))
+    total = _scattered(site, rows, segments, start, "add")
+    if over != "sum":
+        sizes = _counts(site, segments, count, dtype)
+        sizes = site.step.max(sizes, site.filled(1, dtype, (1,)))
+        sizes = sizes if over == "mean" else site.step.sqrt(sizes)
+        total = site.step.div(total, _of_rank(site, sizes, 1 + len(cells)))
+    if default is None or not site.has(default) or _is_none(site, default):
+        return site.last.copy(total)
+    index = site.reshaped(site.whole(default), (1,))
+    row = site.step.gather(site.tensor(0), index, axis=0)
+    is_empty = _are_empty(site, segments, count, 1 + len(cells))
+    return site.last.select(is_empty, row, total)
+
+
+def _is_none(site: LayerSite, i: int) -> bool:
+    operand = site.operand(i)
+    return isinstance(operand, Constant) and operand.array.reshape(-1).tolist() == [-1]
+
+
+def _reduction(site: LayerSite) -> str:
+    return site.choice("reduction", "sum", "mean", default="sum")
+
+
+@everywhere("EmbeddingBagOffsetsSum")
+@opsets("EmbeddingBagOffsets")
+def _offset_bags(site: LayerSite) -> Value:
+    """Sum rows of a table by index; bags begin at offsets in the indices."""
+    step, indices, offsets = site.step, site.whole(1), site.whole(2)
+    places = site.places(site.known_shape(indices)[0], 0, 2)
+    ordinal = site.count(step.ge(places, site.unsqueezed(offsets, 0)), 1)
+    segments = step.sub(step.squeeze(ordinal, axes=(1,)), 1)
+    count = site.known_shape(offsets)[0]
+    return _bags(site, _rows(site, 4, indices), segments, count, _reduction(site), 3)
+
+
+@everywhere("EmbeddingBagPackedSum")
+@opsets("EmbeddingBagPacked")
+def _packed_bags(site: LayerSite) -> Value:
+    """Sum rows of a table by index, [bags,rows]."""
+    rows, step = _rows(site, 2), site.step
+    if _reduction(site) == "mean":
+        total = step.mean_reduce(rows, axes=(1,))
+    else:
+        total = step.sum_reduce(rows, axes=(1,), normalize=False)
+    return site.last.squeeze(total, axes=(1,))
+
+
+@everywhere("EmbeddingSegmentsSum")
+def _embedding_segments(site: LayerSite) -> Value:
+    """Sum rows of a table by index; each index is of a segment."""
+    return _bags(site, _rows(site, 5), site.whole(2), site.integers(3)[0], "sum", 4)
+
+
+@opsets("SegmentMax")
+def _segment_max(site: LayerSite) -> Value:
+    """Return the greatest items of each segment; one without any has zeros, or the least item."""
+    x, segments = site.tensor(0), site.operand(1)
+    if site.has(2):
+        count = site.integers(2)[0]
+    elif isinstance(segments, Constant):
+        count = int(segments.array.max(initial=-1)) + 1
+    else:
+        raise InvalidOperation(
+            "how many segments there are depends on values, input 2 does not say it"
+        )
+    dtype, cells = x.type.dtype, x.type.shape[1:]
+    start = site.filled(float(ends_of(dtype)[0]), dtype, (count, *cells))
+    places = site.whole(1)
+    found = _scattered(site, x, places, start, "max")
+    if site.choice("fill_mode", "zero", "lowest") == "lowest":
+        return site.last.copy(found)
+    rank = 1 + len(cells)
+    is_empty = _are_empty(site, places, count, rank)
+    return site.last.select(is_empty, site.filled(0, dtype, (1,) * rank), found)
+
+
+@legacy("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+def _sparse_segments(site: LayerSite) -> Value:
+    """Sum rows of a table by index and segment, over their number or its root if so called."""
+    over = site.layer.kind.removeprefix("sparsesegment")
+    return _bags(site, _rows(site), site.whole(2), (site.declared or (0,))[0], over)
+
+
+@legacy("SparseToDense")
+def _sparse_to_dense(site: LayerSite) -> Value:
+    """Return a tensor of a default with values at indices [items,axes]."""
+    values, shape = site.tensor(2), site.declared
+    default = site.tensor(3) if site.has(3) else site.filled(0, values.type.dtype)
+    start = site.step.broadcast(site.reshaped(default, (1,) * len(shape)), shape=shape)
+    return site.last.scatter_nd(start, site.whole(0), values, reduction="none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN
@@ -141,8 +141,11 @@ _MODES = {
 }  # fmt: skip
 
 
-def _padded(site: LayerSite, begin: Sequence[int], end: Sequence[int], value: float) -> Value:
+@everywhere("Pad")
+def _pad(site: LayerSite) -> Value:
     x, mode = site.tensor(0), site.text("pad_mode", "constant")
+    begin, end = site.integers_at(1, "pads_begin"), site.integers_at(2, "pads_end")
+    value = site.number("pad_value", 0) if site.net.is_legacy else site.scalar(3, 0.0)
     if mode not in _MODES:
         raise InvalidOperation(f"there is no pad_mode '{mode}'")
     if min((*begin, *end), default=0) < 0:
@@ -158,14 +161,3 @@ def _padded(site: LayerSite, begin: Sequence[int], end: Sequence[int], value: fl
             return x
     around = list(zip(begin, end, strict=True))
     return site.last.pad(x, padding=around, border=_MODES[mode], value=value)
-
-
-@opsets("Pad")
-def _pad(site: LayerSite) -> Value:
-    return _padded(site, site.integers(1), site.integers(2), site.scalar(3, 0.0))
-
-
-@legacy("Pad")
-def _legacy_pad(site: LayerSite) -> Value:
-    begin, end = site.ints("pads_begin"), site.ints("pads_end")
-    return _padded(site, begin, end, site.number("pad_value", 0))

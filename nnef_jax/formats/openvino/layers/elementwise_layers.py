@@ -1,0 +1,302 @@
+"""Item by item: activations, conversions, rounding, what joins two tensors or more."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.graph import Value, is_float
+from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.element_types import computed
+from nnef_jax.formats.openvino.layer_site import LayerSite, Steps, ends_of
+from nnef_jax.formats.openvino.layers import everywhere, legacy, meanings, opsets
+from nnef_jax.formats.openvino.operations import FUNCTIONS
+
+
+@everywhere("Clamp")
+def _clamp(site: LayerSite) -> Value:
+    return _clamped(site, site.number("min", 0), site.number("max", 6))
+
+
+def _clamped(site: LayerSite, low: float, high: float) -> Value:
+    x = site.tensor(0)
+    dtype = x.type.dtype
+    if is_float(dtype):
+        return site.last.clamp(x, low, high)
+    least, most = ends_of(dtype)
+    ends: list[Any] = [max(math.ceil(low), least), min(math.floor(high), most)]
+    if dtype != site.integer:
+        ends = [site.filled(end, dtype) for end in ends]
+    return site.last.clamp(x, *ends)
+
+
+@legacy("ReLU")
+def _leaky(site: LayerSite) -> Value:
+    slope = site.number("negative_slope", 0)
+    x = site.tensor(0)
+    return site.last.leaky_relu(x, alpha=slope) if slope else site.last.relu(x)
+
+
+@legacy("ReLU6")
+def _relu6(site: LayerSite) -> Value:
+    return _clamped(site, 0.0, site.number("n", 6))
+
+
+@opsets("PReLU")
+def _prelu(site: LayerSite) -> Value:
+    x, slope = site.tensor(0), site.operand(1)
+    shape, own = x.type.shape, site.shape(1)
+    if len(own) == 1 and len(shape) > 1 and own[0] in (1, shape[1]):  # of channels
+        return site.last.prelu(x, site.unsqueezed(slope, 0))
+    return site.last.prelu(*site.aligned(x, slope))
+
+
+@legacy("PReLU")
+def _prelu_of_channels(site: LayerSite) -> Value:
+    """Return the positive part, and the negative one times a slope, of each channel or of all.
+
+    How many are stored decides, whatever `channel_shared` says.
+    """
+    x = site.tensor(0)
+    slopes = 1 if site.has_one_weight() else x.type.shape[1]
+    return site.last.prelu(x, site.needed("weights", (1, slopes)))
+
+
+@everywhere("HardSigmoid")
+def _hard_sigmoid(site: LayerSite) -> Value:
+    alpha, beta = site.number_at(1, "alpha", 0.2), site.number_at(2, "beta", 0.5)
+    scaled = site.step.add(site.step.mul(site.tensor(0), alpha), beta)
+    return site.last.clamp(scaled, 0.0, 1.0)
+
+
+@everywhere("Swish")
+def _swish(site: LayerSite) -> Value:
+    x = site.tensor(0)
+    beta: Any = site.operand(1) if site.has(1) else site.number("alpha", 1.0)
+    if isinstance(beta, Constant):
+        beta = site.scalar(1)
+    if isinstance(beta, Value):
+        beta = site.reshaped(beta, (1,) * len(x.type.shape))
+    elif beta == 1:
+        return site.last.silu(x)
+    return site.last.mul(x, site.step.sigmoid(site.step.mul(x, beta)))
+
+
+@everywhere("Gelu")
+def _gelu(site: LayerSite) -> Value:
+    x, step = site.tensor(0), site.step
+    if site.choice("approximation_mode", "erf", "tanh", default="erf") == "tanh":
+        return site.last.gelu(x, approximation="tanh")
+    inner = step.erf(step.mul(x, math.sqrt(0.5)))
+    return site.last.mul(step.mul(x, 0.5), step.add(inner, 1.0))
+
+
+_ACTIVATIONS = {
+    *map(str.lower, FUNCTIONS), "clamp", "elu", "gelu", "leakyrelu", "not", "prelu", "relu",
+    "relu6", "swish",
+}  # fmt: skip
+
+
+@legacy("Activation")
+def _activation(site: LayerSite) -> Value:
+    """Return what the attribute `type` names: an activation, or any function of one tensor."""
+    kind = site.text("type")
+    if kind == "square":
+        return site.last.sqr(site.tensor(0))
+    if kind == "linear":
+        scaled = site.step.mul(site.tensor(0), site.number("alpha", 1))
+        return site.last.add(scaled, site.number("beta", 0))
+    if kind not in _ACTIVATIONS:
+        raise InvalidOperation(f"there is no activation '{kind}'")
+    return meanings(is_legacy=True)["relu" if kind == "leakyrelu" else kind](site)
+
+
+# Between element types, and rounding to levels
+
+_LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
+_WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")
+
+
+@everywhere("Convert")
+@opsets("ConvertLike")
+def _convert(site: LayerSite) -> Value:
+    """Return a tensor in a dtype; real numbers beyond those of 8 and 16 bits wrap around."""
+    if site.layer.kind == "convertlike":
+        dtype = site.dtype_of(1)
+    elif site.net.is_legacy:
+        dtype = site.dtype("precision", "FP32")
+    else:
+        dtype = site.dtype("destination_type")
+    x = site.tensor(0)
+    if is_float(x.type.dtype) and dtype in _WRAPPED:
+        x = site.step.cast(x, dtype="int32")
+    return site.last.cast(x, dtype=dtype)
+
+
+@opsets("ConvertPromoteTypes")
+def _promoted(site: LayerSite) -> list[Value]:
+    """Return both tensors in the type that the output ports declare, which the writer chose."""
+    types = [port.type for port in site.layer.outputs]
+    if len(types) != 2 or "" in types:
+        raise InvalidOperation("its output ports do not declare their types")
+    return [
+        site.last.cast(site.tensor(i), dtype=computed(type, site.real))
+        for i, type in enumerate(types)
+    ]
+
+
+@opsets("FakeConvert")
+def _fake_convert(site: LayerSite) -> Value:
+    """Return what is left of real numbers, scaled and shifted, as floats of 8 bits."""
+    type, step = site.choice("destination_type", *_LARGEST), site.step
+    given: list[Any] = [site.operand(i) for i in range(3) if site.has(i)]
+    x, scale, *shift = site.aligned(*given)
+    scaled = step.mul(x, scale)
+    if shift:
+        scaled = step.sub(scaled, shift[0])
+    scaled = step.clamp(scaled, -_LARGEST[type], _LARGEST[type])
+    codes = step.cast(scaled, dtype=computed(type, site.real))
+    back = step.cast(codes, dtype=scaled.type.dtype)
+    if shift:
+        back = step.add(back, shift[0])
+    return site.last.div(back, scale)
+
+
+@everywhere("FakeQuantize", "Quantize")
+def _fake_quantize(site: LayerSite) -> Value:
+    """Round to levels between the input's ends, spread between the output's ends.
+
+    Where both pairs of ends are the same numbers and levels a power of 2 it is the standard's
+    operation. Halves go to even ones.
+    """
+    levels = site.int("levels")
+    if levels < 2:
+        raise InvalidOperation(f"'levels' must be 2 or more, it is {levels}")
+    ends = [site.operand(i) for i in range(1, 5)]
+    known = [x.array for x in ends if isinstance(x, Constant)]
+    bits = levels.bit_length() - 1
+    if len(known) == 4 and 2**bits == levels and np.all(known[0] < known[1]):
+        same = [
+            np.array_equal(np.broadcast_arrays(known[i], known[i + 2])[0], known[i + 2])
+            for i in (0, 1)
+        ]
+        if all(same) and known[0].shape == known[2].shape:
+            operands = site.aligned(site.tensor(0), ends[0], ends[1])
+            how = {"bits": bits, "signed": False, "symmetric": False, "ties": "even"}
+            return site.last.min_max_linear_quantize(*operands, **how)
+    return site.last.fake_quantize(*site.aligned(site.tensor(0), *ends), levels=levels)
+
+
+# Two tensors or more
+
+
+def _modulo(site: LayerSite, x: Any, y: Any, *, floored: bool) -> Value:
+    """Return what is left of x over y; the quotient is rounded down if `floored`, else cut off."""
+    step = site.step
+    quotient = step.div(x, y)
+    if is_float(quotient.type.dtype):
+        if floored:
+            quotient = step.floor(quotient)
+        else:
+            size = step.floor(step.abs(quotient))
+            quotient = step.mul(step.sign(quotient), size)
+        return site.last.sub(x, step.mul(quotient, y))
+    rest = step.sub(x, step.mul(quotient, y))
+    if not floored:
+        return site.last.copy(rest)
+    dtype = rest.type.dtype
+    product = step.mul(step.sign(rest), y)
+    differs = step.lt(product, 0 if dtype == site.integer else site.filled(0, dtype))
+    return site.last.add(rest, step.mul(step.cast(differs, dtype=dtype), y))
+
+
+@opsets("FloorMod", "Mod")
+def _mod(site: LayerSite) -> Value:
+    return _modulo(site, *site.broadcast(), floored=site.layer.kind == "floormod")
+
+
+def _xor(last: Steps, site: LayerSite, x: Any, y: Any) -> Value:
+    """Tell where one holds and the other does not; NNEF compares numbers alone."""
+    either, both = site.step.or_(x, y), site.step.and_(x, y)
+    return last.and_(either, site.step.not_(both))
+
+
+@opsets("LogicalXor")
+def _logical_xor(site: LayerSite) -> Value:
+    return _xor(site.last, site, *site.broadcast())
+
+
+_ELTWISE = {
+    "sum": "add", "": "add", "add": "add", "mul": "mul", "prod": "mul", "max": "max", "min": "min",
+    "sub": "sub", "div": "div", "pow": "pow",
+}  # fmt: skip
+_CONDITIONS = {
+    "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt",
+    "greater_equal": "ge", "logical_and": "and", "logical_or": "or",
+}  # fmt: skip
+
+
+@legacy("Eltwise")
+def _eltwise(site: LayerSite) -> Value:
+    """Join two or more tensors; comparisons give 0.0 and 1.0."""
+    operation, factors = site.text("operation", "sum"), site.numbers("coeff", [])
+    parts = [x for x in site.operands if x is not None]
+    if factors and operation in ("sum", ""):
+        if len(factors) != len(parts):
+            raise InvalidOperation(f"'coeff' must have an item for each of {len(parts)} inputs")
+        parts = [
+            x if factor == 1 else site.step.mul(site.tensor(x), factor)
+            for x, factor in zip(parts, factors, strict=True)
+        ]
+    joined, *rest = parts
+    for i, other in enumerate(rest, 1):
+        x, y = site.aligned(joined, other)
+        joined = _joined(site, site.step_or_last(i == len(rest)), operation, x, y)
+    return site.tensor(joined) if isinstance(joined, Constant) else joined
+
+
+def _joined(site: LayerSite, last: Steps, operation: str, x: Any, y: Any) -> Value:
+    step = site.step
+    match operation:
+        case "squared_diff":
+            return last.sqr(step.sub(x, y))
+        case "floor_mod":
+            return _modulo(site, x, y, floored=True)
+        case "mean":
+            return last.mul(step.add(x, y), 0.5)
+        case "logical_not":
+            return last.sub(1.0, x)
+        case _ if operation in _ELTWISE:
+            return getattr(last, _ELTWISE[operation])(x, y)
+        case _:
+            if operation.startswith("logical_"):
+                x, y = step.ne(x, 0.0), step.ne(y, 0.0)
+            if operation == "logical_xor":
+                return last.cast(_xor(step, site, x, y), dtype=site.real)
+            if operation not in _CONDITIONS:
+                raise InvalidOperation(f"there is no operation '{operation}'")
+            return last.cast(getattr(step, _CONDITIONS[operation])(x, y), dtype=site.real)
+
+
+@legacy("Power")
+def _legacy_power(site: LayerSite) -> Value:
+    """Return (shift + scale * x) ** power."""
+    x = site.tensor(0)
+    given = (
+        ("mul", site.number("scale", 1), 1),
+        ("add", site.number("shift", 0), 0),
+        ("pow", site.number("power", 1), 1),
+    )
+    steps = [(kind, factor) for kind, factor, neutral in given if factor != neutral]
+    for i, (kind, factor) in enumerate(steps, 1):
+        x = getattr(site.step_or_last(i == len(steps)), kind)(x, factor)
+    return x if steps else site.last.copy(x)
+
+
+@everywhere("Select")
+def _select(site: LayerSite) -> Value:
+    condition = site.truths(site.tensor(0))
+    return site.last.select(*site.aligned(condition, site.tensor(1), site.tensor(2)))

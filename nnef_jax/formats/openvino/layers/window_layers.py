@@ -1,0 +1,280 @@
+"""Convolutions, transposed, binary and deformable ones, and pools of windows.
+
+Operands stay [batch,channels,...].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.extents import UNKNOWN
+from lowering.graph import Value
+from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.document import CONSTANTS
+from nnef_jax.formats.openvino.layer_site import LayerSite
+from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.operations import operation
+from nnef_jax.formats.openvino.window_attributes import (
+    Pairs,
+    auto_pad,
+    kernel_of,
+    pads_of,
+    spans_of,
+    spatial,
+    window_of,
+)
+
+
+def _filter(
+    site: LayerSite, i: int = 1, *, transposed: bool = False
+) -> tuple[Any, Any, int, Sequence[int]]:
+    """Return the filter, the bias, how many groups there are, and the extents of the window.
+
+    Old layers store it. An input [groups,items,...] becomes [groups*items,...].
+    """
+    if not site.net.is_legacy:
+        filter = site.tensor(i)
+        if not site.layer.kind.startswith("group"):
+            return filter, 0.0, 1, filter.type.shape[2:]
+        groups, items, *rest = filter.type.shape
+        return site.reshaped(filter, (groups * items, *rest)), 0.0, groups, rest[1:]
+    channels, groups, outputs = site.shape()[1], site.int("group", 1), site.int("output")
+    kernel = kernel_of(site)
+    first, second = (channels, outputs) if transposed else (outputs, channels)
+    shape = (first, second // max(groups, 1), *kernel)
+    filter = site.blob("weights", shape)
+    bias: Any = site.blob("biases", (1, outputs)) or 0.0
+    if filter is not None:
+        return filter, bias, groups, kernel
+    if transposed or i != 1:
+        raise InvalidOperation("it has no weights")
+    bias = site.reshaped(site.tensor(2), (1, outputs)) if site.has(2) else 0.0
+    return site.reshaped(site.tensor(1), shape), bias, groups, kernel
+
+
+@everywhere("Convolution")
+@opsets("GroupConvolution")
+def _convolution(site: LayerSite) -> Value:
+    x = site.tensor(0)
+    filter, bias, groups, kernel = _filter(site)
+    window = window_of(site, x.type.shape[2:], kernel)
+    if any(min(pair) < 0 for pair in window["padding"]):
+        x, window["padding"] = _cropped(site, x, window["padding"])
+    return site.last.conv(x, filter, bias, groups=groups, border="constant", **window)
+
+
+def _cropped(site: LayerSite, x: Value, padding: Pairs) -> tuple[Value, Pairs]:
+    """Cut off what negative padding takes away."""
+    axes = [i + 2 for i, pair in enumerate(padding) if min(pair) < 0]
+    begin = [max(-padding[a - 2][0], 0) for a in axes]
+    ends = [x.type.shape[a] - max(-padding[a - 2][1], 0) for a in axes]
+    x = site.step.slice(x, axes=axes, begin=begin, end=ends, stride=[1] * len(axes))
+    return x, [(max(p, 0), max(q, 0)) for p, q in padding]
+
+
+@legacy("Deconvolution")
+@opsets("ConvolutionBackpropData", "GroupConvolutionBackpropData")
+def _transposed(site: LayerSite) -> Value:
+    """Add a transposed convolution: extents are (in - 1) * stride + span - padding + more.
+
+    The extents of the result may be input 2 of operation sets.
+    """
+    x, is_legacy = site.tensor(0), site.net.is_legacy
+    filter, bias, groups, kernel = _filter(site, transposed=True)
+    rank, mode = len(kernel), auto_pad(site)
+    strides = spatial(site, "strides", rank, [1] * rank)
+    dilations = spatial(site, "dilations", rank, [1] * rank)
+    more = spatial(site, "output_padding", rank, [0] * rank)
+    whole = [
+        UNKNOWN if n is UNKNOWN else (n - 1) * s + span + m
+        for n, s, span, m in zip(
+            x.type.shape[2:], strides, spans_of(kernel, dilations), more, strict=True
+        )
+    ]
+    extents: Sequence[int] | None = None
+    if not is_legacy and site.has(2):
+        extents = site.integers(2)
+    elif is_legacy and mode in ("same_upper", "same_lower"):
+        extents = site.declared[2:]
+    begin = spatial(site, "pads_begin", rank, [0] * rank)
+    if extents is not None:
+        site.known_shape(x)
+        padding = [
+            _cut_off(mode, t - n, first, is_legacy=is_legacy)
+            for t, n, first in zip(whole, extents, begin, strict=True)
+        ]
+    else:
+        padding = [(0, 0)] * rank if mode == "valid" else pads_of(site, rank)
+    outputs = [
+        UNKNOWN if total is UNKNOWN else total - p - q
+        for total, (p, q) in zip(whole, padding, strict=True)
+    ]
+    # What is more than the windows reach has zeros, behind all else.
+    behind = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
+    given = [(p, max(q - m, 0)) for (p, q), m in zip(padding, more, strict=True)]
+    shape_of: tuple[int, ...] = ()
+    if any(more) and UNKNOWN not in outputs:
+        channels = site.shape(filter)[1] * groups
+        reached = (n - zeros for n, zeros in zip(outputs, behind, strict=True))
+        shape_of = (x.type.shape[0], channels, *reached)
+    found = site.step_or_last(not any(behind)).deconv(
+        x, filter, bias, output_shape=shape_of, groups=groups, padding=given, stride=strides,
+        dilation=dilations, border="constant",
+    )  # fmt: skip
+    if not any(behind):
+        return found
+    around = [(0, 0), (0, 0), *((0, zeros) for zeros in behind)]
+    return site.last.pad(found, padding=around, border="constant", value=0.0)
+
+
+def _cut_off(mode: str, excess: int, begin: int, *, is_legacy: bool) -> tuple[int, int]:
+    """Return what of an extent is cut off at both ends, less than 0 where zeros are added.
+
+    In old files `same_upper` cuts more at the end, since version 10 at the beginning.
+    """
+    rest = max(excess, 0)
+    if mode in ("same_upper", "same_lower"):
+        begin = rest // 2 if (mode == "same_upper") == is_legacy else rest - rest // 2
+    elif mode == "valid":
+        begin = 0
+    return begin, excess - begin
+
+
+@everywhere("BinaryConvolution")
+def _binary(site: LayerSite) -> Value:
+    """Convolve signs with signs; padding of value 0 adds nothing (-1 and 1 are signs of it).
+
+    Unlike other layers it reads a filter's bits from the low one of a byte on.
+    """
+    x, filter = site.tensor(0), _bits(site)
+    kernel = filter.array.shape[2:]
+    if site.text("mode", "xnor-popcount") != "xnor-popcount":
+        raise InvalidOperation(f"there is no mode '{site.text('mode')}'")
+    pad = site.number("pad_value", 0)
+    signs = Constant(filter.array.astype(np.float32) * 2 - 1, "f32", filter.label)
+    window = window_of(site, x.type.shape[2:], kernel)
+    x = site.step.sub(site.step.mul(x, 2.0), 1.0)  # -1 for 0
+    if pad:
+        x = site.padded(x, dict(enumerate(window["padding"], 2)), pad)
+        window["padding"] = [(0, 0)] * len(kernel)
+    return site.last.conv(x, signs, 0.0, groups=1, border="constant", **window)
+
+
+def _bits(site: LayerSite) -> Constant:
+    from nnef_jax.formats.openvino.flatten import stored
+
+    if site.net.is_legacy:
+        inputs = site.shape()[1] // site.int("group", 1)
+        return site.needed("weights", (site.int("output"), inputs, *kernel_of(site)), "bin")
+    layer = site.net.by_id[site.net.feeds[site.layer.id, site.layer.inputs[1].id][0]]
+    if layer.kind not in CONSTANTS:
+        raise InvalidOperation("its filter must be stored")
+    return stored(replace(site, layer=layer, operands=()), "bin")
+
+
+@everywhere("DeformableConvolution")
+def _deformable(site: LayerSite) -> Value:
+    filter, _, _, kernel = _filter(site, 2)
+    mask = site.tensor(3) if site.has(3) and not site.net.is_legacy else False
+    x, offsets = site.first(2)
+    return site.last.deformable_conv(
+        x, offsets, filter, mask, **window_of(site, x.type.shape[2:], kernel),
+        groups=site.int("group", 1), padded_bilinear=site.flag("bilinear_interpolation_pad"),
+        offset_groups=site.int("deformable_group", site.int("num_deformable_group", 1)),
+    )  # fmt: skip
+
+
+# Pools
+
+
+def _windows(site: LayerSite, *, dilated: bool) -> tuple[dict[str, Any], list[int]]:
+    """Return windows on all axes, and how many items they take more at the end of each axis."""
+    kernel, shape = kernel_of(site), site.shape()[2:]
+    rounding = site.attribute("rounding_type", "rounding-type")
+    rounds = site.choice(rounding, "floor", "ceil", "ceil_torch", default="floor")
+    window = window_of(site, shape, kernel, dilated=dilated)
+    more = [0] * len(kernel) if rounds == "floor" else _more(site, kernel, window, rounds)
+    whole = {"stride": [1, 1], "dilation": [1, 1], "padding": [(0, 0), (0, 0)]}
+    return {"size": [1, 1, *kernel], **{k: v + window[k] for k, v in whole.items()}}, [0, 0, *more]
+
+
+def _more(site: LayerSite, kernel: Sequence[int], window: dict[str, Any], rounds: str) -> list[int]:
+    """Return how many items there are more at the end where the number of windows rounds up."""
+    found: list[int] = []
+    spans = spans_of(kernel, window["dilation"])
+    axes = zip(site.shape()[2:], window["padding"], spans, window["stride"], strict=True)
+    for n, (p, q), span, s in axes:
+        if s > 1 and n is UNKNOWN:
+            site.known_shape(0)
+        left = n + p + q - span
+        positions = -(-left // s) + 1
+        if rounds == "ceil_torch" and (positions - 1) * s >= n + p:
+            positions -= 1
+        found.append(max((positions - 1) * s - left, 0) if s > 1 else 0)
+    return found
+
+
+def _widened(padding: Sequence[tuple[int, int]], more: Sequence[int]) -> list[tuple[int, int]]:
+    return [(p, q + n) for (p, q), n in zip(padding, more, strict=True)]
+
+
+def _max(site: LayerSite, kind: str, *, dilated: bool, **attributes: Any) -> Any:
+    x = site.tensor(0)
+    window, more = _windows(site, dilated=dilated)
+    window["padding"] = _widened(window["padding"], more)
+    return getattr(site.last, kind)(x, border="ignore", **window, **attributes)
+
+
+def _mean(site: LayerSite) -> Value:
+    """Take means of the input alone, or of it with its padding.
+
+    What rounding up adds is part of no mean before version 10, and since then where nothing is
+    padded, as the runtimes of both have it.
+    """
+    x, is_legacy = site.tensor(0), site.net.is_legacy
+    window, more = _windows(site, dilated=not is_legacy)
+    padding, pads = window["padding"], any(map(any, window["padding"]))
+    excludes = site.flag(site.attribute("exclude-pad", "exclude_pad"))
+    if is_legacy and not excludes and any(more) and pads:
+        x = site.padded(x, dict(enumerate(padding)))
+        padding, pads = [(0, 0)] * len(padding), False
+    window["padding"] = _widened(padding, more)
+    border = "constant" if pads and not excludes else "ignore"
+    return site.last.avg_pool(x, border=border, **window)
+
+
+opsets("AvgPool")(_mean)
+
+
+@legacy("Pooling")
+def _pooling(site: LayerSite) -> Value:
+    method = site.text(site.attribute("pool-method", "pool_method"), "max")
+    if method == "max":
+        return _max(site, "max_pool", dilated=False)
+    if method != "avg":
+        raise InvalidOperation(f"there is no pool-method '{method}'")
+    return _mean(site)
+
+
+@opsets("MaxPool")
+def _max_pool(site: LayerSite) -> Any:
+    """Return maxima, and from operation set 8 on their places from `axis` on, where read."""
+    if not site.is_read(1):
+        return [_max(site, "max_pool", dilated=True), None]
+    first = site.axis_of("axis", 0)
+    return _max(site, "max_pool_with_index", dilated=True, first_axis=first)
+
+
+def _output_size(site: LayerSite) -> list[int]:
+    shape = site.shape()
+    return [n if n > 0 else shape[2 + i] for i, n in enumerate(site.integers(1))]
+
+
+for _how in ("avg", "max"):
+    _adaptive = operation(f"adaptive_{_how}_pool", output_size=_output_size)
+    opsets(f"Adaptive{_how.capitalize()}Pool")(_adaptive)
