@@ -8,7 +8,7 @@ inside of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -18,10 +18,11 @@ from lowering.graph import Value, is_float, is_integer
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.flat_graph import Count
 from nnef_jax.formats.openvino.folding import evaluated
-from nnef_jax.formats.openvino.layer_site import LayerSite
+from nnef_jax.formats.openvino.layer_site import LayerSite, derived, ends_of
+from nnef_jax.formats.openvino.layers import Meaning
+from nnef_jax.formats.openvino.operations import FUNCTIONS, PAIRS
 
 Counts = Mapping[int, Count]  # of a layer's inputs
-Meaning = Callable[[LayerSite], Any]
 _FAR = 2**31 - 1  # an index beyond any axis
 
 
@@ -41,7 +42,7 @@ def followed(site: LayerSite, meaning: Meaning) -> Any:
     follow = _FOLLOWED.get(site.layer.kind)
     differ = any(other.items is not count.items for other in counts.values())
     if follow is None or (differ and follow is not _gathered):
-        raise _padding_is_read(counts)
+        _refuse(counts)
     where = follow(site, counts)
     results = meaning(site)
     if where is not None:
@@ -62,9 +63,15 @@ def ended(site: LayerSite, x: Value) -> Value:
     return _masked(site, x, count, np.nan if is_float(dtype) else -1 if signed else 0)
 
 
-def _padding_is_read(counts: Counts) -> InvalidOperation:
+def _require(is_followed: bool, counts: Counts) -> None:
+    if not is_followed:
+        _refuse(counts)
+
+
+def _refuse(counts: Counts) -> NoReturn:
+    """Raise InvalidOperation: a layer would take padding for items."""
     i, count = next(iter(counts.items()))
-    return InvalidOperation(
+    raise InvalidOperation(
         f"axis {count.axis} of input {i} has as many items as values say, and is padded: the layer "
         "would take padding for items",
         "cut the network before it",
@@ -77,9 +84,8 @@ def _masked(site: LayerSite, x: Value, count: Count, padding: Any) -> Value:
     items = site.reshaped(count.items, (1,) * rank)
     dtype = x.type.dtype
     padding = bool(padding) if dtype == "bool" else (float if is_float(dtype) else int)(padding)
-    other = site.insert("constant", {}, shape=(1,) * rank, value=(padding,), dtype=dtype)
-    is_item = site.insert("lt", {"x": places, "y": items})
-    return site.insert("select", {"condition": is_item, "true_value": x, "false_value": other})
+    other = site.step.constant(shape=(1,) * rank, value=(padding,), dtype=dtype)
+    return site.step.select(site.step.lt(places, items), x, other)
 
 
 def _replace(site: LayerSite, i: int, x: Value) -> None:
@@ -90,10 +96,9 @@ def _shape(site: LayerSite, count: Count) -> Value:
     """Return the shape that the tensor has without its padding, which the network computes."""
     shape = site.known_shape()
     parts: list[Any] = [
-        count.items if i == count.axis else Constant(np.array([n]), "i64", derived=True)
-        for i, n in enumerate(shape)
+        count.items if i == count.axis else derived(np.array([n])) for i, n in enumerate(shape)
     ]
-    return parts[0] if len(parts) == 1 else site.emit("concat", {"values": parts}, axis=0)
+    return parts[0] if len(parts) == 1 else site.last.concat(parts, axis=0)
 
 
 # What layers do to the axis: each returns where it is in the results, None if it ends.
@@ -106,10 +111,8 @@ def _items(site: LayerSite, counts: Counts) -> int:
     for i in range(len(site.operands)):
         if site.has(i) and i not in counts:
             shape = (1,) * (rank - len(site.shape(i))) + tuple(site.shape(i))
-            if any(shape[place] != 1 for place in places):
-                raise _padding_is_read(counts)
-    if len(places) > 1:
-        raise _padding_is_read(counts)
+            _require(all(shape[place] == 1 for place in places), counts)
+    _require(len(places) == 1, counts)
     return places.pop()
 
 
@@ -119,25 +122,25 @@ def _moved(site: LayerSite, counts: Counts) -> int | Count:
     If the first ones alone are left, there are at most so many items.
     """
     shape, others = site.known_shape(), site.operands[1:]
-    if set(counts) != {0} or not all(x is None or isinstance(x, Constant) for x in others):
-        raise _padding_is_read(counts)
+    known = [x for x in others if isinstance(x, Constant)]
+    _require(set(counts) == {0} and len(known) == len(others) - others.count(None), counts)
     axis = counts[0].axis
     site.spend(volume(shape) // 4)
     numbers = np.arange(shape[axis], dtype=np.int32).reshape([-1] + [1] * (len(shape) - axis - 1))
     whole = np.broadcast_to(numbers, shape)
-    found = evaluated(site, [whole, *(x.array for x in others if isinstance(x, Constant))])
+    found = evaluated(site, [whole, *(x.array for x in known)])
     places = {_along(part, shape[axis]) for part in found or [whole[..., :0]]}
     place = places.pop()
     if places or place is None:
-        raise _padding_is_read(counts)
+        _refuse(counts)
     left = (found or [whole])[0].shape[place]
     return place if left == shape[axis] else _at_most(site, place, counts[0], left)
 
 
 def _at_most(site: LayerSite, axis: int, count: Count, most: int) -> Count:
     dtype = count.items.type.dtype
-    limit = site.insert("constant", {}, shape=(1,), value=(most,), dtype=dtype)
-    return Count(axis, site.insert("min", {"x": count.items, "y": limit}))
+    limit = site.step.constant(shape=(1,), value=(most,), dtype=dtype)
+    return Count(axis, site.step.min(count.items, limit))
 
 
 def _along(numbers: np.ndarray, count: int) -> int | None:
@@ -156,23 +159,20 @@ def _gathered(site: LayerSite, counts: Counts) -> int | Count | None:
     if isinstance(site.operand(1), Constant):
         return _moved(site, counts)
     axis = site.axis(site.integers(2)[0])
-    if site.int("batch_dims", 0):
-        raise _padding_is_read(counts)
+    _require(not site.int("batch_dims", 0), counts)
     if 1 in counts and (0 not in counts or counts[0].axis == axis):
         return Count(axis + counts[1].axis, counts[1].items)
-    if set(counts) == {0} and counts[0].axis == axis:
+    _require(set(counts) == {0}, counts)
+    if counts[0].axis == axis:
         return None  # places that the network computes are those of items
-    if set(counts) == {0}:
-        before = counts[0].axis < axis
-        return counts[0].axis + (0 if before else len(site.shape(1)) - 1)
-    raise _padding_is_read(counts)
+    return counts[0].axis + (0 if counts[0].axis < axis else len(site.shape(1)) - 1)
 
 
 def _gathered_at(site: LayerSite, counts: Counts) -> int:
     """Follow an axis of coordinates, or of indices of single items, to what they name."""
     last = len(site.shape(1)) - (1 if site.layer.kind == "gathernd" else 0)
-    if set(counts) != {1} or counts[1].axis >= last or site.int("batch_dims", 0):
-        raise _padding_is_read(counts)
+    _require(set(counts) == {1} and not site.int("batch_dims", 0), counts)
+    _require(counts[1].axis < last, counts)
     return counts[1].axis
 
 
@@ -180,11 +180,9 @@ def _scattered(site: LayerSite, counts: Counts) -> None:
     """Write items alone: padding goes beyond the axis, where nothing is written."""
     kind = site.layer.kind
     last = len(site.shape(1)) - (1 if kind == "scatterndupdate" else 0)
-    if not {1} <= set(counts) <= {1, 2} or counts[1].axis >= last:
-        raise _padding_is_read(counts)
+    _require({1} <= set(counts) <= {1, 2} and counts[1].axis < last, counts)
     place = counts[1].axis + (site.axis(site.integers(3)[0]) if kind == "scatterupdate" else 0)
-    if 2 in counts and counts[2].axis != place:
-        raise _padding_is_read(counts)
+    _require(2 not in counts or counts[2].axis == place, counts)
     _replace(site, 1, _masked(site, site.tensor(1), counts[1], _FAR))
 
 
@@ -192,8 +190,7 @@ def _product(site: LayerSite, counts: Counts) -> int:
     """Follow rows of the left matrix to the rows of the product."""
     left, right = len(site.shape(0)), len(site.shape(1))
     rows = left - 1 if site.flag("transpose_a") else left - 2
-    if set(counts) != {0} or min(left, right) < 2 or counts[0].axis != rows:
-        raise _padding_is_read(counts)
+    _require(set(counts) == {0} and min(left, right) > 1 and counts[0].axis == rows, counts)
     return max(left, right) - 2
 
 
@@ -212,58 +209,43 @@ def _reduced(site: LayerSite, counts: Counts) -> int | None:
         return axis if site.flag("keep_dims") else axis - sum(a < axis for a in axes)
     x, neutral = site.tensor(0), cast("Any", _NEUTRAL[site.layer.kind])
     if not np.isfinite(neutral):
-        ends = np.finfo(np.float32) if is_float(x.type.dtype) else np.iinfo(x.type.dtype)
-        neutral = ends.min if neutral < 0 else ends.max
+        neutral = ends_of(x.type.dtype)[neutral > 0]
     if site.layer.kind == "reducemean":  # over all that is there, padding too
-        share = site.insert("cast", {"input": counts[0].items}, dtype=x.type.dtype)
+        share = site.step.cast(counts[0].items, dtype=x.type.dtype)
         share = site.reshaped(share, (1,) * len(x.type.shape))
-        whole = site.insert("mul", {"x": x, "y": float(x.type.shape[axis])})
-        x = site.insert("div", {"x": whole, "y": share})
+        x = site.step.div(site.step.mul(x, float(x.type.shape[axis])), share)
     _replace(site, 0, _masked(site, x, counts[0], neutral))
     return None
 
 
-def _beside(attribute: str) -> Callable[[LayerSite, Counts], int]:
+def _beside(site: LayerSite, counts: Counts) -> int:
     """Follow an axis through a layer that joins items of another one."""
-
-    def follow(site: LayerSite, counts: Counts) -> int:
-        if set(counts) != {0} or site.axis(site.int(attribute, 1)) == counts[0].axis:
-            raise _padding_is_read(counts)
-        return counts[0].axis
-
-    return follow
+    _require(set(counts) == {0} and site.axis_of("axis", 1) != counts[0].axis, counts)
+    return counts[0].axis
 
 
 def _best(site: LayerSite, counts: Counts) -> int | Count:
     """Follow an axis through TopK, which takes what is behind the items last of all."""
-    axis = site.axis(site.int("axis"))
+    axis, x = site.axis_of("axis"), site.tensor(0)
     if set(counts) != {0} or axis != counts[0].axis:
-        return _beside("axis")(site, counts)
-    if site.choice("sort", "value", "index", "none", default="value") == "index":
-        raise _padding_is_read(counts)
-    x = site.tensor(0)
-    ends = np.finfo(np.float32) if is_float(x.type.dtype) else np.iinfo(x.type.dtype)
-    last = ends.min if site.text("mode", "max") == "max" else ends.max
+        return _beside(site, counts)
+    _require(site.choice("sort", "value", "index", "none", default="value") != "index", counts)
+    last = ends_of(x.type.dtype)[site.text("mode", "max") != "max"]
     _replace(site, 0, _masked(site, x, counts[0], last))
     return _at_most(site, axis, counts[0], site.integers(1)[0])
 
 
 def _joined(site: LayerSite, counts: Counts) -> int:
     axes = {count.axis for count in counts.values()}
-    if len(counts) < len(site.operands) or len(axes) > 1 or site.axis(site.int("axis")) in axes:
-        raise _padding_is_read(counts)
+    _require(len(counts) == len(site.operands) and len(axes) == 1, counts)
+    _require(site.axis_of("axis") not in axes, counts)
     return axes.pop()
 
 
 _ITEMS = (
-    "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atanh", "bitwiseand", "bitwisenot",
-    "bitwiseor", "bitwisexor", "ceiling", "clamp", "convert", "convertlike", "cos", "cosh",
-    "divide", "elu", "equal", "erf", "exp", "floor", "floormod", "gelu", "greater", "greaterequal",
-    "hsigmoid", "hswish", "identity", "isfinite", "isinf", "isnan", "less", "lessequal", "log",
-    "logicaland", "logicalnot", "logicalor", "logicalxor", "maximum", "minimum", "mish", "mod",
-    "multiply", "negative", "notequal", "power", "relu", "round", "select", "sigmoid", "sign",
-    "sin", "sinh", "softplus", "softsign", "sqrt", "squareddifference", "subtract", "swish", "tan",
-    "tanh",
+    *map(str.lower, (*FUNCTIONS, *PAIRS)), "clamp", "convert", "convertlike", "elu", "floormod",
+    "gelu", "hsigmoid", "isfinite", "isinf", "logicalxor", "mish", "mod", "relu", "round", "select",
+    "softsign", "squareddifference", "swish",
 )  # fmt: skip
 _MOVES = (
     "broadcast", "reshape", "slice", "split", "squeeze", "stridedslice", "tile", "transpose",
@@ -275,6 +257,6 @@ _FOLLOWED: dict[str, Callable[[LayerSite, Counts], int | Count | None]] = {
     **dict.fromkeys(_NEUTRAL, _reduced),
     **dict.fromkeys(("scatterndupdate", "scatterupdate", "scatterelementsupdate"), _scattered),
     "gather": _gathered, "gathernd": _gathered_at, "gatherelements": _gathered_at,
-    "matmul": _product, "concat": _joined, "softmax": _beside("axis"),
-    "logsoftmax": _beside("axis"), "topk": _best,
+    "matmul": _product, "concat": _joined, "softmax": _beside, "logsoftmax": _beside,
+    "topk": _best,
 }  # fmt: skip

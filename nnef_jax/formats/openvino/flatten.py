@@ -7,16 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_RANK, UNKNOWN, show, volume
+from lowering.extents import MAX_RANK, UNKNOWN, show
 from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import NnefError, SemanticError, UnsupportedError, raise_all
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
-from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.counted import ended, followed
 from nnef_jax.formats.openvino.document import (
     BOUNDS,
@@ -29,13 +27,13 @@ from nnef_jax.formats.openvino.document import (
     Port,
     extents,
 )
-from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
+from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.flat_graph import FlatGraph, located
 from nnef_jax.formats.openvino.folding import folded
-from nnef_jax.formats.openvino.layer_site import LayerSite
+from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import Meaning, meanings
 from nnef_jax.formats.openvino.pre_process import pre_processed
-from nnef_jax.formats.openvino.site import Site, Tensor
+from nnef_jax.formats.openvino.site import Tensor
 from nnef_jax.formats.openvino.variables import Variable, variables_of
 from nnef_jax.formats.openvino.weights import Weights
 from nnef_jax.limits import within_memory
@@ -313,30 +311,3 @@ def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> lis
     )
     read = {net.feeds[end][0] for end in reads if end in net.feeds}
     return sorted(found, key=lambda layer: layer.kind == "assign" and layer.id not in read)
-
-
-def stored(site: Site, type: str = "") -> Constant:
-    """Return what a Const layer stores, read as a type if one is given."""
-    layer = site.layer
-    if not layer.outputs:
-        raise InvalidOperation("it has no output")
-    if "element_type" not in layer.attributes and layer.blobs:
-        shape = layer.outputs[0].shape or ()
-        found = site.blob("custom", shape) or site.blob(next(iter(layer.blobs)), shape)
-        if found is not None:
-            return found
-        return Constant(np.zeros(shape, np.float32), "f32", site.name)
-    declared = layer.attributes.get("element_type", layer.outputs[0].type or "f32")
-    type = type or element_type(declared)
-    text = layer.attributes.get("shape")
-    shape = tuple(site.ints("shape", [])) if text is not None else layer.outputs[0].shape or ()
-    if any(n < 0 for n in shape):
-        raise InvalidOperation(f"a constant cannot have the shape {list(shape)}")
-    items = volume(shape)
-    needed = size_of(type, items)
-    size = site.int("size", needed)
-    if size != needed and items:
-        message = f"it has {size} bytes, {list(shape)} items of {type} take {needed}"
-        raise InvalidOperation(message)
-    data = site.weights.slice(site.int("offset", 0), size) if items else memoryview(b"")
-    return Constant(unpacked(data, type, shape), type, site.name)

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
+from lowering.extents import volume
 from lowering.graph import Value, is_float
 from lowering.ops import rules
 from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.formats.openvino.element_types import element_type, size_of, unpacked
 from nnef_jax.formats.openvino.site import Site, Tensor
 
 _TYPES = {"b": "boolean", "f": "f32", "i": "i64"}
@@ -180,3 +182,30 @@ def ends_of(dtype: str) -> tuple[Any, Any]:
     """Return the least and the greatest number of a dtype; real ones are those of 32 bits."""
     ends = np.finfo(np.float32) if is_float(dtype) else np.iinfo(dtype)
     return ends.min, ends.max
+
+
+def stored(site: LayerSite, type: str = "") -> Constant:
+    """Return what a Const layer stores, read as a type if one is given."""
+    layer = site.layer
+    if not layer.outputs:
+        raise InvalidOperation("it has no output")
+    if "element_type" not in layer.attributes and layer.blobs:
+        shape = layer.outputs[0].shape or ()
+        found = site.blob("custom", shape) or site.blob(next(iter(layer.blobs)), shape)
+        if found is not None:
+            return found
+        return Constant(np.zeros(shape, np.float32), "f32", site.name)
+    declared = layer.attributes.get("element_type", layer.outputs[0].type or "f32")
+    type = type or element_type(declared)
+    text = layer.attributes.get("shape")
+    shape = tuple(site.ints("shape", [])) if text is not None else layer.outputs[0].shape or ()
+    if any(n < 0 for n in shape):
+        raise InvalidOperation(f"a constant cannot have the shape {list(shape)}")
+    items = volume(shape)
+    needed = size_of(type, items)
+    size = site.int("size", needed)
+    if size != needed and items:
+        message = f"it has {size} bytes, {list(shape)} items of {type} take {needed}"
+        raise InvalidOperation(message)
+    data = site.weights.slice(site.int("offset", 0), size) if items else memoryview(b"")
+    return Constant(unpacked(data, type, shape), type, site.name)

@@ -5,7 +5,7 @@ What takes more than a row is a function in a file of `layers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -20,6 +20,7 @@ flag, number, numbers, integer, axis = (
     partial(methodcaller, method) for method in ("flag", "number", "numbers", "int", "axis_of")
 )
 number_at = partial(methodcaller, "number_at")  # by the input that it is since version 10, too
+whole, indices = partial(methodcaller, "whole"), partial(methodcaller, "indices")  # inputs
 
 
 def word(attribute: str, *allowed: str) -> methodcaller:
@@ -27,14 +28,14 @@ def word(attribute: str, *allowed: str) -> methodcaller:
     return methodcaller("choice", attribute, *allowed, default=allowed[0])
 
 
-def operation(kind: str, *inputs: int, **attributes: Any) -> Meaning:
-    """Say that a layer is an operation on its inputs of these numbers, on input 0 without any.
+def operation(kind: str, *inputs: Any, **attributes: Any) -> Meaning:
+    """Say that a layer is an operation on inputs, in the order of operands; input 0 without any.
 
-    The inputs are in the order of the kind's operands. An attribute is a value, or what reads it.
+    An input is its number, or what reads it; an attribute is a value, or what reads it.
     """
 
     def meaning(site: LayerSite) -> Any:
-        operands = [site.tensor(i) for i in inputs or (0,)]
+        operands = [x(site) if callable(x) else site.tensor(x) for x in inputs or (0,)]
         given = {name: x(site) if callable(x) else x for name, x in attributes.items()}
         return getattr(site.last, kind)(*operands, **given)
 
@@ -44,12 +45,6 @@ def operation(kind: str, *inputs: int, **attributes: Any) -> Meaning:
 def on_two(kind: str) -> Meaning:
     """Say that a layer is an operation on two tensors of one rank, as it broadcasts them."""
     return lambda site: getattr(site.last, kind)(*site.broadcast())
-
-
-def composed(function: Callable[..., Any]) -> Meaning:
-    """Say that a layer is what a function makes of its inputs, given `step` and `last` first."""
-    inputs = function.__code__.co_argcount - 2
-    return lambda site: function(site.step, site.last, *site.first(inputs))
 
 
 def refused(why: str, hint: str) -> Meaning:
@@ -71,7 +66,7 @@ FUNCTIONS = {
     "Tanh": "tanh", "LogicalNot": "not", "BitwiseNot": "bitwise_not", "IsNaN": "is_nan",
     "Reciprocal": "rcp", "Copy": "copy", "Identity": "copy",
 }  # fmt: skip
-_PAIRS = {
+PAIRS = {
     "Add": "add", "Subtract": "sub", "Multiply": "mul", "Divide": "div", "Power": "pow",
     "Maximum": "max", "Minimum": "min", "Equal": "eq", "NotEqual": "ne", "Less": "lt",
     "LessEqual": "le", "Greater": "gt", "GreaterEqual": "ge", "LogicalAnd": "and",
@@ -85,8 +80,12 @@ _EVERYWHERE: dict[str, Meaning] = {
     **{type: operation(kind) for type, kind in FUNCTIONS.items()},
     "Elu": operation("elu", alpha=number("alpha", 1.0)),
     "LogSoftmax": operation("log_softmax", axes=lambda site: (site.axis_of("axis", 1),)),
+    "ReverseSequence": operation(
+        "reverse_sequence", 0, indices(1),
+        batch_axis=axis("batch_axis", 0), time_axis=axis("seq_axis", 1),
+    ),
     "Round": operation("round", ties=lambda site: _TIES[word("mode", *_TIES)(site)]),
-    "Mish": composed(lambda step, last, x: last.mul(x, step.tanh(step.softplus(x)))),
+    "Mish": lambda site, x: site.last.mul(x, site.step.tanh(site.step.softplus(x))),
     "Selu": operation(
         "selu",
         **{
@@ -95,17 +94,23 @@ _EVERYWHERE: dict[str, Meaning] = {
         },
     ),
     "SoftMax": operation("softmax", axes=lambda site: (site.axis_of("axis", 1),)),
-    "SoftSign": composed(lambda step, last, x: last.div(x, step.add(step.abs(x), 1.0))),
+    "SoftSign": lambda site, x: site.last.div(x, site.step.add(site.step.abs(x), 1.0)),
     "CTCGreedyDecoder": operation(
         "ctc_greedy_decoder", 0, 1,
         merges=lambda site: site.net.is_legacy or site.flag("ctc_merge_repeated", True),
     ),
 }  # fmt: skip
 _OPSETS: dict[str, Meaning] = {
-    **{type: on_two(kind) for type, kind in _PAIRS.items()},
+    **{type: on_two(kind) for type, kind in PAIRS.items()},
     "CumSum": operation(
         "cumsum", axis=lambda site: site.axes(1)[0] if site.has(1) else site.axis(0),
         exclusive=flag("exclusive"), reverse=flag("reverse"),
+    ),
+    "CTCLoss": operation(
+        "ctc_loss", 0, whole(1), whole(2), whole(3),
+        blank=lambda site: site.integers(4)[0] if site.has(4) else site.known_shape()[2] - 1,
+        collapses=flag("preprocess_collapse_repeated"), unique=flag("unique"),
+        merges=flag("ctc_merge_repeated", True),
     ),
     "GatherElements": operation("gather_elements", 0, 1, axis=axis("axis")),
     "GridSample": operation(
@@ -113,13 +118,11 @@ _OPSETS: dict[str, Meaning] = {
         mode=word("mode", "bilinear", "nearest", "bicubic"),
         padding_mode=word("padding_mode", "zeros", "border", "reflection"),
     ),
-    "HSigmoid": composed(
-        lambda step, last, x: last.div(step.clamp(step.add(x, 3.0), 0.0, 6.0), 6.0)
+    "HSigmoid": lambda site, x: site.last.div(
+        site.step.clamp(site.step.add(x, 3.0), 0.0, 6.0), 6.0
     ),
-    "IsFinite": composed(
-        lambda step, last, x: last.not_(
-            step.or_(step.is_inf(x, positive=True, negative=True), step.is_nan(x))
-        )
+    "IsFinite": lambda site, x: site.last.not_(
+        site.step.or_(site.step.is_inf(x, positive=True, negative=True), site.step.is_nan(x))
     ),
     "IsInf": operation(
         "is_inf", positive=flag("detect_positive", True), negative=flag("detect_negative", True)
@@ -135,7 +138,10 @@ _OPSETS: dict[str, Meaning] = {
 }  # fmt: skip
 _OLD: dict[str, Meaning] = {
     "Fill": operation("broadcast", 1, shape=methodcaller("integers", 0)),
-    "Not": composed(lambda step, last, x: last.sub(1.0, x)),
+    "Flatten": lambda site, x: site.flattened(
+        x, site.axis_of("axis", 0), site.axis_of("end_axis", -1)
+    ),
+    "Not": lambda site, x: site.last.sub(1.0, x),
 }
 
 # Layers that no pure function of arrays can be.

@@ -1,6 +1,7 @@
-"""What layers mean that no row of `operations` says: functions of a `LayerSite`, a file a family.
+"""What layers mean that no row of `operations` says: functions, a file a family.
 
-A function returns the tensors of the output ports. Versions 2 to 9 and the operation sets of
+A function takes the site and as many of the first inputs as it has names for, as tensors of the
+graph, and returns the tensors of the output ports. Versions 2 to 9 and the operation sets of
 versions 10 and 11 use many types alike; where they do not, each has its own meaning.
 """
 
@@ -10,9 +11,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from nnef_jax.formats.openvino.layer_site import LayerSite
-
-Meaning = Callable[[LayerSite], Any]  # of one tensor, or of several output ports
+Meaning = Callable[..., Any]  # of one tensor, or of several output ports
 FAMILIES = (
     "elementwise", "product", "window", "reduction",
     "shape", "slicing", "indexing", "image", "signal", "recurrent", "sequence",
@@ -41,16 +40,22 @@ def everywhere(*types: str) -> Callable[[Meaning], Meaning]:
 def _registered(
     types: tuple[str, ...], *tables: dict[str, Meaning]
 ) -> Callable[[Meaning], Meaning]:
-    def register(meaning: Meaning) -> Meaning:
+    def register(function: Meaning) -> Meaning:
+        meaning = _of_inputs(function)
         for type in types:
             for table in tables:
                 assert type.lower() not in table, f"'{type}' has two meanings"
                 table[type.lower()] = meaning
             if type != type.lower():
                 _SPELLED[type.lower()] = type
-        return meaning
+        return function
 
     return register
+
+
+def _of_inputs(function: Meaning) -> Meaning:
+    inputs = function.__code__.co_argcount - 1
+    return (lambda site: function(site, *site.first(inputs))) if inputs else function
 
 
 def meanings(*, is_legacy: bool) -> Mapping[str, Meaning]:

@@ -28,17 +28,32 @@ def _sizes(site: LayerSite) -> tuple[tuple[int, int], tuple[int, int]]:
     return (feature[0], feature[1]), (image[0], image[1])
 
 
-def _priors(site: LayerSite, boxes: Sequence[Sequence[float]]) -> Constant:
-    """Return boxes and, below, their variances."""
+def _priors(
+    site: LayerSite,
+    image: tuple[int, int],
+    centres: tuple[Sequence[float], Sequence[float]],
+    shapes: Sequence[tuple[float, float, float, float, bool]],
+) -> Constant:
+    """Return boxes around places, rows and columns of these, and below them their variances.
+
+    A shape has half the extents of a box, shifts of its centre, and whether the image cuts it.
+    """
     variance = site.numbers("variance", []) or [0.1]
     if len(variance) not in (1, 4):
         raise InvalidOperation(f"'variance' must have 1 or 4 items, it has {len(variance)}")
-    flat = np.asarray(boxes, np.float32).reshape(-1)
+    rows, columns = (np.asarray(x, float) for x in centres)
+    site.spend(_BOX * rows.size * columns.size * len(shapes))
+    half_w, half_h, right, down, cuts = np.asarray(shapes, float).reshape(-1, 5).T
+    x, y = columns[None, :, None] + right, rows[:, None, None] + down
+    ends = x - half_w, y - half_h, x + half_w, y + half_h
+    boxes = np.stack(np.broadcast_arrays(*ends), -1) / (image[::-1] * 2)
+    inside = np.clip(boxes, (0, 0, -np.inf, -np.inf), (np.inf, np.inf, 1, 1))
+    flat = np.where(cuts[:, None], inside, boxes).astype(np.float32).reshape(-1)
     if site.flag("clip"):
         flat = np.clip(flat, 0, 1)
     spread = np.tile(np.asarray(variance * (4 // len(variance)), np.float32), flat.size // 4)
-    rows = np.stack([flat, spread])
-    return derived(rows[None] if site.net.is_legacy else rows)
+    found = np.stack([flat, spread])
+    return derived(found[None] if site.net.is_legacy else found)
 
 
 def _ratios(site: LayerSite) -> list[float]:
@@ -63,7 +78,7 @@ def _prior_box(site: LayerSite) -> Constant:
     Without `scale_all_sizes` all ratios are of the first size, and operation sets give sizes and
     step in heights of the image (MXNet's MultiBoxPrior). Old converters have multiplied them.
     """
-    (height, width), (image_h, image_w) = _sizes(site)
+    feature, image = _sizes(site)
     smallest, largest = site.numbers("min_size", []), site.numbers("max_size", [])
     fixed, fixed_ratios = site.numbers("fixed_size", []), site.numbers("fixed_ratio", [])
     density = site.numbers("density", [])
@@ -71,11 +86,10 @@ def _prior_box(site: LayerSite) -> Constant:
     step, offset = site.number("step", 0), site.number("offset", 0.5)
     in_order = site.flag("min_max_aspect_ratios_order", True)
     if not scale_all and not site.net.is_legacy:  # as of MXNet: in heights of the image
-        step = image_h / height if step == -1 else step * image_h
-        smallest = [size * image_h for size in smallest]
-    # Half extents, shifts of the centre, and whether the image cuts the box: of fixed sizes alone.
+        step = image[0] / feature[0] if step == -1 else step * image[0]
+        smallest = [size * image[0] for size in smallest]
     shapes: list[tuple[float, float, float, float, bool]] = []
-    for size, per_side in zip(fixed, density, strict=False):
+    for size, per_side in zip(fixed, density, strict=False):  # which the image cuts
         count, whole = int(per_side), int(size)
         shift = int(size / count)
         halves = [] if fixed_ratios else [(whole / 2, whole / 2)]
@@ -94,53 +108,33 @@ def _prior_box(site: LayerSite) -> Constant:
             others = _halves(size if scale_all else smallest[0], ratios[1:])
         halves = [*halves, *others] if in_order else [halves[0], *others, *halves[1:]]
         shapes += [(w, h, 0.0, 0.0, False) for w, h in halves]
-    boxes: list[tuple[float, ...]] = []
-    site.spend(_BOX * height * width * len(shapes))
-    for row in range(height):
-        for column in range(width):
-            if step == 0:
-                x, y = (column + 0.5) * (image_w / width), (row + 0.5) * (image_h / height)
-            else:
-                x, y = (column + offset) * step, (row + offset) * step
-            for half_w, half_h, right, down, cuts in shapes:
-                cx, cy = x + right, y + down
-                low = (cx - half_w) / image_w, (cy - half_h) / image_h
-                high = (cx + half_w) / image_w, (cy + half_h) / image_h
-                if cuts:
-                    low, high = (max(low[0], 0), max(low[1], 0)), (min(high[0], 1), min(high[1], 1))
-                boxes.append((*low, *high))
-    return _priors(site, boxes)
+    rows, columns = (
+        [(i + offset) * step if step else (i + 0.5) * (m / n) for i in range(n)]
+        for n, m in zip(feature, image, strict=True)
+    )
+    return _priors(site, image, (rows, columns), shapes)
 
 
 @everywhere("PriorBoxClustered")
 def _prior_box_clustered(site: LayerSite) -> Constant:
     """Return boxes of given extents around each item."""
-    (height, width), (image_h, image_w) = _sizes(site)
+    feature, image = _sizes(site)
     if site.net.is_legacy:
-        image_h, image_w = site.int("img_h", 0) or image_h, site.int("img_w", 0) or image_w
+        image = site.int("img_h", 0) or image[0], site.int("img_w", 0) or image[1]
     widths, heights = site.numbers("width"), site.numbers("height")
-    both = site.number("step", 0)
-    step_x = site.number("step_w", 0) or both or image_w / width
-    step_y = site.number("step_h", 0) or both or image_h / height
-    offset = site.number("offset", 0)
-    site.spend(_BOX * height * width * len(widths))
-    boxes = [
-        (
-            ((column + offset) * step_x - w / 2) / image_w,
-            ((row + offset) * step_y - h / 2) / image_h,
-            ((column + offset) * step_x + w / 2) / image_w,
-            ((row + offset) * step_y + h / 2) / image_h,
-        )
-        for row in range(height)
-        for column in range(width)
-        for w, h in zip(widths, heights, strict=True)
-    ]
-    return _priors(site, boxes)
+    both, offset = site.number("step", 0), site.number("offset", 0)
+    rows, columns = (
+        [(i + offset) * (site.number(name, 0) or both or m / n) for i in range(n)]
+        for name, n, m in zip(("step_h", "step_w"), feature, image, strict=True)
+    )
+    shapes = [(w / 2, h / 2, 0.0, 0.0, False) for w, h in zip(widths, heights, strict=True)]
+    return _priors(site, image, (rows, columns), shapes)
 
 
 @everywhere("DetectionOutput")
-def _detection_output(site: LayerSite) -> Value:
-    locations, confidences, priors = site.first(3)
+def _detection_output(
+    site: LayerSite, locations: Value, confidences: Value, priors: Value
+) -> Value:
     normalized = site.flag("normalized", site.net.is_legacy)
     count = max(priors.type.shape[-1] // (4 if normalized else 5), 1)
     code = site.text("code_type", "caffe.priorboxparameter.corner")
@@ -220,9 +214,8 @@ def _simpler_nms(site: LayerSite) -> Any:
 
 
 @everywhere("RegionYolo")
-def _region_yolo(site: LayerSite) -> Value:
+def _region_yolo(site: LayerSite, x: Value) -> Value:
     """Apply the logistic function to places, objectness and classes, or softmax to classes."""
-    x = site.tensor(0)
     batch, channels, height, width = x.type.shape
     coords, classes = site.int("coords", 4), site.int("classes")
     is_softmax = site.flag("do_softmax", True)
@@ -249,9 +242,8 @@ def _region_yolo(site: LayerSite) -> Value:
 
 
 @opsets("ExperimentalDetectronPriorGridGenerator")
-def _prior_grid_generator(site: LayerSite) -> Value:
+def _prior_grid_generator(site: LayerSite, priors: Value) -> Value:
     """Return boxes [n,4] around the middle of each item of the features."""
-    priors = site.tensor(0)
     extents: list[int] = []
     steps: list[float] = []
     for axis, (size, stride) in enumerate((("h", "stride_y"), ("w", "stride_x")), 2):

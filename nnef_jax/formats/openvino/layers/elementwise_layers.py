@@ -16,13 +16,7 @@ from nnef_jax.formats.openvino.layers import everywhere, legacy, meanings, opset
 from nnef_jax.formats.openvino.operations import FUNCTIONS
 
 
-@everywhere("Clamp")
-def _clamp(site: LayerSite) -> Value:
-    return _clamped(site, site.number("min", 0), site.number("max", 6))
-
-
-def _clamped(site: LayerSite, low: float, high: float) -> Value:
-    x = site.tensor(0)
+def _clamped(site: LayerSite, x: Value, low: float, high: float) -> Value:
     dtype = x.type.dtype
     if is_float(dtype):
         return site.last.clamp(x, low, high)
@@ -33,21 +27,19 @@ def _clamped(site: LayerSite, low: float, high: float) -> Value:
     return site.last.clamp(x, *ends)
 
 
+everywhere("Clamp")(lambda site, x: _clamped(site, x, site.number("min", 0), site.number("max", 6)))
+legacy("ReLU6")(lambda site, x: _clamped(site, x, 0.0, site.number("n", 6)))
+
+
 @legacy("ReLU")
-def _leaky(site: LayerSite) -> Value:
+def _leaky(site: LayerSite, x: Value) -> Value:
     slope = site.number("negative_slope", 0)
-    x = site.tensor(0)
     return site.last.leaky_relu(x, alpha=slope) if slope else site.last.relu(x)
 
 
-@legacy("ReLU6")
-def _relu6(site: LayerSite) -> Value:
-    return _clamped(site, 0.0, site.number("n", 6))
-
-
 @opsets("PReLU")
-def _prelu(site: LayerSite) -> Value:
-    x, slope = site.tensor(0), site.operand(1)
+def _prelu(site: LayerSite, x: Value) -> Value:
+    slope = site.operand(1)
     shape, own = x.type.shape, site.shape(1)
     if len(own) == 1 and len(shape) > 1 and own[0] in (1, shape[1]):  # of channels
         return site.last.prelu(x, site.unsqueezed(slope, 0))
@@ -55,26 +47,24 @@ def _prelu(site: LayerSite) -> Value:
 
 
 @legacy("PReLU")
-def _prelu_of_channels(site: LayerSite) -> Value:
+def _prelu_of_channels(site: LayerSite, x: Value) -> Value:
     """Return the positive part, and the negative one times a slope, of each channel or of all.
 
     How many are stored decides, whatever `channel_shared` says.
     """
-    x = site.tensor(0)
     slopes = 1 if site.has_one_weight() else x.type.shape[1]
     return site.last.prelu(x, site.needed("weights", (1, slopes)))
 
 
 @everywhere("HardSigmoid")
-def _hard_sigmoid(site: LayerSite) -> Value:
+def _hard_sigmoid(site: LayerSite, x: Value) -> Value:
     alpha, beta = site.number_at(1, "alpha", 0.2), site.number_at(2, "beta", 0.5)
-    scaled = site.step.add(site.step.mul(site.tensor(0), alpha), beta)
+    scaled = site.step.add(site.step.mul(x, alpha), beta)
     return site.last.clamp(scaled, 0.0, 1.0)
 
 
 @everywhere("Swish")
-def _swish(site: LayerSite) -> Value:
-    x = site.tensor(0)
+def _swish(site: LayerSite, x: Value) -> Value:
     beta: Any = site.operand(1) if site.has(1) else site.number("alpha", 1.0)
     if isinstance(beta, Constant):
         beta = site.scalar(1)
@@ -86,8 +76,8 @@ def _swish(site: LayerSite) -> Value:
 
 
 @everywhere("Gelu")
-def _gelu(site: LayerSite) -> Value:
-    x, step = site.tensor(0), site.step
+def _gelu(site: LayerSite, x: Value) -> Value:
+    step = site.step
     if site.choice("approximation_mode", "erf", "tanh", default="erf") == "tanh":
         return site.last.gelu(x, approximation="tanh")
     inner = step.erf(step.mul(x, math.sqrt(0.5)))
@@ -101,13 +91,13 @@ _ACTIVATIONS = {
 
 
 @legacy("Activation")
-def _activation(site: LayerSite) -> Value:
+def _activation(site: LayerSite, x: Value) -> Value:
     """Return what the attribute `type` names: an activation, or any function of one tensor."""
     kind = site.text("type")
     if kind == "square":
-        return site.last.sqr(site.tensor(0))
+        return site.last.sqr(x)
     if kind == "linear":
-        scaled = site.step.mul(site.tensor(0), site.number("alpha", 1))
+        scaled = site.step.mul(x, site.number("alpha", 1))
         return site.last.add(scaled, site.number("beta", 0))
     if kind not in _ACTIVATIONS:
         raise InvalidOperation(f"there is no activation '{kind}'")
@@ -224,9 +214,7 @@ def _xor(last: Steps, site: LayerSite, x: Any, y: Any) -> Value:
     return last.and_(either, site.step.not_(both))
 
 
-@opsets("LogicalXor")
-def _logical_xor(site: LayerSite) -> Value:
-    return _xor(site.last, site, *site.broadcast())
+opsets("LogicalXor")(lambda site: _xor(site.last, site, *site.broadcast()))
 
 
 _ELTWISE = {
@@ -282,9 +270,8 @@ def _joined(site: LayerSite, last: Steps, operation: str, x: Any, y: Any) -> Val
 
 
 @legacy("Power")
-def _legacy_power(site: LayerSite) -> Value:
+def _legacy_power(site: LayerSite, x: Value) -> Value:
     """Return (shift + scale * x) ** power."""
-    x = site.tensor(0)
     given = (
         ("mul", site.number("scale", 1), 1),
         ("add", site.number("shift", 0), 0),
@@ -297,6 +284,5 @@ def _legacy_power(site: LayerSite) -> Value:
 
 
 @everywhere("Select")
-def _select(site: LayerSite) -> Value:
-    condition = site.truths(site.tensor(0))
-    return site.last.select(*site.aligned(condition, site.tensor(1), site.tensor(2)))
+def _select(site: LayerSite, condition: Value, x: Value, y: Value) -> Value:
+    return site.last.select(*site.aligned(site.truths(condition), x, y))

@@ -153,9 +153,8 @@ def _declared(site: LayerSite) -> list[int]:
 
 
 @legacy("Interp")
-def _interp(site: LayerSite) -> Value:
+def _interp(site: LayerSite, x: Value) -> Value:
     """Interpolate linearly to the declared extents, corners on corners unless said otherwise."""
-    x = site.tensor(0)
     begin, end = site.int("pad_beg", 0), site.int("pad_end", 0)
     axes = [*range(2, len(x.type.shape))]
     if min(begin, end) < 0:

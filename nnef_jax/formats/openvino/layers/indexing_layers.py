@@ -105,17 +105,9 @@ def _range(site: LayerSite) -> Constant | Value:
     return Constant(found.astype(np.int64 if type[0] in "iu" else np.float32), type, derived=True)
 
 
-@everywhere("ReverseSequence")
-def _reverse_sequence(site: LayerSite) -> Value:
-    """Reverse the first items of each sequence, as many as its length."""
-    axes = {"batch_axis": site.axis_of("batch_axis", 0), "time_axis": site.axis_of("seq_axis", 1)}
-    return site.last.reverse_sequence(site.tensor(0), site.indices(1), **axes)
-
-
 @everywhere("Bucketize")
-def _bucketize(site: LayerSite) -> Value:
+def _bucketize(site: LayerSite, x: Value, edges: Value) -> Value:
     """Return between which boundaries items lie."""
-    x, edges = site.first(2)
     beyond = "gt" if site.flag("with_right_bound", True) else "ge"
     rank = len(x.type.shape)
     x = site.unsqueezed(x, rank)
@@ -125,9 +117,8 @@ def _bucketize(site: LayerSite) -> Value:
 
 
 @opsets("SearchSorted")
-def _search_sorted(site: LayerSite) -> Value:
+def _search_sorted(site: LayerSite, edges: Value, x: Value) -> Value:
     """Return how many items of a sorted last axis are below each value, or not above it."""
-    edges, x = site.first(2)
     rank = len(x.type.shape)
     if len(edges.type.shape) == 1:
         edges = site.step.unsqueeze(edges, axes=[*range(rank - 1)])
@@ -142,9 +133,8 @@ _NEUTRAL = {"sum": 0, "mean": 0, "prod": 1, "min": np.inf, "max": -np.inf}
 
 
 @opsets("ScatterElementsUpdate")
-def _scatter_elements(site: LayerSite) -> Value:
+def _scatter_elements(site: LayerSite, x: Value, indices: Value, updates: Value) -> Value:
     """Put single items at indices along an axis, joined with what is there if so asked."""
-    x, indices, updates = site.first(3)
     axis, dtype = site.axes(3)[0], x.type.dtype
     reduction = site.choice("reduction", *_REDUCTIONS, "mean", default="none")
     keeps_first = site.flag("use_init_val", True)
@@ -182,9 +172,8 @@ def _scatter_nd(site: LayerSite) -> Value:
 
 
 @everywhere("ScatterUpdate")
-def _scatter_update(site: LayerSite) -> Value:
+def _scatter_update(site: LayerSite, x: Value, indices: Value, updates: Value) -> Value:
     """Put slices at indices along an axis."""
-    x, indices, updates = site.first(3)
     axis = site.axes(3)[0]
     rank, count = len(x.type.shape), len(indices.type.shape)
     order = [axis, *(i for i in range(rank) if i != axis)]
@@ -277,9 +266,8 @@ def _unique(site: LayerSite) -> list[Value]:
 
 
 @legacy("Unique")
-def _legacy_unique(site: LayerSite) -> list[Value]:
+def _legacy_unique(site: LayerSite, x: Value) -> list[Value]:
     """Return distinct items, behind them the last again, and what is asked for, as real numbers."""
-    x = site.tensor(0)
     items, _, inverse, often, _ = _distinct(site, x, 0, sorts=site.flag("sorted"))
     asked = [("return_inverse", inverse), ("return_counts", often)]
     return [items, *(site.cast(found, x.type.dtype) for name, found in asked if site.flag(name))]

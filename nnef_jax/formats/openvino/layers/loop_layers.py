@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Layer
+from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
 from nnef_jax.formats.openvino.flat_graph import Count, FlatGraph
-from nnef_jax.formats.openvino.layer_site import LayerSite, derived
+from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers import everywhere, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, layer_at, links, source_of
 from nnef_jax.formats.openvino.site import Tensor
@@ -83,17 +84,10 @@ class _Repetition:
                     before = self.back.get(end)
                     is_fixed = before is None or source_of(self.body, before) == end
                 else:
-                    is_fixed = layer.kind in CONSTANTS and self._stored(layer).array.all()
+                    here = replace(self.site, layer=layer, net=self.body.net, operands=())
+                    is_fixed = layer.kind in CONSTANTS and stored(here).array.all()
                 return None if is_fixed else end
         return None
-
-    def _stored(self, layer: Layer) -> Constant:
-        from nnef_jax.formats.openvino.flatten import stored
-
-        return stored(replace(self.site, layer=layer, net=self.body.net, operands=()))
-
-    def _outer(self, link: Link) -> Tensor:
-        return outer(self.site, link)
 
     def _is_turn(self, link: Link) -> bool:
         return link.purpose == "current_iteration" or link.port < 0
@@ -105,7 +99,7 @@ class _Repetition:
     def parts(self) -> int | None:
         """Return how many parts there are of what is cut; None where nothing is."""
         for link in self._cut:
-            shape = self.site.known_shape(self._outer(link))
+            shape = self.site.known_shape(outer(self.site, link))
             axis = self.site.axis(link.axis or 0, len(shape))
             low, high, _ = _range(link, shape[axis])
             return -(-(high - low) // link.size)
@@ -133,7 +127,7 @@ class _Repetition:
         site, scanned, heads = self.site, list[Value](), list[Value]()
         axes, chunks = list[int](), list[int]()
         for i, link in enumerate(self._cut):
-            value, sign, axis = _cut(site, site.tensor(self._outer(link)), link)
+            value, sign, axis = _cut(site, site.tensor(outer(self.site, link)), link)
             shape = list(value.type.shape)
             shape[axis] = link.size
             heads.append(self._enter(value, shape, f"part_{i}"))
@@ -152,9 +146,7 @@ class _Repetition:
             scanned.append(value)
             axes.append(0)
             chunks.append(1)
-        given = {"scanned": scanned}
-        attributes = {"axes": tuple(axes), "chunks": tuple(chunks), "skip": 0}
-        return self._emit("scan", heads, None, given, attributes)
+        return self._emit(partial(site.step.scan, scanned, axes=axes, chunks=chunks, skip=0), heads)
 
     def until(
         self, going: End | None, count: Tensor | int | None, begins: Tensor | bool
@@ -170,7 +162,7 @@ class _Repetition:
         number = inner.graph.builder.input("turn", TensorType((), integer))
         self._number(number)
         for link in self._cut:
-            value, sign, axis = _cut(site, site.tensor(self._outer(link)), link)
+            value, sign, axis = _cut(site, site.tensor(outer(self.site, link)), link)
             start: Value = number
             if link.size > 1:
                 start = inner.step.mul(start, link.size)
@@ -188,19 +180,13 @@ class _Repetition:
         else:
             most = min([*bounds, int(np.iinfo(integer).max)])
         starts = begins if isinstance(begins, bool) else truth(site, begins)
-        given = {"count": most, "condition": starts}
-        return self._emit("loop", [number], going, given, {"limit": limit}, ends=True)
+        add = partial(site.step.loop, most, starts, limit=limit)
+        return self._emit(add, [number], going, ends=True)
 
     def _emit(
-        self,
-        kind: str,
-        heads: Sequence[Value],
-        going: End | None,
-        operands: dict[str, Any],
-        attributes: dict[str, Any],
-        *,
+        self, add: Callable[..., Any], heads: Sequence[Value], going: End | None = None, *,
         ends: bool = False,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         """Add the operation, whose body first says whether it goes on if it `ends` by that."""
         site, inner, body = self.site, self.inner, self.body
         rest = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
@@ -208,9 +194,9 @@ class _Repetition:
         for link in rest:
             if link in states:
                 continue
-            value = self._outer(link)
+            value = outer(self.site, link)
             self.feeds[link.end] = value if isinstance(value, Constant) else self._hold(value)
-        initial = [site.tensor(self._outer(link)) for link in states]
+        initial = [site.tensor(outer(self.site, link)) for link in states]
         before = [self._enter(v, v.type.shape, f"state_{i}") for i, v in enumerate(initial)]
         self.feeds.update({link.end: value for link, value in zip(states, before, strict=True)})
         nexts = [source_of(body, self.back[link.end]) for link in states]
@@ -235,9 +221,9 @@ class _Repetition:
             how.append(("last", 0, 1))
         captured = [*self.graph.captured.items()]
         order = [*heads, *self.held, *(i for i, _ in captured), *before]
-        operands |= {"full": [*self.full, *(o for _, o in captured)], "initial": initial}
+        full = [*self.full, *(o for _, o in captured)]
         flat = graph_of(self.graph, order, [*first, *after, *values])
-        made = site.insert(kind, operands, body=flat, outputs=tuple(how), **attributes)
+        made = add(full, initial, body=flat, outputs=how)
         made = made if isinstance(made, list) else [made]
         if ends:
             self._count(shown, made)

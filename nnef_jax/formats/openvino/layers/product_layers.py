@@ -35,8 +35,7 @@ def _matmul(site: LayerSite) -> Value:
 
 
 @legacy("FullyConnected", "InnerProduct")
-def _fully_connected(site: LayerSite) -> Value:
-    x = site.tensor(0)
+def _fully_connected(site: LayerSite, x: Value) -> Value:
     outputs = site.int(site.attribute("out-size", "out_size"), 0)
     if not outputs:
         raise InvalidOperation("attribute 'out-size' is missing")
@@ -51,9 +50,9 @@ def _fully_connected(site: LayerSite) -> Value:
 
 
 @legacy("GEMM")
-def _gemm(site: LayerSite) -> Value:
+def _gemm(site: LayerSite, left: Value, right: Value) -> Value:
     """Return alpha * A * B + beta * C."""
-    operands = site.aligned(*site.first(2))
+    operands = site.aligned(left, right)
     flags = {"transposeA": site.flag("transpose_a"), "transposeB": site.flag("transpose_b")}
     alpha, beta = site.number("alpha", 1), site.number("beta", 1)
     x = site.step.matmul(*operands, **flags)
@@ -81,12 +80,11 @@ def _einsum(site: LayerSite) -> Value:
 
 
 @opsets("ScaledDotProductAttention")
-def _attention(site: LayerSite) -> Value:
+def _attention(site: LayerSite, query: Value, key: Value, value: Value) -> Value:
     """Attend; inputs are query, key, value, and may be mask, scale and sink.
 
     A causal mask counts times from the first, and takes the place of the mask that is given.
     """
-    query, key, value = site.first(3)
     is_causal = site.flag("causal")
     mask: Any = site.operand(3) if site.has(3) and not is_causal else False
     if isinstance(mask, Constant) and mask.array.size == 1 and not mask.array.any():

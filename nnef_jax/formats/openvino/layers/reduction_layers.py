@@ -119,9 +119,8 @@ def _top_k(site: LayerSite) -> list[Value]:
 
 
 @legacy("BatchNormalization")
-def _batch_normalization(site: LayerSite) -> Value:
+def _batch_normalization(site: LayerSite, x: Value) -> Value:
     """Return (x - biases) / sqrt(weights + epsilon): the variance is called weights."""
-    x = site.tensor(0)
     variance, mean = (site.blob(tag, (1, x.type.shape[1])) for tag in ("weights", "biases"))
     if variance is None or mean is None:
         raise InvalidOperation("it needs weights and biases")
@@ -141,8 +140,7 @@ def _batch_norm_inference(site: LayerSite) -> Value:
 
 
 @legacy("ScaleShift")
-def _scale_shift(site: LayerSite) -> Value:
-    x = site.tensor(0)
+def _scale_shift(site: LayerSite, x: Value) -> Value:
     shape = x.type.shape
     axis = 1 if len(shape) > 1 else 0
     count = 1 if site.has_one_weight() else shape[axis]
@@ -238,9 +236,7 @@ def _normalize_l2(site: LayerSite) -> Value:
     return _unit(site, axes, site.number("eps"), where)
 
 
-@everywhere("GRN")
-def _grn(site: LayerSite) -> Value:
-    return _unit(site, [1], site.number("bias", 1.0))
+everywhere("GRN")(lambda site: _unit(site, [1], site.number("bias", 1.0)))
 
 
 @opsets("RMS", "RMSNorm")

@@ -113,9 +113,8 @@ def _multiclass_nms(site: LayerSite) -> Any:
 
 
 @everywhere("ROIPooling")
-def _roi_pooling(site: LayerSite) -> Value:
+def _roi_pooling(site: LayerSite, x: Value, rois: Value) -> Value:
     """Pool regions (image, x1, y1, x2, y2): maxima of bins, or items between corners."""
-    x, rois = site.first(2)
     size = site.ints("output_size", site.ints("output_roi", [0, 0]))
     size = [site.int("pooled_h", size[0]), site.int("pooled_w", size[-1])]
     first = site.part(rois, 1, 0, 1)
@@ -227,9 +226,8 @@ def _roi_feature_extractor(site: LayerSite) -> Any:
 
 
 @opsets("ExperimentalDetectronTopKROIs")
-def _top_k_rois(site: LayerSite) -> Value:
+def _top_k_rois(site: LayerSite, rois: Value, probabilities: Value) -> Value:
     """Return the regions [n,4] of the highest probabilities."""
-    rois, probabilities = site.first(2)
     count = min(site.int("max_rois", 0), site.known_shape(probabilities)[0])
     _, best = site.step.topk(probabilities, axis=0, k=count, largest=True)
     return site.last.gather(rois, best, axis=0)

@@ -39,17 +39,6 @@ def _greedy_decoder(site: LayerSite) -> list[Value]:
     ]
 
 
-@opsets("CTCLoss")
-def _ctc_loss(site: LayerSite) -> Value:
-    """Return what the labels of each sequence cost: -log of their probability."""
-    return site.last.ctc_loss(
-        site.tensor(0), *(site.whole(i) for i in (1, 2, 3)),
-        blank=site.integers(4)[0] if site.has(4) else site.known_shape()[2] - 1,
-        collapses=site.flag("preprocess_collapse_repeated"),
-        merges=site.flag("ctc_merge_repeated", True), unique=site.flag("unique"),
-    )  # fmt: skip
-
-
 @everywhere("GatherTree")
 def _gather_tree(site: LayerSite) -> Value:
     """Return the tokens of beams, traced back from the last step, [steps,batch,beams]."""

@@ -58,14 +58,8 @@ def _rebatched(wanted: Sequence[int], declared: Sequence[int], found: Sequence[i
     return wanted
 
 
-@legacy("Flatten")
-def _flatten(site: LayerSite) -> Value:
-    return site.flattened(site.tensor(0), site.axis_of("axis", 0), site.axis_of("end_axis", -1))
-
-
 @everywhere("Squeeze")
-def _squeeze(site: LayerSite) -> Value:
-    x = site.tensor(0)
+def _squeeze(site: LayerSite, x: Value) -> Value:
     shape = x.type.shape
     axes = site.axes(1) if site.has(1) else []
     if not axes:
@@ -263,8 +257,7 @@ def _space_to_depth(site: LayerSite) -> Value:
 
 
 @opsets("SpaceToBatch")
-def _space_to_batch(site: LayerSite) -> Value:
-    x = site.tensor(0)
+def _space_to_batch(site: LayerSite, x: Value) -> Value:
     block, begin, end = (site.integers(i) for i in (1, 2, 3))
     if any((*begin, *end)):
         x = site.padded(x, dict(enumerate(zip(begin, end, strict=True))))
@@ -277,8 +270,7 @@ def _space_to_batch(site: LayerSite) -> Value:
 
 
 @opsets("BatchToSpace")
-def _batch_to_space(site: LayerSite) -> Value:
-    x = site.tensor(0)
+def _batch_to_space(site: LayerSite, x: Value) -> Value:
     block, begin, end = (site.integers(i) for i in (1, 2, 3))
     shape, rank = site.known_shape(), len(block)
     counts = [shape[0] // math.prod(block), *shape[1:]]
@@ -304,9 +296,8 @@ def _shuffle_channels(site: LayerSite) -> Value:
 
 
 @everywhere("ReorgYolo")
-def _reorg_yolo(site: LayerSite) -> Value:
+def _reorg_yolo(site: LayerSite, x: Value) -> Value:
     """Rearrange as darknet does: the input is read as if it had channels / stride^2 channels."""
-    x = site.tensor(0)
     stride = site.ints("stride")[0]
     batch, channels, height, width = site.known_shape()
     if stride < 1 or channels % stride**2 or height % stride or width % stride:

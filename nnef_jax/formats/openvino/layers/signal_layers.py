@@ -45,9 +45,8 @@ def _inverse(site: LayerSite) -> Value:
 
 
 @opsets("Col2Im")
-def _col_to_im(site: LayerSite) -> Value:
+def _col_to_im(site: LayerSite, x: Value) -> Value:
     """Add patches up, [batch,channels*cells,patches], where they lie in the image."""
-    x = site.tensor(0)
     size, kernel = site.integers(1), site.integers(2)
     strides, dilations = site.ints("strides", [1, 1]), site.ints("dilations", [1, 1])
     begin, end = site.ints("pads_begin", [0, 0]), site.ints("pads_end", [0, 0])
@@ -76,9 +75,8 @@ def _col_to_im(site: LayerSite) -> Value:
 
 
 @opsets("ExtractImagePatches")
-def _extract_patches(site: LayerSite) -> Value:
+def _extract_patches(site: LayerSite, x: Value) -> Value:
     """Return the items of windows as channels, the window's cells slowest."""
-    x = site.tensor(0)
     sizes, strides, rates = (site.ints(n) for n in ("sizes", "strides", "rates"))
     channels = x.type.shape[1]
     padding = padding_of(site, x.type.shape[2:], spans_of(sizes, rates), strides)
@@ -175,12 +173,11 @@ def _irdft(site: LayerSite) -> Value:
 
 
 @opsets("STFT")
-def _stft(site: LayerSite) -> Value:
+def _stft(site: LayerSite, x: Value, window: Value) -> Value:
     """Return frequencies from 0 to a half of windowed frames, [batch,frames,frequencies,2].
 
     With `transpose_frames` frequencies are before frames.
     """
-    x, window = site.first(2)
     size, step = site.integers(2)[0], site.integers(3)[0]
     axis = len(site.known_shape()) - 1
     frames = {"axis": axis, "frame_length": size, "frame_step": step}
@@ -192,9 +189,8 @@ def _stft(site: LayerSite) -> Value:
 
 
 @opsets("ISTFT")
-def _istft(site: LayerSite) -> Value:
+def _istft(site: LayerSite, x: Value, window: Value) -> Value:
     """Add windowed frames up, over the squares of their windows; of a length if one is given."""
-    x, window = site.first(2)
     add, size, hop = site.step, site.integers(2)[0], site.integers(3)[0]
     shape = site.known_shape()
     if len(shape) == 3:

@@ -52,8 +52,7 @@ def _sliced(site: LayerSite, x: Value, parts: Mapping[int, Part], *, final: bool
 
 
 @opsets("Slice")
-def _slice(site: LayerSite) -> Value:
-    x = site.tensor(0)
+def _slice(site: LayerSite, x: Value) -> Value:
     begin, end, step = (site.integers(i) for i in (1, 2, 3))
     axes = site.axes(4) if site.has(4) else range(len(begin))
     parts: dict[int, Part] = {
@@ -63,12 +62,11 @@ def _slice(site: LayerSite) -> Value:
 
 
 @everywhere("StridedSlice")
-def _strided_slice(site: LayerSite) -> Value:
+def _strided_slice(site: LayerSite, x: Value) -> Value:
     """Cut as tensorflow does: masks ignore bounds, add axes, take one item, stand for the rest.
 
     Before version 10 a 1 in `begin_mask` and `end_mask` uses the bound, since then it ignores it.
     """
-    x = site.tensor(0)
     begin, end = site.integers(1), site.integers(2)
     count = max(len(begin), len(end))
     step = site.integers(3) if site.has(3) else [1] * count
@@ -114,9 +112,8 @@ def _strided_slice(site: LayerSite) -> Value:
 
 
 @legacy("Crop")
-def _crop(site: LayerSite) -> Value:
+def _crop(site: LayerSite, x: Value) -> Value:
     """Cut to the extents of a second input, to `dim`, or by `crop_begin` and `crop_end`."""
-    x = site.tensor(0)
     element, attributes = site.layer.element, site.layer.attributes
     axes, offsets = [site.axis(a) for a in site.ints("axis", [])], site.ints("offset", [])
     if not axes:  # of version 2: an element for each axis

@@ -16,7 +16,7 @@ from lowering.extents import UNKNOWN
 from lowering.graph import Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS
-from nnef_jax.formats.openvino.layer_site import LayerSite
+from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 from nnef_jax.formats.openvino.operations import operation
 from nnef_jax.formats.openvino.window_attributes import (
@@ -59,8 +59,7 @@ def _filter(
 
 @everywhere("Convolution")
 @opsets("GroupConvolution")
-def _convolution(site: LayerSite) -> Value:
-    x = site.tensor(0)
+def _convolution(site: LayerSite, x: Value) -> Value:
     filter, bias, groups, kernel = _filter(site)
     window = window_of(site, x.type.shape[2:], kernel)
     if any(min(pair) < 0 for pair in window["padding"]):
@@ -166,8 +165,6 @@ def _binary(site: LayerSite) -> Value:
 
 
 def _bits(site: LayerSite) -> Constant:
-    from nnef_jax.formats.openvino.flatten import stored
-
     if site.net.is_legacy:
         inputs = site.shape()[1] // site.int("group", 1)
         return site.needed("weights", (site.int("output"), inputs, *kernel_of(site)), "bin")
