@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from nnef_jax.formats.openvino import layers
 from tests.pages import LANGUAGES, PAGES, ROOT, Block, blocks, session, unpasteable
 
 ELSEWHERE = {"docs/devices.md"}  # test_sharding runs it, by a program that has eight devices
@@ -31,6 +32,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     monkeypatch.setenv("MPLBACKEND", "agg")
+    tables = [layers.meanings(is_legacy=True), layers.meanings(is_legacy=False)]
+    for name, table in zip(("_LEGACY", "_OPSETS"), tables, strict=True):
+        monkeypatch.setattr(layers, name, dict(table))  # to which pages add
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -151,6 +155,9 @@ def extending(names: Names) -> None:
     np.testing.assert_array_equal(nnef_jax.load("saved.nnef.tgz", rules=rules)(xs[0]), model(xs[0]))
     with pytest.raises(nnef_jax.UnsupportedError, match="no rule for operation 'mish'"):
         nnef_jax.load("saved.nnef.tgz")
+    softened = np.sqrt(1 + 0.5)
+    wanted = np.full((2, 3), np.log1p(np.exp(softened - 4)) - 0.1 * softened)
+    np.testing.assert_allclose(names[-1]["activated"], wanted, rtol=1e-6)
 
 
 def inside(names: Names) -> None:

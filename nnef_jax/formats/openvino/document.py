@@ -17,7 +17,11 @@ from nnef_jax.limits import COMPARISONS_PER_STEP, OPERATION, Meter
 OLDEST, NEWEST = 2, 11
 FIRST_OF_OPSETS = 10  # the version from which weights are layers
 CONSTANTS = ("const", "constant")  # layers, in lower case
+_CALLED = {  # types as version 2 calls them
+    "fullyconnected": "fc", "innerproduct": "fc", "norm": "lrn", "batchnormalization": "batch_norm",
+}  # fmt: skip
 _BODIES = ("body", "then_body", "else_body")
+_PLACE = ("offset", "size")  # attributes of what lies in the .bin
 _LARGEST = 1 << 40  # of an extent
 OPEN_RANK = "..."  # a shape
 BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")  # of an extent that is open
@@ -43,7 +47,7 @@ class Blob:
 
 
 @dataclass(slots=True, eq=False)
-class Layer:
+class NetLayer:
     """One layer. `attributes` are those of its data node; `kind` is its type in lower case."""
 
     id: int
@@ -59,10 +63,17 @@ class Layer:
     span: Span
     element: Element
 
+    def __str__(self) -> str:
+        return f"layer '{self.name}' ({self.type})"
+
     @property
     def kind(self) -> str:
         """Return the type as layers are looked up."""
         return self.type.lower()
+
+    def end_name(self, ports: Sequence[Port], i: int) -> str:
+        """Return what one of the ports is called where it has no name of its own."""
+        return self.name if len(ports) == 1 else f"{self.name}.{i}"
 
 
 End = tuple[int, int]  # a layer's and a port's id
@@ -74,7 +85,7 @@ class Net:
 
     name: str
     version: int
-    layers: Sequence[Layer]
+    layers: Sequence[NetLayer]
     feeds: Mapping[End, End]  # an input port to the output port that feeds it
     element: Element
     source: Source
@@ -85,7 +96,7 @@ class Net:
         return self.version < FIRST_OF_OPSETS
 
     @cached_property
-    def by_id(self) -> Mapping[int, Layer]:
+    def by_id(self) -> Mapping[int, NetLayer]:
         """Return the layers by their ids."""
         return {layer.id: layer for layer in self.layers}
 
@@ -121,11 +132,11 @@ def read_net(root: Element, source: Source, meter: Meter) -> Net:
             f"the network is of version {version}, versions {OLDEST} to {NEWEST} are read",
             span=root.span(source),
         )
-    return _Reader(source, meter, version).net(root)
+    return _NetReader(source, meter, version).net(root)
 
 
 @dataclass(slots=True)
-class _Reader:
+class _NetReader:
     source: Source
     meter: Meter
     version: int
@@ -136,7 +147,7 @@ class _Reader:
         raise_all(self.errors)
         if not layers:
             raise SemanticError("the network has no layers", span=element.span(self.source))
-        by_id: dict[int, Layer] = {}
+        by_id: dict[int, NetLayer] = {}
         for layer in layers:
             known = by_id.setdefault(layer.id, layer)
             if known is not layer:
@@ -153,7 +164,7 @@ class _Reader:
     def _error(self, message: str, element: Element, hint: str = "") -> None:
         self.errors.append(SemanticError(message, span=element.span(self.source), hint=hint))
 
-    def _layer(self, e: Element) -> Layer:
+    def _layer(self, e: Element) -> NetLayer:
         self.meter.spend(OPERATION, self.source.name)
         name, type = e.attributes.get("name", ""), e.attributes.get("type", "")
         id, blobs, inputs, outputs = -1, dict[str, Blob](), list[Port](), list[Port]()
@@ -161,8 +172,8 @@ class _Reader:
             if not type:
                 raise InvalidOperation("a layer has no type")
             id = whole_number(e.attributes, "id")
-            precision = e.attributes.get("precision", "")
-            precision = element_type(precision) if precision not in ("", "UNSPECIFIED") else ""
+            given = e.attributes.get("precision", "")
+            precision = "" if given == "UNSPECIFIED" else _type(e.attributes)
             inputs = [self._port(p) for p in e.below("input") if p.tag == "port"]
             outputs = [self._port(p) for p in e.below("output") if p.tag == "port"]
             ids = [port.id for port in (*inputs, *outputs)]
@@ -170,8 +181,9 @@ class _Reader:
                 raise InvalidOperation("two ports of the layer have one id")
             for holder in (e, e.child("blobs")):
                 for blob in holder.children if holder else ():
-                    if "offset" in blob.attributes and "size" in blob.attributes:
-                        blobs[blob.tag] = _blob(blob.attributes)
+                    if all(name in blob.attributes for name in _PLACE):
+                        offset, size = (whole_number(blob.attributes, x) for x in _PLACE)
+                        blobs[blob.tag] = Blob(offset, size, _type(blob.attributes))
         except InvalidOperation as error:
             message = f"layer '{name}' ({type or 'of no type'}): {error.message}"
             self._error(message, e, error.hint)
@@ -180,7 +192,7 @@ class _Reader:
         for body in bodies.values():  # each line of a port map is looked for among all
             lines = len(body.ports) + len(inputs) + len(outputs)
             self.meter.spend(lines**2 // COMPARISONS_PER_STEP, self.source.name)
-        return Layer(
+        return NetLayer(
             id,
             name or f"{type.lower()}_{id}",
             type,
@@ -198,16 +210,14 @@ class _Reader:
     def _port(self, e: Element) -> Port:
         dims = [*e.dims, *(c.text for c in e.children if c.tag == "dim")]
         shape = tuple(_extent(text) for text in dims)
-        type = e.attributes.get("precision", "")
         names = _names(e.attributes.get("names", ""))
-        id = whole_number(e.attributes, "id")
-        return Port(id, shape, element_type(type) if type else "", names)
+        return Port(whole_number(e.attributes, "id"), shape, _type(e.attributes), names)
 
     def _body(self, e: Element, tag: str) -> Body:
         body = e.child(tag)
         assert body is not None
         prefix = tag.removesuffix("body")
-        net = _Reader(self.source, self.meter, self.version).net(body)
+        net = _NetReader(self.source, self.meter, self.version).net(body)
         ports = [(p.tag == "input", p.attributes) for p in e.below(f"{prefix}port_map", "port_map")]
         back: list[tuple[End, End]] = []
         for edge in e.below("back_edges"):
@@ -217,7 +227,7 @@ class _Reader:
                 self._error(error.message, edge)
         return Body(net, ports, back)
 
-    def _edge(self, e: Element, layers: Mapping[int, Layer], feeds: dict[End, End]) -> None:
+    def _edge(self, e: Element, layers: Mapping[int, NetLayer], feeds: dict[End, End]) -> None:
         try:
             start, end = _end(e, "from"), _end(e, "to")
             for which, (layer, port) in (("outputs", start), ("inputs", end)):
@@ -236,8 +246,8 @@ class _Reader:
             self._error(error.message, e)
 
     def _ordered(
-        self, layers: Sequence[Layer], by_id: Mapping[int, Layer], feeds: Mapping[End, End]
-    ) -> Iterator[Layer]:
+        self, layers: Sequence[NetLayer], by_id: Mapping[int, NetLayer], feeds: Mapping[End, End]
+    ) -> Iterator[NetLayer]:
         """Yield each layer behind those that feed it, else in the order of the document."""
         state = dict[int, int]()  # 1 while what feeds a layer is looked at, 2 afterwards
         for start in layers:
@@ -265,29 +275,18 @@ class _Reader:
 def _data(e: Element, type: str) -> Element:
     """Return the element that has a layer's attributes, which version 2 calls after its type."""
     kind = type.lower()
-    aliases = {
-        "fullyconnected": "fc",
-        "innerproduct": "fc",
-        "norm": "lrn",
-        "batchnormalization": "batch_norm",
-    }
     names = [
-        x for n in (kind, aliases.get(kind, kind), "norm") for x in (f"{n}_data", f"{n}-data", n)
+        f"{name}{end}"
+        for name in (kind, _CALLED.get(kind, kind), "norm")
+        for end in ("_data", "-data", "")
     ]
-    return (
-        e.child("data", *names)
-        or e.child("elementwise_data")
-        or Element("data", {}, e.line, e.column)
-    )
+    found = e.child("data", *names) or e.child("elementwise_data")
+    return found or Element("data", {}, e.line, e.column)
 
 
-def _blob(attributes: Mapping[str, str]) -> Blob:
+def _type(attributes: Mapping[str, str]) -> str:
     type = attributes.get("precision", "")
-    return Blob(
-        whole_number(attributes, "offset"),
-        whole_number(attributes, "size"),
-        element_type(type) if type else "",
-    )
+    return element_type(type) if type else ""
 
 
 def _end(e: Element, which: str) -> End:

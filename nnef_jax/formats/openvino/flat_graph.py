@@ -17,7 +17,7 @@ from nnef_jax.formats.base import Options
 from nnef_jax.formats.emission import Emission
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import NF4, computed, stored
-from nnef_jax.formats.openvino.variables import Variable
+from nnef_jax.formats.openvino.state_variables import Variable
 
 _MOST = 4096  # items of integers that stand in the graph instead of beside it
 _ITEMS_PER_STEP = 4  # of a constant that stands in the graph

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
@@ -13,112 +12,22 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, show
 from lowering.graph import Graph, TensorType, Value
-from nnef_jax.errors import NnefError, SemanticError, UnsupportedError, raise_all
+from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
+from nnef_jax.formats.openvino.bin_file import Weights
 from nnef_jax.formats.openvino.counted import ended, followed
-from nnef_jax.formats.openvino.document import (
-    BOUNDS,
-    CONSTANTS,
-    OPEN_RANK,
-    Body,
-    End,
-    Layer,
-    Net,
-    Port,
-    extents,
-)
+from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.flat_graph import FlatGraph, located
 from nnef_jax.formats.openvino.folding import folded
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import Meaning, meanings
+from nnef_jax.formats.openvino.network_ends import INPUTS, Ends, declared_shape, require_bounds
 from nnef_jax.formats.openvino.pre_process import pre_processed
 from nnef_jax.formats.openvino.site import Tensor
-from nnef_jax.formats.openvino.variables import Variable, variables_of
-from nnef_jax.formats.openvino.weights import Weights
 from nnef_jax.limits import within_memory
 
-_T = TypeVar("_T")
 _SINKS = ("assign", "memory", "result")
-_INPUTS = ("input", "parameter")
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """The inputs and outputs of a network by name, each with its port, and its variables."""
-
-    inputs: Mapping[str, tuple[Layer, Port]]
-    outputs: Mapping[str, End]
-    variables: Mapping[str, Variable]
-
-
-def ends_of(net: Net) -> Ends:
-    """Return how the inputs and outputs of a network are called, in the order of the document."""
-    inputs: list[tuple[str, tuple[Layer, Port]]] = []
-    outputs: list[tuple[str, End]] = []
-    in_document = sorted(net.layers, key=lambda layer: layer.span.offset)
-    for layer in in_document:
-        if layer.kind in _INPUTS and layer.outputs:
-            port = layer.outputs[0]
-            inputs.append((_called(layer, port, 0, net.is_legacy), (layer, port)))
-        elif net.is_legacy:
-            for i, port in enumerate(layer.inputs):
-                if (layer.id, port.id) not in net.feeds:
-                    name = layer.name if len(layer.inputs) == 1 else f"{layer.name}.{i}"
-                    inputs.append((name, (layer, port)))
-        if net.is_legacy:
-            for i, port in enumerate(layer.outputs):
-                if (layer.id, port.id) not in net.read:
-                    name = layer.name if len(layer.outputs) == 1 else f"{layer.name}.{i}"
-                    outputs.append((name, (layer.id, port.id)))
-        elif layer.kind == "result":
-            end = net.feeds.get((layer.id, layer.inputs[0].id)) if layer.inputs else None
-            if end is None:
-                message = f"layer '{layer.name}' (Result): nothing leads to it"
-                raise SemanticError(message, span=layer.span)
-            producer = net.by_id[end[0]]
-            i = [port.id for port in producer.outputs].index(end[1])
-            named = producer.outputs[i].names or layer.inputs[0].names
-            name = named[0] if named else _called(producer, producer.outputs[i], i, legacy=False)
-            outputs.append((name, end))
-    return Ends(_by_name(inputs), _by_name(outputs), variables_of(net))
-
-
-def _called(layer: Layer, port: Port, i: int, legacy: bool) -> str:
-    if port.names and not legacy:
-        return port.names[0]
-    return layer.name if len(layer.outputs) == 1 else f"{layer.name}.{i}"
-
-
-def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Return items by name, the second of a name as `name_1`."""
-    table, repeated = dict[str, _T](), Counter[str]()
-    for name, item in items:
-        unique = name
-        while unique in table:
-            repeated[name] += 1
-            unique = f"{name}_{repeated[name]}"
-        table[unique] = item
-    return table
-
-
-def declared_shape(layer: Layer, port: Port) -> list[int | None] | None:
-    """Return the declared shape of an input, None if its rank is open; None for an open extent."""
-    text = layer.attributes.get("shape")
-    if layer.kind != "parameter" or text is None:
-        return [None if n < 0 else n for n in port.shape or ()]
-    return None if text.strip() == OPEN_RANK else extents(text)
-
-
-def _require_bounds(shape: Sequence[int | None], layer: Layer) -> None:
-    """Raise InvalidShape for an extent outside of what is declared as `1..8`, `2..` or `..8`."""
-    texts = layer.attributes.get("shape", "").split(",")
-    for axis, (extent, text) in enumerate(zip(shape, texts, strict=False)):
-        bounds = BOUNDS.fullmatch(text.strip())
-        if bounds and extent is not None:
-            low, high = bounds.groups()
-            if extent < int(low or 0) or (high and extent > int(high)):
-                raise InvalidShape(f"axis {axis} has {extent} items, declared are {text.strip()}")
 
 
 def flatten(
@@ -156,7 +65,7 @@ class Flattener:
     weights: Weights
     prefix: str = ""
 
-    def input(self, name: str, layer: Layer, port: Port, net: Net) -> Value:
+    def input(self, name: str, layer: NetLayer, port: Port, net: Net) -> Value:
         """Add an input of the network."""
         options = self.graph.options
         try:
@@ -170,7 +79,7 @@ class Flattener:
                 raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
             if any(n is not UNKNOWN and n < 0 for n in shape):
                 raise InvalidShape(f"its shape {show(shape)} has a negative extent")
-            _require_bounds(shapes.get(name, ()), layer)
+            require_bounds(shapes.get(name, ()), layer)
             declared = layer.attributes.get("element_type", "") or port.type or layer.precision
             type = element_type(declared or "f32")
             if net.is_legacy and type not in ("i32", "i64"):
@@ -178,13 +87,13 @@ class Flattener:
             value = self.graph.builder.input(name, TensorType(shape, computed(type, options.real)))
             if self.graph.symbolic is not None:
                 self.graph.symbolic.declare(value, options.symbolic_shapes.get(name, shape))
-            if layer.kind in _INPUTS:
+            if layer.kind in INPUTS:
                 self._called_also(value, *port.names, layer.name)
             return value
         except InvalidOperation as error:
             raise located(error, f"input '{name}'", layer.span) from None
 
-    def site(self, layer: Layer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
+    def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
         """Return the place of a layer."""
         return LayerSite(layer, net, self.graph, self.weights, operands, self.body, self.prefix)
 
@@ -203,11 +112,11 @@ class Flattener:
                     span=layer.span,
                 )
                 for layer in layers
-                if layer.kind not in (*table, *CONSTANTS, *_INPUTS, "result")
+                if layer.kind not in (*table, *CONSTANTS, *INPUTS, "result")
             ]
         )
         for layer in layers:
-            if layer.kind in _INPUTS or layer.kind == "result":
+            if layer.kind in INPUTS or layer.kind == "result":
                 continue
             ports = ((layer.id, port.id) for port in layer.inputs)
             operands = [
@@ -218,9 +127,9 @@ class Flattener:
         return found
 
     def _flattened(
-        self, layer: Layer, net: Net, operands: Sequence[Tensor | None], meaning: Meaning | None
+        self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None], meaning: Meaning | None
     ) -> Iterator[tuple[End, Tensor]]:
-        site, what = self.site(layer, net, operands), f"layer '{layer.name}' ({layer.type})"
+        site = self.site(layer, net, operands)
         try:
             results: Any = stored(site) if layer.kind in CONSTANTS else folded(site)
             if results is None:
@@ -230,10 +139,10 @@ class Flattener:
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
         except InvalidOperation as error:
-            raise located(error, what, layer.span) from None
+            raise located(error, str(layer), layer.span) from None
         except InconclusiveDimensionOperation:
             raise UnsupportedError(
-                f"{what} depends on more of an extent than is known while it is symbolic",
+                f"{layer} depends on more of an extent than is known while it is symbolic",
                 span=layer.span,
                 hint=EXPORT_KNOWN,
             ) from None
@@ -242,9 +151,9 @@ class Flattener:
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             # It has fewer ports, axes or items than any writer gives it; there are 200 types.
             message = f"its ports and attributes do not go together: {error}"
-            raise located(InvalidOperation(message), what, layer.span) from error
+            raise located(InvalidOperation(message), str(layer), layer.span) from error
         for i, (port, value) in enumerate(zip(layer.outputs, values, strict=False)):
-            name = self.prefix + (layer.name if len(layer.outputs) == 1 else f"{layer.name}.{i}")
+            name = self.prefix + layer.end_name(layer.outputs, i)
             if isinstance(value, Value) and value.name != name:
                 self.graph.builder.aliases.setdefault(name, value)
             if isinstance(value, Value) and not self.prefix:
@@ -267,8 +176,7 @@ class Flattener:
                 raise InvalidOperation("nothing gives the output that is read of it")
             return ended(site, site.tensor(tensor))
         except InvalidOperation as error:
-            what = f"layer '{layer.name}' ({layer.type})"
-            raise located(error, what, layer.span) from None
+            raise located(error, str(layer), layer.span) from None
 
     def body(
         self,
@@ -289,7 +197,7 @@ class Flattener:
         return found
 
 
-def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> list[Layer]:
+def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> list[NetLayer]:
     """Return the layers that outputs and sinks depend on, in order."""
     waiting = [end[0] for end in wanted]
     kept = ("assign", "memory", "readvalue")

@@ -14,13 +14,13 @@ from lowering.graph import Graph, StateVariable
 from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import Cut, ExtentNeeded, Frontend, Options, Shapes, Stored
+from nnef_jax.formats.openvino.bin_file import Weights
 from nnef_jax.formats.openvino.document import read_net
 from nnef_jax.formats.openvino.element_types import computed
-from nnef_jax.formats.openvino.flatten import declared_shape, ends_of, flatten
-from nnef_jax.formats.openvino.names import synonyms
+from nnef_jax.formats.openvino.flatten import flatten
+from nnef_jax.formats.openvino.network_ends import declared_shape, ends_of
 from nnef_jax.formats.openvino.nnef import as_member, layers_in, written
-from nnef_jax.formats.openvino.variables import Variable
-from nnef_jax.formats.openvino.weights import Weights
+from nnef_jax.formats.openvino.state_variables import Variable
 from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.frontend import GRAPH
 from nnef_jax.formats.syntax.printing import print_document
@@ -42,7 +42,7 @@ class OpenvinoFrontend(Frontend):
         self._weights = _weights(archive)
         self._data: dict[str, NDArray[Any]] = {}
         self.inputs, self.outputs = list(self._ends.inputs), list(self._ends.outputs)
-        self.synonyms = synonyms(self._net, self._ends)
+        self.synonyms = self._ends.synonyms(self._net)
         self.dialect = f"OpenVINO IR {self._net.version}"
         self.integer = computed("i64", options.real)
 

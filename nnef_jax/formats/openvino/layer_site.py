@@ -18,7 +18,7 @@ from nnef_jax.formats.openvino.site import Site, Tensor
 _TYPES = {"b": "boolean", "f": "f32", "i": "i64"}
 
 
-class Steps:
+class ByKind:
     """Adds operations by kind: `steps.mul(x, y)` has operands in the order of the kind's rule.
 
     What is given by name is an attribute. Kinds that are words of Python end with `_`.
@@ -45,16 +45,16 @@ class LayerSite(Site):
     __slots__ = ()
 
     @property
-    def step(self) -> Steps:
+    def step(self) -> ByKind:
         """Return what adds operations on the way to the layer's result."""
-        return Steps(self.insert)
+        return ByKind(self.insert)
 
     @property
-    def last(self) -> Steps:
+    def last(self) -> ByKind:
         """Return what adds the operation that the layer is, which has its name."""
-        return Steps(self.emit)
+        return ByKind(self.emit)
 
-    def step_or_last(self, is_last: bool) -> Steps:
+    def step_or_last(self, is_last: bool) -> ByKind:
         """Return `last` for the operation that the layer is, else `step`."""
         return self.last if is_last else self.step
 

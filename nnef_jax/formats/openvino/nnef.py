@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from lowering.graph import Graph, Operation
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.openvino.document import Layer, Net
+from nnef_jax.formats.openvino.document import Net, NetLayer
 from nnef_jax.formats.syntax.flat_document import FlatWriter
 from nnef_jax.formats.syntax.kept import KeepingWriter
 from nnef_jax.formats.syntax.tree import Document
 from nnef_jax.storage.tensorfile import TensorFile
 from nnef_jax.storage.writer import Member
 
-Layers = Mapping[int, Layer]  # by where they stand in the text
+Layers = Mapping[int, NetLayer]  # by where they stand in the text
 _INTEGERS = {"int4": (np.int8, 4), "uint4": (np.uint8, 4), "uint2": (np.uint8, 2)}
 _HALVES = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")  # whose numbers float16 has
 _KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which load reads again"
@@ -25,7 +25,7 @@ _KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which 
 
 def layers_in(net: Net) -> Layers:
     """Return the layers of a network and of its bodies by their places."""
-    found: dict[int, Layer] = {}
+    found: dict[int, NetLayer] = {}
     waiting = [net]
     while waiting:
         for layer in waiting.pop().layers:
@@ -38,7 +38,7 @@ def written(graph: Graph, layers: Layers, options: Options, *, keep: bool) -> Do
     """Return the flat document; UnsupportedError names each layer that it cannot say."""
     if keep:
         return KeepingWriter(graph, options.meter, options.real, None).write()
-    return _Writer(graph, layers, options).write()
+    return _LayerWriter(graph, layers, options).write()
 
 
 def as_member(array: Any) -> Member:
@@ -53,7 +53,7 @@ def as_member(array: Any) -> Member:
     return items.astype(np.float32) if items.dtype.kind == "V" else items
 
 
-class _Writer(FlatWriter):
+class _LayerWriter(FlatWriter):
     """Says of what NNEF does not have in which layer it is."""
 
     def __init__(self, graph: Graph, layers: Layers, options: Options) -> None:
@@ -78,5 +78,4 @@ class _Writer(FlatWriter):
             super().refuse(message, operation, hint)
         elif layer.span.offset not in self._refused:
             self._refused.add(layer.span.offset)
-            message = f"layer '{layer.name}' ({layer.type}): {message}"
-            super().refuse(message, operation, hint or _KEEP)
+            super().refuse(f"{layer}: {message}", operation, hint or _KEEP)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowering.errors import InvalidOperation
-from nnef_jax.formats.openvino.document import Body, End, Layer
+from nnef_jax.formats.openvino.document import Body, End, NetLayer
 
 _NONE = -(1 << 20)
 
@@ -65,7 +65,7 @@ def _number(given: Mapping[str, str], name: str, default: int | None = None) -> 
         raise InvalidOperation(f"a port map has no whole number for '{name}'") from None
 
 
-def _port_of(layer: Layer) -> int:
+def _port_of(layer: NetLayer) -> int:
     ports = layer.outputs if layer.kind == "parameter" else layer.inputs
     return ports[0].id if ports else 0
 
@@ -85,7 +85,7 @@ def back_edges(body: Body) -> dict[End, End]:
     return found
 
 
-def layer_at(body: Body, end: End) -> Layer:
+def layer_at(body: Body, end: End) -> NetLayer:
     """Return the layer of an end."""
     return body.net.by_id[end[0]]
 

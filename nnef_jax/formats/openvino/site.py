@@ -13,11 +13,11 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, is_symbolic, volume
 from lowering.graph import Value
 from nnef_jax.formats.base import ExtentNeeded
+from nnef_jax.formats.openvino.bin_file import Weights
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.document import Blob, Body, Layer, Net
+from nnef_jax.formats.openvino.document import Blob, Body, Net, NetLayer
 from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
 from nnef_jax.formats.openvino.flat_graph import FlatGraph
-from nnef_jax.formats.openvino.weights import Weights
 from nnef_jax.similar import did_you_mean
 
 Tensor = Value | Constant
@@ -28,7 +28,7 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 class Site:
     """A layer that is flattened into a graph. `operands` are by input port, None if unconnected."""
 
-    layer: Layer
+    layer: NetLayer
     net: Net
     graph: FlatGraph
     weights: Weights

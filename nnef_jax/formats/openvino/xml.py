@@ -46,7 +46,7 @@ class Element:
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[Element, Source]:
     """Return the root element, and the text that errors show; raise NnefSyntaxError, LimitError."""
     source = Source(name, _text(data))
-    return _Reader(source, meter).read(data), source
+    return _ElementReader(source, meter).read(data), source
 
 
 def _text(data: memoryview) -> str:
@@ -54,7 +54,7 @@ def _text(data: memoryview) -> str:
     return str(data, "utf-16" if is_wide else "utf-8-sig", "replace")
 
 
-class _Reader:
+class _ElementReader:
     def __init__(self, source: Source, meter: Meter) -> None:
         self._source, self._meter = source, meter
         self._parser: Any = expat.ParserCreate()

@@ -11,7 +11,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import computed
-from nnef_jax.formats.openvino.layer_site import LayerSite, Steps, ends_of
+from nnef_jax.formats.openvino.layer_site import ByKind, LayerSite, ends_of
 from nnef_jax.formats.openvino.layers import everywhere, legacy, meanings, opsets
 from nnef_jax.formats.openvino.operations import FUNCTIONS
 
@@ -208,7 +208,7 @@ def _mod(site: LayerSite) -> Value:
     return _modulo(site, *site.broadcast(), floored=site.layer.kind == "floormod")
 
 
-def _xor(last: Steps, site: LayerSite, x: Any, y: Any) -> Value:
+def _xor(last: ByKind, site: LayerSite, x: Any, y: Any) -> Value:
     """Tell where one holds and the other does not; NNEF compares numbers alone."""
     either, both = site.step.or_(x, y), site.step.and_(x, y)
     return last.and_(either, site.step.not_(both))
@@ -246,7 +246,7 @@ def _eltwise(site: LayerSite) -> Value:
     return site.tensor(joined) if isinstance(joined, Constant) else joined
 
 
-def _joined(site: LayerSite, last: Steps, operation: str, x: Any, y: Any) -> Value:
+def _joined(site: LayerSite, last: ByKind, operation: str, x: Any, y: Any) -> Value:
     step = site.step
     match operation:
         case "squared_diff":

@@ -9,7 +9,7 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from lowering.graph import Value, is_float
-from nnef_jax.formats.openvino.layer_site import LayerSite, Steps
+from nnef_jax.formats.openvino.layer_site import ByKind, LayerSite
 from nnef_jax.formats.openvino.layers import legacy, opsets
 
 _COORDINATES = (
@@ -30,7 +30,7 @@ _REPEATING = (
 
 
 def _resized(
-    last: Steps, x: Value, sizes: Sequence[int], mode: str, coordinates: str, **other: Any
+    last: ByKind, x: Value, sizes: Sequence[int], mode: str, coordinates: str, **other: Any
 ) -> Value:
     """Add a resize to sizes, or by `scales` if these are among the others."""
     ratios = list(zip(x.type.shape, sizes, strict=True))

@@ -16,7 +16,7 @@ from lowering.graph import Value, is_integer
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.flat_graph import Count
-from nnef_jax.formats.openvino.layer_site import LayerSite, Steps, derived, ends_of
+from nnef_jax.formats.openvino.layer_site import ByKind, LayerSite, derived, ends_of
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 
 
@@ -139,7 +139,7 @@ def _scatter_elements(site: LayerSite, x: Value, indices: Value, updates: Value)
     reduction = site.choice("reduction", *_REDUCTIONS, "mean", default="none")
     keeps_first = site.flag("use_init_val", True)
 
-    def scattered(steps: Steps, start: Value, items: Value, how: str) -> Value:
+    def scattered(steps: ByKind, start: Value, items: Value, how: str) -> Value:
         return steps.scatter_elements(start, indices, items, axis=axis, reduction=how)
 
     def filled(item: float, like: Value = updates) -> Value:

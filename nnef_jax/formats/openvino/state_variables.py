@@ -9,7 +9,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known
 from lowering.location import Span
 from nnef_jax.errors import SemanticError
-from nnef_jax.formats.openvino.document import Layer, Net, extents
+from nnef_jax.formats.openvino.document import Net, NetLayer, extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Variable:
         return self.follows or not is_known(self.shape)
 
 
-def label_of(layer: Layer) -> str:
+def label_of(layer: NetLayer) -> str:
     """Return the label of the variable that a layer reads or writes."""
     return layer.attributes.get("variable_id", layer.name)
 
@@ -50,7 +50,7 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
     return found
 
 
-def _shape(layer: Layer) -> Shape:
+def _shape(layer: NetLayer) -> Shape:
     """Return the declared shape; no attribute but the port of ReadValue-3 has it."""
     text = layer.attributes.get("variable_shape")
     if text is None:
@@ -58,5 +58,4 @@ def _shape(layer: Layer) -> Shape:
     try:
         return tuple(UNKNOWN if n is None else n for n in extents(text))
     except InvalidOperation as error:
-        message = f"layer '{layer.name}' ({layer.type}): {error.message}"
-        raise SemanticError(message, span=layer.span, hint=error.hint) from None
+        raise SemanticError(f"{layer}: {error.message}", span=layer.span, hint=error.hint) from None

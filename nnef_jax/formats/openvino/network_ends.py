@@ -1,0 +1,100 @@
+"""The inputs and outputs of a network: how they are called, and the shapes that are declared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from lowering.errors import InvalidShape
+from nnef_jax.errors import SemanticError
+from nnef_jax.formats.openvino.document import BOUNDS, OPEN_RANK, End, Net, NetLayer, Port, extents
+from nnef_jax.formats.openvino.state_variables import Variable, variables_of
+
+INPUTS = ("input", "parameter")  # layers
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The inputs and outputs of a network by name, each with its port, and its variables."""
+
+    inputs: Mapping[str, tuple[NetLayer, Port]]
+    outputs: Mapping[str, End]
+    variables: Mapping[str, Variable]
+
+    def synonyms(self, net: Net) -> dict[str, str]:
+        """Return the other names of inputs and outputs, each with the one that they go by."""
+        names = {(layer.id, port.id): port.names for layer in net.layers for port in layer.outputs}
+        found: dict[str, str] = {}
+        for name, (layer, port) in self.inputs.items():
+            found |= dict.fromkeys((layer.name, *port.names), name)
+        for name, end in self.outputs.items():
+            found |= {other: name for other in names[end] if other not in found}
+        return {x: y for x, y in found.items() if x not in self.inputs and x not in self.outputs}
+
+
+def ends_of(net: Net) -> Ends:
+    """Return how the inputs and outputs of a network are called, in the order of the document.
+
+    Before version 10 ports that nothing feeds, or that nothing reads, are inputs and outputs too.
+    """
+    inputs: list[tuple[str, tuple[NetLayer, Port]]] = []
+    outputs: list[tuple[str, End]] = []
+    for layer in sorted(net.layers, key=lambda layer: layer.span.offset):
+        if layer.kind in INPUTS and layer.outputs:
+            port = layer.outputs[0]
+            is_named = port.names and not net.is_legacy
+            name = port.names[0] if is_named else layer.end_name(layer.outputs, 0)
+            inputs.append((name, (layer, port)))
+        elif net.is_legacy:
+            for i, port in enumerate(layer.inputs):
+                if (layer.id, port.id) not in net.feeds:
+                    inputs.append((layer.end_name(layer.inputs, i), (layer, port)))
+        if net.is_legacy:
+            for i, port in enumerate(layer.outputs):
+                if (layer.id, port.id) not in net.read:
+                    outputs.append((layer.end_name(layer.outputs, i), (layer.id, port.id)))
+        elif layer.kind == "result":
+            end = net.feeds.get((layer.id, layer.inputs[0].id)) if layer.inputs else None
+            if end is None:
+                message = f"layer '{layer.name}' (Result): nothing leads to it"
+                raise SemanticError(message, span=layer.span)
+            producer = net.by_id[end[0]]
+            i = [port.id for port in producer.outputs].index(end[1])
+            named = producer.outputs[i].names or layer.inputs[0].names
+            name = named[0] if named else producer.end_name(producer.outputs, i)
+            outputs.append((name, end))
+    return Ends(_by_name(inputs), _by_name(outputs), variables_of(net))
+
+
+def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
+    """Return items by name, the second of a name as `name_1`."""
+    table, repeated = dict[str, _T](), Counter[str]()
+    for name, item in items:
+        unique = name
+        while unique in table:
+            repeated[name] += 1
+            unique = f"{name}_{repeated[name]}"
+        table[unique] = item
+    return table
+
+
+def declared_shape(layer: NetLayer, port: Port) -> list[int | None] | None:
+    """Return the declared shape of an input, None if its rank is open; None for an open extent."""
+    text = layer.attributes.get("shape")
+    if layer.kind != "parameter" or text is None:
+        return [None if n < 0 else n for n in port.shape or ()]
+    return None if text.strip() == OPEN_RANK else extents(text)
+
+
+def require_bounds(shape: Sequence[int | None], layer: NetLayer) -> None:
+    """Raise InvalidShape for an extent outside of what is declared as `1..8`, `2..` or `..8`."""
+    texts = layer.attributes.get("shape", "").split(",")
+    for axis, (extent, text) in enumerate(zip(shape, texts, strict=False)):
+        bounds = BOUNDS.fullmatch(text.strip())
+        if bounds and extent is not None:
+            low, high = bounds.groups()
+            if extent < int(low or 0) or (high and extent > int(high)):
+                raise InvalidShape(f"axis {axis} has {extent} items, declared are {text.strip()}")
