@@ -15,7 +15,7 @@ from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
-from nnef_jax.formats.openvino.symbolic import numbers
+from nnef_jax.formats.symbolic import numbers
 
 
 @everywhere("ShapeOf", "Shape")
