@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnef_jax.formats import hostvalues
+from nnef_jax.flattening import hostvalues
 from tests.tract_text import error, graph, model, run
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)

@@ -14,13 +14,13 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.flattening.emission import Given
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.emission import Given
 from nnef_jax.formats.nnef import values as v
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import result_count
-from nnef_jax.formats.syntax.emission import Emitter, Frame, Site
+from nnef_jax.formats.syntax.emitter import CallPlace, Emitter, Frame
 from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import EVALUATION, RESULT
 
@@ -46,15 +46,17 @@ class Evaluator(Emitter, ABC):
     def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         """Return the result of an operation, or a generator that finds it."""
 
-    def _emit(self, kind: str, operands: Given, attributes: Given, site: Site) -> tuple[Any, ...]:
+    def _emit(
+        self, kind: str, operands: Given, attributes: Given, place: CallPlace
+    ) -> tuple[Any, ...]:
         """Add an operation whose operands are all known to the graph."""
-        self.spend(RESULT * result_count(kind, operands, attributes), site.node, site.frame)
+        self.spend(RESULT * result_count(kind, operands, attributes), place.node, place.frame)
         v.require_known(operands.values(), self.meter)
         name, rule = _POSITIVE.get(kind), self.options.rules.get(kind)
         if name is not None and rule is None and any([item < 1 for item in attributes[name]]):
             error = InvalidOperation(f"'{name}' must be positive, it is {list(attributes[name])}")
-            raise self.invalid(error, kind, operands, site.node, site.frame)
-        return self.emit(kind, operands, attributes, *site, rule)
+            raise self.invalid(error, kind, operands, place.node, place.frame)
+        return self.emit(kind, operands, attributes, *place, rule)
 
     # The loop that drives evaluation
 
@@ -150,7 +152,7 @@ class Evaluator(Emitter, ABC):
                 value = yield self._evaluate(operand, frame)
                 if isinstance(value, Value):
                     kind = library.UNARY_OPERATORS[operator]
-                    return self._emit(kind, {"x": value}, {}, Site(node, frame, names))[0]
+                    return self._emit(kind, {"x": value}, {}, CallPlace(node, frame, names))[0]
                 return v.UNARY[operator](value)
             case s.Subscript(sequence=sequence, index=index):
                 values = yield self._evaluate(sequence, frame)
@@ -200,7 +202,7 @@ class Evaluator(Emitter, ABC):
         if isinstance(a, Value) or isinstance(b, Value):
             a, b = (self._declared(node, frame, x, Tensor("scalar")) for x in (a, b))
             kind = library.OPERATORS[operator]
-            return self._emit(kind, {"x": a, "y": b}, {}, Site(node, frame, names))[0]
+            return self._emit(kind, {"x": a, "y": b}, {}, CallPlace(node, frame, names))[0]
         return self._value(node, frame, lambda: v.binary(operator, a, b, self.meter), a, b)
 
     def _comprehension(self, node: s.Comprehension, frame: Frame) -> Step:

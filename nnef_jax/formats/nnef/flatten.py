@@ -12,8 +12,8 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Call, Graph, Value
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
+from nnef_jax.flattening.emission import Given
 from nnef_jax.formats.base import ExtentNeeded, Options
-from nnef_jax.formats.emission import Given
 from nnef_jax.formats.nnef.evaluator import ITEMS_PER_STEP, Evaluator, Poisoned, Step
 from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
@@ -25,7 +25,7 @@ from nnef_jax.formats.syntax.declared_tensors import (
     generic_of,
     variable_type,
 )
-from nnef_jax.formats.syntax.emission import Frame, Site
+from nnef_jax.formats.syntax.emitter import CallPlace, Frame
 from nnef_jax.formats.syntax.invocation import Form
 from nnef_jax.formats.syntax.kept import is_body, kept_kind, types_of
 from nnef_jax.formats.syntax.quantizer import Quantizer
@@ -118,18 +118,18 @@ class _Flattener(Evaluator):
         """Return a value of the graph's own body as a tensor under its name."""
         if not isinstance(item, Value):
             try:
-                item = self._constant(item, 1, Site(node, frame, [name]))
+                item = self._constant(item, 1, CallPlace(node, frame, [name]))
             except InvalidOperation as error:
                 raise self.error(error.message, node, frame) from None
         if item.name != name:
             self.builder.aliases[name] = item
         return item
 
-    def _constant(self, value: Any, rank: int, site: Site) -> Value:
+    def _constant(self, value: Any, rank: int, place: CallPlace) -> Value:
         """Return a number as a tensor of one item (spec 3.3.2)."""
         dtype = self.builder.literal_type(value).dtype
         attributes = {"shape": [1] * rank, "value": [value], "dtype": dtype}
-        return self.emit("constant", {}, attributes, *site)[0]
+        return self.emit("constant", {}, attributes, *place)[0]
 
     def _quantized(self, name: str, value: Value) -> Value:
         """Return what readers of a name get: the value as graph.quant quantises it (spec 7.1)."""
@@ -150,14 +150,14 @@ class _Flattener(Evaluator):
         fragment = self.scope.lookup(node.operation, frame.fragment)
         assert fragment is not None, node.operation  # the checks have found it
         form = self.scope.form(fragment, node)
-        values, site = self._all(form.expressions(node), frame), Site(node, frame, names)
+        values, place = self._all(form.expressions(node), frame), CallPlace(node, frame, names)
         if isinstance(values, GeneratorType):
-            return self._then(values, lambda v: self._apply(fragment, form, v, site))
-        return self._apply(fragment, form, values, site)
+            return self._then(values, lambda v: self._apply(fragment, form, v, place))
+        return self._apply(fragment, form, values, place)
 
-    def _apply(self, fragment: s.Fragment, form: Form, values: list[Any], site: Site) -> Any:
+    def _apply(self, fragment: s.Fragment, form: Form, values: list[Any], place: CallPlace) -> Any:
         """Return the result of an operation, or a generator that finds it."""
-        node, frame, _ = site
+        node, frame, _ = place
         if self.document.provisional:
             pairs = zip(values, fragment.parameters, strict=True)
             values = [self._declared(node, frame, value, p.type) for value, p in pairs]
@@ -166,10 +166,10 @@ class _Flattener(Evaluator):
         if fragment.generic:
             generic = generic_of(fragment, cast(s.Invocation, node), arguments, frame.generic)
         if fragment.name in INTRODUCING and fragment is standard()[fragment.name]:
-            return self._introduce(fragment.name, arguments, generic, site)
+            return self._introduce(fragment.name, arguments, generic, place)
         kind = self._kept(fragment)
         if kind:
-            return self._again(kind, form, arguments, site)
+            return self._again(kind, form, arguments, place)
         if self._is_atomic(fragment):
             operands = {name: arguments[name] for name in form.operands}
             attributes = {name: arguments[name] for name in form.attributes}
@@ -178,15 +178,15 @@ class _Flattener(Evaluator):
                     attributes["dtype"] = dtype_of(generic, self.builder)
                 except InvalidOperation as error:
                     raise self.invalid(error, fragment.name, {}, node, frame) from None
-            results = self._emit(fragment.name, operands, attributes, site)
+            results = self._emit(fragment.name, operands, attributes, place)
             return results[0] if len(results) == 1 else results
-        return self._call(fragment, arguments, generic, site)
+        return self._call(fragment, arguments, generic, place)
 
     def _call(
-        self, fragment: s.Fragment, arguments: dict[str, Any], generic: str | None, site: Site
+        self, fragment: s.Fragment, arguments: dict[str, Any], generic: str | None, place: CallPlace
     ) -> Step:
         """Evaluate the body of a fragment."""
-        node, frame, names = site
+        node, frame, names = place
         calls = (*frame.calls, Call(fragment.name, s.span_in(frame.source, node)))
         if len(calls) > self.limits.call_depth:
             message = f"fragments call each other more than {self.limits.call_depth} deep"
@@ -218,7 +218,7 @@ class _Flattener(Evaluator):
             return ""
         return kept_kind(fragment)
 
-    def _again(self, kind: str, form: Form, arguments: dict[str, Any], site: Site) -> Any:
+    def _again(self, kind: str, form: Form, arguments: dict[str, Any], place: CallPlace) -> Any:
         """Add the operation that was kept, under its own name."""
         operands = {name: arguments[name] for name in form.operands}
         try:
@@ -226,13 +226,13 @@ class _Flattener(Evaluator):
                 name: self._body(arguments[name]) if is_body(arguments[name]) else arguments[name]
                 for name in form.attributes
             }
-            results = self._emit(kind, operands, attributes, site)
+            results = self._emit(kind, operands, attributes, place)
         except NnefError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # The document declares it: nothing has checked the types of its arguments before.
             message = f"'{kind}' does not take its arguments: {error}"
-            raise self.error(message, site.node, site.frame) from error
+            raise self.error(message, place.node, place.frame) from error
         return results[0] if len(results) == 1 else results
 
     def _body(self, value: Any) -> Graph:
@@ -261,8 +261,10 @@ class _Flattener(Evaluator):
 
     # Operations that introduce tensors
 
-    def _introduce(self, kind: str, arguments: Given, generic: str | None, site: Site) -> Value:
-        node, frame, names = site
+    def _introduce(
+        self, kind: str, arguments: Given, generic: str | None, place: CallPlace
+    ) -> Value:
+        node, frame, names = place
         name = names[0] if names else frame.prefix + kind
         try:
             dtype = dtype_of(generic, self.builder)
@@ -282,7 +284,7 @@ class _Flattener(Evaluator):
             variable, value = arguments["variable"], arguments["value"]
             if not isinstance(value, Value):
                 rank = len(variable.type.shape) if isinstance(variable, Value) else 1
-                value = self._constant(value, rank, site)
+                value = self._constant(value, rank, place)
             if isinstance(variable, Value):
                 variable = self.unquantized.get(variable, variable)
             return self.builder.update(variable, value)

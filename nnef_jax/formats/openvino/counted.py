@@ -16,8 +16,8 @@ from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from lowering.graph import Value, is_float, is_integer
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.flat_graph import Count
 from nnef_jax.formats.openvino.folding import evaluated
+from nnef_jax.formats.openvino.layer_graph import Count
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived, ends_of
 from nnef_jax.formats.openvino.layers import Meaning
 from nnef_jax.formats.openvino.operations import FUNCTIONS, PAIRS

@@ -18,8 +18,8 @@ from nnef_jax.formats.openvino.bin_file import Weights
 from nnef_jax.formats.openvino.counted import ended, followed
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
 from nnef_jax.formats.openvino.element_types import computed, element_type
-from nnef_jax.formats.openvino.flat_graph import FlatGraph, located
 from nnef_jax.formats.openvino.folding import folded
+from nnef_jax.formats.openvino.layer_graph import LayerGraph, located
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import Meaning, meanings
 from nnef_jax.formats.openvino.network_ends import INPUTS, Ends, declared_shape, require_bounds
@@ -35,7 +35,7 @@ def flatten(
 ) -> Graph:
     """Return the flat graph; `data` collects weights by label. Raises NnefError."""
     with within_memory("the flat graph"):
-        graph = FlatGraph(options, data)
+        graph = LayerGraph(options, data)
         graph.variables = ends.variables
         graph.builder.reserve([*ends.inputs, *_names_in(net)])
         flattener = Flattener(graph, weights)
@@ -61,7 +61,7 @@ def _names_in(net: Net) -> Iterator[str]:
 class Flattener:
     """Flattens networks into a graph; bodies get one of their own."""
 
-    graph: FlatGraph
+    graph: LayerGraph
     weights: Weights
     prefix: str = ""
 
@@ -181,7 +181,7 @@ class Flattener:
     def body(
         self,
         body: Body,
-        graph: FlatGraph,
+        graph: LayerGraph,
         feeds: Mapping[End, Tensor],
         wanted: Sequence[End],
         name: str,

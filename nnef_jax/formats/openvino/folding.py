@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import is_symbolic
-from nnef_jax.formats.hostvalues import (
+from nnef_jax.flattening.hostvalues import (
     LARGEST,
     NotFolded,
     attempt,

@@ -13,7 +13,7 @@ from lowering.graph import Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import End, Net, whole_number
 from nnef_jax.formats.openvino.element_types import element_type, size_of, unpacked
-from nnef_jax.formats.openvino.flat_graph import located
+from nnef_jax.formats.openvino.layer_graph import located
 from nnef_jax.formats.openvino.site import Site, Tensor
 from nnef_jax.formats.openvino.xml import Element
 

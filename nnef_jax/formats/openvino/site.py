@@ -17,7 +17,7 @@ from nnef_jax.formats.openvino.bin_file import Weights
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import Blob, Body, Net, NetLayer
 from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
-from nnef_jax.formats.openvino.flat_graph import FlatGraph
+from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.similar import did_you_mean
 
 Tensor = Value | Constant
@@ -30,7 +30,7 @@ class Site:
 
     layer: NetLayer
     net: Net
-    graph: FlatGraph
+    graph: LayerGraph
     weights: Weights
     operands: Sequence[Tensor | None]
     flatten: Callable[..., Any]  # a body, into a graph of its own

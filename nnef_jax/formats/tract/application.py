@@ -10,8 +10,8 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from lowering.graph import Rule, Value
-from nnef_jax.formats.emission import Given
-from nnef_jax.formats.hostvalues import (
+from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.hostvalues import (
     Host,
     NotFolded,
     boxes,

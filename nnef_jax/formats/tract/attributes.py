@@ -11,8 +11,8 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
+from nnef_jax.flattening.hostvalues import host, integers
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES
-from nnef_jax.formats.hostvalues import host, integers
 from nnef_jax.formats.syntax.types import INTEGER, ArrayOf, Primitive, TupleOf, Type
 
 _LARGEST = (1 << 63) - 1

@@ -13,11 +13,11 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
 from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError
+from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.hostvalues import host, is_plain
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES, ExtentNeeded
-from nnef_jax.formats.emission import Given
-from nnef_jax.formats.hostvalues import host, is_plain
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Frame
+from nnef_jax.formats.syntax.emitter import Frame
 from nnef_jax.formats.syntax.types import STRING
 from nnef_jax.formats.tract.attributes import attribute, known_integer
 from nnef_jax.formats.tract.dtypes import converted, own_dtype

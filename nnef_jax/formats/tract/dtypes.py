@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.formats.hostvalues import Host
+from nnef_jax.flattening.hostvalues import Host
 
 DATUM_TYPES = {
     "bool": "bool",

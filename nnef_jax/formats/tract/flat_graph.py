@@ -14,9 +14,9 @@ from lowering.extents import UNKNOWN, is_known, show, volume
 from lowering.graph import TensorType, Value
 from lowering.location import Span
 from nnef_jax.errors import LimitError
+from nnef_jax.flattening.hostvalues import Host, host
 from nnef_jax.formats.base import GIVE_SHAPES, Options
-from nnef_jax.formats.hostvalues import Host, host
-from nnef_jax.formats.syntax.emission import Emitter
+from nnef_jax.formats.syntax.emitter import Emitter
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.dtypes import Defaults, compute_dtype
 from nnef_jax.formats.tract.operations import meanings

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from lowering.extents import UNKNOWN
 from lowering.graph import Call, Graph, Value
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
+from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.hostvalues import WEIGHTY, weight
 from nnef_jax.formats.base import GIVE_SHAPES, Options
-from nnef_jax.formats.emission import Given
-from nnef_jax.formats.hostvalues import WEIGHTY, weight
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emission import Frame
+from nnef_jax.formats.syntax.emitter import Frame
 from nnef_jax.formats.syntax.invocation import InvalidInvocation, bind
 from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER

@@ -12,9 +12,9 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import Call, TensorType, Value, is_integer
 from nnef_jax.errors import LimitError
-from nnef_jax.formats import hostvalues as h
+from nnef_jax.flattening import hostvalues as h
 from nnef_jax.formats.syntax.declared_tensors import external_type
-from nnef_jax.formats.syntax.emission import Frame
+from nnef_jax.formats.syntax.emitter import Frame
 from nnef_jax.formats.syntax.quantizer import dequantize
 from nnef_jax.formats.syntax.types import INTEGER, STRING, ArrayOf
 from nnef_jax.formats.tract import pulse, symbols

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lowering.graph import Value
-from nnef_jax.formats.syntax.emission import Frame
+from nnef_jax.formats.syntax.emitter import Frame
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.call_site import CallSite

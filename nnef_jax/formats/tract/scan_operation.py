@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, TensorType, Value
-from nnef_jax.formats.hostvalues import host
+from nnef_jax.flattening.hostvalues import host
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.types import LOGICAL
 from nnef_jax.formats.tract.application import Results, apply, tensor

@@ -10,7 +10,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Graph, Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import Body, End
-from nnef_jax.formats.openvino.flat_graph import FlatGraph
+from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import opsets
 from nnef_jax.formats.openvino.layers.loop_layers import graph_of, outer, truth
@@ -63,7 +63,7 @@ class _Part:
 
 
 def _results(
-    site: LayerSite, body: Body, graph: FlatGraph, feeds: dict[End, Tensor]
+    site: LayerSite, body: Body, graph: LayerGraph, feeds: dict[End, Tensor]
 ) -> list[Tensor]:
     """Flatten a body; return what it has for the output ports."""
     outputs = links(body, inputs=False)

@@ -13,7 +13,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
-from nnef_jax.formats.openvino.flat_graph import Count, FlatGraph
+from nnef_jax.formats.openvino.layer_graph import Count, LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers import everywhere, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, layer_at, links, source_of
@@ -56,7 +56,7 @@ class _Repetition:
 
     site: LayerSite
     body: Body
-    graph: FlatGraph = field(init=False)
+    graph: LayerGraph = field(init=False)
     inner: LayerSite = field(init=False)  # in the body
     inputs: list[Link] = field(init=False)
     outputs: list[Link] = field(init=False)
@@ -250,7 +250,7 @@ def outer(site: LayerSite, link: Link) -> Tensor:
     return site.operand(ports.index(link.port))
 
 
-def graph_of(graph: FlatGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
+def graph_of(graph: LayerGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
     """Return the graph of a body."""
     names = [f"{i}_{value.name}" for i, value in enumerate(outputs)]
     return graph.builder.graph("body", outputs, names, [value.name for value in inputs])

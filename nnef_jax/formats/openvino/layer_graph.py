@@ -13,8 +13,8 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Attribute, TensorType, Value
 from lowering.location import Span
 from nnef_jax.errors import NnefError, SemanticError, ShapeError
+from nnef_jax.flattening.emission import Emission
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.emission import Emission
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import NF4, computed, stored
 from nnef_jax.formats.openvino.state_variables import Variable
@@ -35,14 +35,14 @@ class Count:
     marked: bool = False
 
 
-class FlatGraph(Emission):
+class LayerGraph(Emission):
     """A graph in the making. `data` has the weights by label that its variables stand for.
 
     A body's weights are captured from `outer`.
     """
 
     def __init__(
-        self, options: Options, data: dict[str, NDArray[Any]], outer: FlatGraph | None = None
+        self, options: Options, data: dict[str, NDArray[Any]], outer: LayerGraph | None = None
     ) -> None:
         super().__init__(options, computed("i64", options.real))
         self.data = data
@@ -54,9 +54,9 @@ class FlatGraph(Emission):
         self.counts: dict[Value, Count] = {}
         self.captured: dict[Value, Value] = {}  # inner to outer
 
-    def body(self) -> FlatGraph:
+    def body(self) -> LayerGraph:
         """Return an empty graph for a body."""
-        return FlatGraph(self.options, self.data, self)
+        return LayerGraph(self.options, self.data, self)
 
     def tensor(self, constant: Constant, name: str, span: Span) -> Value:
         """Return a known tensor as one of the graph: weights as a variable."""

@@ -11,7 +11,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Call, Rule, Value
 from lowering.location import Source
 from nnef_jax.errors import NnefError, SemanticError, ShapeError
-from nnef_jax.formats.emission import Emission, Given
+from nnef_jax.flattening.emission import Emission, Given
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import show_operand
 
@@ -32,7 +32,7 @@ class Frame:
     generic: str | None = None
 
 
-class Site(NamedTuple):
+class CallPlace(NamedTuple):
     """A place in the text that is evaluated, and the names wanted for its results."""
 
     node: s.Node

@@ -10,8 +10,8 @@ from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
 from lowering.graph import Call, Rule, Value
 from lowering.location import Span
 from nnef_jax.errors import LimitError, UnsupportedError
+from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.symbolic import SymbolicShapes
 from nnef_jax.limits import EXTENT, OPERATION, raising
 
 Given = Mapping[str, Any]  # by parameter
