@@ -18,11 +18,10 @@ import nnef_jax
 from lowering.location import Source
 from nnef_jax import LimitError, Limits, NnefError
 from nnef_jax.formats.nnef import dialects, flatten, parser
-from nnef_jax.formats.nnef.parser import parse_flat
+from nnef_jax.formats.syntax.parsing import Parser
 from nnef_jax.formats.syntax.tokens import count_tokens
 from nnef_jax.formats.tract import parser as tract_parser
 from nnef_jax.formats.tract import recognition
-from nnef_jax.formats.tract.parser import flat_statements
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.limits import Meter
 from nnef_jax.storage import bitstream, tarball
@@ -72,6 +71,10 @@ def _swallowing(read: Callable[[str], Any]) -> Callable[[str], None]:
     return call
 
 
+def _read(parser: Parser, how: str, text: str) -> None:
+    getattr(parser, how)("document", text, parser.builder(Source("t", text), 200), Meter())
+
+
 UNBOUNDED = Limits.unbounded()
 READERS: dict[str, Callable[[str], None]] = {
     "is_tract": _swallowing(recognition.is_tract),
@@ -80,9 +83,9 @@ READERS: dict[str, Callable[[str], None]] = {
     "spaced provisional": _swallowing(
         lambda t: dialects.end_statements(dialects.space_statements(t))
     ),
-    "flat": _swallowing(lambda t: parse_flat(Source("t", t), 200)),
-    "flat statements": _swallowing(lambda t: flat_statements(t, 200)),
-    "grammar": _swallowing(lambda t: parser.parse_by_grammar(Source("t", t), Meter())),
+    "fast": _swallowing(lambda t: _read(parser.PARSER, "fast", t)),
+    "fast for tract": _swallowing(lambda t: _read(tract_parser.PARSER, "fast", t)),
+    "grammar": _swallowing(lambda t: _read(parser.PARSER, "by_grammar", t)),
     "graph.quant": _swallowing(lambda t: parser.parse_quantization(Source("t", t), Meter())),
     "tract": _swallowing(lambda t: tract_parser.parse(Source("t", t), Meter())),
     "properties of tract": _swallowing(tract_parser.without_properties),
@@ -164,7 +167,7 @@ def test_what_the_fuzzer_found(path: Path) -> None:
         (tarball, "_pieces"),
         (bitstream, "unpack"),
         (flatten, "refuse_unsupported"),
-        (parser, "parse_flat"),
+        (parser.PARSER, "fast"),
     ],
 )
 def test_want_of_memory_is_a_limit_error(

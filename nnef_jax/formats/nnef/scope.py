@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from nnef_jax.formats.syntax.declarations import read_package
 from nnef_jax.formats.syntax.invocation import Form, form_of
+from nnef_jax.formats.syntax.parsing import read_package
 from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.formats.syntax.tree import Document, Fragment, Invocation
 from nnef_jax.limits import BINDING, Meter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from nnef_jax.formats.syntax.declarations import read_package
+from nnef_jax.formats.syntax.parsing import read_package
 from nnef_jax.formats.syntax.tree import Fragment
 
 

@@ -1,185 +1,302 @@
-"""The syntax tree, built from the productions of a grammar by lark's LALR parser as it goes."""
+"""Builds the syntax tree from the productions of the grammar, as a reader comes to them."""
 
 from __future__ import annotations
 
-import re
-import threading
-from collections.abc import Callable, Sequence
-from importlib.resources import files
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from lark import Lark, Token
-from lark.exceptions import UnexpectedInput
-
 from lowering.location import Source, Span
-from nnef_jax.errors import LimitError, NnefSyntaxError
+from nnef_jax.errors import LimitError, NnefSyntaxError, SemanticError
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.unexpected import syntax_error
+from nnef_jax.formats.syntax import types as t
+from nnef_jax.formats.syntax.tokens import (
+    BUILTINS,
+    KEYWORDS,
+    PROVISIONAL_KEYWORDS,
+    Token,
+    unescaped,
+)
 from nnef_jax.limits import raising
 
-_ESCAPE = re.compile(r"\\(.)")
-_NOTHING = Source("", "")
+_LARGEST_INTEGER = 2**63 - 1
+_INFINITY = float("inf")
+_GENERIC_HINT = "the types are scalar, integer, logical and string"
+_TENSORS = {"": t.TENSOR} | {i: t.Tensor(i) for i in ("scalar", "integer", "logical", "?")}
+_TYPES = {name: t.Primitive(name) for name in t.PRIMITIVES} | {"extent": t.INTEGER}
 _Expression = TypeVar("_Expression", bound=s.Expression)
-
-
-def at(token: Token) -> int:
-    """Return where a token stands."""
-    return token.start_pos or 0
 
 
 def present(items: Sequence[Any]) -> tuple[Any, ...]:
     """Return the nodes of a production, without its tokens and what it lacks."""
-    return tuple(item for item in items if isinstance(item, s.Node))
+    return tuple([item for item in items if isinstance(item, s.Node)])
 
 
 class TreeBuilder:
-    """Builds what the grammars have in common.
+    """Builds the tree of a text of the standard.
 
-    Methods are named after productions, what is in these are their arguments.
+    Methods are named after productions, what is in these are their arguments: all tokens with a
+    name, and None for an optional one that is absent. `features` says what only one dialect has, or
+    only texts with an extension, with places.
     """
 
-    def __init__(self) -> None:
-        self.begin(_NOTHING, 0, False)
-
-    def begin(self, source: Source, nesting: int, provisional: bool) -> None:
-        """Start on a new text."""
-        self._source = source
-        self._nesting = nesting
+    def __init__(self, source: Source, nesting: int, provisional: bool = False) -> None:
+        self.source = source
+        self.provisional = provisional
+        self.keywords = PROVISIONAL_KEYWORDS if provisional else KEYWORDS
+        self.features: list[tuple[str, int]] = []
+        self.nesting = nesting
         self._operators: list[int] = []  # where expressions compute something
 
     def _fail(self, message: str, token: Token, hint: str = "") -> NnefSyntaxError:
-        span = Span(self._source, at(token), len(token))
+        span = Span(self.source, token.start_pos, len(token))
         return NnefSyntaxError(message, span=span, hint=hint)
 
-    def _name(self, token: Token) -> str:
+    def _note(self, feature: str, offset: int) -> None:
+        self.features.append((feature, offset))
+
+    def _note_operators(self, body: str) -> None:
+        self.features += [(f"operator in {body}", offset) for offset in self._operators]
+        self._operators.clear()
+
+    def name(self, token: Token) -> str:
         """Return the identifier that a token stands for."""
+        if token in self.keywords:
+            raise self._fail(f"'{token}' is a keyword, it cannot be a name", token)
         return str(token)
 
     def _check_nesting(self, what: str, depth: int, offset: int) -> None:
-        if depth > self._nesting:
+        if depth > self.nesting:
             raise LimitError(
-                f"{what} are nested more than {self._nesting} deep",
-                span=Span(self._source, offset),
+                f"{what} are nested more than {self.nesting} deep",
+                span=Span(self.source, offset),
                 hint=raising("nesting"),
             )
 
-    def _depth(self, offset: int, inner: Sequence[s.Expression | None]) -> int:
-        """Return how deep expressions nest in one that has others in it."""
-        depth = 1 + max([getattr(item, "depth", 0) for item in inner], default=0)
-        self._check_nesting("expressions", depth, offset)
-        return depth
-
-    def _nested(self, node: _Expression, *inner: s.Expression | None) -> _Expression:
-        """Return an expression that has others in it."""
-        node.depth = self._depth(node.offset, inner)
+    def _nested(self, node: _Expression, inner: Sequence[Any], offset: int) -> _Expression:
+        """Return an expression that has others in it, knowing how deep they nest."""
+        node.depth = 1 + max([getattr(item, "depth", 0) for item in inner], default=0)
+        self._check_nesting("expressions", node.depth, offset)
         return node
 
     def _computed(self, node: _Expression, *inner: s.Expression | None) -> _Expression:
         """Return an expression that computes something from others."""
         self._operators.append(node.offset)
-        return self._nested(node, *inner)
+        return self._nested(node, inner, node.offset)
+
+    # Documents
+
+    def document(self, version: str, *items: Any) -> Any:
+        *rest, graph = items
+        extensions = tuple(name for item in rest if isinstance(item, list) for name in item)
+        found = present(rest), graph
+        document = s.Document(self.source, version, self.provisional, extensions, *found)
+        return document, self.features
+
+    def library(self, version: str, *items: Any) -> dict[str, s.Fragment]:
+        return {fragment.name: fragment for fragment in present(items)}
+
+    def version(self, number: Token, end: Token | None) -> str:
+        if "." not in number or "e" in number.lower():
+            raise self._fail("a version is two numbers with a point between, as in 1.0", number)
+        if number != "1.0":
+            message = f"version {number} is not supported, only 1.0 is"
+            span = Span(self.source, number.start_pos, len(number))
+            raise SemanticError(message, span=span)
+        return str(number)
+
+    def extension(self, name: Token, *others: Token | None) -> Any:
+        self._note("extension", name.start_pos)
+        return [name.strip() for item in (name, *others[:-1]) for name in str(item).split(",")]
+
+    def fragment(self, name: Token, generic: Token | None, *items: Any) -> s.Fragment:
+        _, parameters, _, results, body = items
+        default = None
+        if generic:
+            self._note("generic", generic.start_pos)
+            default = generic[1:-1].partition("=")[2].strip() or None
+            if default and default not in t.PRIMITIVES:
+                message = f"'{default}' is not a type that '?' can stand for"
+                raise self._fail(message, generic, _GENERIC_HINT)
+        self._note("fragment", name.start_pos)
+        self._note_operators("fragment")
+        return s.Fragment(
+            name.start_pos, self.name(name), generic is not None, default, parameters, results,
+            None if isinstance(body, str) else body, self.source,
+        )  # fmt: skip
+
+    def parameter(self, name: Token, type: t.Type, default: s.Expression | None) -> s.Parameter:
+        return s.Parameter(name.start_pos, self._declared(name, type), type, default)
+
+    def result(self, name: Token, type: t.Type) -> s.ResultDeclaration:
+        return s.ResultDeclaration(name.start_pos, self._declared(name, type), type)
+
+    def _declared(self, name: Token, type: t.Type) -> str:
+        if isinstance(type, t.ArrayOf | t.TupleOf):
+            self._check_nesting("types", t.nesting(type), name.start_pos)
+        return self.name(name)
+
+    def graph(self, *items: Any) -> s.GraphDefinition:
+        name, _, parameters, _, results, body = items
+        self._note_operators("graph")
+        return s.GraphDefinition(name.start_pos, self.name(name), parameters, results, body)
+
+    def names(self, *items: Token | None) -> tuple[s.Identifier, ...]:
+        return tuple(self.identifier(item) for item in items if item is not None)
+
+    def assignment(self, target: s.Target, value: s.Expression, end: Token | None) -> s.Assignment:
+        if not isinstance(value, s.Invocation):
+            self._operators.append(value.offset)
+        return s.Assignment(target.offset, target, value)
+
+    # Types
+
+    def named_type(self, name: Token, generic: Token | None) -> t.Type:
+        if name == "tensor":
+            self._note("typed tensor" if generic else "untyped tensor", name.start_pos)
+            item = generic[1:-1].strip() if generic else ""
+            if generic is None or item in _TENSORS:
+                return _TENSORS[item]
+            message = f"a tensor cannot hold '{item}'"
+            raise self._fail(message, generic, "it holds scalar, integer or logical")
+        if name in ("extent", "integer"):
+            self._note(f"{name} type", name.start_pos)
+        if name not in _TYPES or generic:
+            raise self._fail(f"'{name}' is not a type", name)
+        return _TYPES[name]
+
+    def generic_type(self) -> t.Type:
+        return t.GENERIC
+
+    def array_type(self, item: t.Type, bracket: Token) -> t.Type:
+        return t.ArrayOf(item)
+
+    def tuple_type(self, opening: Token, *items: t.Type) -> t.Type:
+        return t.TupleOf(items)
 
     # Atoms
 
     def number(self, token: Token) -> s.Literal:
-        return s.Literal(at(token), int(token) if token.isdigit() else float(token))
+        whole = token.isdigit()
+        if whole and (len(token) > 19 or int(token) > _LARGEST_INTEGER):
+            raise self._fail("an integer must fit 64 bits", token)
+        value = int(token) if whole else float(token)
+        if value == _INFINITY:
+            raise self._fail("the number is too large for a double", token)
+        return s.Literal(token.start_pos, value)
 
     def string(self, token: Token) -> s.Literal:
-        return s.Literal(at(token), _ESCAPE.sub(r"\1", token[1:-1]))
+        value = unescaped(token[1:-1])
+        if not value.isprintable():
+            raise self._fail("a string must not hold control characters", token)
+        return s.Literal(token.start_pos, value)
 
     def logical(self, token: Token) -> s.Literal:
-        return s.Literal(at(token), token == "true")
+        return s.Literal(token.start_pos, token == "true")
 
     def identifier(self, token: Token) -> s.Identifier:
-        return s.Identifier(at(token), self._name(token))
+        return s.Identifier(token.start_pos, self.name(token))
 
     # Expressions
 
     def array_expression(self, opening: Token, *items: s.Expression | None) -> s.Array:
-        found = present(items)
-        return self._nested(s.Array(at(opening), found), *found)
+        node = s.Array(opening.start_pos, present(items))
+        return self._nested(node, node.items, node.offset)
 
     def tuple_expression(self, opening: Token, *items: s.Expression | None) -> s.Tuple:
-        found = present(items)
-        return self._nested(s.Tuple(at(opening), found), *found)
+        node = s.Tuple(opening.start_pos, present(items))
+        return self._nested(node, node.items, node.offset)
 
     def bare_tuple(self, *items: s.Expression) -> s.Tuple:
-        return self._nested(s.Tuple(items[0].offset, items), *items)
+        return self._nested(s.Tuple(items[0].offset, items), items, items[0].offset)
+
+    def bare_value(self, *items: s.Expression) -> s.Tuple:
+        self._note("tuple without parentheses", items[0].offset)
+        return self.bare_tuple(*items)
 
     def parenthesised(self, opening: Token, inner: s.Expression) -> s.Expression:
-        self._operators.append(at(opening))
-        inner.depth = self._depth(at(opening), [inner])
-        return inner
+        self._operators.append(opening.start_pos)
+        return self._nested(inner, [inner], opening.start_pos)
+
+    def select(self, value: s.Expression, condition: s.Expression, other: s.Expression) -> s.Select:
+        node = s.Select(value.offset, condition, value, other)
+        return self._computed(node, value, condition, other)
 
     def binary(self, left: s.Expression, operator: Token, right: s.Expression) -> s.Binary:
-        return self._computed(s.Binary(at(operator), str(operator), left, right), left, right)
+        node = s.Binary(operator.start_pos, str(operator), left, right)
+        return self._computed(node, left, right)
 
     def unary(self, operator: Token, operand: s.Expression) -> s.Expression:
-        match operand:
-            case s.Literal(value=int() | float() as value) if operator != "!" and not isinstance(
-                value, bool
-            ):
-                return s.Literal(at(operator), -value if operator == "-" else value)
-            case _:
-                return self._computed(s.Unary(at(operator), str(operator), operand), operand)
+        value = operand.value if isinstance(operand, s.Literal) else None
+        if operator != "!" and isinstance(value, int | float) and not isinstance(value, bool):
+            return s.Literal(operator.start_pos, -value if operator == "-" else value)
+        return self._computed(s.Unary(operator.start_pos, str(operator), operand), operand)
 
-    def subscript(self, sequence: s.Expression, bracket: Token, index: s.Expression) -> s.Subscript:
+    def subscript(
+        self, sequence: s.Expression, bracket: Token | None, index: s.Expression
+    ) -> s.Subscript:
         return self._computed(s.Subscript(sequence.offset, sequence, index), sequence, index)
+
+    def subrange(self, sequence: s.Expression, _: Any, *ends: Any) -> s.Subrange:
+        return self._computed(s.Subrange(sequence.offset, sequence, *ends), sequence, *ends)
+
+    def loop(self, name: Token, operator: Token, iterable: s.Expression) -> s.Loop:
+        return s.Loop(name.start_pos, self.name(name), iterable)
+
+    def comprehension(
+        self,
+        opening: Token,
+        loops: Sequence[s.Loop],
+        condition: s.Expression | None,
+        item: s.Expression,
+        feature: str = "yield",
+    ) -> s.Comprehension:
+        self._note(feature, opening.start_pos)
+        node = s.Comprehension(opening.start_pos, tuple(loops), condition, item)
+        return self._computed(node, *(loop.iterable for loop in loops), condition, item)
+
+    def provisional_comprehension(self, *items: Any) -> s.Comprehension:
+        opening, item, loop, condition = items
+        feature = "comprehension without yield"
+        return self.comprehension(opening, [loop], condition, item, feature)
 
     def argument(self, value: s.Expression) -> s.Argument:
         return s.Argument(value.offset, None, value)
 
     def named_argument(self, name: Token, value: s.Expression) -> s.Argument:
-        return s.Argument(at(name), str(name), value)
+        return s.Argument(name.start_pos, str(name), value)
 
-    # Statements
+    def invocation(
+        self, name: Token, generic: Token | None, opening: Token, *items: s.Argument | None
+    ) -> s.Expression:
+        arguments: tuple[s.Argument, ...] = present(items)
+        values = [argument.value for argument in arguments]
+        if name in BUILTINS:
+            if generic or len(arguments) != 1 or arguments[0].name is not None:
+                raise self._fail(f"'{name}' takes one positional argument", name)
+            if name in ("shape_of", "extent"):
+                feature = "shape_of" if name == "shape_of" else "extent type"
+                self._note(feature, name.start_pos)
+            return self._computed(s.Builtin(name.start_pos, str(name), *values), *values)
+        if name == "tensor":  # chapter 7 of the provisional text calls 'external' so
+            self._note("tensor()", name.start_pos)
+            node = s.Invocation(name.start_pos, "external", None, arguments)
+        else:
+            type = self.generic(generic) if generic else None
+            node = s.Invocation(name.start_pos, self.name(name), type, arguments)
+        return self._nested(node, values, node.offset)
 
-    def assignment(self, target: s.Target, value: s.Expression, end: Token) -> s.Assignment:
-        return s.Assignment(target.offset, target, value)
+    def generic(self, token: Token) -> str:
+        """Return the type that an invocation names in `<...>`."""
+        self._note("generic", token.start_pos)
+        type = token[1:-1].strip()
+        if type not in (*t.PRIMITIVES, "?"):
+            raise self._fail(f"'{token}' does not name a type", token, _GENERIC_HINT)
+        return type
 
-    def body(self, *items: s.Assignment) -> tuple[s.Assignment, ...]:
-        return items
+    # Others
 
-    def names(self, *items: Token | None) -> tuple[s.Identifier, ...]:
-        return tuple(s.Identifier(at(item), self._name(item)) for item in items if item is not None)
+    def items(self, *items: Any) -> tuple[Any, ...]:
+        return tuple([item for item in items if item is not None])
 
-    def graph(self, *items: Any) -> s.GraphDefinition:
-        name, _, parameters, _, results, body = items
-        return s.GraphDefinition(at(name), self._name(name), parameters, results, body)
-
-
-class _Callbacks:
-    """Hands the lists that lark gives to a builder's methods."""
-
-    def __init__(self, builder: TreeBuilder) -> None:
-        self._builder = builder
-
-    def __getattr__(self, name: str) -> Callable[[list[Any]], Any]:
-        method = getattr(self._builder, name)
-        return lambda items: method(*items)
-
-
-class GrammarReader:
-    """Reads texts by a grammar of lark's, one at a time: its builder holds the state of one."""
-
-    def __init__(self, package: str, starts: list[str], builder: TreeBuilder) -> None:
-        grammar = files(package).joinpath("grammar.lark").read_text(encoding="utf-8")
-        self._lark = Lark(grammar, parser="lalr", start=starts, transformer=_Callbacks(builder))
-        self._builder = builder
-        self._lock = threading.Lock()
-
-    def read(
-        self, start: str, source: Source, text: str, nesting: int, *, provisional: bool = False
-    ) -> Any:
-        """Return what the builder makes of a text from one of the start symbols of the grammar.
-
-        Raises NnefSyntaxError, LimitError, or what else the builder raises.
-        """
-        with self._lock:
-            self._builder.begin(source, nesting, provisional)
-            try:
-                return self._lark.parse(text, start=start)
-            except UnexpectedInput as error:
-                raise syntax_error(self._lark, source, text, error, provisional) from None
-            finally:
-                self._builder.begin(_NOTHING, 0, False)
+    def quantization_entry(self, name: Token, quantizer: s.Expression, end: Token | None) -> Any:
+        return self.string(name), quantizer

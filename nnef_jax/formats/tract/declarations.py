@@ -7,7 +7,7 @@ from functools import cache
 
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.declarations import read_package
+from nnef_jax.formats.syntax.parsing import read_package
 from nnef_jax.formats.syntax.types import ArrayOf, Tensor, Type, has_tensor
 
 # In the order in which tract looks them up, the last one first.

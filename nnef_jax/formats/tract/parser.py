@@ -7,33 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
-from lark import Token
-
 from lowering.location import Source, Span
-from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError
+from nnef_jax.errors import NnefSyntaxError, SemanticError
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.flat_statements import FlatReader, NotFlat
-from nnef_jax.formats.syntax.tokens import count_tokens
-from nnef_jax.formats.syntax.tree_builder import (
-    GrammarReader,
-    TreeBuilder,
-    at,
-    present,
-)
-from nnef_jax.formats.syntax.types import ANY
+from nnef_jax.formats.syntax import types as t
+from nnef_jax.formats.syntax.parsing import Parser
+from nnef_jax.formats.syntax.tokens import STRING, Language, Token, unescaped
+from nnef_jax.formats.syntax.tree_builder import TreeBuilder, present
 from nnef_jax.formats.tract.document import Assertion, Document
-from nnef_jax.formats.tract.recognition import STRING, signs
-from nnef_jax.limits import TOKEN, Meter, within_memory
+from nnef_jax.formats.tract.recognition import signs
+from nnef_jax.limits import Meter
 
-# The graph's header; comments and strings, in which it means nothing, are skipped.
-_GRAPH = re.compile(
-    rf"\#[^\n\f]*+|{STRING}|\b(graph\s+\w+\s*\([^()\#]*+\)\s*->\s*\([^()\#]*+\)\s*\{{)"
-)
-_STATEMENT = re.compile(rf"""(?:[^;"'\#{{}}]++|\#[^\n\f]*+|{STRING})*+;""")
 _LINE = re.compile(r"extension\s++(\w*+)\s*+(.*);", re.DOTALL)
 _RUN_ON = re.compile(
     r"^[ \t]*+extension\s[^;\n]*+\n\s*+(extension|fragment|graph)\b(?!\s*=)", re.MULTILINE
@@ -46,7 +33,6 @@ _END = {quote: re.compile(rf"{quote}\s*+\)\s*+[,\]]") for quote in "\"'"}
 _END[""] = re.compile(r"\)\s*+[,\]]")  # white space in front would be scanned again and again
 _BLANKS_PER_STEP = 100
 _TEMPLATE = re.compile(r"\{\{|\{%")
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parse(source: Source, meter: Meter) -> Document:
@@ -66,7 +52,7 @@ def parse(source: Source, meter: Meter) -> Document:
             span=Span(source, run_on.start(1), len(run_on[1])),
             hint="a semicolon may be missing before this",
         )
-    lines, fragments, graph = _read(source, text, meter)
+    lines, fragments, graph = PARSER.parse(source, meter, text=text)
     known: dict[str, s.Fragment] = {}
     for fragment in fragments:
         if fragment.name in known:
@@ -112,133 +98,95 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         key = _KEY.search(text, end.end())
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """An extension line: its first word, what follows, and where that starts."""
+@dataclass(slots=True)
+class _Line(s.Node):
+    """An extension line: its first word, and what follows from the offset on."""
 
     kind: str
     value: str
-    offset: int
 
 
 def _assertion(source: Source, line: _Line, meter: Meter) -> Assertion:
     meter.spend(line.offset // _BLANKS_PER_STEP, source.name)
     blank = " " * line.offset + line.value  # so that offsets are those of the document
-    scenario, condition = _run("assertion", source, blank, meter)
+    scenario, condition = PARSER.parse(source, meter, "assertion", blank)
     return Assertion(scenario, condition, line.value, line.offset)
 
 
-def _read(source: Source, text: str, meter: Meter) -> Any:
-    """Return the grammar's result for a text, but for flat statements, which need no grammar."""
-    left, read = flat_statements(text, meter.limits.nesting)
-    try:
-        lines, fragments, graph = _run("document", source, left, meter)
-    except NnefError:
-        if not read:
-            raise
-        return _run("document", source, text, meter)  # its errors are those of the whole text
-    body = sorted((*graph.body, *read), key=lambda assignment: assignment.offset)
-    return lines, fragments, replace(graph, body=tuple(body))
+class _TractBuilder(TreeBuilder):
+    """Builds the tree of a text of the dialect, whose types are nothing that anybody looks at."""
 
-
-def flat_statements(text: str, nesting: int) -> tuple[str, list[s.Assignment]]:
-    """Blank out the flat statements of a graph, and return both; none if its body is unclear."""
-    start = next((found.end() for found in _GRAPH.finditer(text) if found[1]), None)
-    if start is None:
-        return text, []
-    reader = FlatReader(text, start, nesting)
-    read: list[s.Assignment] = []
-    left = [text[:start]]
-    while not reader.ends():
-        at = reader.at
-        try:
-            statement = reader.assignment()
-            if isinstance(statement.target, s.Array):  # the dialect's grammar makes a tuple of it
-                raise NotFlat
-            read.append(statement)
-            left.append(" " * (reader.at - at))
-        except (NotFlat, RecursionError):
-            skipped = _STATEMENT.match(text, at)
-            if skipped is None:
-                return text, []
-            left.append(skipped[0])
-            reader.at = skipped.end()
-    return "".join(left) + text[reader.at :], read
-
-
-@cache
-def _grammar_reader() -> GrammarReader:
-    return GrammarReader("nnef_jax.formats.tract", ["document", "assertion"], _Builder())
-
-
-def _run(start: str, source: Source, text: str, meter: Meter) -> Any:
-    meter.spend(TOKEN * count_tokens(text), source.name)
-    with within_memory("the text"):
-        return _grammar_reader().read(start, source, text, meter.limits.nesting)
-
-
-class _Builder(TreeBuilder):
-    """Builds the syntax tree of what the dialect has beside expressions."""
-
-    def _name(self, token: Token) -> str:
+    def name(self, token: Token) -> str:
         if token[-1] not in "\"'":
             return str(token)
-        name = _ESCAPE.sub(r"\1", token[2:-1])
+        name = unescaped(token[2:-1])
         if not name or not name.isprintable():
             raise self._fail("an identifier must not be empty or hold control characters", token)
         return name
 
-    # Documents
-
-    def document(self, version: None, *items: Any) -> Any:
+    def document(self, version: str, *items: Any) -> Any:
         *rest, graph = items
         lines = [item for item in rest if isinstance(item, _Line)]
-        return lines, present(rest), graph
+        return lines, [item for item in rest if isinstance(item, s.Fragment)], graph
 
-    def version(self, number: Token, end: Token) -> None:
+    def version(self, number: Token, end: Token | None) -> str:
         if number != "1.0":
             raise self._fail(f"version {number} is not supported, only 1.0 is", number)
+        return str(number)
 
-    def extension(self, line: Token) -> _Line:
-        found = _LINE.fullmatch(line)
+    def extension(self, name: Token, *others: Token | None) -> _Line:
+        found = _LINE.fullmatch(name)
         assert found is not None
-        return _Line(found[1], found[2].rstrip(), at(line) + found.start(2))
+        return _Line(name.start_pos + found.start(2), found[1], found[2].rstrip())
 
-    def fragment(self, name: Token, *items: Any) -> s.Fragment:
-        parameters = tuple(item for item in items if isinstance(item, s.Parameter))
-        results = tuple(item for item in items if isinstance(item, s.ResultDeclaration))
-        return s.Fragment(
-            at(name), self._name(name), False, None, parameters, results, items[-1], self._source
-        )
+    def fragment(self, name: Token, generic: Token | None, *items: Any) -> s.Fragment:
+        return super().fragment(name, None, *items)
 
-    def parameter(self, name: Token, type: None, default: s.Expression | None) -> s.Parameter:
-        return s.Parameter(at(name), self._name(name), ANY, default)
+    def assertion(self, scenario: Token | None, condition: s.Expression) -> Any:
+        return self.name(scenario) if scenario else "", condition
 
-    def result(self, name: Token, type: None) -> s.ResultDeclaration:
-        return s.ResultDeclaration(at(name), self._name(name), ANY)
+    def parameter(self, name: Token, type: t.Type, default: s.Expression | None) -> s.Parameter:
+        return super().parameter(name, t.ANY, default)
 
-    def type(self, *items: Any) -> None:
-        return None
+    def result(self, name: Token, type: t.Type | None) -> s.ResultDeclaration:
+        return super().result(name, t.ANY)
 
-    def assertion(
-        self, scenario: Token | None, condition: s.Expression
-    ) -> tuple[str, s.Expression]:
-        return self._name(scenario) if scenario else "", condition
-
-    # Expressions
+    def named_type(self, name: Token, generic: Token | None) -> t.Type:
+        return t.ANY
 
     def number(self, token: Token) -> s.Literal:
         if token.isdigit() and len(token) > 20:
             raise self._fail("an integer must fit 64 bits", token)
-        return super().number(token)
+        return s.Literal(token.start_pos, int(token) if token.isdigit() else float(token))
+
+    def string(self, token: Token) -> s.Literal:
+        return s.Literal(token.start_pos, unescaped(token[1:-1]))
 
     def named_argument(self, name: Token, value: s.Expression) -> s.Argument:
-        return s.Argument(at(name), self._name(name), value)
+        return s.Argument(name.start_pos, self.name(name), value)
+
+    def generic(self, token: Token) -> str:
+        return token[1:-1].strip()
 
     def invocation(
         self, name: Token, generic: Token | None, opening: Token, *items: Any
     ) -> s.Invocation:
         arguments: tuple[s.Argument, ...] = present(items)
-        kind = generic.strip("<>").strip() if generic else None
-        node = s.Invocation(at(name), self._name(name), kind, arguments)
-        return self._nested(node, *(argument.value for argument in arguments))
+        kind = self.generic(generic) if generic else None
+        node = s.Invocation(name.start_pos, self.name(name), kind, arguments)
+        return self._nested(node, [argument.value for argument in arguments], node.offset)
+
+
+PARSER = Parser(
+    "nnef_jax.formats.tract",
+    "document",
+    "assertion",
+    builder=_TractBuilder,
+    language=Language(
+        name=rf"i{STRING}|[^\W\d]\w*+(?:\.\w++)*+",
+        extension=r"(extension\s[^;]*;)",
+        levels=("< <= > >= == !=", "+ -", "* /", "^"),
+        signs=("-",),
+        loose=True,
+    ),
+)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from nnef_jax.formats.syntax.tokens import OPEN_STRING
+
 # What only the dialect has; comments and strings, in which it means nothing, are skipped.
-# A string ends on its line, with a quote or without one, so that nothing is scanned twice.
-STRING = r"""(?:"(?:[^"\\\n]++|\\.)*+"?|'(?:[^'\\\n]++|\\.)*+'?)"""
 _SIGN = re.compile(
     r"\#[^\n]*+|(\bextension\s++tract_\w|\bfragment\s++tract_core_properties\b"
-    rf"|\bi{STRING})|{STRING}"
+    rf"|\bi{OPEN_STRING})|{OPEN_STRING}"
 )
 
 

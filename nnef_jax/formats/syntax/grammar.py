@@ -1,14 +1,19 @@
-"""Writes the messages of syntax errors: what was found, expected, and perhaps meant."""
+"""Reads texts by the grammars, lark's, which are the record of the language and explain errors."""
 
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Any
 
 from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
-from lowering.location import Source, Span
+from lowering.location import Span
 from nnef_jax.errors import NnefSyntaxError
+from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 
 _WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
 _STRING = re.compile(r"'([^'\\\n]|\\.)*'|\"([^\"\\\n]|\\.)*\"")
@@ -29,13 +34,49 @@ _SHOWN = {
 }
 
 
-def syntax_error(
-    lark: Lark, source: Source, text: str, error: UnexpectedInput, provisional: bool
-) -> NnefSyntaxError:
-    """Return what lark found in a text, as an error with its place, what was expected, and a hint.
+class _Callbacks:
+    """Hands the lists that lark gives to the methods of the builder of the text that is read."""
 
-    `text` is the source's text with the semicolons put in that a provisional one may leave out.
-    """
+    def __init__(self, kind: type[TreeBuilder]) -> None:
+        self._kind = kind
+        self.builder: TreeBuilder | None = None
+
+    def __getattr__(self, name: str) -> Callable[[list[Any]], Any]:
+        getattr(self._kind, name)  # lark asks which productions there are methods for
+        return lambda items: getattr(self.builder, name)(*items)
+
+
+class GrammarReader:
+    """Reads texts by what formats share of a grammar and a package's own part, one at a time."""
+
+    def __init__(self, package: str, starts: Sequence[str], kind: type[TreeBuilder]) -> None:
+        parts = ("nnef_jax.formats.syntax", "common.lark"), (package, "grammar.lark")
+        grammar = "".join(files(p).joinpath(name).read_text(encoding="utf-8") for p, name in parts)
+        self._callbacks = _Callbacks(kind)
+        self._lark = Lark(grammar, parser="lalr", start=[*starts], transformer=self._callbacks)
+        self._lock = threading.Lock()
+
+    def read(self, start: str, text: str, builder: TreeBuilder) -> Any:
+        """Return what a builder makes of a text from one of the start symbols of the grammar.
+
+        The text may have semicolons that the builder's source lacks, at the same places otherwise.
+        Raises NnefSyntaxError, LimitError, or what else the builder raises.
+        """
+        with self._lock:
+            self._callbacks.builder = builder
+            try:
+                return self._lark.parse(text, start=start)
+            except UnexpectedInput as error:
+                raise _syntax_error(self._lark, builder, text, error) from None
+            finally:
+                self._callbacks.builder = None
+
+
+def _syntax_error(
+    lark: Lark, builder: TreeBuilder, text: str, error: UnexpectedInput
+) -> NnefSyntaxError:
+    """Return what lark found, as an error with its place, what was expected, and a hint."""
+    source, provisional = builder.source, builder.provisional
     patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
 
     def shown(name: str) -> str:

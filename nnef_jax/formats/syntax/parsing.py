@@ -1,0 +1,87 @@
+"""From text to tree: by the fast reader, or by the grammar where that gives up."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+
+from lowering.location import Source
+from nnef_jax.errors import NnefError
+from nnef_jax.formats.syntax.reader import FastReader, NotUnderstood
+from nnef_jax.formats.syntax.tokens import Language, count_tokens
+from nnef_jax.formats.syntax.tree import Fragment
+from nnef_jax.formats.syntax.tree_builder import TreeBuilder
+from nnef_jax.limits import TOKEN, Limits, Meter, within_memory
+
+
+class Parser:
+    """Reads texts of a language by the grammar of a package, from one of its symbols `starts` on.
+
+    The grammar is lark's, which is loaded only for a text that the fast reader leaves to it.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        *starts: str,
+        builder: type[TreeBuilder] = TreeBuilder,
+        language: Language | None = None,
+    ) -> None:
+        self._package = package
+        self._starts = starts
+        self.builder = builder
+        self._language = language or Language()
+
+    def parse(
+        self,
+        source: Source,
+        meter: Meter,
+        start: str = "document",
+        text: str | None = None,
+        provisional: bool = False,
+    ) -> Any:
+        """Return what the builder makes of a text; `text` stands for the source's, with its places.
+
+        Raises NnefSyntaxError where it does not follow the grammar, LimitError where expressions
+        are nested too deeply or there are too many tokens, or what the builder raises.
+        """
+        text = source.text if text is None else text
+        builders = (self.builder(source, meter.limits.nesting, provisional) for _ in range(2))
+        found = self.fast(start, text, next(builders), meter)
+        if found is None:
+            return self.by_grammar(start, text, next(builders), meter)
+        return found
+
+    def fast(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
+        """Return what a builder makes of a text by the fast reader, None where that gives up."""
+        most = (meter.limits.steps - meter.steps) // TOKEN
+        try:
+            reader = FastReader(text, builder, self._language, most)
+            found = getattr(reader, start)()
+            reader.expect("")
+        except (NotUnderstood, NnefError, RecursionError):
+            return None
+        meter.spend(TOKEN * (most - reader.left), builder.source.name)
+        return found
+
+    def by_grammar(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
+        """Return what a builder makes of a text by the grammar."""
+        meter.spend(TOKEN * count_tokens(text), builder.source.name)
+        with within_memory("the text"):
+            return self._grammar.read(start, text, builder)
+
+    @cached_property
+    def _grammar(self) -> Any:
+        from nnef_jax.formats.syntax.grammar import GrammarReader
+
+        return GrammarReader(self._package, self._starts, self.builder)
+
+
+def read_package(package: str, name: str) -> dict[str, Fragment]:
+    """Return the declarations of a file of a package, by name."""
+    source = Source(name, files(package).joinpath(name).read_text(encoding="utf-8"))
+    return _LIBRARIES.parse(source, Meter(Limits.unbounded()), "library")
+
+
+_LIBRARIES = Parser("nnef_jax.formats.syntax", "library")

@@ -1,0 +1,452 @@
+"""The fast reader, which stands beside the grammar: it builds the same tree in a tenth of the time.
+
+(5,000 flat statements: 0.1 s instead of 1.2 s; the standard library: 20 ms instead of 200 ms with
+the making of lark's tables.) It knows nothing of errors: at anything that it does not understand it
+gives up, and the grammar has its say. A test holds the two equal. What exporters write is flat, and
+is read by a pattern for a whole argument; all else by recursive descent, a method a production.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.tokens import BUILTINS, SPACE, Language, Token
+from nnef_jax.formats.syntax.tree_builder import TreeBuilder
+from nnef_jax.formats.syntax.types import Type
+
+_NAME, _NUMBER, _STRING, _GENERIC = 1, 2, 3, 4  # groups of the pattern of a token
+_EQUALS = re.compile(rf"{SPACE}=(?!=)")
+_AFTER = re.compile(rf"{SPACE}([,)\]])")
+_SEMICOLON = re.compile(rf"{SPACE};")
+_PAIR = re.compile(r"\([^)]*\)")
+_DIGITS = re.compile(r"[0-9]+")
+_LOGICAL = {"true": True, "false": False}
+_CLOSING = {"[": "]", "(": ")"}
+_ENDS = frozenset(",;)]")  # of an expression
+_INFINITY = float("inf")
+_MATCHED_LEVELS = 3  # of expressions that `value` may match at once, with the invocation
+
+
+class NotUnderstood(Exception):
+    """Something that the grammar has to look at."""
+
+
+class FastReader:
+    """Reads a text: `token`, of a `kind`, is the next one, from `start` to `stop`, behind `at`.
+
+    Methods are productions, in which the builder is called as the grammar calls it. They raise
+    NotUnderstood, or what a builder raises.
+    """
+
+    def __init__(self, text: str, builder: TreeBuilder, language: Language, most: int) -> None:
+        self.text = text
+        self.build: Any = builder
+        self.language = language
+        self.loose = language.loose
+        self.reserved = _LOGICAL.keys() if self.loose else builder.keywords | BUILTINS
+        self.match = language.token.match
+        self.left = most  # of tokens that may be read one by one
+        self.go(0)
+
+    def go(self, at: int) -> None:
+        """Look at the token that follows a position."""
+        self.left -= 1
+        found = self.match(self.text, at)
+        if found is None or self.left < 0:
+            raise NotUnderstood
+        self.kind = kind = found.lastindex or 0
+        self.token = found[kind]
+        self.start, self.stop = found.span(kind)
+
+    def take(self, token: str | None = None) -> Token:
+        """Step over a token, which has to be the one that is given."""
+        if token is not None and token != self.token:
+            raise NotUnderstood
+        taken = Token(self.token)
+        taken.start_pos = self.start
+        self.go(self.stop)
+        return taken
+
+    def expect(self, token: str) -> None:
+        """Step over a token that has to be there."""
+        if token != self.token:
+            raise NotUnderstood
+        self.go(self.stop)
+
+    def found(self, token: str) -> bool:
+        """Step over a token if it is there."""
+        found = token == self.token
+        if found:
+            self.go(self.stop)
+        return found
+
+    def name(self) -> Token:
+        """Step over a name."""
+        if self.kind != _NAME:
+            raise NotUnderstood
+        return self.take()
+
+    def generic(self, declared: bool = False) -> Token | None:
+        """Step over `<type>` if it is there."""
+        if self.kind != _GENERIC:
+            return None
+        token = self.take()
+        if not self.loose and ("?" not in token if declared else "=" in token):
+            raise NotUnderstood
+        return token
+
+    def several(self, item: Callable[[], Any]) -> list[Any]:
+        """Items with commas between them, at least one."""
+        items = [item()]
+        while self.found(","):
+            items.append(item())
+        return items
+
+    def listed(self, brackets: str, item: Callable[[], Any], least: int = 0) -> list[Any]:
+        """Return the bracket that opens a list, and the items in it."""
+        return [self.take(brackets[0]), *self.rest(brackets[1], item, least)]
+
+    def rest(self, closing: str, item: Callable[[], Any], least: int = 0) -> list[Any]:
+        """Items with commas between them up to a bracket."""
+        items: list[Any] = []
+        while self.token != closing:
+            items.append(item())
+            if self.token != ",":
+                break
+            self.go(self.stop)
+            if self.token == closing and not self.loose:
+                raise NotUnderstood
+        if len(items) < least:
+            raise NotUnderstood
+        self.expect(closing)
+        return items
+
+    # Documents, as the grammar has them
+
+    def document(self) -> Any:
+        definitions = self.definitions()
+        self.expect("graph")
+        name, opening, *parameters = self.name(), *self.listed("()", self.name, not self.loose)
+        self.expect("->")
+        results = self.listed("()", self.name, not self.loose)[1:]
+        parameters, results = self.build.names(*parameters), self.build.names(*results)
+        graph = self.build.graph(name, opening, parameters, opening, results, self.body())
+        return self.build.document(*definitions, graph)
+
+    def library(self) -> Any:
+        return self.build.library(*self.definitions())
+
+    def quantization(self) -> Any:
+        entries: list[Any] = []
+        while self.kind == _STRING:
+            key, _ = self.take(), self.take(":")
+            quantizer = self.invocation(self.name())
+            self.found(";")
+            entries.append(self.build.quantization_entry(key, quantizer, None))
+        return self.build.items(*entries)
+
+    def assertion(self) -> Any:
+        scenario, condition = Token(self.token), self.expression()
+        if condition == s.Identifier(0, scenario) and self.found(":"):
+            return self.build.assertion(scenario, self.expression())
+        return self.build.assertion(None, condition)
+
+    def definitions(self) -> list[Any]:
+        self.expect("version")
+        if self.kind != _NUMBER:
+            raise NotUnderstood
+        found: list[Any] = [self.build.version(self.take(), None)]
+        if not self.build.provisional or self.token == ";":
+            self.expect(";")
+        while self.token == "extension":
+            line = self.language.extension.match(self.text, self.start)
+            if line is None:
+                raise NotUnderstood
+            found.append(self.build.extension(_token(line, 1), None))
+            self.go(line.end())
+        while self.found("fragment"):
+            found.append(self.fragment())
+        return found
+
+    def fragment(self) -> s.Fragment:
+        name, generic = self.name(), self.generic(declared=True)
+        opening, *parameters = self.listed("()", self.parameter)
+        self.expect("->")
+        results = tuple(self.listed("()", self.result, 1)[1:])
+        body = self.take() if self.token == ";" and not self.loose else self.body()
+        parts = name, generic, opening, tuple(parameters), opening, results, body
+        return self.build.fragment(*parts)
+
+    def parameter(self) -> s.Parameter:
+        name, type = self.declared()
+        return self.build.parameter(name, type, self.expression() if self.found("=") else None)
+
+    def result(self) -> s.ResultDeclaration:
+        return self.build.result(*self.declared(typed=not self.loose))
+
+    def declared(self, typed: bool = True) -> tuple[Token, Any]:
+        found = self.language.declared.match(self.text, self.start)
+        if found is not None:
+            self.go(found.end())
+            generic = _token(found, 3) if found[3] else None
+            return _token(found, 1), self.arrays(self.build.named_type(_token(found, 2), generic))
+        name = self.name()
+        if not typed and self.token != ":":
+            return name, None
+        self.expect(":")
+        return name, self.type()
+
+    def type(self) -> Type:
+        if self.found("?"):
+            return self.arrays(self.build.generic_type())
+        if self.token != "(":
+            return self.arrays(self.build.named_type(self.name(), self.generic()))
+        opening, items = self.take(), self.several(self.type)
+        if len(items) < 2 and not self.loose:
+            raise NotUnderstood
+        self.expect(")")
+        return self.arrays(self.build.tuple_type(opening, *items))
+
+    def arrays(self, type: Type) -> Type:
+        while self.token == "[]":
+            type = self.build.array_type(type, self.take())
+        return type
+
+    # Statements
+
+    def body(self) -> tuple[s.Assignment, ...]:
+        at, items = self.stop, list[s.Assignment]()
+        self.expect("{")
+        while True:
+            found = self.flat(at)
+            if found is None:
+                self.go(at)
+                if self.token == "}" and (items or self.loose):
+                    break
+                found = self.assignment(), self.stop
+            items.append(found[0])
+            at = found[1]
+        self.go(self.stop)
+        return tuple(items)
+
+    def assignment(self) -> s.Assignment:
+        targets = self.several(self.target)
+        target = targets[0] if len(targets) == 1 else self.build.bare_tuple(*targets)
+        self.expect("=")
+        values = [self.expression()] if self.loose else self.several(self.expression)
+        value = values[0] if len(values) == 1 else self.build.bare_value(*values)
+        if self.token != ";":
+            raise NotUnderstood
+        return self.build.assignment(target, value, None)
+
+    def target(self) -> Any:
+        if self.kind == _NAME:
+            return self.build.identifier(self.take())
+        if self.token == "[" and not self.loose:
+            return self.build.array_expression(*self.listed("[]", self.target, 1))
+        brackets = "[]" if self.token == "[" else "()"
+        least = 1 if self.loose else 2
+        return self.build.tuple_expression(*self.listed(brackets, self.target, least))
+
+    def flat(self, at: int) -> tuple[s.Assignment, int] | None:
+        """Return `name = operation<generic>(arguments);` from a position on, and its end."""
+        found = self.language.statement.match(self.text, at)
+        if found is None:
+            return None
+        name, operation, generic, closing = found.groups()
+        if name in self.reserved or operation in self.reserved:
+            return None
+        arguments: list[s.Argument] = []
+        try:
+            at = found.end() if closing else self.values(found.end(), ")", 0, arguments)
+        except NotUnderstood:
+            return None
+        end = _SEMICOLON.match(self.text, at)
+        if end is None:
+            return None
+        if generic:
+            generic = self.build.generic(_token(found, 3))
+        if self.loose:
+            name, operation = self.build.name(Token(name)), self.build.name(Token(operation))
+        target = s.Identifier(found.start(1), name)
+        value = s.Invocation(found.start(2), operation, generic, tuple(arguments))
+        return s.Assignment(target.offset, target, value), end.end()
+
+    def values(self, at: int, closing: str, level: int, into: list[Any]) -> int:
+        """Read literals, names, arrays and tuples up to a bracket, and return where it ends.
+
+        At level 0 they are arguments, which may have names.
+        """
+        if level + _MATCHED_LEVELS > self.build.nesting:
+            raise NotUnderstood
+        text, match, build = self.text, self.language.value.match, self.build
+        loose, reserved = self.loose, self.reserved
+        after = ","
+        value: s.Expression
+        while after == ",":
+            found = match(text, at)
+            if found is None:
+                raise NotUnderstood
+            argument, integers, sign, number, name, string, opening, after = found.groups()
+            at = found.end()
+            if integers is not None:
+                value = _integers(integers, found.start(2))
+            elif number is not None:
+                whole = number.isdigit()
+                known = _INFINITY if whole and len(number) > 18 else float(number)
+                if known == _INFINITY:
+                    raise NotUnderstood
+                known = int(number) if whole else known
+                value = s.Literal(found.start(3), -known if sign else known)
+            elif name is not None:
+                if name not in reserved:
+                    name = build.name(Token(name)) if loose else name
+                    value = s.Identifier(found.start(5), name)
+                elif name in _LOGICAL:
+                    value = s.Literal(found.start(5), _LOGICAL[name])
+                else:
+                    raise NotUnderstood
+            elif string is not None:
+                if "\\" in string or not string.isprintable():
+                    raise NotUnderstood
+                value = s.Literal(found.start(6), string[1:-1])
+            else:
+                items: list[s.Expression] = []
+                if not after:
+                    at = self.values(at, _CLOSING[opening], level + 1, items)
+                elif after != _CLOSING[opening]:
+                    raise NotUnderstood
+                if opening == "(" and len(items) < 2:
+                    raise NotUnderstood
+                sequence = build.array_expression if opening == "[" else build.tuple_expression
+                value = sequence(_token(found, 7), *items)
+                behind = _AFTER.match(text, at)
+                if behind is None:
+                    raise NotUnderstood
+                at, after = behind.end(), behind[1]
+            if argument is None:
+                into.append(value if level else s.Argument(value.offset, None, value))
+            elif level or argument in _LOGICAL:
+                raise NotUnderstood
+            else:
+                argument = build.name(Token(argument)) if loose else argument
+                into.append(s.Argument(found.start(1), argument, value))
+        if after != closing:
+            raise NotUnderstood
+        return at
+
+    # Expressions
+
+    def expression(self) -> s.Expression:
+        if self.kind <= _STRING and self.text[self.stop : self.stop + 1] in _ENDS:
+            return self.atom()
+        value = self.binary()
+        if self.loose or not self.found("if"):
+            return value
+        condition, _ = self.binary(), self.expect("else")
+        return self.build.select(value, condition, self.expression())
+
+    def binary(self, level: int = 1) -> s.Expression:
+        left, levels = self.unary(), self.language.levels
+        while (own := levels.get(self.token, 0)) >= level:
+            left = self.build.binary(left, self.take(), self.binary(own + 1))
+        return left
+
+    def unary(self) -> s.Expression:
+        if self.token in self.language.signs:
+            return self.build.unary(self.take(), self.unary())
+        base = self.postfix()
+        if self.loose or self.token != "^":
+            return base
+        return self.build.binary(base, self.take(), self.unary())
+
+    def postfix(self) -> s.Expression:
+        value = self.atom()
+        while self.found("["):
+            begin = None if self.token == ":" else self.expression()
+            if begin is not None and (self.loose or self.token != ":"):
+                value = self.build.subscript(value, None, begin)
+            else:
+                self.expect(":")
+                end = None if self.token == "]" else self.expression()
+                value = self.build.subrange(value, None, begin, end)
+            self.expect("]")
+        return value
+
+    def atom(self) -> s.Expression:
+        kind, token = self.kind, self.take()
+        if kind == _NAME:
+            if token in _LOGICAL:
+                return self.build.logical(token)
+            if self.token == "(" or self.kind == _GENERIC:
+                return self.invocation(token)
+            return self.build.identifier(token)
+        if kind == _NUMBER:
+            return self.build.number(token)
+        if kind == _STRING:
+            return self.build.string(token)
+        if token == "(":
+            items = [self.expression()]
+            if self.found(")"):
+                return self.build.parenthesised(token, items[0])
+            self.expect(",")
+            return self.build.tuple_expression(token, *items, *self.rest(")", self.expression, 1))
+        if token == "[]":
+            return self.build.array_expression(token)
+        if token != "[":
+            raise NotUnderstood
+        if self.loose or not self.found("for"):
+            return self.build.array_expression(token, *self.rest("]", self.expression))
+        loops = self.several(self.loop)
+        condition = self.binary() if self.found("if") else None
+        self.expect("yield")
+        node = self.build.comprehension(token, loops, condition, self.expression())
+        self.expect("]")
+        return node
+
+    def loop(self) -> s.Loop:
+        return self.build.loop(self.name(), self.take("in"), self.binary())
+
+    def invocation(self, name: Token) -> s.Expression:
+        generic, opening, items = self.generic(), self.take("("), list[s.Argument]()
+        try:
+            at = self.values(opening.start_pos + 1, ")", 0, items)
+        except NotUnderstood:
+            items = self.rest(")", self.argument)
+        else:
+            self.go(at)
+        return self.build.invocation(name, generic, opening, *items)
+
+    def argument(self) -> s.Argument:
+        if self.kind == _NAME and self.token not in _LOGICAL:
+            found = _EQUALS.match(self.text, self.stop)
+            if found is not None:
+                name = self.take()
+                self.go(found.end())
+                return self.build.named_argument(name, self.expression())
+        return self.build.argument(self.expression())
+
+
+def _token(found: re.Match[str], group: int) -> Token:
+    token = Token(found[group])
+    token.start_pos = found.start(group)
+    return token
+
+
+def _integers(text: str, offset: int) -> s.Array | s.Tuple:
+    """Return an array or a tuple of integers without signs, or an array of pairs of such."""
+    if text[-1] != _CLOSING[text[0]]:
+        raise NotUnderstood
+    items: Sequence[s.Expression]
+    if "(" in text[1:]:
+        items = [_integers(pair[0], offset + pair.start()) for pair in _PAIR.finditer(text)]
+    else:
+        items = [s.Literal(offset + m.start(), int(m[0])) for m in _DIGITS.finditer(text)]
+    if text[0] == "(" and len(items) < 2:
+        raise NotUnderstood
+    node = s.Array(offset, tuple(items)) if text[0] == "[" else s.Tuple(offset, tuple(items))
+    node.depth = 2
+    return node
