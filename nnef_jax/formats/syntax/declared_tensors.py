@@ -74,6 +74,11 @@ def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
             raise InvalidOperation(f"a tensor cannot hold '{generic}'")
 
 
+def item_of(dtype: str) -> str:
+    """Return what the language calls the items of a tensor of a dtype."""
+    return "logical" if dtype == "bool" else "integer" if "int" in dtype else "scalar"
+
+
 def generic_of(
     fragment: s.Fragment, node: s.Invocation, arguments: Mapping[str, Any], outer: str | None
 ) -> str | None:
@@ -128,7 +133,7 @@ def _type_of(value: Any) -> Type:
     """Return the type of a value, as far as generic parameters ask for it."""
     match value:
         case Value(type=TensorType(dtype=dtype)):
-            return Tensor({"bool": "logical"}.get(dtype, "integer" if "int" in dtype else "scalar"))
+            return Tensor(item_of(dtype))
         case list():
             return ArrayOf(_type_of(value[0])) if value else ArrayOf(ANY)
         case bool() | int() | float() | str():

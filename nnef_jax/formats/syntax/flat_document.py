@@ -15,6 +15,7 @@ from lowering.ops import rules
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import types as t
+from nnef_jax.formats.syntax.declared_tensors import item_of
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
 from nnef_jax.formats.syntax.tokens import KEYWORDS
 from nnef_jax.limits import Meter
@@ -23,11 +24,6 @@ _RESERVED = KEYWORDS | {"integer"}  # which provisional texts may use as a name
 _ITEMS = ("scalar", "integer", "logical")
 _EXPRESSION = 5  # steps to make one and to print it
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
-
-
-def item_of(value: Value) -> str:
-    """Return the language's name for the items of a tensor."""
-    return generic_of(value.type.dtype) or "scalar"
 
 
 class Names:
@@ -141,7 +137,7 @@ class FlatWriter:
         for variable in (*self.graph.parameters, *self.graph.states):
             type, label = variable.value.type, s.Literal(0, variable.label)
             node = _invocation(
-                "variable", generic=generic_of(type.dtype), shape=_integers(type.shape), label=label
+                "variable", generic=item_of(type.dtype), shape=_integers(type.shape), label=label
             )
             yield _assign(self.names[variable.value], node)
 
@@ -163,7 +159,7 @@ class FlatWriter:
     def external(self, value: Value) -> s.Invocation:
         """Return the declaration of an input."""
         shape = tuple(0 if extent is UNKNOWN else extent for extent in value.type.shape)
-        generic = generic_of(value.type.dtype)
+        generic = item_of(value.type.dtype)
         return _invocation("external", generic=generic, shape=_integers(shape))
 
     def invoked(self, operation: Operation) -> Invoked | None:
@@ -181,10 +177,10 @@ class FlatWriter:
         for parameter in declaration.parameters:
             value, type = given.get(parameter.name), parameter.type
             item = type.item if isinstance(type, t.Tensor) else None
-            if isinstance(value, Value) and item in _ITEMS and item_of(value) != item:
+            if isinstance(value, Value) and item in _ITEMS and item_of(value.type.dtype) != item:
                 self.refuse(f"'{kind}' of items of {value.type.dtype} is not NNEF", operation)
                 break
-        generic = generic_of(given["dtype"]) or "scalar" if kind in GENERIC_RESULT else None
+        generic = item_of(given["dtype"]) if kind in GENERIC_RESULT else None
         return Invoked(declaration, given, generic)
 
     def _operation(self, operation: Operation) -> Iterator[s.Assignment]:
@@ -269,13 +265,8 @@ def _invocation(
 ) -> s.Invocation:
     given = [*((None, value) for value in tensors), *attributes.items()]
     arguments = tuple(s.Argument(0, name, value) for name, value in given)
-    return s.Invocation(0, operation, generic, arguments)
+    return s.Invocation(0, operation, None if generic == "scalar" else generic, arguments)
 
 
 def _integers(values: tuple[int, ...]) -> s.Array:
     return s.Array(0, tuple(s.Literal(0, value) for value in values))
-
-
-def generic_of(dtype: str) -> str | None:
-    """Return what `?` stands for where a tensor has a dtype; None for scalars, its default."""
-    return "logical" if dtype == "bool" else "integer" if "int" in dtype else None

@@ -20,7 +20,8 @@ from lowering.location import Source
 from lowering.ops import rules
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import types as t
-from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, item_of
+from nnef_jax.formats.syntax.declared_tensors import item_of
+from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked
 from nnef_jax.limits import Meter
 
 EXTENSION = "KHR_enable_fragment_definitions"
@@ -121,7 +122,7 @@ def _fragment(name: str, parameters: _Declared, results: _Declared, body: Any = 
 def _type(value: Any, *, is_tensor: bool = True) -> t.Type:
     """Return what a parameter or result is declared as, whose value this is."""
     if isinstance(value, Value):
-        return t.Tensor(item_of(value))
+        return t.Tensor(item_of(value.type.dtype))
     if isinstance(value, tuple | list):
         items = [_type(x, is_tensor=is_tensor) for x in value]  # pyright: ignore
         if len(set(map(str, items))) > 1:

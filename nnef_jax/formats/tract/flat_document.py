@@ -14,7 +14,8 @@ from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names, generic_of
+from nnef_jax.formats.syntax.declared_tensors import item_of
+from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names
 from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.types import Type
 from nnef_jax.formats.tract import declarations
@@ -125,8 +126,7 @@ class _DialectWriter(FlatWriter):
                 given = {"input": given["input"], "to": self._datum(given["dtype"])}
                 return self._invoked("tract_core_cast", given)
             case "constant":
-                generic = generic_of(given["dtype"]) or "scalar"
-                return self._invoked("constant", given, generic)
+                return self._invoked("constant", given, item_of(given["dtype"]))
             case kind:
                 self.refuse(f"'{kind}' has no flat form", operation)
                 return None
