@@ -278,7 +278,7 @@ class ExpressionTypes:
                 self._wrong(
                     f"{name} must be of type {self.shown(formal)}, this is {actual}",
                     node.arguments[given[parameter.name]].value,
-                    self._how_to_write(formal, actual),
+                    self.how_to_write(formal, actual),
                 )
         results = tuple(t.substitute(result.type, generic) for result in fragment.results)
         if any(map(t.holds_strings, results)):
@@ -286,13 +286,11 @@ class ExpressionTypes:
             results = (t.ANY,) * len(results)
         return results[0] if len(results) == 1 else t.TupleOf(results)
 
-    def _how_to_write(self, formal: t.Type, actual: t.Type) -> str:
+    def how_to_write(self, formal: t.Type, actual: t.Type) -> str:
         """Return what to write for a value of a type instead of one that looks like it."""
         match formal, actual:
             case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
                 return "write the number with a point, as in 2.0"
-            case _, t.ArrayOf(t.Primitive("integer")) if self.fits(t.ArrayOf(t.SCALAR), formal):
-                return "write the numbers with a point, as in 2.0"
             case t.ArrayOf(t.TupleOf()), t.ArrayOf():
                 return "write a pair for each dimension, as in [(0,0), (1,1)]"
             case t.ArrayOf(), t.TupleOf():

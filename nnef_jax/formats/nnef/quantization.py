@@ -46,6 +46,10 @@ class _ArgumentTypes(ExpressionTypes):
         item = (formal.item or "scalar") if isinstance(formal, Tensor) else ""
         return f"{item} or {item}[]" if item else str(formal)
 
+    def how_to_write(self, formal: Type, actual: Type) -> str:
+        wants_point = "scalar" in self.shown(formal) and "integer" in str(actual)
+        return "write numbers with a point, as in 2.0" if wants_point else ""
+
 
 class QuantizationReader:
     """Reads and checks the quantisation of one document."""
