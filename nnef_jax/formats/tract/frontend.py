@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN, is_known
-from lowering.graph import Graph, Operation, Value, substituted
+from lowering.graph import Graph, Operation, Value
 from lowering.location import Source
 from nnef_jax.formats.base import Cut, Options, Stored
 from nnef_jax.formats.syntax import tree as s
@@ -92,19 +92,7 @@ class TractFrontend(TextFrontend):
 
     def flat_text(self, options: Options, cut: Cut) -> str:
         """Return a flat document of the dialect of a part of the graph."""
-        whole, said = flatten(self._unit, options, self._extents(options), self._data)
-        part, inputs = cut(whole)
-
-        def swap(operand: Any) -> Any:
-            if isinstance(operand, list):
-                return [swap(x) for x in operand]  # pyright: ignore[reportUnknownVariableType]
-            return substituted(operand, inputs)
-
-        swapped: Said = {
-            value: (name, {k: swap(x) for k, x in operands.items()}, attributes)
-            for value, (name, operands, attributes) in said.items()
-        }
-        return _print_flat(self.document, part, swapped, options)
+        return self._flat(options, self._data, cut)[1]
 
     def converted(
         self,
@@ -118,31 +106,31 @@ class TractFrontend(TextFrontend):
         if not flat:
             return self.members(data or {}, None)
         options, real = replace(self.options, rounds=True), dict[str, NDArray[Any] | None]()
-        found, said = flatten(self._unit, options, self._extents(options), real)
-        text = _print_flat(self.document, found, said, options)
+        found, text = self._flat(options, real, lambda graph: (graph, {}))
         arrays = {} if data is None else {p.label: real[p.label] for p in found.parameters}
         members = self.members(arrays, None) | {GRAPH: text.encode()}
         members.pop(QUANTIZATION, None)
         return members
 
+    def _flat(
+        self, options: Options, data: dict[str, NDArray[Any] | None], cut: Cut
+    ) -> tuple[Graph, str]:
+        """Return a part of the graph, and its flat document.
 
-# Flat documents
-
-
-def _print_flat(document: Document, graph: Graph, said: Said, options: Options) -> str:
-    """Return the text of a flat document for the graph of a document.
-
-    Raises UnsupportedError, several at once: loops, streams, what depends on an open extent.
-    """
-    writer = _DialectWriter(document, graph, said, options)
-    flat = writer.write()
-    registries = [*document.registries, "tract_core", *writer.registries]
-    wanted = dict.fromkeys(name for name in registries if name not in ("", "tract_nnef"))
-    lines = [f"tract_registry {name}" for name in wanted]
-    lines += [f"tract_symbol {name}" for name in writer.symbols]
-    lines += [x for x in document.extensions if not x.startswith("tract_registry")]
-    head, _, graph_text = print_document(flat).partition("\n")
-    return "\n".join([head, *(f"extension {line};" for line in lines), graph_text])
+        Raises UnsupportedError, several at once: loops, streams, what depends on an open extent.
+        """
+        whole, said = flatten(self._unit, options, self._extents(options), data)
+        part, inputs = cut(whole)
+        writer = _DialectWriter(self.document, part, said, options)
+        writer.replaced.update((new, old) for old, new in inputs.items())
+        flat = writer.write()
+        registries = [*self.document.registries, "tract_core", *writer.registries]
+        wanted = dict.fromkeys(name for name in registries if name not in ("", "tract_nnef"))
+        lines = [f"tract_registry {name}" for name in wanted]
+        lines += [f"tract_symbol {name}" for name in writer.symbols]
+        lines += [x for x in self.document.extensions if not x.startswith("tract_registry")]
+        head, _, text = print_document(flat).partition("\n")
+        return part, "\n".join([head, *(f"extension {line};" for line in lines), text])
 
 
 class _QuotedNames(Names):
@@ -161,6 +149,7 @@ class _DialectWriter(FlatWriter):
         self._real = options.real
         self.registries: dict[str, None] = {}
         self.symbols: list[str] = []  # that the document does not have
+        self.replaced: dict[Value, Value] = {}  # what operations read, by the inputs of a part
         self._document_read = document
         self._said = said
         for state in graph.states:
@@ -177,6 +166,8 @@ class _DialectWriter(FlatWriter):
         What the document does not declare is another tensor of it: an extent that is open there
         becomes a symbol of its own.
         """
+        if value in self.replaced:
+            self.names[self.replaced[value]] = self.names[value]
         for assignment in self._document_read.graph.body:
             if (
                 isinstance(assignment.value, s.Invocation)
