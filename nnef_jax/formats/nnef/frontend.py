@@ -27,10 +27,10 @@ from nnef_jax.formats.syntax.flat_document import FlatWriter
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION, TextFrontend
 from nnef_jax.formats.syntax.printing import print_document, print_expression
 from nnef_jax.formats.syntax.quantizer import ALGORITHMS, Quantizer, dequantize
-from nnef_jax.limits import LETTERS_PER_STEP
+from nnef_jax.limits import LETTERS_PER_STEP, Meter
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import member_of
-from nnef_jax.storage.tensorfile import read_tensor_file
+from nnef_jax.storage.tensorfile import TensorFile, read_tensor_file
 from nnef_jax.storage.writer import Member
 
 
@@ -121,7 +121,7 @@ class StandardFrontend(TextFrontend):
         member = member_of(variable.label)
         if not self.archive.exists(member):
             raise without_member(self.archive, member, variable.label)
-        file = read_tensor_file(self.archive.open_tensor(member), name=member, meter=meter)
+        file = self._file(member)
         array = file.array
         check_shape(array.shape, declared.shape, variable.label, member)
         if file.quantization:
@@ -155,10 +155,37 @@ class StandardFrontend(TextFrontend):
         keep: bool = False,
     ) -> dict[str, Member]:
         """Return the network as one of 1.0 final. One of 1.0 provisional always becomes flat."""
-        conversion = _Conversion(self.document, graph, self.reader, self._entries)
-        flat = flat or self.document.provisional
-        kept = self.quantization.text if self.quantization else ""
-        return conversion.members(self.archive, data, flat=flat, kept=kept)
+        conversion = _Conversion(self.document, graph, self._entries)
+        if flat or self.document.provisional:
+            text, names, quantization = conversion.flat(self.options.meter)
+        else:
+            text, names = self.document.source.text, conversion.names
+            quantization = self.quantization.text if self.quantization else ""
+        members: dict[str, Member] = {GRAPH: text.encode()}
+        entries = [quantization]
+        for variable in (*graph.parameters, *graph.states) if data is not None else ():
+            member = member_of(variable.label)
+            file = self._file(member)
+            file = replace(file, array=file.array.reshape(variable.value.type.shape))
+            members[member] = file
+            if not file.quantization:
+                continue
+            # The header of 1.0 final has no place for the algorithm, graph.quant has: where the
+            # variable has an identifier, and rounding it while the network runs changes nothing.
+            quantizer = self.reader.header(file.quantization, member)
+            name = names.get(variable.value)
+            if isinstance(variable, Parameter) and name and name not in self._entries:
+                entries.append(conversion.entry(name, variable.value, quantizer))
+            elif data is not None:
+                members[member] = data[variable.label]
+        quantization = "\n".join(filter(None, entries))
+        if quantization:
+            members[QUANTIZATION] = quantization.encode()
+        return members
+
+    def _file(self, member: str) -> TensorFile:
+        data, meter = self.archive.open_tensor(member), self.options.meter
+        return read_tensor_file(data, name=member, meter=meter)
 
 
 @dataclass(frozen=True)
@@ -167,23 +194,20 @@ class _Conversion:
 
     document: s.Document
     graph: Graph
-    reader: QuantizationReader
     entries: Mapping[str, Quantizer]
 
-    def _kept(self, quantization: str) -> tuple[str, Mapping[Value, str], str]:
-        """Return the document as it is, the names of values in it, the text of its graph.quant."""
-        names = {value: name for name, value in self.graph.values.items() if name in self._beside}
-        return self.document.source.text, names, quantization
+    @property
+    def names(self) -> Mapping[Value, str]:
+        """Return the names of values in the document as it is."""
+        return {value: name for name, value in self.graph.values.items() if name in self._beside}
 
-    def _flat(self) -> tuple[str, Mapping[Value, str], str]:
+    def flat(self, meter: Meter) -> tuple[str, Mapping[Value, str], str]:
         """Return the flat document, the names of its values, and its graph.quant of 1.0 final."""
-        writer = FlatWriter(self.graph, self.reader.meter)
+        writer = FlatWriter(self.graph, meter)
         document = writer.write()
         raise_all(list(self._unfit_entries()))
         values = {name: self.graph.values[name] for name in self.entries}
-        lines = [
-            self._entry(writer.names[values[n]], values[n], q) for n, q in self.entries.items()
-        ]
+        lines = [self.entry(writer.names[values[n]], values[n], q) for n, q in self.entries.items()]
         return print_document(document), writer.names, "".join(lines)
 
     @cached_property
@@ -238,39 +262,7 @@ class _Conversion:
             found.update(dict.fromkeys(names, names))
         return found
 
-    def _entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
+    def entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
         """Return the line of graph.quant that quantises a value under a name."""
         node = quantizer.invocation(name, value.type, variable=value in self._variables)
         return f'"{name}": {print_expression(replace(node, arguments=node.arguments[1:]))};\n'
-
-    def members(
-        self, archive: Archive, data: Mapping[str, NDArray[Any]] | None, *, flat: bool, kept: str
-    ) -> dict[str, Member]:
-        """Return the members of the document's archive, flat or with the text of its graph.quant.
-
-        `data` are real numbers, None leaves them out.
-        """
-        text, names, quantization = self._flat() if flat else self._kept(kept)
-        members: dict[str, Member] = {GRAPH: text.encode()}
-        entries = [quantization]
-        variables = (*self.graph.parameters, *self.graph.states) if data is not None else ()
-        for variable in variables:
-            member = member_of(variable.label)
-            stored = archive.open_tensor(member)
-            file = read_tensor_file(stored, name=member, meter=self.reader.meter)
-            file = replace(file, array=file.array.reshape(variable.value.type.shape))
-            members[member] = file
-            if not file.quantization:
-                continue
-            # The header of 1.0 final has no place for the algorithm, graph.quant has: where the
-            # variable has an identifier, and rounding it while the network runs changes nothing.
-            quantizer = self.reader.header(file.quantization, member)
-            name = names.get(variable.value)
-            if isinstance(variable, Parameter) and name and name not in self.entries:
-                entries.append(self._entry(name, variable.value, quantizer))
-            elif data is not None:
-                members[member] = data[variable.label]
-        quantization = "\n".join(filter(None, entries))
-        if quantization:
-            members[QUANTIZATION] = quantization.encode()
-        return members
