@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -179,29 +180,25 @@ class _UnitFlattener:
                 ]
                 return found if isinstance(node, s.Array) else tuple(found)
             case _:
-                site = CallSite(self, node, frame, names)
-                try:
-                    return self._compute(node, site)
-                except REFUSALS as error:
-                    raise site.located(error) from None
-
-    def _compute(self, node: s.Expression, site: CallSite) -> Any:
-        frame = site.frame
-        match node:
-            case s.Invocation():
-                return self._invoke(node, site)
-            case s.Unary(operand=operand):
-                return self._operator("neg", {"x": self.evaluate(operand, frame)}, site)
-            case s.Binary(operator=operator, left=left, right=right):
-                operands = {"x": self.evaluate(left, frame), "y": self.evaluate(right, frame)}
-                return self._operator(OPERATORS[operator], operands, site)
-            case s.Subscript(sequence=s.Identifier() as name, index=index):
-                # Of its value one item is read.
-                return self._item(self.lookup(name, frame), self.evaluate(index, frame), site)
-            case s.Subscript(sequence=sequence, index=index):
-                return self._item(self.evaluate(sequence, frame), self.evaluate(index, frame), site)
-            case _:
-                raise site.error("this cannot be computed in the dialect")
+                pass
+        site, value = CallSite(self, node, frame, names), partial(self.evaluate, frame=frame)
+        try:
+            match node:
+                case s.Invocation():
+                    return self._invoke(node, site)
+                case s.Unary(operand=operand):
+                    return self._operator("neg", {"x": value(operand)}, site)
+                case s.Binary(operator=operator, left=left, right=right):
+                    operands = {"x": value(left), "y": value(right)}
+                    return self._operator(OPERATORS[operator], operands, site)
+                case s.Subscript(sequence=sequence, index=index):
+                    is_name = isinstance(sequence, s.Identifier)  # of its value one item is read
+                    items = self.lookup(sequence, frame) if is_name else value(sequence)
+                    return self._item(items, value(index), site)
+                case _:
+                    raise site.error("this cannot be computed in the dialect")
+        except REFUSALS as error:
+            raise site.located(error) from None
 
     def lookup(self, node: s.Identifier, frame: Frame) -> Any:
         """Return what a name stands for: a value of the body, a symbol, or infinity."""
