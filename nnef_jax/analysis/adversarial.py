@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,11 @@ from nnef_jax.analysis.question import (
     require_key,
     require_real,
 )
-from nnef_jax.analysis.results import Result, result, static, table_of
+from nnef_jax.analysis.results import Result, Table, result, static, table_of
 from nnef_jax.call_arguments import has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 from nnef_jax.options import require_choice, require_flags
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _NORMS = {"linf": "L\u221e", "l2": "L2"}
 _STEPS = 2.5  # epsilons: how long all steps are together, as in Madry et al. (2017)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,9 @@ from jax import Array
 from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax.analysis.question import Question
-from nnef_jax.analysis.results import Result, result, static, table_of
+from nnef_jax.analysis.results import Result, Table, result, static, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.options import numpy_of, shown
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 @result

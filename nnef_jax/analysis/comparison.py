@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,14 +16,11 @@ from nnef_jax.analysis.differences import Array, difference, kind_of
 from nnef_jax.analysis.layer_tensors import layers_of
 from nnef_jax.analysis.matching import Pair, TensorKind, match
 from nnef_jax.analysis.question import bound, graph_for
-from nnef_jax.analysis.results import Result, axes, literally, table_of
+from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
 from nnef_jax.call_arguments import arguments_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _NONE = float("nan")
 

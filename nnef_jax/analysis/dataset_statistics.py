@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,11 @@ from nnef_jax.analysis.layer_tensors import (
     require_callable,
 )
 from nnef_jax.analysis.question import bound, graph_for, require_model
-from nnef_jax.analysis.results import Result, axes, literally, table_of
+from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
 from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
 from nnef_jax.call_arguments import over_samples
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require_flags, require_samples
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _WIDEST = 1024  # units of which an effective rank is found: their singular values take 0.3 s
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,7 @@ from nnef_jax.analysis.backward import Loss, loss_of
 from nnef_jax.analysis.krylov import eigenpairs
 from nnef_jax.analysis.layer_tensors import chosen_params, on_one_device, require_callable
 from nnef_jax.analysis.question import require_count, require_key, require_model
-from nnef_jax.analysis.results import Result, axes, literally, result, table_of
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from nnef_jax.analysis.results import Result, Table, axes, literally, result, table_of
 
 
 @result
@@ -159,17 +156,11 @@ def hessian_eigenvalues(
     iteration. Parameters of no more than k * steps items are covered whole.
 
     Args:
-        inputs: of a call, in order, or one dict by name.
-        loss: a function of what the network returns to a real number. It is traced once for each
-            object, as in `jax.jit`.
         k: how many; as many as there are, if they are fewer.
-        labels: of parameters, or patterns of `fnmatch`; by default all of real numbers.
-        params: where the Hessian is taken, instead of `model.params`.
         steps: more make residuals smaller. Memory is for 2 * k * steps times the parameters.
         key: of `jax.random`, for the start; by default always the same.
 
-    Raises InputError for labels that there are not, and a network without parameters; TypeError for
-    a loss that is no real number.
+    The other arguments, and errors, are those of `hessian_trace`.
 
     >>> nnef_jax.analysis.hessian_eigenvalues(logits, images, loss=cross_entropy).values
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,9 @@ from nnef_jax.analysis.question import (
     require_model,
     require_real,
 )
-from nnef_jax.analysis.results import Result, result, static, table_of
+from nnef_jax.analysis.results import Result, Table, result, static, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 @result

@@ -17,6 +17,8 @@ from nnef_jax.printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+else:
+    Table = Any  # rich is imported where something is shown
 
 _INFINITY = {True: "Infinity", False: "-Infinity"}
 _R = TypeVar("_R", bound="Result")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,9 @@ from nnef_jax.analysis.layer_tensors import (
     require_callable,
 )
 from nnef_jax.analysis.question import graph_for, require_model
-from nnef_jax.analysis.results import Result, axes, literally, result, static, table_of
+from nnef_jax.analysis.results import Result, Table, axes, literally, result, static, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require, require_flags
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _COLOURS = ("#1f4e79", "#c0392b", "#2e8b57", "#d98c00", "#7d5ba6")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,9 @@ from nnef_jax import Model
 from nnef_jax.analysis.krylov import singular_triplets
 from nnef_jax.analysis.layer_tensors import on_one_device
 from nnef_jax.analysis.question import Question, ask, require_count, require_key, require_model
-from nnef_jax.analysis.results import Result, axes, literally, result, static, table_of
+from nnef_jax.analysis.results import Result, Table, axes, literally, result, static, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.options import require_flags
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 @result

@@ -304,21 +304,10 @@ def _run_on_zeros(model: Model) -> None:
     """Run a network, by `step` too if recurrent; InputError for an open shape."""
     import numpy as np
 
-    from lowering.extents import is_known, show
-    from nnef_jax.errors import InputError, raise_all
+    from nnef_jax.measure.examples import declared_types
 
-    types = {value.name: value.type for value in model.graph.inputs}
-    shapes = {name: show(type.shape) for name, type in types.items() if not is_known(type.shape)}
-    raise_all(
-        [
-            InputError(
-                f"the shape of input '{name}' is not known, it is {shape}",
-                hint=f"give one to compile for: --shape {name}={shape[1:-1].replace('?', '1')}",
-            )
-            for name, shape in shapes.items()
-        ]
-    )
-    inputs = [np.zeros(type.shape, type.dtype) for type in types.values()]
+    types = declared_types(model, hint="give one to compile for:")
+    inputs = [np.zeros(type.shape, type.dtype) for type in types]
     model(*inputs)
     state = model.init_state()
     if state:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from lowering.extents import UNKNOWN, known, volume
@@ -10,6 +11,7 @@ from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.work import multiply_adds
 from nnef_jax.network import Network
 from nnef_jax.summary import summarise
+from nnef_jax.tensor_spec import spec_of
 
 
 def describe(network: Network) -> list[str]:
@@ -31,14 +33,14 @@ def description(network: Network) -> dict[str, Any]:
         "name": graph.name,
         "dialect": network.frontend.dialect,
         "extensions": list(network.frontend.extensions),
-        "inputs": [_tensor(value.name, value) for value in graph.inputs],
-        "outputs": [_tensor(name, value) for name, value in _outputs(graph)],
+        "inputs": [asdict(spec_of(value.name, value)) for value in graph.inputs],
+        "outputs": [asdict(spec_of(name, value)) for name, value in _outputs(graph)],
         "counts": {name: _known(count) for name, count in _counts(network).items()},
         "operations": [
             {
                 "name": operation.name,
                 "kind": operation.kind,
-                "results": [_tensor(value.name, value) for value in operation.writes()],
+                "results": [asdict(spec_of(value.name, value)) for value in operation.writes()],
                 "multiply_adds": multiply_adds(operation),
             }
             for operation in graph.operations
@@ -70,12 +72,9 @@ def _outputs(graph: Graph) -> zip[tuple[str, Value]]:
     return zip(graph.output_names, graph.outputs, strict=True)
 
 
-def _tensor(name: str, value: Value) -> dict[str, Any]:
-    return {"name": name, **_type(value)}
-
-
 def _type(value: Value) -> dict[str, Any]:
-    return {"shape": list(map(_known, value.type.shape)), "dtype": value.type.dtype}
+    spec = spec_of(value.name, value)
+    return {"shape": spec.shape, "dtype": spec.dtype}
 
 
 def _known(count: int) -> int | None:

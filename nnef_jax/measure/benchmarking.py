@@ -9,22 +9,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax.analysis.results import Result, axes, table_of
+from nnef_jax.analysis.results import Result, Table, axes, table_of
 from nnef_jax.errors import InputError, NnefError, first_line
 from nnef_jax.measure.difference import apart
 from nnef_jax.measure.engines import engine
 from nnef_jax.measure.examples import devices_of, random_inputs, subject_of
 from nnef_jax.model import Model
 from nnef_jax.options import require
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _OURS = "nnef_jax"
 _REST = 0.02  # seconds before a turn: threads of the engine before have stopped spinning then

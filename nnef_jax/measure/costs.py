@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from lowering.devices import default_device
 from lowering.work import total
-from nnef_jax.analysis.results import Result, table_of
+from nnef_jax.analysis.results import Result, Table, table_of
 from nnef_jax.measure.examples import bound, types_of
 from nnef_jax.measure.hlo import program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_choice
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 

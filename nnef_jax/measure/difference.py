@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import show
 from lowering.graph import Graph, Operation, Value
-from nnef_jax.analysis.results import Result, number, table_of
+from nnef_jax.analysis.results import Result, Table, number, table_of
 from nnef_jax.array_statistics import chunks
 from nnef_jax.measure.pairing import Pairs, named_operations, paired
 from nnef_jax.model import Model
 from nnef_jax.network import Network
 from nnef_jax.reading import Source, read
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _SIGNS = {"removed": "-", "added": "+", "changed": "~", "renamed": ">"}
 

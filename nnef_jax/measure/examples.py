@@ -18,6 +18,7 @@ from nnef_jax.model import Model
 from nnef_jax.options import require_choice
 
 _CYCLES = 16  # of a scan of random inputs
+_GIVE = "give example inputs, or shapes by load(..., input_shapes=...): on the command line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +100,12 @@ def random_inputs(
     return found
 
 
-def declared_types(model: Model, batch: int | None = None) -> list[jax.ShapeDtypeStruct]:
+def declared_types(
+    model: Model, batch: int | None = None, hint: str = _GIVE
+) -> list[jax.ShapeDtypeStruct]:
     """Return the types of inputs as declared, with a batch where the first extent is open.
 
-    Raises InputError for other extents that are open.
+    Raises InputError for other extents that are open, with a hint before the option `--shape`.
     """
     errors: list[InputError] = []
     found: list[jax.ShapeDtypeStruct] = []
@@ -113,8 +116,7 @@ def declared_types(model: Model, batch: int | None = None) -> list[jax.ShapeDtyp
         if not is_known(shape):
             wanted = show(shape)[1:-1].replace("?", "1")
             message = f"the shape of input '{value.name}' is not known, it is {show(shape)}"
-            hint = "give example inputs, or shapes by load(..., input_shapes=...): on the command "
-            errors.append(InputError(message, hint=f"{hint}line --shape {value.name}={wanted}"))
+            errors.append(InputError(message, hint=f"{hint} --shape {value.name}={wanted}"))
         else:
             found.append(jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(value.type.dtype)))
     raise_all(errors)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from lowering.extents import known, volume
 from lowering.graph import Graph
 from lowering.work import multiply_adds
-from nnef_jax.analysis.results import Result, axes, literally, table_of
+from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.execution.run_options import is_watched
 from nnef_jax.measure import perfetto
@@ -27,9 +27,6 @@ from nnef_jax.measure.examples import devices_of, subject_of
 from nnef_jax.measure.hlo import HloProgram, program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_flags, require_path
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _CALL = "nnef_jax.profile"
 _SECONDS = 1.0  # for which calls are recorded, where their number is not given

@@ -6,20 +6,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowering.extents import show
-from nnef_jax.analysis.results import Result, axes, literally, table_of
+from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
 from nnef_jax.array_statistics import Moments, chunks, histogram_of, merged, moments_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _BINS = 16
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +13,13 @@ import numpy as np
 from lowering.extents import show
 from nnef_jax.analysis.comparison import Comparison, TensorDifference, compare
 from nnef_jax.analysis.question import bound
-from nnef_jax.analysis.results import Result, axes, literally, plain, table_of
+from nnef_jax.analysis.results import Result, Table, axes, literally, plain, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import PlanStep
 from nnef_jax.openvx.plan_evaluation import real
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.options import require_flags
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _NONE = float("nan")
 
