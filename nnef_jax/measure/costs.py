@@ -10,7 +10,7 @@ import jax
 from lowering.devices import default_device
 from lowering.work import total
 from nnef_jax.analysis.results import Result, Table, table_of
-from nnef_jax.measure.examples import bound, types_of
+from nnef_jax.measure.examples import declared_types
 from nnef_jax.measure.hlo import program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_choice
@@ -110,12 +110,13 @@ def cost(model: Model, *inputs: Any, platform: str | None = None, **named: Any) 
     present = _canonical(default_device())
     if platform is not None:
         require_choice("platform", platform, _PLATFORMS)
-    types = types_of(model, inputs, named)
+    given = inputs or tuple([] if named else declared_types(model))
+    types = model.execution.types(given, named)
     graph = model.execution.network.specialise([x.shape for x in types])
     stage: jax.stages.Lowered | jax.stages.Compiled
     if platform in (None, present):
-        arrays = bound(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types], {})
         execution = model.execution
+        arrays = execution.bind(tuple([jax.numpy.zeros(x.shape, x.dtype) for x in types]), {})
         stage = execution.compiled(execution.outputs, {}, arrays)
         memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
     else:

@@ -49,7 +49,7 @@ def subject_of(
     require_choice("entry", entry, ("apply", "step", "scan"))
     cycles = (_CYCLES,) if entry == "scan" else ()
     given = tuple(args) or tuple([] if named else random_inputs(model, seed, *cycles).values())
-    inputs = bound(model, given, named, len(cycles))
+    inputs = [jnp.asarray(x) for x in model.execution.bind(given, named, len(cycles))]
     graph = model.execution.network.specialise([x.shape[len(cycles) :] for x in inputs])
     execution = model.execution
     state = {} if entry == "apply" else model.init_state()
@@ -62,22 +62,6 @@ def subject_of(
     }[entry]
     compiled = partial(execution.compiled, way, state, inputs)
     return Subject(lambda: jax.block_until_ready(run()), compiled, arrays, graph)
-
-
-def bound(
-    model: Model, args: Sequence[Any], named: Mapping[str, Any], time_axes: int = 0
-) -> list[Any]:
-    """Return inputs as arrays of jax, where the model takes them. Raises InputError as it does."""
-    return [jnp.asarray(x) for x in model.execution.bind(tuple(args), named, time_axes)]
-
-
-def types_of(model: Model, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-    """Return what has the shape and dtype of each input: what is given, or as declared.
-
-    Raises InputError as `bound` does.
-    """
-    declared = [] if args or named else declared_types(model)
-    return model.execution.types(tuple(args or declared), named)
 
 
 def random_inputs(

@@ -170,14 +170,12 @@ def profile(
 
     Args:
         model: what runs, on the device of the inputs.
-        inputs: as in a call. Without any they are random, of the declared shapes.
-        entry: "apply" is a call, of a network with state a cycle from its initial state; "step"
-            also returns the state; "scan" is many cycles, of inputs with an axis of time.
         calls: how many are recorded; by default what takes a second, but 5 at least.
         trace: a file to write the recorded events to, named by their operations, for
             https://ui.perfetto.dev or chrome://tracing: a .json or a .json.gz.
         overwrite: replace what is at `trace`; otherwise FileExistsError.
-        named: inputs by name.
+
+    The other arguments are those of `benchmark`.
 
     Raises InputError as a call does, and where shapes are open and no inputs are given;
     UnsupportedError where jax compiles nothing, since it looks for NaN, say; RuntimeError where its

@@ -96,15 +96,14 @@ def check_profile(
 
 
 def _report(operation: Operation, step: PlanStep | None, plan: Plan) -> NodeReport:
-    name, kind = operation.name, operation.kind
+    layer, reason = "vx_tensor", ""
     if operation in plan.folded:
-        into = plan.folded[operation].operation.name
-        return NodeReport(name=name, kind=kind, layer=f"in {into}", fits=True)
-    if step is None:
-        return NodeReport(name=name, kind=kind, layer="vx_tensor", fits=True)
-    layer = step.layer.name if step.layer else ""
-    fits = step.layer is not None
-    return NodeReport(name=name, kind=kind, layer=layer, fits=fits, reason=step.reason)
+        layer = f"in {plan.folded[operation].operation.name}"
+    elif step is not None:
+        layer, reason = step.layer.name if step.layer else "", step.reason
+    return NodeReport(
+        name=operation.name, kind=operation.kind, layer=layer, fits=bool(layer), reason=reason
+    )
 
 
 def declared_shapes(model: Model) -> list[Shape]:
