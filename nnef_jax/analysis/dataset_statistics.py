@@ -15,13 +15,15 @@ from jax import Array
 
 from lowering.extents import show
 from nnef_jax import Model
-from nnef_jax.analysis.backward import Loss, loss_of, zeros_at
 from nnef_jax.analysis.layer_tensors import (
     LayerTensor,
+    Loss,
     chosen_params,
     layers_of,
+    loss_of,
     real_layers,
     require_callable,
+    zeros_at,
 )
 from nnef_jax.analysis.question import bound, graph_for, require_model
 from nnef_jax.analysis.results import Result, Table, axes, literally, table_of

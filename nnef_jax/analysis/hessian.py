@@ -13,9 +13,14 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from nnef_jax import Model
-from nnef_jax.analysis.backward import Loss, loss_of
 from nnef_jax.analysis.krylov import eigenpairs
-from nnef_jax.analysis.layer_tensors import chosen_params, on_one_device, require_callable
+from nnef_jax.analysis.layer_tensors import (
+    Loss,
+    chosen_params,
+    loss_of,
+    on_one_device,
+    require_callable,
+)
 from nnef_jax.analysis.question import require_count, require_key, require_model
 from nnef_jax.analysis.results import Result, Table, axes, literally, result, table_of
 

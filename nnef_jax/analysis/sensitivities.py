@@ -14,13 +14,16 @@ from jax import Array
 from lowering.ops import rules
 from lowering.trace import Context
 from nnef_jax import Model
-from nnef_jax.analysis.backward import Loss, loss_of, scalar, zeros_at
 from nnef_jax.analysis.layer_tensors import (
     LayerTensor,
+    Loss,
     layers_of,
+    loss_of,
     on_one_device,
     real_layers,
     require_callable,
+    scalar,
+    zeros_at,
 )
 from nnef_jax.analysis.question import graph_for, require_model
 from nnef_jax.analysis.results import Result, Table, axes, literally, result, static, table_of

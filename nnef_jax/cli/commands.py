@@ -76,9 +76,9 @@ def info(
         if source is not None:
             raise typer.BadParameter("takes no network", param_hint="--machine")
         with status("measuring this machine"):
-            from nnef_jax.cli.machine_info import shown
+            from nnef_jax.cli.info import machine_lines
 
-            lines = shown(as_json=as_json)
+            lines = machine_lines(as_json=as_json)
         print_result(*lines)
         return
     if source is None:

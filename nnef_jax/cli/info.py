@@ -1,14 +1,18 @@
-"""Describes a network as `nnef-jax info` shows it, as text and as JSON."""
+"""Describes a network, or the host, as `nnef-jax info` shows it, as text and as JSON."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from lowering import machine
 from lowering.extents import UNKNOWN, known, volume
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.work import multiply_adds
+from nnef_jax.execution import host_profile
 from nnef_jax.network import Network
 from nnef_jax.summary import summarise
 from nnef_jax.tensor_spec import spec_of
@@ -83,3 +87,27 @@ def _known(count: int) -> int | None:
 
 def _shown(count: int) -> str:
     return "?" if count is UNKNOWN else f"{count:,}"
+
+
+def machine_lines(*, as_json: bool) -> list[str]:
+    """Return rates and what is decided by them, as lines or as JSON.
+
+    They are measured now if they are not kept yet. Where they cannot be they are the shipped ones.
+    """
+    folder = host_profile.users_folder() if host_profile.may_measure() else None
+    found = folder and (host_profile.read(folder) or host_profile.measure(folder))
+    profile = found or machine.DEFAULT
+    path = host_profile.path_in(folder) if folder else ""
+    path = path if os.path.exists(path) else None
+    if as_json:
+        return [json.dumps({"file": path, **asdict(profile), "decisions": profile.decisions()})]
+    lines = [("file", path or "none: the shipped rates hold"), ("threads", str(profile.threads))]
+    for part in (profile, profile.costs):
+        lines += [(name, _rate(name, getattr(part, name))) for name in machine.names(type(part))]
+    decisions = profile.decisions().items()
+    lines += [(name, "yes" if decided else "no") for name, decided in decisions]
+    return [f"{name.replace('_', ' '):<21}{text}" for name, text in lines]
+
+
+def _rate(name: str, value: float) -> str:
+    return f"{value * 1e6:.3g} us" if name == "start" else f"{value / 1e9:.3g} G/s"

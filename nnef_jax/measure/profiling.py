@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import tempfile
 import time
@@ -19,14 +21,14 @@ from lowering.extents import known, volume
 from lowering.graph import Graph
 from lowering.work import multiply_adds
 from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
-from nnef_jax.errors import UnsupportedError
+from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.execution.run_options import is_watched
-from nnef_jax.measure import perfetto
 from nnef_jax.measure.events import Run, recorded, times
 from nnef_jax.measure.examples import devices_of, subject_of
 from nnef_jax.measure.hlo import HloProgram, program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_flags, require_path
+from nnef_jax.storage import files
 
 _CALL = "nnef_jax.profile"
 _SECONDS = 1.0  # for which calls are recorded, where their number is not given
@@ -190,7 +192,7 @@ def profile(
         raise ValueError(f"calls must be 1 at least, it is {calls}")
     if trace is not None:
         require_path("trace", trace)
-        perfetto.check(trace, overwrite=overwrite)
+        _check_trace(trace, overwrite=overwrite)
     if is_watched():
         raise UnsupportedError("nothing is compiled while jax looks for NaN or jit is disabled")
     subject = subject_of(model, inputs, named, entry)
@@ -207,7 +209,7 @@ def profile(
         (found,) = Path(folder).rglob("*.xplane.pb")
         data = jax.profiler.ProfileData.from_file(str(found))
         if trace is not None:
-            perfetto.write(folder, trace, program, overwrite=overwrite)
+            _write_trace(folder, trace, program, overwrite=overwrite)
     return _profile(graph, program, data, seconds, device)
 
 
@@ -296,3 +298,27 @@ def _named(row: Row) -> str:
         count += 1
     more = len(row.operations) - count
     return " + ".join(row.operations[:count]) + (f" + {more} more" if more else "")
+
+
+def _check_trace(path: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """Refuse what could not be written there, before anything is measured."""
+    if not os.fspath(path).endswith((".json", ".json.gz")):
+        raise InputError(f"{os.fspath(path)}: a trace is a .json or a .json.gz")
+    files.check_target(os.fspath(path), overwrite=overwrite)
+
+
+def _write_trace(
+    folder: str, path: str | os.PathLike[str], program: HloProgram, *, overwrite: bool
+) -> None:
+    """Write the events that jax put into a folder, those of the program with their operations."""
+    (recorded,) = Path(folder).rglob("*.trace.json.gz")
+    trace = json.loads(gzip.decompress(recorded.read_bytes()))
+    for event in trace["traceEvents"]:
+        instruction = event.get("args", {}).get("hlo_op")
+        if operations := sorted(program.operations.get(instruction, ())):
+            event["name"] = f"{' + '.join(operations)} ({event['name']})"
+            event["args"]["operations"] = operations
+    text = json.dumps(trace).encode()
+    packed = os.fspath(path).endswith(".gz")
+    with files.replacing(os.fspath(path), overwrite=overwrite) as file:
+        file.write(gzip.compress(text, mtime=0) if packed else text)

@@ -11,16 +11,18 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from lowering.extents import Shape
+from lowering.graph import is_float
 from lowering.trace import Context
 from nnef_jax.analysis.question import require_model
+from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.errors import InputError, raise_all
 from nnef_jax.model import Model, Params
-from nnef_jax.openvx.binding import bind_tensors, require_format
 from nnef_jax.openvx.plan import PlanStep, plan_of
 from nnef_jax.openvx.plan_evaluation import Evaluation, beyond, real, weights_name
 from nnef_jax.openvx.profile import ProfileReport, check_profile, declared_shapes
-from nnef_jax.openvx.profiles import Choices, profile_of
+from nnef_jax.openvx.profiles import Choices, FixedPointProfile, profile_of
 from nnef_jax.openvx.tensor import Tensor, checked_position
+from nnef_jax.openvx.vx_errors import wrong_format
 from nnef_jax.similar import did_you_mean
 
 if TYPE_CHECKING:
@@ -91,13 +93,13 @@ class Lowered:
         Raises TypeError for what are none, VxError for other types and positions, InputError for
         other shapes.
         """
-        inputs = bind_tensors(self.model, args, kwargs)
+        inputs = _bind_tensors(self.model, args, kwargs)
         shapes = [tuple(x.shape) for x in inputs]
         evaluation = self.evaluation(shapes)
         for value, x in zip(evaluation.plan.graph.inputs, inputs, strict=True):
             if isinstance(x, Tensor):
                 position = evaluation.positions[value]
-                require_format(value.name, x, self.choices.profile, position)
+                _require_format(value.name, x, self.choices.profile, position)
         weights, _ = self._ready(shapes)
         return self._raw(weights, inputs)
 
@@ -314,3 +316,34 @@ def lower(
 
 def _is_tensor(x: Any) -> bool:
     return isinstance(x, Tensor)
+
+
+def _bind_tensors(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors of a call in the order of the graph; inputs of integers are arrays.
+
+    Raises TypeError for what is no tensor, InputError for other names and shapes.
+    """
+    types = {value.name: value.type.dtype for value in model.graph.inputs}
+    given = dict(zip(types, args, strict=False)) | dict(kwargs)
+    for name, x in given.items():
+        if is_float(types.get(name, "float32")) and not isinstance(x, Tensor):
+            hint = "Tensor.quantize makes one, .float(...) takes real numbers"
+            raise TypeError(f"'{name}' must be a Tensor, not {type(x).__name__}: {hint}")
+
+    def spec(name: str, x: Any) -> Any:
+        is_tensor = isinstance(x, Tensor)
+        return jax.ShapeDtypeStruct(x.shape, types.get(name, "float32")) if is_tensor else x
+
+    known = [spec(name, x) for name, x in zip(types, args, strict=False)]
+    named = {name: spec(name, x) for name, x in kwargs.items()}
+    bind_inputs(model.execution.network, (*known, *args[len(types) :]), named, abstract=True)
+    return [given[name] for name in types]
+
+
+def _require_format(name: str, x: Tensor, profile: FixedPointProfile, position: int) -> None:
+    """Raise VxError for a tensor of another type or position."""
+    if str(x.dtype) != profile.dtype:
+        wrong_format(f"input '{name}' is of {x.dtype}, {profile.name} takes {profile.dtype}")
+    if x.fixed_point_position != position:
+        found = x.fixed_point_position
+        wrong_format(f"input '{name}' has the fixed_point_position {found}, it must be {position}")
