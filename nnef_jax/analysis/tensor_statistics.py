@@ -40,11 +40,9 @@ class TensorStatistics(Moments):
     @property
     def dead(self) -> tuple[int, ...] | None:
         """Return which units are 0 in all items, None where there are no units or no items."""
-        return (
-            None
-            if self.alive is None or not self.size
-            else tuple(np.flatnonzero(~self.alive).tolist())
-        )
+        if self.alive is None or not self.size:
+            return None
+        return tuple(np.flatnonzero(~self.alive).tolist())
 
     @cached_property
     def effective_rank(self) -> float | None:

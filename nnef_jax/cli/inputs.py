@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nnef_jax import InputError, TensorSpec, UnsupportedError
-from nnef_jax.cli.bounded import reading
 from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_picture
+from nnef_jax.storage import files
 from nnef_jax.storage.numpyfile import read_npy, read_npz
 from nnef_jax.storage.tensorfile import read_tensor_file
 
@@ -147,7 +147,7 @@ def read_array(path: Path, name: str) -> Array:
     """
     match path.suffix.lower():
         case ".npy":
-            with reading(path) as (data, _):
+            with files.within_limits(str(path)) as (data, _):
                 return read_npy(data, str(path))
         case ".npz":
             members = read_members(path)
@@ -167,5 +167,5 @@ def read_array(path: Path, name: str) -> Array:
 
 def read_members(path: Path) -> dict[str, Array]:
     """Read all arrays of a .npz by name; DataError where it is none, LimitError where too large."""
-    with reading(path) as (data, meter):
+    with files.within_limits(str(path)) as (data, meter):
         return read_npz(data, str(path), meter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,6 @@ class Top:
 
     count: int
     labels: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    index: int
-    label: str | None
-    value: Any
 
 
 def run_calls(
@@ -138,7 +131,7 @@ def _as_json(
             entry = {"name": name, "shape": list(array.shape), "dtype": str(array.dtype)}
             if top:
                 entry["top"] = [
-                    {"row": row, "entries": [plain(asdict(entry)) for entry in entries]}
+                    {"row": row, "entries": plain(entries)}
                     for row, entries in _top_rows(array, top)
                 ]
             elif values:
@@ -148,7 +141,7 @@ def _as_json(
     return json.dumps({"network": network, "results": shown, "files": list(files)}, allow_nan=False)
 
 
-def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[_Entry]]]:
+def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[dict[str, Any]]]]:
     """Return the position of each row, and the index, name and value of its largest entries.
 
     Rows run along the last axis that is longer than 1: [1,1000,1,1] is one row of 1000.
@@ -159,7 +152,13 @@ def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[_Entry
     # NaN comes last, and of equal entries the first is first.
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, : top.count]
     return [
-        (position, [_Entry(int(i), labels[i] if labels else None, row[i].item()) for i in indices])
+        (
+            position,
+            [
+                {"index": int(i), "label": labels[i] if labels else None, "value": row[i].item()}
+                for i in indices
+            ],
+        )
         for position, row, indices in zip(np.ndindex(*shape[:-1]), rows, order, strict=True)
     ]
 
@@ -186,7 +185,8 @@ def _top_lines(array: Array, top: Top) -> list[str]:
         if len(rows) > 1:
             lines.append(f"  row {show(position)}")
         for entry in entries:
-            lines.append(f"{entry.index:>8}  {entry.value:<12.6g}  {entry.label or ''}".rstrip())
+            index, label, value = entry["index"], entry["label"] or "", entry["value"]
+            lines.append(f"{index:>8}  {value:<12.6g}  {label}".rstrip())
     return lines
 
 

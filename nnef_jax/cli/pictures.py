@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nnef_jax import DataError, InputError, NnefError, UnsupportedError
-from nnef_jax.cli.bounded import reading
+from nnef_jax.storage import files
 
 if TYPE_CHECKING:
     from nnef_jax import TensorSpec
@@ -106,7 +106,7 @@ def _open_picture(path: Path, channels: int) -> Any:
     most = _image_module().MAX_IMAGE_PIXELS
     from PIL import ImageOps, JpegImagePlugin, PngImagePlugin
 
-    with reading(path) as (data, meter):
+    with files.within_limits(str(path)) as (data, meter):
         content = bytes(data)
         if content.startswith(b"\x89PNG"):
             kind = PngImagePlugin.PngImageFile

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nnef_jax.errors import InputError, UnsupportedError, first_line
@@ -83,12 +84,7 @@ def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
     options.log_severity_level = 4
     session = module.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
-
-    def prepare(inputs: Mapping[str, Any]) -> Call:
-        given = _in_order(inputs, names)
-        return lambda: session.run(None, given)
-
-    return prepare
+    return lambda inputs: partial(session.run, None, _in_order(inputs, names))
 
 
 def _openvino(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax.errors import LimitError, NnefError
-from nnef_jax.limits import Meter
+from nnef_jax.errors import DataError, LimitError, NnefError
+from nnef_jax.limits import Meter, within_memory
 from nnef_jax.storage import placing, reads, temporaries
 
 try:
@@ -127,6 +127,21 @@ def contents_of(
     path = os.fsdecode(source)
     with reported(path, error), open_regular(path, error) as file:
         return path, contents(file, meter, path)
+
+
+@contextmanager
+def within_limits(path: str) -> Generator[tuple[memoryview, Meter]]:
+    """Give the bytes of an input's file, and what counts all that is made of them, within `Limits`.
+
+    Raises DataError for another thing than a file, LimitError, which names the file, for too much.
+    """
+    meter = Meter()
+    try:
+        with within_memory(path), open_regular(path, DataError) as file:
+            yield contents(file, meter, path), meter
+    except LimitError:
+        bounds = f"{meter.limits.expanded_bytes} bytes and {meter.limits.steps} steps"
+        raise LimitError(f"{path}: an input takes {bounds} to read at most") from None
 
 
 def _may_map(descriptor: int) -> bool:

@@ -102,8 +102,7 @@ def deconvolution(site: OperationSite) -> VxLayer:
     def run(node: NodeInputs) -> Computed:
         x, weights, biases = node["input"], node["filter"], node.get("bias")
         options: Any = {**attributes, **node.products}
-        found: Any = deconvolution_layer(x, weights, biases, **options)
-        return found
+        return _as_rank(deconvolution_layer(x, weights, biases, **options), rank)
 
     def turned(filter: Array) -> Array:
         return transposed_filter(filter, groups)
