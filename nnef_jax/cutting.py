@@ -130,23 +130,22 @@ def _missing(graph: Graph, given: frozenset[Value], found: set[Value]) -> list[s
 
 def _following(graph: Graph, given: frozenset[Value]) -> set[Value]:
     """Return the values that can be computed from given ones, cycle after cycle."""
-    lacking = {*graph.inputs} - given
-    while True:
-        lacking = _after(graph, lacking, given)
-        kept = [s for s in graph.states if s.value not in given and s.update in lacking]
-        if lacking.issuperset(state.value for state in kept):
-            return {value for operation in graph.operations for value in operation.writes()}.union(
-                given, (variable.value for variable in (*graph.parameters, *graph.states))
-            ) - lacking
-        lacking.update(state.value for state in kept)
+    variables = [variable.value for variable in (*graph.parameters, *graph.states)]
+    made = [value for operation in graph.operations for value in operation.writes()]
+    return {*given, *variables, *made} - _reached(graph, {*graph.inputs} - given, given)
 
 
-def _reached(graph: Graph, values: Iterable[Value]) -> set[Value]:
-    """Return the values that depend on some, in the same cycle or a later one."""
+def _reached(
+    graph: Graph, values: Iterable[Value], given: frozenset[Value] = frozenset()
+) -> set[Value]:
+    """Return the values that depend on some, in the same cycle or a later one.
+
+    What they depend on through given ones is left out.
+    """
     found = set(values)
     while True:
-        found = _after(graph, found, frozenset())
-        states = {state.value for state in graph.states if state.update in found}
+        found = _after(graph, found, given)
+        states = {s.value for s in graph.states if s.update in found and s.value not in given}
         if states <= found:
             return found
         found |= states

@@ -37,37 +37,22 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.spectrum import jacobian_spectrum as jacobian_spectrum
     from nnef_jax.analysis.tensor_statistics import TensorStatistics as TensorStatistics
 
-_HOMES = {
-    "Adversarial": "adversarial",
-    "Attribution": "attribution",
-    "Comparison": "comparison",
-    "HessianEigenvalues": "hessian",
-    "HessianTrace": "hessian",
-    "JacobianSpectrum": "spectrum",
-    "Maximised": "maximisation",
-    "Result": "results",
-    "Sensitivity": "sensitivities",
-    "Statistics": "dataset_statistics",
-    "TensorDifference": "comparison",
-    "TensorStatistics": "tensor_statistics",
-    "activation_maximisation": "maximisation",
-    "activation_statistics": "dataset_statistics",
-    "compare": "comparison",
-    "fgsm": "adversarial",
-    "grad_cam": "layer_attribution",
-    "gradient_statistics": "dataset_statistics",
-    "hessian_eigenvalues": "hessian",
-    "hessian_trace": "hessian",
-    "integrated_gradients": "gradients",
-    "jacobian_spectrum": "spectrum",
-    "layer_conductance": "layer_attribution",
-    "occlusion": "occlusion_windows",
-    "pgd": "adversarial",
-    "saliency": "gradients",
-    "sensitivity": "sensitivities",
-    "smallest_perturbation": "adversarial",
-    "smoothgrad": "gradients",
+_NAMES = {  # by module
+    "adversarial": ("Adversarial", "fgsm", "pgd", "smallest_perturbation"),
+    "attribution": ("Attribution",),
+    "comparison": ("Comparison", "TensorDifference", "compare"),
+    "dataset_statistics": ("Statistics", "activation_statistics", "gradient_statistics"),
+    "gradients": ("integrated_gradients", "saliency", "smoothgrad"),
+    "hessian": ("HessianEigenvalues", "HessianTrace", "hessian_eigenvalues", "hessian_trace"),
+    "layer_attribution": ("grad_cam", "layer_conductance"),
+    "maximisation": ("Maximised", "activation_maximisation"),
+    "occlusion_windows": ("occlusion",),
+    "results": ("Result",),
+    "sensitivities": ("Sensitivity", "sensitivity"),
+    "spectrum": ("JacobianSpectrum", "jacobian_spectrum"),
+    "tensor_statistics": ("TensorStatistics",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
