@@ -140,6 +140,15 @@ class LayerSite(Site):
         pairs = [around.get(axis, (0, 0)) for axis in range(len(self.shape(x)))]
         return self.step.pad(x, padding=pairs, border="constant", value=value)
 
+    def cropped(self, x: Value, around: Mapping[int, Sequence[int]]) -> Value:
+        """Return a tensor without what negative padding takes away along axes."""
+        axes = [axis for axis, pair in around.items() if min(pair) < 0]
+        if not axes:
+            return x
+        begin = [max(-around[axis][0], 0) for axis in axes]
+        end = [x.type.shape[axis] + min(around[axis][1], 0) for axis in axes]
+        return self.step.slice(x, axes=axes, begin=begin, end=end, stride=[1] * len(axes))
+
     def fitted(self, x: Value, axis: int, size: int, value: float = 0.0) -> Value:
         """Return a tensor with so many items along an axis: cut off, or with a value behind."""
         extent = x.type.shape[axis]

@@ -30,25 +30,28 @@ def _sizes(site: LayerSite) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def _priors(
     site: LayerSite,
-    image: tuple[int, int],
-    centres: tuple[Sequence[float], Sequence[float]],
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+    steps: tuple[float, float],
+    offset: float,
     shapes: Sequence[tuple[float, float, float, float, bool]],
 ) -> Constant:
-    """Return boxes around places, rows and columns of these, and below them their variances.
+    """Return boxes around each item of the features, and below them their variances.
 
     A shape has half the extents of a box, shifts of its centre, and whether the image cuts it.
     """
+    (height, width), (image_h, image_w) = sizes
     variance = site.numbers("variance", []) or [0.1]
     if len(variance) not in (1, 4):
         raise InvalidOperation(f"'variance' must have 1 or 4 items, it has {len(variance)}")
-    rows, columns = (np.asarray(x, float) for x in centres)
-    site.spend(_BOX * rows.size * columns.size * len(shapes))
+    site.spend(_BOX * height * width * max(len(shapes), 1))
+    rows, columns = ((np.arange(n) + offset) * s for n, s in zip(sizes[0], steps, strict=True))
     half_w, half_h, right, down, cuts = np.asarray(shapes, float).reshape(-1, 5).T
-    x, y = columns[None, :, None] + right, rows[:, None, None] + down
-    ends = x - half_w, y - half_h, x + half_w, y + half_h
-    boxes = np.stack(np.broadcast_arrays(*ends), -1) / (image[::-1] * 2)
-    inside = np.clip(boxes, (0, 0, -np.inf, -np.inf), (np.inf, np.inf, 1, 1))
-    flat = np.where(cuts[:, None], inside, boxes).astype(np.float32).reshape(-1)
+    with np.errstate(all="ignore"):
+        x, y = columns[None, :, None] + right, rows[:, None, None] + down
+        ends = x - half_w, y - half_h, x + half_w, y + half_h
+        boxes = np.stack(np.broadcast_arrays(*ends), -1) / ([image_w, image_h] * 2)
+        inside = np.clip(boxes, (0, 0, -np.inf, -np.inf), (np.inf, np.inf, 1, 1))
+        flat = np.where(cuts[:, None], inside, boxes).astype(np.float32).reshape(-1)
     if site.flag("clip"):
         flat = np.clip(flat, 0, 1)
     spread = np.tile(np.asarray(variance * (4 // len(variance)), np.float32), flat.size // 4)
@@ -108,11 +111,10 @@ def _prior_box(site: LayerSite) -> Constant:
             others = _halves(size if scale_all else smallest[0], ratios[1:])
         halves = [*halves, *others] if in_order else [halves[0], *others, *halves[1:]]
         shapes += [(w, h, 0.0, 0.0, False) for w, h in halves]
-    rows, columns = (
-        [(i + offset) * step if step else (i + 0.5) * (m / n) for i in range(n)]
-        for n, m in zip(feature, image, strict=True)
-    )
-    return _priors(site, image, (rows, columns), shapes)
+    steps = (step, step)
+    if step == 0:
+        steps, offset = (image[0] / feature[0], image[1] / feature[1]), 0.5
+    return _priors(site, (feature, image), steps, offset, shapes)
 
 
 @everywhere("PriorBoxClustered")
@@ -123,12 +125,10 @@ def _prior_box_clustered(site: LayerSite) -> Constant:
         image = site.int("img_h", 0) or image[0], site.int("img_w", 0) or image[1]
     widths, heights = site.numbers("width"), site.numbers("height")
     both, offset = site.number("step", 0), site.number("offset", 0)
-    rows, columns = (
-        [(i + offset) * (site.number(name, 0) or both or m / n) for i in range(n)]
-        for name, n, m in zip(("step_h", "step_w"), feature, image, strict=True)
-    )
+    step_y = site.number("step_h", 0) or both or image[0] / feature[0]
+    step_x = site.number("step_w", 0) or both or image[1] / feature[1]
     shapes = [(w / 2, h / 2, 0.0, 0.0, False) for w, h in zip(widths, heights, strict=True)]
-    return _priors(site, image, (rows, columns), shapes)
+    return _priors(site, (feature, image), (step_y, step_x), offset, shapes)
 
 
 @everywhere("DetectionOutput")

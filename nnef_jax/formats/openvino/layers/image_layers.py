@@ -157,10 +157,7 @@ def _interp(site: LayerSite, x: Value) -> Value:
     """Interpolate linearly to the declared extents, corners on corners unless said otherwise."""
     begin, end = site.int("pad_beg", 0), site.int("pad_end", 0)
     axes = [*range(2, len(x.type.shape))]
-    if min(begin, end) < 0:
-        ends = [n + min(end, 0) for n in x.type.shape[2:]]
-        first, every = [max(-begin, 0)] * len(axes), [1] * len(axes)
-        x = site.step.slice(x, axes=axes, begin=first, end=ends, stride=every)
+    x = site.cropped(x, dict.fromkeys(axes, (begin, end)))
     if max(begin, end) > 0:
         x = site.padded(x, dict.fromkeys(axes, (max(begin, 0), max(end, 0))))
     return _resized(site.last, x, _declared(site), "linear", _corners(site))

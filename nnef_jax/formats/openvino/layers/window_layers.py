@@ -20,7 +20,6 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 from nnef_jax.formats.openvino.operations import operation
 from nnef_jax.formats.openvino.window_attributes import (
-    Pairs,
     auto_pad,
     kernel_of,
     pads_of,
@@ -62,18 +61,9 @@ def _filter(
 def _convolution(site: LayerSite, x: Value) -> Value:
     filter, bias, groups, kernel = _filter(site)
     window = window_of(site, x.type.shape[2:], kernel)
-    if any(min(pair) < 0 for pair in window["padding"]):
-        x, window["padding"] = _cropped(site, x, window["padding"])
+    x = site.cropped(x, dict(enumerate(window["padding"], 2)))
+    window["padding"] = [(max(p, 0), max(q, 0)) for p, q in window["padding"]]
     return site.last.conv(x, filter, bias, groups=groups, border="constant", **window)
-
-
-def _cropped(site: LayerSite, x: Value, padding: Pairs) -> tuple[Value, Pairs]:
-    """Cut off what negative padding takes away."""
-    axes = [i + 2 for i, pair in enumerate(padding) if min(pair) < 0]
-    begin = [max(-padding[a - 2][0], 0) for a in axes]
-    ends = [x.type.shape[a] - max(-padding[a - 2][1], 0) for a in axes]
-    x = site.step.slice(x, axes=axes, begin=begin, end=ends, stride=[1] * len(axes))
-    return x, [(max(p, 0), max(q, 0)) for p, q in padding]
 
 
 @legacy("Deconvolution")
