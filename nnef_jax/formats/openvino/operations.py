@@ -86,6 +86,9 @@ _EVERYWHERE: dict[str, Meaning] = {
     ),
     "Round": operation("round", ties=lambda site: _TIES[word("mode", *_TIES)(site)]),
     "Mish": lambda site, x: site.last.mul(x, site.step.tanh(site.step.softplus(x))),
+    "Select": lambda site, condition, x, y: site.last.select(
+        *site.aligned(site.truths(condition), x, y)
+    ),
     "Selu": operation(
         "selu",
         **{
@@ -128,6 +131,13 @@ _OPSETS: dict[str, Meaning] = {
         "is_inf", positive=flag("detect_positive", True), negative=flag("detect_negative", True)
     ),
     "ReLU": operation("relu"),
+    **dict.fromkeys(
+        ("RMS", "RMSNorm"),
+        operation(
+            "rms_norm", 0, 1, lambda site: site.number(site.attribute("epsilon", "eps"), 1e-5),
+            axis=lambda site: len(site.shape()) - 1, dtype="",
+        ),
+    ),
     "SquaredDifference": lambda site: site.last.sqr(site.step.sub(*site.broadcast())),
     "ExperimentalDetectronDetectionOutput": operation(
         "refined_detections", 0, 1, 2,

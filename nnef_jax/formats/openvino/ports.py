@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from lowering.errors import InvalidOperation
 from nnef_jax.formats.openvino.document import Body, End, NetLayer
 
-_NONE = -(1 << 20)
-
 
 @dataclass(slots=True, eq=False)
 class Link:
@@ -39,12 +37,11 @@ def links(body: Body, *, inputs: bool) -> list[Link]:
         layer = body.net.by_id.get(_number(given, "internal_layer_id"))
         if layer is None:
             raise InvalidOperation(f"the body has no layer {given.get('internal_layer_id')}")
-        axis = _number(given, "axis", _NONE)
         found.append(
             Link(
                 _number(given, "external_port_id", -1),
                 (layer.id, _number(given, "internal_port_id", _port_of(layer))),
-                None if axis == _NONE else axis,
+                _number(given, "axis") if "axis" in given else None,
                 _number(given, "start", 0),
                 _number(given, "end", -1),
                 _number(given, "stride", 1),
@@ -85,11 +82,6 @@ def back_edges(body: Body) -> dict[End, End]:
     return found
 
 
-def layer_at(body: Body, end: End) -> NetLayer:
-    """Return the layer of an end."""
-    return body.net.by_id[end[0]]
-
-
 def source_of(body: Body, end: End) -> End:
     """Return the output port whose value an end of the body has: a Result's is what it reads."""
-    return body.net.feeds.get(end, end) if layer_at(body, end).kind == "result" else end
+    return body.net.feeds.get(end, end) if body.net.by_id[end[0]].kind == "result" else end

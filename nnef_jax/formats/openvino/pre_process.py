@@ -11,40 +11,44 @@ from lowering.errors import InvalidOperation
 from lowering.extents import show, volume
 from lowering.graph import Value
 from nnef_jax.formats.openvino.constants import Constant
-from nnef_jax.formats.openvino.document import End, Net, whole_number
+from nnef_jax.formats.openvino.document import End, Net, NetLayer, whole_number
 from nnef_jax.formats.openvino.element_types import element_type, size_of, unpacked
 from nnef_jax.formats.openvino.layer_graph import located
 from nnef_jax.formats.openvino.site import Site, Tensor
+from nnef_jax.formats.openvino.layer_site import LayerSite
+from nnef_jax.formats.openvino.site import Tensor
 from nnef_jax.formats.openvino.xml import Element
 
 
 def pre_processed(
-    net: Net, feeds: Mapping[End, Tensor], site: Callable[..., Site]
+    net: Net, feeds: Mapping[End, Tensor], site: Callable[..., LayerSite]
 ) -> dict[End, Tensor]:
     """Return what inputs are once (x - mean) / scale is taken of those that ask for it."""
     found = dict(feeds)
     for element in net.element.children:
-        if element.tag != "pre-process":
-            continue
-        name = element.attributes.get("reference-layer-name")
-        for layer in net.layers:
-            end = next(((layer.id, p.id) for p in layer.outputs if (layer.id, p.id) in feeds), None)
-            value = found.get(end) if end else None
-            if end is None or not isinstance(value, Value):
-                continue
-            if layer.name == name or (name is None and len(value.type.shape) == 4):
-                try:
-                    found[end] = _processed(element, value, site(layer, net, ()))
-                except InvalidOperation as error:
-                    raise located(error, "pre-process", element.span(net.source)) from None
-                break
-        else:
-            error = InvalidOperation(f"there is no input '{name}'")
-            raise located(error, "pre-process", element.span(net.source))
+        if element.tag == "pre-process":
+            try:
+                layer, end, value = _input(net, found, element)
+                found[end] = _processed(element, value, site(layer, net, ()))
+            except InvalidOperation as error:
+                raise located(error, "pre-process", element.span(net.source)) from None
     return found
 
 
-def _processed(element: Element, x: Value, site: Site) -> Value:
+def _input(net: Net, found: Mapping[End, Tensor], element: Element) -> tuple[NetLayer, End, Value]:
+    """Return the input that is named, else the first of four axes."""
+    name = element.attributes.get("reference-layer-name")
+    for layer in net.layers:
+        for end in ((layer.id, port.id) for port in layer.outputs):
+            value = found.get(end)
+            if isinstance(value, Value) and (
+                layer.name == name or (name is None and len(value.type.shape) == 4)
+            ):
+                return layer, end, value
+    raise InvalidOperation(f"there is no input '{name}'")
+
+
+def _processed(element: Element, x: Value, site: LayerSite) -> Value:
     channels = [c for c in element.children if c.tag == "channel"]
     channels.sort(key=lambda c: whole_number(c.attributes, "id", 0))
     if x.type.shape[1:2] != (len(channels),):
@@ -57,12 +61,11 @@ def _processed(element: Element, x: Value, site: Site) -> Value:
         shape = x.type.shape[2:]
         images = [_image(site, m, type, shape) for m in means]
         mean = Constant(np.stack(images)[None].astype(np.float32), "f32", f"{x.name}.mean")
-        x = site.insert("sub", {"x": x, "y": mean})
+        x = site.step.sub(x, mean)
     elif any(m is not None for m in means):
-        x = site.insert("sub", {"x": x, "y": _per_channel(means, 0.0, x, "mean")})
+        x = site.step.sub(x, _per_channel(means, 0.0, x, "mean"))
     if any(s is not None for s in scales):
-        scale = _per_channel(scales, 1.0, x, "scale")
-        x = site.insert("div", {"x": x, "y": scale})
+        x = site.step.div(x, _per_channel(scales, 1.0, x, "scale"))
     return x
 
 
@@ -78,7 +81,7 @@ def _per_channel(found: list[Element | None], default: float, x: Value, name: st
     )
 
 
-def _image(site: Site, mean: Element | None, type: str, shape: Any) -> Any:
+def _image(site: LayerSite, mean: Element | None, type: str, shape: Any) -> Any:
     if mean is None:
         return np.zeros(shape, np.float32)
     offset, size = (whole_number(mean.attributes, name) for name in ("offset", "size"))

@@ -281,8 +281,3 @@ def _legacy_power(site: LayerSite, x: Value) -> Value:
     for i, (kind, factor) in enumerate(steps, 1):
         x = getattr(site.step_or_last(i == len(steps)), kind)(x, factor)
     return x if steps else site.last.copy(x)
-
-
-@everywhere("Select")
-def _select(site: LayerSite, condition: Value, x: Value, y: Value) -> Value:
-    return site.last.select(*site.aligned(site.truths(condition), x, y))

@@ -16,15 +16,10 @@ from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
 from nnef_jax.formats.openvino.layer_graph import Count, LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers import everywhere, opsets
-from nnef_jax.formats.openvino.ports import Link, back_edges, layer_at, links, source_of
+from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 from nnef_jax.formats.openvino.site import Tensor
 
 _MOST = 1 << 16  # iterations of a scan that a condition may end before
-
-
-@everywhere("TensorIterator")
-def _tensor_iterator(site: LayerSite) -> list[Any]:
-    return _Repetition(site, site.body("body")).scanned(None)
 
 
 @opsets("Loop")
@@ -79,7 +74,7 @@ class _Repetition:
         for link in self.outputs:
             if link.purpose == "execution_condition":
                 end = source_of(self.body, link.end)
-                layer = layer_at(self.body, end)
+                layer = self.body.net.by_id[end[0]]
                 if layer.kind == "parameter":
                     before = self.back.get(end)
                     is_fixed = before is None or source_of(self.body, before) == end
@@ -117,7 +112,7 @@ class _Repetition:
         """Feed the number of the iteration, which has one item."""
         for link in self.inputs:
             if self._is_turn(link):
-                rank = len(layer_at(self.body, link.end).outputs[0].shape or ())
+                rank = len(self.body.net.by_id[link.end[0]].outputs[0].shape or ())
                 self.feeds[link.end] = self.inner.reshaped(head, (1,) * rank)
 
     # What it becomes
@@ -240,6 +235,9 @@ class _Repetition:
             site, axis = self.site, self.site.axis(link.axis, len(value.type.shape))
             items = site.step.mul(site.reshaped(made[-1], (1,)), link.size)
             site.graph.counts[value] = Count(axis, items)
+
+
+everywhere("TensorIterator")(lambda site: _Repetition(site, site.body("body")).scanned(None))
 
 
 def outer(site: LayerSite, link: Link) -> Tensor:

@@ -239,13 +239,6 @@ def _normalize_l2(site: LayerSite) -> Value:
 everywhere("GRN")(lambda site: _unit(site, [1], site.number("bias", 1.0)))
 
 
-@opsets("RMS", "RMSNorm")
-def _rms(site: LayerSite) -> Value:
-    x, scale = site.tensor(0), site.operand(1)
-    epsilon = site.number(site.attribute("epsilon", "eps"), 1e-5)
-    return site.last.rms_norm(x, scale, epsilon, axis=len(x.type.shape) - 1, dtype="")
-
-
 @opsets("GroupNormalization")
 def _group_normalization(site: LayerSite) -> Value:
     x, groups, step = site.tensor(0), site.int("num_groups"), site.step
