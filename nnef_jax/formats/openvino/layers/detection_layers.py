@@ -186,15 +186,14 @@ def _proposal(site: LayerSite) -> Any:
         site.int("base_size", 16), site.numbers("ratio"), site.numbers("scale"),
         offset=offset, rounds=not is_tensorflow, centred=is_tensorflow,
     )  # fmt: skip
-    return site.last.proposal(
-        *site.first(3), anchors=anchors, feature_stride=site.int("feat_stride", 16),
-        min_size=site.number("min_size", 16), pre_nms=site.int("pre_nms_topn"),
-        post_nms=site.int("post_nms_topn"), nms_threshold=site.number("nms_thresh"),
+    return _proposed(
+        site, anchors=anchors, feature_stride=site.int("feat_stride", 16),
+        min_size=site.number("min_size", 16), nms_threshold=site.number("nms_thresh"),
         coordinate_scale=site.number("box_coordinate_scale", 1),
         size_scale=site.number("box_size_scale", 1),
         pixel_offset=offset, clips_before=site.flag("clip_before_nms", True),
         clips_after=site.flag("clip_after_nms"), clips_anchors=is_tensorflow, swaps=is_tensorflow,
-        truncates=False, normalizes=site.flag("normalize"), later_ties=False,
+        normalizes=site.flag("normalize"),
     )  # fmt: skip
 
 
@@ -203,14 +202,21 @@ def _simpler_nms(site: LayerSite) -> Any:
     """Return regions around 9 anchors: of scales, in three ratios of a base of 16 pixels."""
     scales = site.numbers("scale")
     anchors = _anchors(16, (0.5, 1, 2), scales, offset=1.0, rounds=True, centred=False)
-    return site.last.proposal(
-        *site.first(3), anchors=anchors, feature_stride=site.int("feat_stride"),
-        min_size=site.number("min_bbox_size"),
-        pre_nms=site.int("pre_nms_topn"), post_nms=site.int("post_nms_topn"),
-        nms_threshold=site.number("iou_threshold"), coordinate_scale=1.0, size_scale=1.0,
-        pixel_offset=1.0, clips_before=True, clips_after=False, clips_anchors=False, swaps=False,
-        truncates=True, normalizes=False, later_ties=True,
+    return _proposed(
+        site, anchors=anchors, feature_stride=site.int("feat_stride"), truncates=True,
+        min_size=site.number("min_bbox_size"), nms_threshold=site.number("iou_threshold"),
+        later_ties=True,
     )[0]  # fmt: skip
+
+
+def _proposed(site: LayerSite, **attributes: Any) -> Any:
+    how = {
+        "pre_nms": site.int("pre_nms_topn"), "post_nms": site.int("post_nms_topn"),
+        "coordinate_scale": 1.0, "size_scale": 1.0, "pixel_offset": 1.0, "clips_before": True,
+        "clips_after": False, "clips_anchors": False, "swaps": False, "truncates": False,
+        "normalizes": False, "later_ties": False,
+    }  # fmt: skip
+    return site.last.proposal(*site.first(3), **{**how, **attributes})
 
 
 @everywhere("RegionYolo")
@@ -260,34 +266,28 @@ def _prior_grid_generator(site: LayerSite, priors: Value) -> Value:
     return site.flattened(boxes, 0, 1)
 
 
-def _limits(site: LayerSite) -> dict[str, Any]:
-    return {
-        "min_size": site.number("min_size"),
-        "nms_threshold": site.number("nms_threshold"),
-        "pre_nms": site.int("pre_nms_count"),
-        "post_nms": site.int("post_nms_count"),
-    }
-
-
-@opsets("ExperimentalDetectronGenerateProposalsSingleImage")
-def _generate_proposals_single_image(site: LayerSite) -> Any:
-    """Return the best regions [n,4] of one image, and their scores [n], 0 behind them."""
-    scores = site.tensor(3)
-    count, height, width = site.known_shape(scores)
-    operands = [
-        site.reshaped(site.tensor(0), [1, *site.shape(0)]),
-        site.reshaped(site.tensor(1), [height, width, count, 4]),
-        site.reshaped(site.tensor(2), [1, 4 * count, height, width]),
-        site.reshaped(scores, [1, count, height, width]),
-    ]
-    how = {"scales": False, "pixel_offset": 1.0, "overlap_offset": 0.0}
-    return site.last.anchored_proposals(*operands, **how, **_limits(site))[:2]
-
-
-@opsets("GenerateProposals")
+@opsets("ExperimentalDetectronGenerateProposalsSingleImage", "GenerateProposals")
 def _generate_proposals(site: LayerSite) -> Any:
-    """Return the best regions [n,4] of images, their scores [n], how many an image has."""
-    offset = 0.0 if site.flag("normalized", True) else 1.0
-    how = {"scales": True, "pixel_offset": offset, "overlap_offset": offset}
-    *found, count = site.last.anchored_proposals(*site.first(4), **how, **_limits(site))
-    return [*found, site.cast(count, site.dtype("roi_num_type"))]
+    """Return the best regions [n,4] of images, their scores [n], how many an image has.
+
+    Of one image there are no numbers; what is behind the regions and scores is 0.
+    """
+    operands: Sequence[Value] = site.first(4)
+    is_one = site.layer.kind != "generateproposals"
+    if is_one:
+        count, height, width = site.known_shape(operands[3])
+        shapes = [
+            [1, *operands[0].type.shape],
+            [height, width, count, 4],
+            [1, 4 * count, height, width],
+            [1, count, height, width],
+        ]
+        operands = [site.reshaped(x, shape) for x, shape in zip(operands, shapes, strict=True)]
+    offset = 1.0 if is_one or not site.flag("normalized", True) else 0.0
+    *found, count = site.last.anchored_proposals(
+        *operands, scales=not is_one, pixel_offset=offset,
+        overlap_offset=0.0 if is_one else offset, min_size=site.number("min_size"),
+        nms_threshold=site.number("nms_threshold"), pre_nms=site.int("pre_nms_count"),
+        post_nms=site.int("post_nms_count"),
+    )  # fmt: skip
+    return found if is_one else [*found, site.cast(count, site.dtype("roi_num_type"))]

@@ -37,23 +37,20 @@ def _leaky(site: LayerSite, x: Value) -> Value:
     return site.last.leaky_relu(x, alpha=slope) if slope else site.last.relu(x)
 
 
-@opsets("PReLU")
+@everywhere("PReLU")
 def _prelu(site: LayerSite, x: Value) -> Value:
-    slope = site.operand(1)
-    shape, own = x.type.shape, site.shape(1)
+    """Return the positive part, and the negative one times a slope, of each channel or of all.
+
+    How many old files store decides, whatever `channel_shared` says.
+    """
+    shape = x.type.shape
+    if site.net.is_legacy:
+        slopes = 1 if site.has_one_weight() else shape[1]
+        return site.last.prelu(x, site.needed("weights", (1, slopes)))
+    slope, own = site.operand(1), site.shape(1)
     if len(own) == 1 and len(shape) > 1 and own[0] in (1, shape[1]):  # of channels
         return site.last.prelu(x, site.unsqueezed(slope, 0))
     return site.last.prelu(*site.aligned(x, slope))
-
-
-@legacy("PReLU")
-def _prelu_of_channels(site: LayerSite, x: Value) -> Value:
-    """Return the positive part, and the negative one times a slope, of each channel or of all.
-
-    How many are stored decides, whatever `channel_shared` says.
-    """
-    slopes = 1 if site.has_one_weight() else x.type.shape[1]
-    return site.last.prelu(x, site.needed("weights", (1, slopes)))
 
 
 @everywhere("HardSigmoid")

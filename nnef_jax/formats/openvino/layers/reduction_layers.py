@@ -119,24 +119,24 @@ def _top_k(site: LayerSite) -> list[Value]:
 
 
 @legacy("BatchNormalization")
-def _batch_normalization(site: LayerSite, x: Value) -> Value:
-    """Return (x - biases) / sqrt(weights + epsilon): the variance is called weights."""
-    variance, mean = (site.blob(tag, (1, x.type.shape[1])) for tag in ("weights", "biases"))
-    if variance is None or mean is None:
-        raise InvalidOperation("it needs weights and biases")
-    epsilon = site.number("epsilon", 1e-5)
-    return site.last.batch_normalization(x, mean, variance, 0.0, 1.0, epsilon=epsilon)
-
-
 @opsets("BatchNormInference")
-def _batch_norm_inference(site: LayerSite) -> Value:
-    """Normalise channels; set 1 has gamma and beta first, set 5 the data."""
-    first = 2 if site.layer.opset == "opset1" else 0
-    places = [0, 1, 3, 4] if first else [1, 2, 3, 4]
-    gamma, beta, mean, variance = (site.unsqueezed(site.operand(i), 0) for i in places)
-    return site.last.batch_normalization(
-        site.tensor(first), mean, variance, beta, gamma, epsilon=site.number("epsilon")
-    )
+def _batch_normalization(site: LayerSite) -> Value:
+    """Normalise channels; set 1 has gamma and beta first, set 5 the data.
+
+    Old files store the mean as biases, the variance as weights.
+    """
+    first, places = (2, (0, 1, 3, 4)) if site.layer.opset == "opset1" else (0, (1, 2, 3, 4))
+    if not site.net.is_legacy:
+        scale, offset, mean, variance = (site.unsqueezed(site.operand(i), 0) for i in places)
+        epsilon = site.number("epsilon")
+    else:
+        shape, first, scale, offset = (1, site.shape()[1]), 0, 1.0, 0.0
+        variance, mean = (site.blob(tag, shape) for tag in ("weights", "biases"))
+        epsilon = site.number("epsilon", 1e-5)
+        if variance is None or mean is None:
+            raise InvalidOperation("it needs weights and biases")
+    x = site.tensor(first)
+    return site.last.batch_normalization(x, mean, variance, offset, scale, epsilon=epsilon)
 
 
 @legacy("ScaleShift")
@@ -153,27 +153,25 @@ def _scale_shift(site: LayerSite, x: Value) -> Value:
     return x if shift is None else site.last.add(x, shift)
 
 
-@legacy("Norm", "LRN")
-def _norm(site: LayerSite) -> Value:
-    """Divide by (k + alpha * mean of squares) ** beta, over channels or a square of items."""
-    rank, size = len(site.shape()), site.int(site.attribute("local-size", "local_size"), 0)
-    if size < 1:
-        raise InvalidOperation("attribute 'local-size' is missing")
-    is_across = site.choice("region", "across", "same", default="across") == "across"
-    sizes = [1, size, *[1] * (rank - 2)] if is_across else [1, 1, *[size] * (rank - 2)]
-    return _response(site, sizes, site.number("k", 1))
+@legacy("Norm")
+@everywhere("LRN")
+def _response(site: LayerSite, x: Value) -> Value:
+    """Divide by (bias + alpha * mean of squares) ** beta, over axes.
 
-
-@opsets("LRN")
-def _lrn(site: LayerSite) -> Value:
-    rank, axes, size = len(site.shape()), site.axes(1), site.int("size")
+    These are channels, or before version 10 perhaps a square of items.
+    """
+    rank = len(x.type.shape)
+    if site.net.is_legacy:
+        size, bias = site.int(site.attribute("local-size", "local_size"), 0), site.number("k", 1)
+        if size < 1:
+            raise InvalidOperation("attribute 'local-size' is missing")
+        region = site.choice("region", "across", "same", default="across")
+        axes = [1] if region == "across" else range(2, rank)
+    else:
+        axes, size, bias = site.axes(1), site.int("size"), site.number("bias")
     sizes = [size if i in axes else 1 for i in range(rank)]
-    return _response(site, sizes, site.number("bias"))
-
-
-def _response(site: LayerSite, size: Sequence[int], bias: float) -> Value:
     given = {"alpha": site.number("alpha"), "beta": site.number("beta"), "bias": bias}
-    return site.last.local_response_normalization(site.tensor(0), size=size, **given)
+    return site.last.local_response_normalization(x, size=sizes, **given)
 
 
 def _root_mean(site: LayerSite, squares: Value, epsilon: float, where: str = "add") -> Value:
@@ -206,37 +204,31 @@ def _mvn(site: LayerSite) -> Value:
     return site.last.mul(centred, _root_mean(site, variance, epsilon, where))
 
 
-def _unit(
-    site: LayerSite, axes: Sequence[int], epsilon: float, where: str = "add", scale: Any = None
-) -> Value:
-    """Divide by the root of the sum of squares along axes, and multiply by a scale."""
-    x = site.tensor(0)
+@everywhere("GRN")
+@legacy("Normalize")
+@opsets("NormalizeL2")
+def _unit(site: LayerSite, x: Value) -> Value:
+    """Divide by the root of the sum of squares along axes, and multiply by a scale if there is one.
+
+    Without axes each item is by itself.
+    """
+    where, scale, shape = "add", None, x.type.shape
+    if site.layer.kind == "grn":
+        axes, epsilon = [1], site.number("bias", 1.0)
+    elif site.net.is_legacy:
+        is_shared = site.flag("channel_shared") or site.has_one_weight()
+        scale = site.blob("weights", (1, 1 if is_shared else shape[1]))
+        axes = [*range(1, len(shape))] if site.flag("across_spatial") else [1]
+        epsilon = site.number("eps", 1e-10)
+    else:
+        axes = sorted(set(site.axes(1)))
+        where, epsilon = site.choice("eps_mode", "add", "max", default="add"), site.number("eps")
     squares = site.step.sqr(x)
-    if axes:  # else each item is by itself
+    if axes:
         squares = site.step.sum_reduce(squares, axes=axes, normalize=False)
     factor = _root_mean(site, squares, epsilon, where)
-    if scale is None:
-        return site.last.mul(x, factor)
-    return site.last.mul(site.step.mul(x, factor), scale)
-
-
-@legacy("Normalize")
-def _normalize(site: LayerSite) -> Value:
-    shape = site.shape()
-    is_shared = site.flag("channel_shared") or site.has_one_weight()
-    scale = site.blob("weights", (1, 1 if is_shared else shape[1]))
-    axes = [*range(1, len(shape))] if site.flag("across_spatial") else [1]
-    return _unit(site, axes, site.number("eps", 1e-10), scale=scale)
-
-
-@opsets("NormalizeL2")
-def _normalize_l2(site: LayerSite) -> Value:
-    axes = sorted(set(site.axes(1)))
-    where = site.choice("eps_mode", "add", "max", default="add")
-    return _unit(site, axes, site.number("eps"), where)
-
-
-everywhere("GRN")(lambda site: _unit(site, [1], site.number("bias", 1.0)))
+    unit = site.step_or_last(scale is None).mul(x, factor)
+    return unit if scale is None else site.last.mul(unit, scale)
 
 
 @opsets("GroupNormalization")

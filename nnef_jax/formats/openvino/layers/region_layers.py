@@ -24,88 +24,70 @@ def _typed(site: LayerSite, *indices: Value) -> list[Value]:
     return [site.cast(x, site.dtype("output_type")) for x in indices]
 
 
-def _noted(site: LayerSite, count: Value, *rows: Value) -> None:
-    """Note how many rows there are: layers behind take no others for boxes."""
-    items = site.cast(count, site.integer)
-    site.graph.counts.update(dict.fromkeys(rows, Count(0, items, marked=True)))
+@everywhere("NonMaxSuppression")
+@opsets("NMSRotated")
+def _suppression(site: LayerSite, boxes: Value, scores: Value) -> Any:
+    """Return indices (image, class, box), from set 5 on with scores and how many there are.
 
-
-def _suppressed(site: LayerSite, **attributes: Any) -> tuple[Value, Value, Value]:
-    boxes, scores = site.first(2)
+    Rotated boxes are (centre x, y, width, height, angle).
+    """
+    is_rotated = site.layer.kind == "nmsrotated"
+    way = "clockwise" if site.flag("clockwise", True) else "counterclockwise"
     is_centre = site.choice("box_encoding", "corner", "center", default="corner") == "center"
-    return site.last.sorted_suppression(
-        boxes, scores,
+    indices, values, count = site.last.sorted_suppression(
+        boxes, scores, **({"rotation": way} if is_rotated else {"sigma": site.scalar(5, 0)}),
         max_output_boxes_per_class=int(min(site.scalar(2, 0), boxes.type.shape[1])),
         iou_threshold=site.scalar(3, 0.0), score_threshold=site.scalar(4, 0.0),
         center_point_box=is_centre or site.flag("center_point_box"),
-        sorts=site.flag("sort_result_descending", True), **attributes,
+        sorts=site.flag("sort_result_descending", True),
     )  # fmt: skip
-
-
-@everywhere("NonMaxSuppression")
-def _non_max_suppression(site: LayerSite) -> Any:
-    """Return indices (image, class, box), from set 5 on with scores and how many there are."""
-    indices, values, count = _suppressed(site, sigma=site.scalar(5, 0))
-    rows = site.layer.outputs[0].shape or ()
-    if site.net.is_legacy and rows and rows[0] > 0:
-        indices = site.fitted(indices, 0, rows[0], -1.0)
+    if site.net.is_legacy and site.declared and site.declared[0] > 0:
+        indices = site.fitted(indices, 0, site.declared[0], -1.0)
     indices, count = _typed(site, indices, count)
-    if site.layer.opset in ("opset5", "opset9"):  # before, results have a fixed length
-        _noted(site, count, indices, values)
+    if is_rotated or site.layer.opset in ("opset5", "opset9"):  # before, their length is fixed
+        # Layers behind take no others for boxes.
+        items = Count(0, site.cast(count, site.integer), marked=True)
+        site.graph.counts.update(dict.fromkeys((indices, values), items))
     return [indices, values, count][: max(len(site.layer.outputs), 1)]
-
-
-@opsets("NMSRotated")
-def _nms_rotated(site: LayerSite) -> Any:
-    """Return what NonMaxSuppression does, of boxes (centre x, y, width, height, angle)."""
-    way = "clockwise" if site.flag("clockwise", True) else "counterclockwise"
-    found, values, count = _suppressed(site, rotation=way)
-    indices, count = _typed(site, found, count)
-    _noted(site, count, indices, values)
-    return [indices, values, count]
 
 
 _ORDERS = {"score": "score", "classid": "class", "none": "none"}
 
 
-def _how(site: LayerSite, *, by_class: bool) -> dict[str, Any]:
-    """Return the attributes of suppression in several classes, sorted by these if it can be."""
-    order = site.text("sort_result_type", "none")
+@opsets("MatrixNms", "MulticlassNms")
+def _several_classes(site: LayerSite) -> Any:
+    """Return boxes with their classes and scores, their indices, how many an image has.
+
+    Whatever the layer says the runtime sorts those of MatrixNms, whose scores are lowered, by class
+    across images alone.
+    """
+    order, is_matrix = site.text("sort_result_type", "none"), site.layer.kind == "matrixnms"
     if order not in _ORDERS:
         raise InvalidOperation(f"'sort_result_type' must be one of {', '.join(_ORDERS)}")
     across = site.flag("sort_result_across_batch")
-    return {
+    how: dict[str, Any] = {
         "score_threshold": site.number("score_threshold", 0),
         "top_k": site.int("nms_top_k", -1),
         "keep_top_k": site.int("keep_top_k", -1),
         "background": site.int("background_class", -1),
         "pixel_offset": 0.0 if site.flag("normalized", True) else 1.0,
-        "order": _ORDERS[order] if by_class or across else "score",
+        "order": _ORDERS[order] if across or not is_matrix else "score",
         "across": across,
     }
-
-
-@opsets("MatrixNms")
-def _matrix_nms(site: LayerSite) -> Any:
-    """Return boxes with their classes and lowered scores, their indices, how many an image has.
-
-    Whatever the layer says the runtime sorts by class across images alone.
-    """
-    rows, indices, count = site.last.matrix_suppression(
-        *site.first(2), **_how(site, by_class=False), decay=site.text("decay_function", "linear"),
-        sigma=site.number("gaussian_sigma", 2), post_threshold=site.number("post_threshold", 0),
-    )  # fmt: skip
-    return [rows, *_typed(site, indices, count)]
-
-
-@opsets("MulticlassNms")
-def _multiclass_nms(site: LayerSite) -> Any:
-    """Return boxes with their classes and scores, their indices, how many an image has."""
-    counts: Any = site.tensor(2) if site.has(2) and len(site.shape(1)) == 2 else False
-    rows, indices, count = site.last.multiclass_suppression(
-        *site.first(2), counts, **_how(site, by_class=True),
-        iou_threshold=site.number("iou_threshold", 0), eta=site.number("nms_eta", 1),
-    )  # fmt: skip
+    if is_matrix:
+        rows, indices, count = site.last.matrix_suppression(
+            *site.first(2), **how, decay=site.text("decay_function", "linear"),
+            sigma=site.number("gaussian_sigma", 2), post_threshold=site.number("post_threshold", 0),
+        )  # fmt: skip
+    else:
+        counts: Any = site.tensor(2) if site.has(2) and len(site.shape(1)) == 2 else False
+        overlaps = {
+            "iou_threshold": site.number("iou_threshold", 0),
+            "eta": site.number("nms_eta", 1),
+        }
+        rows, indices, count = site.last.multiclass_suppression(
+            *site.first(2), counts, **how, **overlaps
+        )
     return [rows, *_typed(site, indices, count)]
 
 
@@ -133,30 +115,22 @@ def _roi_pooling(site: LayerSite, x: Value, rois: Value) -> Value:
 
 
 @everywhere("PSROIPooling")
-def _psroi_pooling(site: LayerSite) -> Value:
-    mode = site.text("mode", "average")
-    if mode == "bilinear_deformable":
-        return _deformable_psroi_pooling(site)
-    if mode not in ("average", "bilinear"):
+@opsets("DeformablePSROIPooling")
+def _position_sensitive(site: LayerSite) -> Value:
+    is_deformable = site.layer.kind == "deformablepsroipooling"
+    mode = "bilinear_deformable" if is_deformable else site.text("mode", "average")
+    if mode not in ("average", "bilinear", "bilinear_deformable"):
         raise InvalidOperation(f"the mode '{mode}' is not supported")
-    return _position_sensitive(site, mode)
-
-
-def _position_sensitive(site: LayerSite, mode: str, **attributes: Any) -> Value:
+    moved = {"offset_scale": site.number("trans_std", 1)} if "deformable" in mode else {}
     operands = {"input": site.tensor(0), "rois": site.tensor(1)}
     if site.has(2) and not site.flag("no_trans"):
         operands["offsets"] = site.tensor(2)
     return site.emit(
         "position_sensitive_roi_pool", operands, output_channels=site.int("output_dim"),
         group_size=site.int("group_size", site.int("pooled_height", 1)),
-        spatial_scale=site.number("spatial_scale"), mode=mode,
-        bins=(site.int("spatial_bins_y", 1), site.int("spatial_bins_x", 1)), **attributes,
+        spatial_scale=site.number("spatial_scale"), mode=mode.removeprefix("bilinear_"),
+        bins=(site.int("spatial_bins_y", 1), site.int("spatial_bins_x", 1)), **moved,
     )  # fmt: skip
-
-
-@opsets("DeformablePSROIPooling")
-def _deformable_psroi_pooling(site: LayerSite) -> Value:
-    return _position_sensitive(site, "deformable", offset_scale=site.number("trans_std", 1))
 
 
 def _scaled(site: LayerSite, rois: Value, factors: Sequence[float], more: Sequence[float]) -> Value:
@@ -165,32 +139,28 @@ def _scaled(site: LayerSite, rois: Value, factors: Sequence[float], more: Sequen
     return site.step.add(site.step.mul(rois, factor), offset)
 
 
-def _aligned(site: LayerSite, rois: Value, images: Value, mode: str, **attributes: Any) -> Value:
+@opsets("ROIAlign", "ROIAlignRotated")
+def _roi_align(site: LayerSite) -> Value:
+    """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels.
+
+    Rotated ones are (centre x, y, width, height, angle).
+    """
+    mode, scale = site.text("aligned_mode", "asymmetric"), site.number("spatial_scale")
+    if site.layer.kind == "roialignrotated":
+        turn = 1.0 if site.flag("clockwise_mode") else -1.0
+        rois = _scaled(site, site.tensor(1), [*[scale] * 4, turn], [-0.5, -0.5, 0, 0, 0])
+        how: dict[str, Any] = {"mode": "avg"}
+    else:
+        more = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
+        if mode not in more:
+            raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(more)}")
+        rois = _scaled(site, site.tensor(1), [scale] * 4, [more[mode]] * 4)
+        how = {"mode": site.text("mode"), "least": 1.0 if mode == "asymmetric" else 0.0}
     return site.last.roi_align(
-        site.tensor(0), rois, images, mode=mode, **attributes,
+        site.tensor(0), rois, site.tensor(2), **how,
         output_size=(site.int("pooled_h"), site.int("pooled_w")),
         sampling_ratio=site.int("sampling_ratio"),
     )  # fmt: skip
-
-
-@opsets("ROIAlign")
-def _roi_align(site: LayerSite) -> Value:
-    """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels."""
-    mode, scale = site.text("aligned_mode", "asymmetric"), site.number("spatial_scale")
-    more = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
-    if mode not in more:
-        raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(more)}")
-    rois = _scaled(site, site.tensor(1), [scale] * 4, [more[mode]] * 4)
-    least = 1.0 if mode == "asymmetric" else 0.0
-    return _aligned(site, rois, site.tensor(2), site.text("mode"), least=least)
-
-
-@opsets("ROIAlignRotated")
-def _roi_align_rotated(site: LayerSite) -> Value:
-    """Pool samples of regions (centre x, y, width, height, angle)."""
-    scale, turn = site.number("spatial_scale"), 1.0 if site.flag("clockwise_mode") else -1.0
-    rois = _scaled(site, site.tensor(1), [*[scale] * 4, turn], [-0.5, -0.5, 0, 0, 0])
-    return _aligned(site, rois, site.tensor(2), "avg")
 
 
 @opsets("ExperimentalDetectronROIFeatureExtractor")

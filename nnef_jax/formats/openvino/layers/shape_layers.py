@@ -154,19 +154,15 @@ def _legacy_split(site: LayerSite) -> Sequence[Value]:
     return _cut(site, axis, [shape[axis] for shape in shapes])
 
 
-@opsets("Tile")
-def _tile(site: LayerSite) -> Value:
-    x, repeats = site.tensor(0), site.integers(1)
+@everywhere("Tile")
+def _tile(site: LayerSite, x: Value) -> Value:
+    if site.net.is_legacy:
+        axis, repeats = site.axis_of("axis"), [1] * len(x.type.shape)
+        repeats[axis] = site.int("tiles")
+    else:
+        repeats = site.integers(1)
     more = len(repeats) - len(x.type.shape)
-    x = site.unsqueezed(x, *range(more))
-    return site.last.tile(x, repeats=[1] * -more + repeats)
-
-
-@legacy("Tile")
-def _legacy_tile(site: LayerSite) -> Value:
-    axis, repeats = site.axis_of("axis"), [1] * len(site.shape())
-    repeats[axis] = site.int("tiles")
-    return site.last.tile(site.tensor(0), repeats=repeats)
+    return site.last.tile(site.unsqueezed(x, *range(more)), repeats=[1] * -more + repeats)
 
 
 @everywhere("Broadcast")

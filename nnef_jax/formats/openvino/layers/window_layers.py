@@ -206,55 +206,53 @@ def _more(site: LayerSite, kernel: Sequence[int], window: dict[str, Any], rounds
     return found
 
 
-def _widened(padding: Sequence[tuple[int, int]], more: Sequence[int]) -> list[tuple[int, int]]:
-    return [(p, q + n) for (p, q), n in zip(padding, more, strict=True)]
-
-
-def _max(site: LayerSite, kind: str, *, dilated: bool, **attributes: Any) -> Any:
+def _pool(site: LayerSite, kind: str, *, dilated: bool, **attributes: Any) -> Any:
     x = site.tensor(0)
     window, more = _windows(site, dilated=dilated)
-    window["padding"] = _widened(window["padding"], more)
-    return getattr(site.last, kind)(x, border="ignore", **window, **attributes)
+    if kind == "avg_pool":
+        x, attributes = _bordered(site, x, window, more)
+    window["padding"] = [(p, q + n) for (p, q), n in zip(window["padding"], more, strict=True)]
+    return getattr(site.last, kind)(x, **{"border": "ignore", **window, **attributes})
 
 
-def _mean(site: LayerSite) -> Value:
-    """Take means of the input alone, or of it with its padding.
+def _bordered(
+    site: LayerSite, x: Value, window: dict[str, Any], more: Sequence[int]
+) -> tuple[Value, dict[str, Any]]:
+    """Return the tensor and the border for means of it alone, or of it with its padding.
 
     What rounding up adds is part of no mean before version 10, and since then where nothing is
     padded, as the runtimes of both have it.
     """
-    x, is_legacy = site.tensor(0), site.net.is_legacy
-    window, more = _windows(site, dilated=not is_legacy)
-    padding, pads = window["padding"], any(map(any, window["padding"]))
-    excludes = site.flag(site.attribute("exclude-pad", "exclude_pad"))
-    if is_legacy and not excludes and any(more) and pads:
-        x = site.padded(x, dict(enumerate(padding)))
-        padding, pads = [(0, 0)] * len(padding), False
-    window["padding"] = _widened(padding, more)
-    border = "constant" if pads and not excludes else "ignore"
-    return site.last.avg_pool(x, border=border, **window)
+    padding = window["padding"]
+    includes = not site.flag(site.attribute("exclude-pad", "exclude_pad")) and any(
+        map(any, padding)
+    )
+    if includes and site.net.is_legacy and any(more):
+        window["padding"] = [(0, 0)] * len(padding)
+        return site.padded(x, dict(enumerate(padding))), {}
+    return x, {"border": "constant"} if includes else {}
 
 
-opsets("AvgPool")(_mean)
+@opsets("AvgPool")
+def _avg_pool(site: LayerSite) -> Value:
+    return _pool(site, "avg_pool", dilated=True)
 
 
 @legacy("Pooling")
 def _pooling(site: LayerSite) -> Value:
     method = site.text(site.attribute("pool-method", "pool_method"), "max")
-    if method == "max":
-        return _max(site, "max_pool", dilated=False)
-    if method != "avg":
+    if method not in ("max", "avg"):
         raise InvalidOperation(f"there is no pool-method '{method}'")
-    return _mean(site)
+    return _pool(site, f"{method}_pool", dilated=False)
 
 
 @opsets("MaxPool")
 def _max_pool(site: LayerSite) -> Any:
     """Return maxima, and from operation set 8 on their places from `axis` on, where read."""
     if not site.is_read(1):
-        return [_max(site, "max_pool", dilated=True), None]
+        return [_pool(site, "max_pool", dilated=True), None]
     first = site.axis_of("axis", 0)
-    return _max(site, "max_pool_with_index", dilated=True, first_axis=first)
+    return _pool(site, "max_pool_with_index", dilated=True, first_axis=first)
 
 
 def _output_size(site: LayerSite) -> list[int]:
