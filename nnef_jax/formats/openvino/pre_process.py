@@ -14,7 +14,6 @@ from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import End, Net, NetLayer, whole_number
 from nnef_jax.formats.openvino.element_types import element_type, size_of, unpacked
 from nnef_jax.formats.openvino.layer_graph import located
-from nnef_jax.formats.openvino.site import Site, Tensor
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.site import Tensor
 from nnef_jax.formats.openvino.xml import Element
