@@ -18,6 +18,7 @@ FORMATS = {
     "nnef": "nnef_jax.formats.nnef",
     "tract": "nnef_jax.formats.tract",
     "openvino": "nnef_jax.formats.openvino",
+    "onnx": "nnef_jax.formats.onnx",
 }
 
 

@@ -1,0 +1,24 @@
+"""ONNX (Open Neural Network Exchange): a model is one protobuf message, tensors in it or beside.
+
+It is read by the `onnx` package, an extra, which is imported when such a file is met.
+"""
+
+from __future__ import annotations
+
+from nnef_jax.formats.base import Frontend, Options
+from nnef_jax.storage.archive import Archive
+
+GRAPHS = ("*.onnx",)
+HAS_WEIGHTS_BESIDE = False
+
+
+def recognises(archive: Archive) -> bool:
+    """Tell whether the graph is an ONNX file, by its name."""
+    return archive.graph.endswith(".onnx")
+
+
+def read(archive: Archive, options: Options) -> Frontend:
+    """Return the checked model of an archive."""
+    from nnef_jax.formats.onnx.frontend import OnnxFrontend
+
+    return OnnxFrontend(archive, options)

@@ -1,0 +1,362 @@
+"""The graphs, nodes and functions of a model, from its protobuf message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.location import Source, Span
+from nnef_jax.errors import ArchiveError, NnefError, SemanticError, raise_all
+from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.formats.onnx.element_types import dtype_of, size_of, unpacked
+from nnef_jax.formats.onnx.protobuf import Raw
+from nnef_jax.limits import Meter
+
+_NODE = 30  # steps
+_LONGEST = 200  # letters of a line in a listing
+_EXTERNAL = 1  # TensorProto.DataLocation
+_ATTRIBUTES = {
+    1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors",
+    10: "graphs",
+}  # fmt: skip
+_SEPARATE = ("", "ai.onnx")  # two names of the default domain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A node: the names of its inputs and outputs, '' where one is left out."""
+
+    name: str
+    operator: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    references: Mapping[str, str]  # attributes that are those of the function it is in, by name
+    span: Span
+
+    @property
+    def title(self) -> str:
+        """Return what errors call it."""
+        named = f" '{self.name}'" if self.name else ""
+        return f"node{named} ({self.operator})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Port:
+    """An input or output of a graph: its shape has names of open extents, None without a rank."""
+
+    name: str
+    dtype: str  # "" where it has none
+    shape: tuple[int | str | None, ...] | None
+    is_tensor: bool = True  # not a sequence or an optional
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """Nodes between inputs and outputs; `tensors` are initialisers by name."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    tensors: Mapping[str, Constant]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """An operator defined by nodes, with the defaults of its attributes."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    defaults: Mapping[str, Any]
+    versions: Mapping[str, int]  # of operator sets, by domain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """A model: its graph, the versions of the operator sets it uses, and its own functions."""
+
+    graph: Graph
+    versions: Mapping[str, int]
+    functions: Mapping[tuple[str, str], Function]
+    version: int  # of the file format
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads the message of a model; errors are located in a listing of its nodes, a line each."""
+
+    name: str
+    raw: Raw
+    meter: Meter
+    open: Callable[[str], memoryview]  # a file beside the model
+    lines: list[str] = field(default_factory=list[str])
+    errors: list[NnefError] = field(default_factory=list[NnefError])
+    _source: Source = field(init=False)
+    _starts: list[int] = field(default_factory=list[int])
+    _end: int = 0
+
+    def document(self, model: Any) -> Document:
+        """Return the checked document. Raises NnefError, all that is wrong with it at once."""
+        if not model.HasField("graph"):
+            raise ArchiveError(f"{self.name} is no ONNX model: it has no graph")
+        versions = {self._domain(x.domain): x.version for x in model.opset_import}
+        self.list_nodes(model.graph.node, *(x.node for x in model.functions))
+        graph = self.graph(model.graph)
+        functions = {
+            (self._domain(x.domain), x.name): self.function(x, versions) for x in model.functions
+        }
+        raise_all(self.errors)
+        return Document(graph, versions, functions, model.ir_version)
+
+    def list_nodes(self, *groups: Any) -> None:
+        """Make the text in which errors are located: a line for each node, in order."""
+        lines: list[str] = []
+
+        def add(nodes: Any) -> None:
+            for node in nodes:
+                self.meter.spend(_NODE, self.name)
+                lines.append(_line(node))
+                for attribute in node.attribute:
+                    for graph in (attribute.g, *attribute.graphs):
+                        add(graph.node)
+
+        for nodes in groups:
+            add(nodes)
+        self._source = Source(self.name, "\n".join(lines) or "(no nodes)")
+        self._starts = [0]
+        for line in lines:
+            self._starts.append(self._starts[-1] + len(line) + 1)
+
+    def _place(self) -> Span:
+        """Return the place of the next node."""
+        start = self._starts[min(self._end, len(self._starts) - 1)]
+        end = self._starts[self._end + 1] if self._end + 1 < len(self._starts) else start + 1
+        return Span(self._source, start, max(end - start - 1, 1))
+
+    def graph(self, proto: Any) -> Graph:
+        """Return a graph."""
+        span = self._place()
+        tensors: dict[str, Constant] = {}
+        for tensor in proto.initializer:
+            with self.located(f"initializer '{tensor.name}'", span):
+                tensors[tensor.name] = self.tensor(tensor, tensor.name)
+        for sparse in proto.sparse_initializer:
+            name = sparse.values.name
+            with self.located(f"initializer '{name}'", span):
+                tensors[name] = self.sparse(sparse, name)
+        inputs = [self.port(x) for x in proto.input if x.name not in tensors]
+        outputs = [self.port(x) for x in proto.output]
+        nodes = [self.node(x) for x in proto.node]
+        return Graph(proto.name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span)
+
+    def function(self, proto: Any, versions: Mapping[str, int]) -> Function:
+        """Return a function of the model."""
+        defaults: dict[str, Any] = {}
+        for attribute in proto.attribute_proto:
+            defaults[attribute.name] = self.attribute(attribute)
+        nodes = tuple(self.node(x) for x in proto.node)
+        own = {self._domain(x.domain): x.version for x in proto.opset_import}
+        return Function(
+            tuple(proto.input), tuple(proto.output), nodes, defaults, {**versions, **own}
+        )
+
+    def node(self, proto: Any) -> Node:
+        """Return a node, with the graphs in its attributes."""
+        span = self._place()
+        self._end += 1
+        attributes: dict[str, Any] = {}
+        references: dict[str, str] = {}
+        for attribute in proto.attribute:
+            if attribute.ref_attr_name:
+                references[attribute.name] = attribute.ref_attr_name
+                continue
+            what = f"node '{proto.name}' ({proto.op_type}): attribute '{attribute.name}'"
+            with self.located(what, span):
+                attributes[attribute.name] = self.attribute(attribute)
+        return Node(
+            proto.name,
+            proto.op_type,
+            self._domain(proto.domain),
+            tuple(proto.input),
+            tuple(proto.output),
+            attributes,
+            references,
+            span,
+        )
+
+    def attribute(self, proto: Any) -> Any:
+        """Return the value of an attribute: numbers, texts, tensors, graphs or tuples of these."""
+        field = _ATTRIBUTES.get(proto.type)
+        if field is None and proto.type in (11, 12):
+            value = proto.sparse_tensor if proto.type == 11 else proto.sparse_tensors
+            return self.sparse(value, "") if proto.type == 11 else None
+        if field is None:  # old files leave the type out
+            field = next((n for n in _ATTRIBUTES.values() if _is_set(proto, n)), "ints")
+        value = getattr(proto, field)
+        match field:
+            case "s":
+                return _decoded(value)
+            case "strings":
+                return tuple(map(_decoded, value))
+            case "t":
+                return self.tensor(value, "")
+            case "tensors":
+                return tuple(self.tensor(x, "") for x in value)
+            case "g":
+                return self.graph(value)
+            case "graphs":
+                return tuple(map(self.graph, value))
+            case "floats" | "ints":
+                return tuple(value)
+            case _:
+                return value
+
+    def port(self, proto: Any) -> Port:
+        """Return an input or output."""
+        kind = proto.type.WhichOneof("value")
+        if kind != "tensor_type":
+            return Port(proto.name, "", None, kind is None)
+        type = proto.type.tensor_type
+        shape: tuple[int | str | None, ...] | None = None
+        if type.HasField("shape"):
+            shape = tuple(
+                x.dim_param or None if not x.HasField("dim_value") else x.dim_value
+                for x in type.shape.dim
+            )
+        try:
+            dtype = dtype_of(type.elem_type) if type.elem_type else ""
+        except InvalidOperation:
+            dtype = "string"
+        return Port(proto.name, dtype, shape)
+
+    def tensor(self, proto: Any, label: str) -> Constant:
+        """Return a tensor, viewed in the file where it can be. Raises InvalidOperation."""
+        dtype, shape = dtype_of(proto.data_type), tuple(proto.dims)
+        if any(n < 0 for n in shape):
+            raise InvalidOperation(f"its shape {list(shape)} has a negative extent")
+        items = int(np.prod(shape, dtype=object))
+        if proto.data_location == _EXTERNAL:
+            data = self._external(proto, size_of(dtype, items))
+        elif proto.HasField("raw_data"):
+            data = self.raw.get(proto.raw_data)
+        else:
+            return Constant(self._typed(proto, dtype, shape, items), dtype, label)
+        return Constant(unpacked(data, dtype, shape), dtype, label)
+
+    def _external(self, proto: Any, size: int) -> memoryview:
+        entries = {x.key: x.value for x in proto.external_data}
+        location = entries.get("location", "")
+        try:
+            offset = int(entries.get("offset", 0))
+            length = int(entries.get("length", size))
+        except ValueError:
+            raise InvalidOperation("its offset or length in another file is no number") from None
+        try:
+            data = self.open(location)
+        except (ArchiveError, OSError) as error:
+            raise InvalidOperation(f"its data are in '{location}': {error}") from None
+        if offset < 0 or length < 0 or offset + length > len(data):
+            raise InvalidOperation(
+                f"its data are {length} bytes at {offset} of '{location}', which has {len(data)}"
+            )
+        return data[offset : offset + length]
+
+    def _typed(self, proto: Any, dtype: str, shape: tuple[int, ...], items: int) -> Any:
+        """Return a tensor whose items are numbers in the message."""
+        name = {
+            "float32": "float_data", "complex64": "float_data", "float64": "double_data",
+            "complex128": "double_data", "int64": "int64_data", "uint32": "uint64_data",
+            "uint64": "uint64_data",
+        }.get(dtype, "int32_data")  # fmt: skip
+        found = getattr(proto, name)
+        kind = np.dtype(dtype)
+        if kind.kind == "c":
+            parts = np.array(found, np.float64).reshape(-1, 2)
+            array = (parts[:, 0] + 1j * parts[:, 1]).astype(dtype)
+        elif name == "int32_data" and dtype in ("uint4", "int4", "float4_e2m1fn", "uint2", "int2"):
+            return unpacked(memoryview(np.array(found, np.uint8).tobytes()), dtype, shape)
+        elif name == "int32_data" and kind.kind in "fV":  # their bits
+            array = np.array(found, np.uint32).astype(f"u{kind.itemsize}").view(kind)
+        else:
+            array = np.array(found, np.dtype(f"{kind.kind}8") if kind.kind in "iu" else None)
+            array = array.astype(kind)
+        if array.size != items:
+            raise InvalidOperation(f"it has {array.size} items, its shape is {list(shape)}")
+        return array.reshape(shape)
+
+    def sparse(self, proto: Any, label: str) -> Constant:
+        """Return a tensor of which most items are 0, given the others."""
+        values = self.tensor(proto.values, "")
+        places = self.tensor(proto.indices, "").array.astype(np.int64)
+        shape = tuple(proto.dims)
+        size = size_of(values.dtype, int(np.prod(shape, dtype=object)))
+        self.meter.expand(size, f"tensor '{label}'")
+        array = np.zeros(shape, values.array.dtype)
+        index = np.unravel_index(places, shape) if places.ndim == 1 else tuple(places.T)
+        try:
+            array[index] = values.array
+        except (IndexError, ValueError):
+            raise InvalidOperation("its indices are not in its shape") from None
+        return Constant(array, values.dtype, label)
+
+    def located(self, what: str, span: Span) -> Any:
+        """Keep errors of what is done within, with their place."""
+        return _Located(self.errors, what, span)
+
+    @staticmethod
+    def _domain(name: str) -> str:
+        return "" if name in _SEPARATE else name
+
+
+class _Located:
+    def __init__(self, errors: list[NnefError], what: str, span: Span) -> None:
+        self.errors, self.what, self.span = errors, what, span
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> bool:
+        if isinstance(error, ValueError) and not isinstance(error, NnefError):
+            message = f"{self.what}: {getattr(error, 'message', error)}"
+            hint = getattr(error, "hint", "")
+            self.errors.append(SemanticError(message, span=self.span, hint=hint))
+            return True
+        return False
+
+
+def _line(node: Any) -> str:
+    """Return a node as the listing shows it."""
+    domain = f"{node.domain}." if node.domain not in _SEPARATE else ""
+    name = f" '{node.name}'" if node.name else ""
+    text = f"{domain}{node.op_type}{name} ({', '.join(node.input)}) -> ({', '.join(node.output)})"
+    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST])
+
+
+def _decoded(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _is_set(proto: Any, name: str) -> bool:
+    return (
+        bool(getattr(proto, name)) if name.endswith("s") and len(name) > 1 else proto.HasField(name)
+    )
+
+
+def names_read(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield the names that nodes read, also those that graphs in them read of around."""
+    for node in nodes:
+        yield from node.inputs
+        for value in node.attributes.values():
+            for graph in value if isinstance(value, tuple) else (value,):
+                if isinstance(graph, Graph):
+                    own = {x.name for x in graph.inputs} | {*graph.tensors}
+                    own |= {name for inner in graph.nodes for name in inner.outputs}
+                    outer = (*names_read(graph.nodes), *(x.name for x in graph.outputs))
+                    yield from (name for name in outer if name not in own)

@@ -1,0 +1,79 @@
+"""Element types: their codes in files, how bytes hold them, what tensors are computed in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.errors import InvalidOperation
+from lowering.extents import volume
+
+# TensorProto.DataType (onnx.proto).
+_DTYPES: dict[int, Any] = {
+    1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64,
+    9: np.bool_, 10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 14: np.complex64,
+    15: np.complex128, 16: ml_dtypes.bfloat16, 17: ml_dtypes.float8_e4m3fn,
+    18: ml_dtypes.float8_e4m3fnuz, 19: ml_dtypes.float8_e5m2, 20: ml_dtypes.float8_e5m2fnuz,
+    21: ml_dtypes.uint4, 22: ml_dtypes.int4, 23: ml_dtypes.float4_e2m1fn,
+    24: ml_dtypes.float8_e8m0fnu, 25: ml_dtypes.uint2, 26: ml_dtypes.int2,
+}  # fmt: skip
+_NAMES = {code: np.dtype(dtype).name for code, dtype in _DTYPES.items()}
+_BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
+_STRING = 8
+
+
+def dtype_of(code: int) -> str:
+    """Return the name of the dtype that a code of a file stands for; raise InvalidOperation."""
+    if code == _STRING:
+        raise InvalidOperation("it has strings, of which there are no arrays in JAX")
+    if code not in _NAMES:
+        raise InvalidOperation(f"there is no element type {code}")
+    return _NAMES[code]
+
+
+def computed(dtype: str, real: str) -> str:
+    """Return the dtype that tensors are computed in: `real` for float32.
+
+    Without jax's x64 mode integers of 64 bits have 32, and real numbers of 64 bits are `real`.
+    """
+    if dtype == "float32":
+        return real
+    if jax.config.read("jax_enable_x64"):
+        return dtype
+    narrow = {
+        "float64": real, "int64": "int32", "uint64": "uint32", "complex128": "complex64",
+    }  # fmt: skip
+    return narrow.get(dtype, dtype)
+
+
+def size_of(dtype: str, items: int) -> int:
+    """Return how many bytes so many items take in a file."""
+    bits = _BITS.get(dtype)
+    return -(-items * bits // 8) if bits else items * np.dtype(dtype).itemsize
+
+
+def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the items of a tensor, viewed where it holds whole bytes. Raises InvalidOperation."""
+    items = volume(shape)
+    if len(data) != size_of(dtype, items):
+        raise InvalidOperation(
+            f"it has {len(data)} bytes, {list(shape)} items of {dtype} take {size_of(dtype, items)}"
+        )
+    if dtype not in _BITS:
+        return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
+    bits = _BITS[dtype]
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (np.frombuffer(data, np.uint8)[:, None] >> shifts) & (2**bits - 1)
+    return as_codes(codes.reshape(-1)[:items].reshape(shape), dtype)
+
+
+def as_codes(codes: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return numbers of fewer than 8 bits, given their bits."""
+    if dtype.startswith("int"):
+        sign = 1 << _BITS[dtype] - 1
+        return ((codes ^ sign).astype(np.int8) - sign).astype(dtype)
+    return codes.view(dtype) if dtype.startswith("float") else codes.astype(dtype)

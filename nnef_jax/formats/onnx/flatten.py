@@ -1,0 +1,246 @@
+"""From the nodes of a model to the flat graph: each node once what feeds it is flattened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.errors import InconclusiveDimensionOperation
+from numpy.typing import NDArray
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import MAX_RANK, UNKNOWN, show
+from lowering.graph import Graph as FlatGraph
+from lowering.graph import TensorType, Value
+from nnef_jax.errors import NnefError, SemanticError, ShapeError, UnsupportedError, raise_all
+from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
+from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.formats.onnx.document import Document, Function, Graph, Node, Port, names_read
+from nnef_jax.formats.onnx.element_types import computed
+from nnef_jax.formats.onnx.flat_graph import NodeGraph
+from nnef_jax.formats.onnx.operators import Meaning, defined, meaning_of
+from nnef_jax.formats.onnx.site import Site
+from nnef_jax.limits import CALL, within_memory
+
+_DEEPEST = 100  # functions in functions
+
+
+def flatten(document: Document, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
+    """Return the flat graph; `data` collects parameters by label. Raises NnefError."""
+    with within_memory("the flat graph"):
+        graph = NodeGraph(options, data)
+        top = document.graph
+        names = [port.name for port in top.inputs]
+        graph.builder.reserve([*names, *(x for node in top.nodes for x in node.outputs if x)])
+        flattener = Flattener(document, graph, document.versions)
+        found: dict[str, Any] = dict(top.tensors)
+        for port in top.inputs:
+            found[port.name] = flattener.input(port, top)
+        wanted = [port.name for port in top.outputs]
+        flattener.run(top.nodes, found, wanted)
+        outputs = [flattener.output(port, found, top) for port in top.outputs]
+        return graph.builder.graph(top.name, outputs, wanted, names)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flattener:
+    """Flattens nodes into a graph; graphs in nodes get one of their own."""
+
+    document: Document
+    graph: NodeGraph
+    versions: Mapping[str, int]
+    prefix: str = ""
+    depth: int = 0
+    attributes: Mapping[str, Any] | None = None  # of the function that the nodes are in
+
+    def input(self, port: Port, top: Graph) -> Any:
+        """Add an input of the model."""
+        options = self.graph.options
+        try:
+            if not port.is_tensor or port.dtype == "string":
+                kind = "strings" if port.dtype == "string" else "a sequence or an optional"
+                raise InvalidOperation(f"it is {kind}, of which there are no arrays in JAX")
+            if port.shape is None and port.name not in options.input_shapes:
+                hint = f"give it: load(..., input_shapes={{{port.name!r}: (None, None)}})"
+                raise InvalidOperation("its rank is open", f"{hint}, None is open")
+            declared = [x if isinstance(x, int) else None for x in port.shape or ()]
+            shape = options.shape(port.name, declared)
+            if len(shape) > MAX_RANK:
+                raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
+            if any(n is not UNKNOWN and n < 0 for n in shape):
+                raise InvalidShape(f"its shape {show(shape)} has a negative extent")
+            type = TensorType(shape, computed(port.dtype or "float32", options.real))
+            value = self.graph.builder.input(port.name, type)
+            self.graph.require_bounds(value, top.span)
+            if self.graph.symbolic is not None:
+                symbols = options.symbolic_shapes.get(port.name, shape)
+                self.graph.symbolic.declare(value, symbols)
+            return value
+        except InvalidOperation as error:
+            raise located(error, f"input '{port.name}'", top) from None
+
+    def output(self, port: Port, found: Mapping[str, Any], top: Graph) -> Value:
+        """Return an output of the model as a tensor of the graph."""
+        value = found.get(port.name)
+        if isinstance(value, list):
+            message = f"output '{port.name}' is a sequence: cut the network before it"
+            raise UnsupportedError(message, span=top.span)
+        if value is None:
+            raise SemanticError(f"nothing gives output '{port.name}'", span=top.span)
+        if isinstance(value, Constant):
+            return self.graph.tensor(value, port.name, top.span)
+        return value
+
+    def run(self, nodes: Sequence[Node], found: dict[str, Any], wanted: Sequence[str]) -> None:
+        """Flatten what some names need, and add all that becomes known to `found`."""
+        needed = list(_needed(nodes, wanted))
+        raise_all(
+            [
+                UnsupportedError(self._unsupported(node), span=node.span)
+                for node in needed
+                if self._meaning(node) is None and self._function(node) is None
+            ]
+        )
+        for node in needed:
+            operands: list[Any] = []
+            for name in node.inputs:
+                if name and name not in found:
+                    message = f"{node.title} reads '{name}', which nothing before it gives"
+                    raise SemanticError(message, span=node.span)
+                operands.append(found[name] if name else None)
+            results = self._flattened(self._filled(node), operands, found)
+            for name, value in zip(node.outputs, results, strict=False):
+                if name:
+                    found[name] = value
+                    self._called_also(value, name)
+
+    def _unsupported(self, node: Node) -> str:
+        domain = f"domain '{node.domain}'" if node.domain else "ONNX"
+        version = self.versions.get(node.domain, 1)
+        return f"{node.title}: '{node.operator}' of {domain}, version {version}, is not supported"
+
+    def _meaning(self, node: Node) -> Meaning | None:
+        if (node.domain, node.operator) in self.document.functions:
+            return None
+        return meaning_of(node.domain, node.operator, self.versions.get(node.domain, 1))
+
+    def _function(self, node: Node) -> Function | None:
+        own = self.document.functions.get((node.domain, node.operator))
+        return own or defined(node.domain, node.operator, self.versions.get(node.domain, 1))
+
+    def _filled(self, node: Node) -> Node:
+        """Return a node with the attributes that it takes of the function it is in."""
+        if not node.references:
+            return node
+        given = self.attributes or {}
+        taken = {k: given[name] for k, name in node.references.items() if name in given}
+        return replace(node, attributes={**node.attributes, **taken}, references={})
+
+    def _called_also(self, value: Any, name: str) -> None:
+        builder, name = self.graph.builder, self.prefix + name
+        if isinstance(value, Value) and value.name != name and not builder.is_taken(name):
+            builder.aliases.setdefault(name, value)
+
+    def _flattened(
+        self, node: Node, operands: list[Any], found: Mapping[str, Any]
+    ) -> Sequence[Any]:
+        meaning = self._meaning(node)
+        try:
+            if meaning is None:
+                function = self._function(node)
+                assert function is not None
+                return self._called(node, function, operands)
+            version = self.versions.get(node.domain, 1)
+
+            def within(graph: Graph, inner: NodeGraph, given: Mapping[str, Any]) -> list[Any]:
+                return self.within(node, graph, inner, found, given)
+
+            site = Site(node, version, self.graph, operands, within, self.prefix)
+            results = meaning(site)
+            return results if isinstance(results, tuple) else (results,)
+        except InvalidOperation as error:
+            raise located(error, node.title, node) from None
+        except InconclusiveDimensionOperation:
+            raise UnsupportedError(
+                f"{node.title} depends on more of an extent than is known while it is symbolic",
+                span=node.span,
+                hint=EXPORT_KNOWN,
+            ) from None
+        except (ExtentNeeded, NnefError):
+            raise
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            message = f"its inputs and attributes do not go together: {error}"
+            raise located(InvalidOperation(message), node.title, node) from error
+
+    def _called(self, node: Node, function: Function, operands: list[Any]) -> list[Any]:
+        """Flatten the nodes of a function."""
+        if self.depth >= _DEEPEST:
+            raise InvalidOperation("functions call each other without end")
+        self.graph.meter.spend(CALL + len(function.nodes), node.title, node.span)
+        given = dict(zip(function.inputs, operands, strict=False))
+        found = {name: given.get(name) for name in function.inputs}
+        name = next(filter(None, node.outputs), node.operator)
+        inner = replace(
+            self,
+            versions=function.versions,
+            prefix=f"{self.prefix}{name}.",
+            depth=self.depth + 1,
+            attributes={**function.defaults, **node.attributes},
+        )
+        inner.run(function.nodes, found, function.outputs)
+        return [found.get(name) for name in function.outputs]
+
+    def within(
+        self,
+        node: Node,
+        graph: Graph,
+        inner: NodeGraph,
+        around: Mapping[str, Any],
+        given: Mapping[str, Any],
+    ) -> list[Any]:
+        """Flatten a graph of a node into one of its own; return what it has for its outputs.
+
+        It reads what is `given` for its inputs, and what is known around it, which is captured.
+        """
+        if self.depth >= _DEEPEST:
+            raise InvalidOperation("graphs are nested too deeply")
+        name = next(filter(None, node.outputs), node.operator)
+        prefix = f"{self.prefix}{name}."
+        flattener = replace(self, graph=inner, prefix=prefix, depth=self.depth + 1)
+        read = {*names_read(graph.nodes), *(port.name for port in graph.outputs)}
+        known = {k: _entered(inner, self.graph, x) for k, x in around.items() if k in read}
+        known |= {**graph.tensors, **given}
+        wanted = [port.name for port in graph.outputs]
+        flattener.run(graph.nodes, known, wanted)
+        missing = [name for name in wanted if known.get(name) is None]
+        if missing:
+            raise InvalidOperation(f"nothing gives output '{missing[0]}' of its graph")
+        return [known[name] for name in wanted]
+
+
+def _entered(inner: NodeGraph, outer: NodeGraph, x: Any) -> Any:
+    """Return what a graph in a node has for a value of the graph around it."""
+    if isinstance(x, list):
+        return [_entered(inner, outer, item) for item in x]
+    if not isinstance(x, Value) or inner is outer:
+        return x
+    return inner.entered(x)
+
+
+def located(error: InvalidOperation, what: str, place: Node | Graph) -> NnefError:
+    """Return the error of a node that does not take what it is given."""
+    family = ShapeError if isinstance(error, InvalidShape) else SemanticError
+    return family(f"{what}: {error.message}", span=place.span, hint=error.hint)
+
+
+def _needed(nodes: Sequence[Node], wanted: Sequence[str]) -> Iterator[Node]:
+    """Return the nodes that outputs depend on, in the order of the file."""
+    by_output = {name: node for node in nodes for name in node.outputs if name}
+    waiting, needed = list(wanted), set[Node]()
+    while waiting:
+        node = by_output.get(waiting.pop())
+        if node is not None and node not in needed:
+            needed.add(node)
+            waiting += names_read([node])
+    return (node for node in nodes if node in needed)

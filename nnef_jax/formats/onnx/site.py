@@ -1,0 +1,394 @@
+"""Holds a node while it is flattened: what it reads, its attributes, what it adds to the graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.errors import InvalidOperation
+from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic
+from lowering.graph import Value, is_float
+from nnef_jax.formats.base import ExtentNeeded
+from nnef_jax.formats.hostvalues import LARGEST, NotFolded, evaluate
+from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.formats.onnx.document import Graph, Node
+from nnef_jax.formats.onnx.element_types import computed, dtype_of
+from nnef_jax.formats.onnx.flat_graph import NodeGraph
+from nnef_jax.similar import did_you_mean
+
+Tensor = Value | Constant
+_FEW = 64  # items of whole numbers that are computed here even if they are stored
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """A node that is flattened into a graph. `operands` are by input, None if left out.
+
+    An operand is a tensor, known or not, or a list of these for a sequence.
+    """
+
+    node: Node
+    version: int  # of the operator set
+    graph: NodeGraph
+    operands: Sequence[Any]
+    within: Callable[..., Any]  # flattens a graph in an attribute
+    prefix: str = ""  # of names, in a graph of a node
+
+    # What it reads
+
+    def has(self, i: int) -> bool:
+        """Tell whether an input is given."""
+        return i < len(self.operands) and self.operands[i] is not None
+
+    def wants(self, i: int) -> bool:
+        """Tell whether an output has a name."""
+        return i < len(self.node.outputs) and bool(self.node.outputs[i])
+
+    def operand(self, i: int) -> Any:
+        """Return an input, known or not."""
+        if not self.has(i):
+            raise InvalidOperation(f"input {i} is missing")
+        return self.operands[i]
+
+    def tensor(self, x: int | Tensor) -> Value:
+        """Return an input as a tensor of the graph."""
+        found = self.operand(x) if isinstance(x, int) else x
+        if isinstance(found, Value):
+            return found
+        if not isinstance(found, Constant):
+            raise InvalidOperation("a tensor is due, this is a sequence")
+        return self.graph.tensor(found, found.label or f"{self.name}.constant", self.node.span)
+
+    def optional(self, i: int) -> Value | None:
+        """Return an input as a tensor of the graph, None if it is left out."""
+        return self.tensor(i) if self.has(i) else None
+
+    def known(self, x: int | Tensor) -> NDArray[Any]:
+        """Return an input that decides the structure of the graph; raise where it is computed."""
+        found = self.operand(x) if isinstance(x, int) else x
+        if isinstance(found, Constant):
+            return found.array
+        what = f"input {x} '{self.node.inputs[x]}'" if isinstance(x, int) else f"'{found.name}'"
+        raise InvalidOperation(
+            f"{what} is computed by the network, it must be known when the network is read",
+            self._hint(found),
+        )
+
+    def _hint(self, value: Value) -> str:
+        return ""
+
+    def integers(self, x: int | Tensor) -> list[int]:
+        """Return the items of a known input as whole numbers, which may be symbolic."""
+        return [n if is_symbolic(n) else int(n) for n in self.known(x).reshape(-1).tolist()]
+
+    def integer(self, i: int, default: int | None = None) -> int:
+        """Return the one whole number that a known input has."""
+        if default is not None and not self.has(i):
+            return default
+        found = self.integers(i)
+        if len(found) != 1:
+            raise InvalidOperation(f"input {i} must be one number, it has {len(found)}")
+        return found[0]
+
+    def shape(self, x: int | Tensor = 0) -> Shape:
+        """Return the shape of an input; extents may be UNKNOWN."""
+        found = self.operand(x) if isinstance(x, int) else x
+        if isinstance(found, list):
+            raise InvalidOperation("a tensor is due, this is a sequence")
+        return found.type.shape if isinstance(found, Value) else found.array.shape
+
+    def rank(self, x: int | Tensor = 0) -> int:
+        """Return how many axes an input has."""
+        return len(self.shape(x))
+
+    def known_shape(self, x: int | Tensor = 0) -> Shape:
+        """Return the shape of an input; raise ExtentNeeded where an extent is open.
+
+        Extents are symbolic where `jax.export` keeps them open.
+        """
+        found = self.operand(x) if isinstance(x, int) else x
+        shape = self.shape(found)
+        if is_known(shape):
+            return shape
+        if self.graph.symbolic is None or isinstance(found, Constant):
+            raise ExtentNeeded
+        return self.graph.symbolic.of(found)
+
+    def axis(self, axis: int, rank: int | None = None) -> int:
+        """Return an axis, counted from the end where it is negative."""
+        rank = self.rank() if rank is None else rank
+        if not -rank <= axis < max(rank, 1):
+            raise InvalidOperation(f"there is no axis {axis} of {rank}")
+        return axis % rank if rank else 0
+
+    def axes(self, i: int, name: str = "axes") -> tuple[int, ...] | None:
+        """Return axes, which are an input since some version, an attribute before; None if open."""
+        if self.has(i):
+            found: Sequence[int] = self.integers(i)
+        elif name in self.node.attributes:
+            found = self.ints(name)
+        else:
+            return None
+        return tuple(self.axis(a) for a in found)
+
+    def dtype_of(self, x: int | Tensor = 0) -> str:
+        """Return the dtype that an input is computed in, known or not."""
+        found = self.operand(x) if isinstance(x, int) else x
+        return found.type.dtype if isinstance(found, Value) else self.computed(found.dtype)
+
+    def computed(self, dtype: str) -> str:
+        """Return the dtype that tensors of a dtype of the file are computed in."""
+        return computed(dtype, self.graph.options.real)
+
+    # Attributes
+
+    def attribute(self, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
+        """Return an attribute of a type; raise InvalidOperation for another, or for none."""
+        found = self.node.attributes.get(name, default)
+        if found is None:
+            raise InvalidOperation(f"attribute '{name}' is missing")
+        if not isinstance(found, kind):
+            raise InvalidOperation(f"attribute '{name}' is of the wrong type")
+        return found
+
+    def int(self, name: str, default: int | None = None) -> int:
+        """Return an attribute that is a whole number."""
+        return self.attribute(name, int, default)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return an attribute that is 0 or 1."""
+        return bool(self.attribute(name, int, int(default)))
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return an attribute that is a number."""
+        return float(self.attribute(name, (int, float), default))
+
+    def ints(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Return an attribute that is a list of whole numbers."""
+        return tuple(self.attribute(name, (tuple, list), default))
+
+    def numbers(self, name: str, default: Sequence[float] | None = None) -> tuple[float, ...]:
+        """Return an attribute that is a list of numbers."""
+        return tuple(self.attribute(name, (tuple, list), default))
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return an attribute that is a text."""
+        return self.attribute(name, str, default)
+
+    def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
+        """Return an attribute that is one of some words."""
+        found = self.text(name, default)
+        if found not in allowed:
+            known = ", ".join(filter(None, allowed))
+            raise InvalidOperation(
+                f"attribute '{name}' is {found[:40]!r}, known are {known}",
+                did_you_mean(found, allowed, meter=self.graph.meter),
+            )
+        return found
+
+    def dtype(self, name: str, default: int | None = None) -> str:
+        """Return an attribute that is an element type, as the file has it."""
+        return dtype_of(self.int(name, default))
+
+    def subgraph(self, name: str) -> Graph:
+        """Return an attribute that is a graph."""
+        return self.attribute(name, Graph, None)
+
+    # What it adds
+
+    @property
+    def name(self) -> str:
+        """Return what names of its tensors start with: its first output."""
+        first = next(filter(None, self.node.outputs), self.node.name or self.node.operator)
+        return self.prefix + first
+
+    def spend(self, steps: int) -> None:
+        """Count steps before they are done while it is read; raise LimitError for too many."""
+        self.graph.meter.spend(steps, self.node.title, self.node.span)
+
+    def emit(self, kind: str, operands: Mapping[str, Any], /, **attributes: Any) -> Any:
+        """Add the operation that the node is; return its result, several as a tuple."""
+        return self._emit(kind, operands, attributes, self.name, inserted=False)
+
+    def insert(self, kind: str, operands: Mapping[str, Any], /, **attributes: Any) -> Any:
+        """Add an operation before it; return its result, several as a tuple.
+
+        Operations on known tensors that decide shapes are computed at once, here as in `emit`.
+        """
+        return self._emit(kind, operands, attributes, f"{self.name}.{kind}", inserted=True)
+
+    def _emit(
+        self,
+        kind: str,
+        operands: Mapping[str, Any],
+        attributes: dict[str, Any],
+        name: str,
+        *,
+        inserted: bool,
+    ) -> Any:
+        folded = self._folded(kind, operands, attributes)
+        if folded is not None:
+            return folded
+
+        def operand(x: Any) -> Any:
+            if isinstance(x, list | tuple):
+                return tuple(operand(item) for item in cast("list[Any]", x))
+            return self.tensor(x) if isinstance(x, Constant) else x
+
+        given = {key: operand(x) for key, x in operands.items()}
+        frozen = {k: _frozen(x) for k, x in attributes.items()}
+        builder = self.graph.builder
+        exact = not inserted and not builder.is_taken(name)
+        wanted = [name] if exact else [builder.unreserved(name)]
+        span = self.node.span
+        results = self.graph.add(kind, given, frozen, wanted, span, inserted=inserted)
+        return results[0] if len(results) == 1 else results
+
+    def _folded(self, kind: str, operands: Mapping[str, Any], attributes: Any) -> Any:
+        """Return the result on known tensors, None where the network computes it."""
+        flat: list[Any] = []
+        for x in operands.values():
+            flat += x if isinstance(x, list | tuple) else [x]
+        known = [x for x in flat if isinstance(x, Constant)]
+        if not known or any(isinstance(x, Value) for x in flat):
+            return None
+        few = all(x.array.size <= _FEW and (_is_whole(x.dtype) or x.array.size == 1) for x in known)
+        if not (few or any(x.derived for x in known)):
+            return None
+        if max(x.array.size for x in known) > LARGEST or any(
+            x.array.dtype.kind not in "iufbO" for x in known
+        ):
+            return None
+
+        def exact(x: Any) -> Any:
+            if isinstance(x, list | tuple):
+                return [exact(item) for item in cast("list[Any]", x)]
+            array = x.array if isinstance(x, Constant) else np.asarray(x)
+            return array.astype(object) if array.dtype.kind in "iu" else array
+
+        try:
+            if kind == "cast":
+                return self.converted(known[0], attributes["dtype"])
+            found = evaluate(kind, [exact(x) for x in operands.values()], attributes)
+        except NotFolded:
+            return None
+        dtype = next((x.dtype for x in known if x.dtype != "bool"), "bool")
+        results = [_derived(x, dtype) for x in (found if isinstance(found, list) else [found])]
+        return results if isinstance(found, list) else results[0]
+
+    def converted(self, x: Constant, dtype: str) -> Constant:
+        """Return a known tensor in a dtype."""
+        if x.array.dtype == object and any(map(is_symbolic, x.array.ravel())):
+            if dtype.startswith("int"):
+                return Constant(x.array, dtype, derived=True)
+            raise NotFolded
+        with np.errstate(all="ignore"):
+            return Constant(x.array.astype(np.dtype(dtype)), dtype, derived=True)
+
+    # Shorthands
+
+    def constant(self, items: Any, dtype: str) -> Constant:
+        """Return a known tensor."""
+        return Constant(np.asarray(items, np.dtype(dtype)), dtype, derived=True)
+
+    def numbers_of(self, items: Sequence[Any], dtype: str = "int64") -> Constant:
+        """Return whole numbers, of which some may be symbolic, as a known tensor."""
+        kind = object if any(map(is_symbolic, items)) else np.dtype(dtype)
+        return Constant(np.array(items, kind), dtype, derived=True)
+
+    def cast(self, x: Tensor, dtype: str) -> Any:
+        """Return a tensor in a dtype that is computed in."""
+        if self.dtype_of(x) == dtype:
+            return x
+        return self.insert("cast", {"input": x}, dtype=dtype)
+
+    def reshaped(self, x: Tensor, shape: Sequence[int]) -> Any:
+        """Return a tensor in another shape."""
+        if tuple(shape) == self.shape(x):
+            return x
+        if isinstance(x, Constant) and 0 not in shape and -1 not in shape:
+            return Constant(x.array.reshape(tuple(shape)), x.dtype, x.label, x.derived)
+        return self.insert("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
+
+    def transposed(self, x: Tensor, axes: Sequence[int]) -> Any:
+        """Return a tensor with permuted axes."""
+        if list(axes) == list(range(len(axes))):
+            return x
+        return self.insert("transpose", {"input": x}, axes=tuple(axes))
+
+    def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Any:
+        """Return a tensor with new axes of extent 1."""
+        return self.insert("unsqueeze", {"input": x}, axes=tuple(axes)) if axes else x
+
+    def aligned(self, *operands: Any) -> list[Any]:
+        """Return operands of one rank, axes put before their own, as numpy broadcasts.
+
+        A known single item is a literal where it has the dtype of one. Numbers stay.
+        """
+        tensors = [x for x in operands if isinstance(x, Value | Constant)]
+        rank = max((self.rank(x) for x in tensors), default=0)
+
+        def align(x: Any) -> Any:
+            if not isinstance(x, Value | Constant):
+                return x
+            others = [y for y in tensors if y is not x and isinstance(y, Value)]
+            if isinstance(x, Constant) and x.array.size == 1 and others:
+                builder, dtype = self.graph.builder, self.dtype_of(x)
+                literal = dtype in (builder.real, builder.integer, "bool")
+                if literal and any(self.rank(y) == rank for y in others) and not x.label:
+                    return x.array.reshape(-1)[0].item()
+            missing = rank - self.rank(x)
+            if not missing or (isinstance(x, Value) and not x.type.shape):
+                return x
+            if isinstance(x, Constant):
+                return self.reshaped(x, (1,) * missing + self.shape(x))
+            return self.unsqueezed(x, range(missing))
+
+        return [align(x) for x in operands]
+
+    def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
+        """Return the whole numbers from 0 to before a count along an axis, others of extent 1."""
+        dtype = self.graph.builder.integer
+        found = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
+        return self.unsqueezed(found, tuple(i for i in range(rank) if i != axis))
+
+    def zero(self, x: Tensor) -> float | int | Constant:
+        """Return 0 in the dtype of a tensor: a literal where it has that dtype."""
+        dtype = self.dtype_of(x)
+        if dtype == self.graph.builder.real:
+            return 0.0
+        return 0 if dtype == self.graph.builder.integer else self.constant(0, dtype)
+
+    def is_real(self, x: int | Tensor = 0) -> bool:
+        """Tell whether a tensor holds real numbers."""
+        return is_float(self.dtype_of(x))
+
+    def volume(self, shape: Sequence[int]) -> Any:
+        """Return how many items a shape has, UNKNOWN where an extent is."""
+        return UNKNOWN if UNKNOWN in shape else math.prod(shape)
+
+
+def _derived(x: NDArray[Any], dtype: str) -> Constant:
+    if x.dtype == np.bool_:
+        return Constant(x, "bool", derived=True)
+    if x.dtype == object:
+        whole = dtype if _is_whole(dtype) and dtype != "bool" else "int64"
+        fixed = x if any(map(is_symbolic, x.ravel())) else x.astype(np.int64)
+        return Constant(fixed, whole, derived=True)
+    real = dtype if not _is_whole(dtype) else "float32"
+    return Constant(x.astype(np.dtype(real)), real, derived=True)
+
+
+def _is_whole(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint")) or dtype == "bool"
+
+
+def _frozen(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return tuple(map(_frozen, cast("Sequence[Any]", x)))
+    return x.item() if isinstance(x, np.generic) else x

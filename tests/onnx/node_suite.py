@@ -1,0 +1,137 @@
+"""Runs ONNX's own node tests (`onnx.backend.test`), many in one compilation.
+
+    python -m tests.onnx.node_suite [--match REGEX] [--group 40] [-v]
+
+Prints how many are right, wrong, refused (an NnefError), and lists what is not right by reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import nnef_jax
+from nnef_jax.errors import NnefError
+
+
+def cases(match: str = "") -> list[Any]:
+    """Return the suite's cases whose names match."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = collect_testcases(None)
+    return [case for case in found if re.search(match, case.name)]
+
+
+def arrays(values: Sequence[Any]) -> list[Any]:
+    """Return what a case has for its inputs or outputs as arrays, None for what is none."""
+    return [np.asarray(x) if isinstance(x, np.ndarray | np.generic) else None for x in values]
+
+
+def run(group: Sequence[Any], folder: Path) -> dict[str, str]:
+    """Return what came of each case: '' if right, else a reason."""
+    found: dict[str, str] = {}
+    loaded: list[Any] = []
+    for case in group:
+        path = folder / f"{case.name}.onnx"
+        path.write_bytes(case.model.SerializeToString())
+        try:
+            model = nnef_jax.load(path)
+            inputs = arrays(case.data_sets[0][0])
+            names = [x.name for x in case.model.graph.input]
+            given = dict(zip(names, inputs, strict=False))
+            taken = [given[x.name] for x in model.inputs]
+            jax.eval_shape(lambda p, xs, m=model: m.apply(p, *xs), model.params, taken)
+            loaded.append((case, model, taken))
+        except NnefError as error:
+            found[case.name] = f"refused: {error.message if hasattr(error, 'message') else error}"
+        except Exception as error:  # whatever it is, it must not be
+            found[case.name] = f"raised: {type(error).__name__}: {error}"
+        path.unlink()
+
+    def all_of(params: Any, inputs: Any) -> Any:
+        together = zip(loaded, params, inputs, strict=True)
+        return [m.apply(p, *xs) for (_, m, _), p, xs in together]
+
+    try:
+        results = jax.jit(all_of)([m.params for _, m, _ in loaded], [xs for _, _, xs in loaded])
+    except Exception as error:
+        if len(group) == 1:
+            return found | {group[0].name: f"raised: {type(error).__name__}: {error}"}
+        for case in group:
+            found |= run([case], folder)
+        return found
+    for (case, _, _), result in zip(loaded, results, strict=True):
+        got = [result] if isinstance(result, jax.Array) else list(result)
+        found[case.name] = differs(case, got)
+    return found
+
+
+def differs(case: Any, got: Sequence[Any]) -> str:
+    """Return how results differ from those of the suite, '' if they do not."""
+    wanted = case.data_sets[0][1]
+    for i, (x, y) in enumerate(zip(got, wanted, strict=True)):
+        if not isinstance(y, np.ndarray | np.generic):
+            return "refused: the suite has no array here"
+        x, y = np.asarray(x), np.asarray(y)
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return f"wrong: output {i} is {x.dtype}{x.shape}, not {y.dtype}{y.shape}"
+        if y.dtype.kind in "fcV":
+            wide = np.complex128 if y.dtype.kind == "c" else np.float64
+            rtol = case.rtol + (2 * eps(y.dtype) if y.dtype.itemsize < 4 else 0)
+            try:
+                np.testing.assert_allclose(
+                    x.astype(wide), y.astype(wide), rtol=rtol, atol=case.atol
+                )
+            except AssertionError as error:
+                return f"wrong: output {i}: {' '.join(str(error).split())[:200]}"
+        elif not np.array_equal(x, y):
+            return f"wrong: output {i}: {x.ravel()[:8]} not {y.ravel()[:8]}"
+    return ""
+
+
+def eps(dtype: np.dtype[Any]) -> float:
+    """Return the distance from 1 to the next number."""
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def main() -> None:
+    """Run the suite."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--match", default="")
+    parser.add_argument("--group", type=int, default=40)
+    parser.add_argument("-v", action="store_true")
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    warnings.simplefilter("ignore")
+    chosen = cases(options.match)
+    found: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(0, len(chosen), options.group):
+            found |= run(chosen[i : i + options.group], Path(folder))
+            print(".", end="", file=sys.stderr, flush=True)
+    reasons = defaultdict[str, list[str]](list)
+    for name, reason in found.items():
+        reasons[reason if options.v else reason[:90]].append(name)
+    right = len(reasons.pop("", []))
+    for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        print(f"{len(names):4} {reason}: {' '.join(names[:6])}")
+    wrong = sum(reason.startswith(("wrong", "raised")) for reason in found.values())
+    print(f"{right} right, {wrong} wrong, {len(found) - right - wrong} refused of {len(found)}")
+
+
+if __name__ == "__main__":
+    main()
