@@ -79,6 +79,10 @@ class GraphBuilder:
         self._unreserved.update(dict.fromkeys(passed, name))
         return name
 
+    def is_input(self, value: Value) -> bool:
+        """Tell whether a tensor is fed from outside."""
+        return value in self._inputs
+
     def is_taken(self, name: str) -> bool:
         """Tell whether a value has this name."""
         return name in self._taken

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 import jax
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from lowering.registry import Registry
 from nnef_jax.execution.execution import Execution
@@ -24,6 +24,7 @@ def load(
     source: Source,
     *,
     input_shapes: Mapping[str, Sequence[int | None]] | None = None,
+    values: Mapping[str, ArrayLike] | None = None,
     dtype: DTypeLike = "float32",
     quantization: Quantization = "apply",
     expand: Expand = "auto",
@@ -48,6 +49,9 @@ def load(
             one, or an open binary file; of OpenVINO's networks an `.xml`, its `.bin` beside it.
         input_shapes: shapes by input name instead of the document's. None is an extent that each
             call may choose: the network is compiled once for each choice. 0 is an empty axis.
+        values: values by name of inputs that are fixed: these are no inputs any more, and what
+            follows from them is computed here. So an axis, a shape or a count that a network takes
+            as an input may decide how it is compiled.
         dtype: what scalar tensors are computed in, a name or a numpy or jax dtype: float32,
             bfloat16, float16, float64 (needs jax's x64 mode). Integer tensors are int32.
         quantization: "apply" rounds each tensor that graph.quant names once it is computed,
@@ -121,6 +125,7 @@ def load(
     with opened(
         source,
         input_shapes,
+        values,
         dtype,
         quantization,
         expand,

@@ -55,6 +55,7 @@ class Network:
         raise_all(
             [
                 *_unknown("input_shapes", options.input_shapes, "input", frontend.inputs),
+                *_unknown("values", options.values, "input", frontend.inputs),
                 *_unknown("state", pairs, "input", frontend.inputs),
                 *_unknown("state", pairs.values(), "output", frontend.outputs),
             ]

@@ -110,6 +110,21 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
     return shapes
 
 
+def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
+    """Return a dict of arrays of numpy by input; raise TypeError, InputError."""
+    expected = "a dict of arrays by input name"
+    require(name, value, Mapping, expected)
+    found: dict[str, NDArray[Any]] = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{name} must be {expected}, {shown(key)} is a key of it")
+        array = numpy_of(item, InputError, f"{name} of '{key}' is no array")
+        if array.dtype == object or array.dtype.kind in "USOmM":
+            raise InputError(f"{name} of '{key}' must be numbers, it is {shown(item)}")
+        found[key] = array
+    return found
+
+
 def numpy_of(value: Any, error: type[NnefError], message: str) -> NDArray[Any]:
     """Convert a value to an array of numpy. Raises the error: the message, and numpy's reason."""
     try:

@@ -123,7 +123,8 @@ class PartFrontend(Frontend):
     def content(self) -> Iterable[object]:
         """Tell what the network depends on, and which part of it this is."""
         whole = self.whole
-        return [*whole.frontend.content(), repr((self._part, whole.options.input_shapes))]
+        fixed = [(name, x.dtype, x.tobytes()) for name, x in whole.options.values.items()]
+        return [*whole.frontend.content(), repr((self._part, whole.options.input_shapes, fixed))]
 
     def spans(self) -> Mapping[str, Any]:
         """Return where the document assigns the names that the part has."""

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Literal, get_args
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lowering.registry import Registry
 from nnef_jax.errors import InputError
@@ -18,7 +19,14 @@ from nnef_jax.formats.base import Expand, Options, Progress
 from nnef_jax.garbage import uncollected
 from nnef_jax.limits import Limits, Meter, within_memory
 from nnef_jax.network import Network
-from nnef_jax.options import require, require_choice, require_readable, shapes_by_name, word_pairs
+from nnef_jax.options import (
+    arrays_by_name,
+    require,
+    require_choice,
+    require_readable,
+    shapes_by_name,
+    word_pairs,
+)
 from nnef_jax.storage.archive import Archive, archive_of_texts, open_archive
 
 Quantization = Literal["apply", "ignore", "ste"]
@@ -30,6 +38,7 @@ _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 def opened(
     source: Source,
     input_shapes: Mapping[str, Sequence[int | None]] | None = None,
+    values: Mapping[str, ArrayLike] | None = None,
     dtype: Any = "float32",
     quantization: Quantization = "apply",
     expand: Expand = "auto",
@@ -55,6 +64,7 @@ def opened(
     require_choice("expand", expand, get_args(Expand))
     require_choice("dialect", dialect, ("auto", *FORMATS))
     shapes = shapes_by_name("input_shapes", {} if input_shapes is None else input_shapes)
+    known = arrays_by_name("values", {} if values is None else values)
     state = word_pairs("state", {} if state is None else state, "output names by input name")
     require("rules", rules, Registry | None, "a nnef_jax.Registry")
     require("limits", limits, Limits | None, "a nnef_jax.Limits")
@@ -66,7 +76,7 @@ def opened(
     meter = Meter(limits)
     source, weights = _unchanging(source), _unchanging(weights)
     rounds = quantization != "ignore"
-    options = Options(rules or Registry(), expand, dtype, shapes, meter, rounds, progress)
+    options = Options(rules or Registry(), expand, dtype, shapes, known, meter, rounds, progress)
     with (
         within_memory("the network"),
         open_archive(source, meter, graphs=graphs(), weights=weights) as archive,
@@ -111,5 +121,8 @@ def network_of(
         frontend = format.read(archive, options)
     known = frontend.synonyms
     shapes = {known.get(name, name): shape for name, shape in options.input_shapes.items()}
+    values = {known.get(name, name): array for name, array in options.values.items()}
     pairs = {known.get(x, x): known.get(y, y) for x, y in (state or {}).items()}
-    return Network.build(frontend, replace(options, input_shapes=shapes), pairs, data=data)
+    return Network.build(
+        frontend, replace(options, input_shapes=shapes, values=values), pairs, data=data
+    )

@@ -46,6 +46,7 @@ class Options:
     expand: Expand = "auto"
     real: str = "float32"
     input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])  # of inputs
     meter: Meter = field(default_factory=Meter)  # of the load
     rounds: bool = True  # tensors that the document quantises, once they are computed
     progress: Progress | None = None  # is told before each variable that is read

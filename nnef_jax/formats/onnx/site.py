@@ -80,7 +80,9 @@ class Site:
         )
 
     def _hint(self, value: Value) -> str:
-        return ""
+        name = value.name
+        is_input = self.graph.outer is None and self.graph.builder.is_input(value)
+        return f"load(..., values={{{name!r}: ...}}) makes it known" if is_input else ""
 
     def integers(self, x: int | Tensor) -> list[int]:
         """Return the items of a known input as whole numbers, which may be symbolic."""
