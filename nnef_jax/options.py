@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax.errors import NnefError
+from nnef_jax.errors import InputError, NnefError
 
 
 def require(name: str, value: Any, types: type | UnionType, expected: str) -> None:

@@ -123,6 +123,5 @@ def network_of(
     shapes = {known.get(name, name): shape for name, shape in options.input_shapes.items()}
     values = {known.get(name, name): array for name, array in options.values.items()}
     pairs = {known.get(x, x): known.get(y, y) for x, y in (state or {}).items()}
-    return Network.build(
-        frontend, replace(options, input_shapes=shapes, values=values), pairs, data=data
-    )
+    options = replace(options, input_shapes=shapes, values=values)
+    return Network.build(frontend, options, pairs, data=data)

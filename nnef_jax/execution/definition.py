@@ -154,9 +154,8 @@ class Definition:
         network, found = self.network, self.network.options
         frontend = network.frontend
         shapes = sorted((name, *shape) for name, shape in found.input_shapes.items())
-        values = sorted(
-            (name, x.dtype.name, x.shape, x.tobytes()) for name, x in found.values.items()
-        )
+        fixed = found.values.items()
+        values = sorted((name, x.dtype.name, x.shape, x.tobytes()) for name, x in fixed)
         settings = (found.expand, found.real, found.rounds, found.meter.limits, shapes, values)
         told = [repr(settings), repr(sorted(network.pairs.items()))]
         told += described(network.graph)

@@ -63,15 +63,11 @@ class Flattener:
             if not port.is_tensor or port.dtype == "string":
                 kind = "strings" if port.dtype == "string" else "a sequence or an optional"
                 raise InvalidOperation(f"it is {kind}, of which there are no arrays in JAX")
-            if (
-                port.shape is None
-                and port.name not in options.values
-                and port.name not in options.input_shapes
-            ):
-                hint = f"give it: load(..., input_shapes={{{port.name!r}: (None, None)}})"
-                raise InvalidOperation("its rank is open", f"{hint}, None is open")
             if port.name in options.values:
                 return self._fixed(port, options.values[port.name])
+            if port.shape is None and port.name not in options.input_shapes:
+                hint = f"give it: load(..., input_shapes={{{port.name!r}: (None, None)}})"
+                raise InvalidOperation("its rank is open", f"{hint}, None is open")
             declared = [x if isinstance(x, int) else None for x in port.shape or ()]
             shape = options.shape(port.name, declared)
             if len(shape) > MAX_RANK:
@@ -91,11 +87,9 @@ class Flattener:
     def _fixed(self, port: Port, array: NDArray[Any]) -> Constant:
         """Return the value of an input that is fixed; raise InvalidOperation if it cannot be."""
         wanted = np.dtype(port.dtype or array.dtype)
-        shape = port.shape or array.shape
-        fits = all(
-            not isinstance(n, int) or n == m for n, m in zip(shape, array.shape, strict=False)
-        )
-        if len(shape) != array.ndim or not fits:
+        shape = array.shape if port.shape is None else port.shape
+        extents = zip(shape, array.shape, strict=False)
+        if len(shape) != array.ndim or any(isinstance(n, int) and n != m for n, m in extents):
             raise InvalidShape(f"its value has the shape {list(array.shape)}, declared is {shape}")
         if wanted.kind in "iub" and array.dtype.kind not in "iub":
             raise InvalidOperation(f"its value is {array.dtype.name}, it holds {wanted.name}")
