@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 
 from lowering.registry import Registry
 from nnef_jax.errors import InputError
-from nnef_jax.formats import FORMATS, format_of, graphs
+from nnef_jax.foreign import as_readable
+from nnef_jax.formats import FORMATS, format_of, graphs, sole_member
 from nnef_jax.formats.base import Expand, Options, Progress
 from nnef_jax.garbage import uncollected
 from nnef_jax.limits import Limits, Meter, within_memory
@@ -55,6 +56,7 @@ def opened(
 
     The arguments are those of `load`. Without `data` the network has none.
     """
+    source = as_readable(source)
     require_readable("source", source)
     if weights is not None:
         require_readable("weights", weights)
@@ -79,7 +81,7 @@ def opened(
     options = Options(rules or Registry(), expand, dtype, shapes, known, meter, rounds, progress)
     with (
         within_memory("the network"),
-        open_archive(source, meter, graphs=graphs(), weights=weights) as archive,
+        open_archive(source, meter, graphs=graphs(), weights=weights, sniff=sole_member) as archive,
     ):
         yield network_of(archive, options, dialect, state, data=data)
 

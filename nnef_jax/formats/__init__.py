@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
@@ -25,6 +26,12 @@ FORMATS = {
 def graphs() -> tuple[str, ...]:
     """Return the members that hold the graph of a network, in any format."""
     return tuple(dict.fromkeys(name for format in FORMATS for name in _format(format).GRAPHS))
+
+
+def sole_member(start: bytes) -> str:
+    """Return the member that a file which starts like this is of a network, '' for none."""
+    found = (alone for name in FORMATS for alone in _format(name).ALONE.items())
+    return next((member for member, pattern in found if re.match(pattern, start)), "")
 
 
 def format_of(archive: Archive, name: str = "auto") -> Format:

@@ -73,6 +73,8 @@ class Format(Protocol):
 
     # The members that hold a network's graph: one of them is at the top of its container.
     GRAPHS: Sequence[str]
+    # Patterns of the first bytes of a file that is a network by itself, by what member it is then.
+    ALONE: Mapping[str, bytes]
     # Whether all weights are one file beside that, which `load(weights=)` may name elsewhere.
     HAS_WEIGHTS_BESIDE: bool
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, Self
 
 from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, NnefSyntaxError
+from nnef_jax.foreign import refuse_file, refuse_folder
 from nnef_jax.limits import MEMBER, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
@@ -34,7 +35,30 @@ class _Texts:
         return memoryview(self._texts[name].encode("utf-8", "surrogatepass"))
 
 
-_Container = Folder | Tarball | ZipArchive | _Texts
+class _Single:
+    """A file that is a network by itself, under the name of a member that holds one."""
+
+    def __init__(self, data: memoryview, name: str, member: str) -> None:
+        self._data, self._name, self._member = data, name, member
+
+    def names(self) -> list[str]:
+        return [self._member]
+
+    def exists(self, name: str) -> bool:
+        return name == self._member
+
+    def location(self, name: str) -> str:
+        return self._name if name == self._member else name
+
+    def read(self, name: str) -> memoryview:
+        if name != self._member:
+            raise ArchiveError(f"there is no '{name}' beside {self._name}, which has no folder")
+        return self._data
+
+
+_Container = Folder | Tarball | ZipArchive | _Texts | _Single
+# Of the first bytes of a file: the member of a container that it could be, '' for none.
+Sniff = Callable[[bytes], str]
 
 
 class Archive:
@@ -131,22 +155,24 @@ def open_archive(
     name: str = "",
     graphs: Sequence[str] = (GRAPH,),
     weights: files.Readable | None = None,
+    sniff: Sniff = lambda _: "",
 ) -> Archive:
     """Open a network's container: one that has a member of `graphs` at its top (spec 5.1).
 
     `source` is a folder, the file of such a member in one, an archive (zip, or tar: plain, gzip,
     bzip2 or xz, told apart by content), its bytes, or a binary file object, read to its end. An
     archive may hold the network in one folder. `name` is what errors call a source that is no path.
-    `weights` is a file of weights that lies elsewhere.
+    `weights` is a file of weights that lies elsewhere. By `sniff` a file is a network by itself.
 
     Raises `ArchiveError` for what is no container, has none of `graphs` or cannot be read,
     `LimitError` for one that is too large or expands too much, `FileNotFoundError` where nothing is
     at the path.
     """
     meter = meter or Meter()
-    name, container, graph = _open_source(source, meter, name, graphs)
+    name, container, graph = _open_source(source, meter, name, graphs, sniff)
     graph = graph or _graph_in(container, graphs, name)
     if not graph:
+        refuse_file(name, b"")
         found = list(islice(container.names(), _SHOWN_NAMES + 1))
         shown = ", ".join(found[:_SHOWN_NAMES]) + ", ..." * (len(found) > _SHOWN_NAMES)
         wanted = " or ".join(graphs)
@@ -178,23 +204,25 @@ def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
 
 
 def _open_source(
-    source: files.Readable, meter: Meter, name: str, graphs: Sequence[str]
+    source: files.Readable, meter: Meter, name: str, graphs: Sequence[str], sniff: Sniff
 ) -> tuple[str, _Container, str]:
     """Return what errors call a source, its container, and the graph that it names, if any."""
     if not isinstance(source, str | os.PathLike):
         name, data = files.contents_of(source, meter, name or "the archive", ArchiveError)
-        return name, _packed(data, name, meter, graphs), ""
+        return name, *_packed(data, name, meter, graphs, sniff)
     path = os.fsdecode(source)
     if "\0" in path:
         raise ArchiveError(f"path {path!r} holds a NUL character")
     with files.reported(path, ArchiveError):
         if stat.S_ISDIR(os.stat(path).st_mode):
-            return path, Folder(path, meter), ""
+            folder = Folder(path, meter)
+            refuse_folder(path, list(islice(folder.names(), _SHOWN_NAMES)))
+            return path, folder, ""
         _, data = files.contents_of(path, meter, path, ArchiveError)
         folder, file_name = os.path.split(path)
         if is_graph(file_name, graphs) and not _is_packed(bytes(data[:512])):
             return folder or ".", Folder(folder, meter), file_name
-    return path, _packed(data, path, meter, graphs), ""
+    return path, *_packed(data, path, meter, graphs, sniff)
 
 
 def _is_packed(start: bytes) -> bool:
@@ -202,10 +230,19 @@ def _is_packed(start: bytes) -> bool:
 
 
 def _packed(
-    data: memoryview, name: str, meter: Meter, graphs: Sequence[str]
-) -> Tarball | ZipArchive:
-    kind = ZipArchive if is_zip(bytes(data[:4])) else Tarball
-    return kind(data, name, meter, graphs)
+    data: memoryview, name: str, meter: Meter, graphs: Sequence[str], sniff: Sniff
+) -> tuple[_Container, str]:
+    """Return the container that a file is, and the graph that it names, if any."""
+    start = bytes(data[:512])
+    member = "" if _is_packed(start) else sniff(start)
+    if member:
+        return _Single(data, name, member), member
+    kind = ZipArchive if is_zip(start) else Tarball
+    try:
+        return kind(data, name, meter, graphs), ""
+    except ArchiveError:
+        refuse_file(name, start)
+        raise
 
 
 def _decode(data: bytes, location: str) -> Source:

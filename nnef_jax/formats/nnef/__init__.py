@@ -6,6 +6,7 @@ from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
 GRAPHS = ("graph.nnef",)
+ALONE: dict[str, bytes] = {}
 HAS_WEIGHTS_BESIDE = False
 
 

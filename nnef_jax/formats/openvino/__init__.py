@@ -6,6 +6,7 @@ from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
 GRAPHS = ("*.xml",)
+ALONE = {"model.xml": rb"\s*<(\?xml|net\b)"}
 HAS_WEIGHTS_BESIDE = True
 
 

@@ -8,6 +8,7 @@ from nnef_jax.formats.tract.recognition import is_tract
 from nnef_jax.storage.archive import Archive
 
 GRAPHS = ("graph.nnef",)
+ALONE: dict[str, bytes] = {}
 HAS_WEIGHTS_BESIDE = False
 
 

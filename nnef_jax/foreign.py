@@ -1,0 +1,107 @@
+"""What is no network that `load` reads: what it is instead, and how to get it here."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, NamedTuple
+
+from nnef_jax.errors import ArchiveError
+
+_ONNX = "torch.onnx.export(module, (example_input,), 'net.onnx', dynamo=True)"
+_TORCH = f"in torch: {_ONNX}, then load('net.onnx')"
+_OPENVINO = (
+    "pip install openvino, then openvino.save_model(openvino.convert_model({0!r}), 'net.xml', "
+    "compress_to_fp16=False), then load('net.xml')"
+)
+_START = 2048  # bytes that are looked at
+
+
+class _Kind(NamedTuple):
+    what: str
+    hint: str
+    endings: tuple[str, ...] = ()
+    content: str = ""  # a pattern of its first bytes
+
+
+_KINDS = (
+    _Kind(
+        "a pointer of git-lfs, which stands for a file that was not downloaded",
+        "git lfs pull",
+        content=r"version https://git-lfs",
+    ),
+    _Kind("weights of PyTorch, or a pickled module", _TORCH, (".pt", ".pth", ".ckpt", ".pt2")),
+    _Kind("a pickled object", _TORCH, (".pkl", ".pickle"), r"\x80[\x02-\x05]"),
+    _Kind(
+        "weights alone, without the network",
+        f"build the module they are of, and {_TORCH}",
+        (".safetensors",),
+        r".{8}\{\"",
+    ),
+    _Kind(
+        "a model of Keras",
+        "in Keras 3: model.export('net.onnx', format='onnx'), then load('net.onnx')",
+        (".h5", ".hdf5", ".keras"),
+        r"\x89HDF\r\n",
+    ),
+    _Kind(
+        "a file of llama.cpp, weights alone",
+        "export the module they are of by torch.onnx or optimum, then load its .onnx",
+        (".gguf",),
+        "GGUF",
+    ),
+    _Kind(
+        "a model of Core ML, which has no converter to other formats",
+        "load the network that it was converted from: torch.onnx.export writes 'net.onnx'",
+        (".mlmodel", ".mlpackage"),
+    ),
+    _Kind("a program of ExecuTorch", _TORCH, (".pte",), r".{4}ET\d\d"),
+    _Kind(
+        "an engine of TensorRT, compiled for one kind of GPU",
+        "load the .onnx that it was built from",
+        (".engine", ".plan", ".trt"),
+        "ftrt|ptrt",
+    ),
+    _Kind("a model of TensorFlow Lite", _OPENVINO, (".tflite",), r".{4}TFL3"),
+    _Kind("a graph of TensorFlow", _OPENVINO, (".pb",)),
+    _Kind("a model of PaddlePaddle", _OPENVINO, (".pdmodel",)),
+    _Kind(
+        "a web page",
+        "the address is perhaps that of a page about the file: download the file itself",
+        (".html", ".htm"),
+        r"\s*<(!doctype html|html)",
+    ),
+    _Kind("JSON", "load the network that it describes", (".json",), r"\s*\{\s*\""),
+)
+
+
+def refuse_file(path: str, start: bytes) -> None:
+    """Raise ArchiveError for a file of a known kind, by its content or by its name."""
+    text = start[:_START].decode("latin-1")
+    by_content = (k for k in _KINDS if k.content and re.match(k.content, text, re.I | re.S))
+    ending = os.path.splitext(path.rstrip("/"))[1].lower()
+    by_name = (k for k in _KINDS if ending in k.endings)
+    kind = next(by_content, None) or next(by_name, None)
+    if kind is not None:
+        raise ArchiveError(f"{path} is {kind.what}", hint=kind.hint.format(path))
+
+
+def refuse_folder(path: str, names: list[str]) -> None:
+    """Raise ArchiveError for a folder that is a model of another kind."""
+    if "saved_model.pb" in names:
+        raise ArchiveError(f"{path} is a SavedModel of TensorFlow", hint=_OPENVINO.format(path))
+    if path.rstrip("/").endswith(".mlpackage"):
+        refuse_file(path, b"")
+
+
+def as_readable(source: Any) -> Any:
+    """Return what may be read: the bytes of an onnx.ModelProto, anything else as it is.
+
+    Raises TypeError for a module of PyTorch.
+    """
+    package = type(source).__module__.partition(".")[0]
+    if package.startswith("onnx") and type(source).__name__ == "ModelProto":
+        return source.SerializeToString()
+    if any(base.__module__ == "torch.nn.modules.module" for base in type(source).__mro__):
+        raise TypeError(f"source is a module of PyTorch; {_TORCH}")
+    return source
