@@ -111,7 +111,8 @@ class Reader:
         self.list_nodes(model.graph.node, *(x.node for x in model.functions))
         graph = self.graph(model.graph)
         functions = {
-            (self._domain(x.domain), x.name): self.function(x, versions) for x in model.functions
+            (self._domain(x.domain), _decoded(x.name)): self.function(x, versions)
+            for x in model.functions
         }
         raise_all(self.errors)
         return Document(graph, versions, functions, model.ir_version)
@@ -147,25 +148,28 @@ class Reader:
         tensors: dict[str, Constant] = {}
         for tensor in proto.initializer:
             with self.located(f"initializer '{tensor.name}'", span):
-                tensors[tensor.name] = self.tensor(tensor, tensor.name)
+                name = _decoded(tensor.name)
+                tensors[name] = self.tensor(tensor, name)
         for sparse in proto.sparse_initializer:
-            name = sparse.values.name
+            name = _decoded(sparse.values.name)
             with self.located(f"initializer '{name}'", span):
                 tensors[name] = self.sparse(sparse, name)
-        inputs = [self.port(x) for x in proto.input if x.name not in tensors]
+        inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
         outputs = [self.port(x) for x in proto.output]
         nodes = [self.node(x) for x in proto.node]
-        return Graph(proto.name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span)
+        return Graph(
+            _decoded(proto.name), tuple(nodes), tuple(inputs), tuple(outputs), tensors, span
+        )
 
     def function(self, proto: Any, versions: Mapping[str, int]) -> Function:
         """Return a function of the model."""
         defaults: dict[str, Any] = {}
         for attribute in proto.attribute_proto:
-            defaults[attribute.name] = self.attribute(attribute)
+            defaults[_decoded(attribute.name)] = self.attribute(attribute)
         nodes = tuple(self.node(x) for x in proto.node)
         own = {self._domain(x.domain): x.version for x in proto.opset_import}
         return Function(
-            tuple(proto.input), tuple(proto.output), nodes, defaults, {**versions, **own}
+            _texts(proto.input), _texts(proto.output), nodes, defaults, {**versions, **own}
         )
 
     def node(self, proto: Any) -> Node:
@@ -176,17 +180,17 @@ class Reader:
         references: dict[str, str] = {}
         for attribute in proto.attribute:
             if attribute.ref_attr_name:
-                references[attribute.name] = attribute.ref_attr_name
+                references[_decoded(attribute.name)] = _decoded(attribute.ref_attr_name)
                 continue
             what = f"node '{proto.name}' ({proto.op_type}): attribute '{attribute.name}'"
             with self.located(what, span):
-                attributes[attribute.name] = self.attribute(attribute)
+                attributes[_decoded(attribute.name)] = self.attribute(attribute)
         return Node(
-            proto.name,
-            proto.op_type,
+            _decoded(proto.name),
+            _decoded(proto.op_type),
             self._domain(proto.domain),
-            tuple(proto.input),
-            tuple(proto.output),
+            _texts(proto.input),
+            _texts(proto.output),
             attributes,
             references,
             span,
@@ -223,19 +227,19 @@ class Reader:
         """Return an input or output."""
         kind = proto.type.WhichOneof("value")
         if kind != "tensor_type":
-            return Port(proto.name, "", None, kind is None)
+            return Port(_decoded(proto.name), "", None, kind is None)
         type = proto.type.tensor_type
         shape: tuple[int | str | None, ...] | None = None
         if type.HasField("shape"):
             shape = tuple(
-                x.dim_param or None if not x.HasField("dim_value") else x.dim_value
+                _decoded(x.dim_param) or None if not x.HasField("dim_value") else x.dim_value
                 for x in type.shape.dim
             )
         try:
             dtype = dtype_of(type.elem_type) if type.elem_type else ""
         except InvalidOperation:
             dtype = "string"
-        return Port(proto.name, dtype, shape)
+        return Port(_decoded(proto.name), dtype, shape)
 
     def tensor(self, proto: Any, label: str) -> Constant:
         """Return a tensor, viewed in the file where it can be. Raises InvalidOperation."""
@@ -252,7 +256,7 @@ class Reader:
         return Constant(unpacked(data, dtype, shape), dtype, label)
 
     def _external(self, proto: Any, size: int) -> memoryview:
-        entries = {x.key: x.value for x in proto.external_data}
+        entries = {_decoded(x.key): _decoded(x.value) for x in proto.external_data}
         location = entries.get("location", "")
         try:
             offset = int(entries.get("offset", 0))
@@ -313,7 +317,7 @@ class Reader:
 
     @staticmethod
     def _domain(name: str) -> str:
-        return "" if name in _SEPARATE else name
+        return "" if name in _SEPARATE else _decoded(name)
 
 
 class _Located:
@@ -333,14 +337,20 @@ class _Located:
 
 def _line(node: Any) -> str:
     """Return a node as the listing shows it."""
-    domain = f"{node.domain}." if node.domain not in _SEPARATE else ""
-    name = f" '{node.name}'" if node.name else ""
-    text = f"{domain}{node.op_type}{name} ({', '.join(node.input)}) -> ({', '.join(node.output)})"
+    domain = f"{_decoded(node.domain)}." if node.domain not in _SEPARATE else ""
+    name = f" '{_decoded(node.name)}'" if node.name else ""
+    read, written = (", ".join(_texts(x)) for x in (node.input, node.output))
+    text = f"{domain}{_decoded(node.op_type)}{name} ({read}) -> ({written})"
     return "".join(c if c.isprintable() else " " for c in text[:_LONGEST])
 
 
-def _decoded(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
+def _decoded(value: bytes | str) -> str:
+    """Return a text; protobuf hands over bytes where it is no UTF-8."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(map(_decoded, values))
 
 
 def _is_set(proto: Any, name: str) -> bool:

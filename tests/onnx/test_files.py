@@ -1,0 +1,214 @@
+"""Files of ONNX: where weights are, what names there are, and what is wrong with them."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnef_jax
+from nnef_jax.errors import ArchiveError, InputError, NnefError, UnsupportedError
+
+pytest.importorskip("onnx")
+
+import onnx
+from onnx import helper, numpy_helper
+
+from tests.onnx.models import INT, model, node, tensor
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+RANDOM = np.random.default_rng(0).normal(size=(3, 400)).astype(np.float32)
+
+
+def affine() -> Any:
+    nodes = [node("Mul", "x w", "p", name="scale"), node("Add", "p b", "y", name="shift")]
+    return model(nodes, weights={"w": X + 1, "b": np.float32([1, 2, 3])})
+
+
+def test_names_are_those_of_the_file() -> None:
+    found = nnef_jax.load(affine())
+    assert [x.name for x in found.inputs] == ["x"] and [y.name for y in found.outputs] == ["y"]
+    assert set(found.params) == {"w", "b"}
+    np.testing.assert_allclose(found(X), X * (X + 1) + np.float32([1, 2, 3]))
+    assert set(found.intermediates(X, names=["p"])) == {"p"}
+
+
+def test_large_tensors_are_left_in_the_file(tmp_path: Path) -> None:
+    inner = model([node("Add", "x big", "y")], [tensor("x", (3, 400))], weights={"big": RANDOM})
+    path = tmp_path / "net.onnx"
+    onnx.save(inner, path)
+    found = nnef_jax.load(path)
+    np.testing.assert_array_equal(found.params["big"], RANDOM)
+    np.testing.assert_array_equal(found(RANDOM), RANDOM + RANDOM)
+
+
+def test_tensors_in_nodes_and_in_inner_graphs(tmp_path: Path) -> None:
+    constant = node("Constant", "", "c", value=numpy_helper.from_array(RANDOM))
+    inner = model([constant, node("Add", "x c", "y")], [tensor("x", (3, 400))])
+    np.testing.assert_array_equal(nnef_jax.load(inner)(RANDOM), RANDOM + RANDOM)
+
+
+@pytest.mark.parametrize("offset", [None, 4096])
+def test_external_data(tmp_path: Path, offset: int | None) -> None:
+    saved = external(tmp_path, "data.bin", offset)
+    (tmp_path / "data.bin").write_bytes(b"\0" * (offset or 0) + RANDOM.tobytes())
+    np.testing.assert_array_equal(nnef_jax.load(saved)(RANDOM), RANDOM + RANDOM)
+
+
+def external(folder: Path, location: str, offset: int | None = None, length: Any = None) -> Path:
+    """Write a model whose weights are in another file."""
+    made = model([node("Add", "x big", "y")], [tensor("x", (3, 400))], weights={"big": RANDOM})
+    (weight,) = made.graph.initializer
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    entries = {"location": location, "offset": offset, "length": length}
+    for key, value in entries.items():
+        if value is not None:
+            weight.external_data.add(key=key, value=str(value))
+    (folder / "net.onnx").write_bytes(made.SerializeToString())
+    return folder / "net.onnx"
+
+
+def test_external_data_stay_in_the_folder(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "data.bin").write_bytes(RANDOM.tobytes())
+    (inner / "link.bin").symlink_to(tmp_path / "data.bin")
+    (inner / "short.bin").write_bytes(b"\0" * 100)
+    for location, reason in {
+        "../data.bin": "'..'",
+        str(tmp_path / "data.bin"): "no|absolute|outside",
+        "link.bin": "link",
+        "short.bin": "which has 100",
+        "none.bin": "none.bin",
+        "": "empty",
+    }.items():
+        with pytest.raises(NnefError, match=rf"initializer 'big': .*({reason})"):
+            nnef_jax.load(external(inner, location))
+    with pytest.raises(NnefError, match="is no number"):
+        nnef_jax.load(external(inner, "short.bin", length="many"))
+
+
+def test_all_unsupported_operators_are_named_at_once() -> None:
+    nodes = [
+        node("Splurge", "x", "a", name="one"),
+        node("Relu", "a", "b"),
+        node("Fancy", "b", "y", name="two", domain="com.acme"),
+    ]
+    with pytest.raises(UnsupportedError) as error:
+        nnef_jax.load(model(nodes))
+    text = str(error.value)
+    assert "node 'one' (Splurge): 'Splurge' of ONNX, version 21, is not supported" in text
+    assert "'Fancy' of domain 'com.acme', version 1" in text
+    assert "the archive:3:1" in text and "com.acme.Fancy 'two' (b) -> (y)" in text
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: model([node("Add", "x z")]), "reads 'z', which nothing before it gives"),
+        (lambda: model([node("Add", "x y", "z"), node("Relu", "z")]), "reads 'y', which nothing"),
+        (lambda: model([node("Relu", "x", "z")]), "nothing gives output 'y'"),
+        (lambda: model([node("Add", "x b")], weights={"b": np.zeros(4, "f4")}), "Add"),
+        (lambda: model([node("Relu", "x")], [tensor("x", None)]), "its rank is open"),
+        (lambda: model([node("Relu", "x")], [tensor("x", (2,), 8)]), "strings"),
+        (lambda: model([node("Relu", "x")], [tensor("x", (-2,))]), "negative extent"),
+        (lambda: model([node("Relu", "x")], [tensor("x", (1 << 40,) * 3)]), "items, more than"),
+        (lambda: model([node("Add", "x")]), "input 1 is missing"),
+        (lambda: model([node("Cast", "x", to="int")]), "attribute 'to' is of the wrong type"),
+        (lambda: model([node("Cast", "x")]), "attribute 'to' is missing"),
+        (lambda: model([node("Cast", "x", to=99)]), "there is no element type 99"),
+    ],
+)
+def test_wrong_models(made: Any, message: str) -> None:
+    with pytest.raises(NnefError) as error:
+        nnef_jax.load(made())
+    assert message in str(error.value)
+
+
+def test_wrong_tensors() -> None:
+    made = affine()
+    made.graph.initializer[0].dims[0] = 1 << 40
+    made.graph.initializer[1].raw_data = b"abc"
+    with pytest.raises(NnefError) as error:
+        nnef_jax.load(made)
+    assert "initializer 'w': it has 24 bytes" in str(error.value)
+    assert "initializer 'b': it has 3 bytes" in str(error.value)
+
+
+def test_mutations_end_in_an_error_or_a_model() -> None:
+    data = model([node("Add", "x big", "y")], [tensor("x", (3, 400))], weights={"big": RANDOM})
+    whole, chosen = bytearray(data.SerializeToString()), random.Random(0)
+    places = [*range(80), *range(len(whole) - 120, len(whole))]
+    for _ in range(400):
+        mutant = whole[:]
+        for _ in range(chosen.randint(1, 3)):
+            mutant[chosen.choice(places)] = chosen.randrange(256)
+        if chosen.random() < 0.2:
+            del mutant[chosen.randrange(len(mutant)) :]
+        with suppress(NnefError):
+            nnef_jax.load(bytes(mutant))
+
+
+def test_nested_graphs_are_bounded() -> None:
+    def message(number: int, data: bytes) -> bytes:
+        size, length = len(data), bytearray()
+        while size > 127:
+            length.append(size & 127 | 128)
+            size >>= 7
+        return bytes([number << 3 | 2]) + bytes(length) + bytes([size]) + data
+
+    data = b""
+    for _ in range(10_000):
+        data = message(1, message(5, message(6, data)))  # a graph of an attribute of a node
+    with pytest.raises(NnefError):
+        nnef_jax.load(b"\x08\x0a" + message(7, data))
+
+
+def test_functions_that_call_each_other_end() -> None:
+    calls = helper.make_node("F", ["a"], ["b"], domain="own")
+    function = helper.make_function(
+        "own", "F", ["a"], ["b"], [calls], [helper.make_opsetid("own", 1)]
+    )
+    made = model([helper.make_node("F", ["x"], ["y"], domain="own")], functions=[function])
+    with pytest.raises(NnefError, match="without end"):
+        nnef_jax.load(made)
+
+
+def test_functions_take_attributes() -> None:
+    double = helper.make_node("Constant", [], ["c"])
+    double.attribute.add(name="value_float", ref_attr_name="factor", type=onnx.AttributeProto.FLOAT)
+    times = helper.make_node("Mul", ["a", "c"], ["b"])
+    sets = [helper.make_opsetid("", 21)]
+    function = helper.make_function("own", "F", ["a"], ["b"], [double, times], sets, ["factor"])
+    call = helper.make_node("F", ["x"], ["y"], domain="own", factor=0.5)
+    made = model([call], functions=[function])
+    np.testing.assert_array_equal(nnef_jax.load(made)(X), X / 2)
+
+
+def test_values_of_inputs() -> None:
+    shape = model([node("ConstantOfShape", "n")], [tensor("n", (2,), INT)])
+    with pytest.raises(NnefError, match=r"input 0 'n' is computed") as error:
+        nnef_jax.load(shape)
+    assert "values={'n': ...}" in error.value.hint
+    found = nnef_jax.load(shape, values={"n": [2, 3]})
+    assert not found.inputs
+    np.testing.assert_array_equal(found(), np.zeros((2, 3)))
+    for values, message in (
+        ({"m": 1}, "values names 'm'"),
+        ({"n": [1, 2, 3]}, r"has the shape \[3\]"),
+        ({"n": [1.5, 2]}, "it holds int64"),
+        ({"n": "ab"}, "must be numbers"),
+    ):
+        with pytest.raises((InputError, NnefError), match=message):
+            nnef_jax.load(shape, values=values)
+
+
+def test_what_is_no_model() -> None:
+    for data in (b"\x08\x0a\x12\xff", b"\x08\x0a\x3a\x05abc"):
+        with pytest.raises(ArchiveError, match="is no ONNX"):
+            nnef_jax.load(data)
