@@ -23,7 +23,7 @@ from nnef_jax.reading import Quantization, Source, opened
 def load(
     source: Source,
     *,
-    input_shapes: Mapping[str, Sequence[int | None]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | None] | int] | None = None,
     values: Mapping[str, ArrayLike] | None = None,
     dtype: DTypeLike = "float32",
     quantization: Quantization = "apply",
@@ -48,7 +48,8 @@ def load(
         source: a folder, a `graph.nnef`, an archive (zip, or tar: plain, gz, bz2, xz), the bytes of
             one, or an open binary file; of OpenVINO's networks an `.xml`, its `.bin` beside it.
         input_shapes: shapes by input name instead of the document's. None is an extent that each
-            call may choose: the network is compiled once for each choice. 0 is an empty axis.
+            call may choose: the network is compiled once for each choice. 0 is an empty axis. An
+            open extent that has a name, as in ONNX, may be given by it: `{"batch": 8}`.
         values: values by name of inputs that are fixed: these are no inputs any more, and what
             follows from them is computed here. So an axis, a shape or a count that a network takes
             as an input may decide how it is compiled.

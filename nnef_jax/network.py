@@ -55,6 +55,7 @@ class Network:
         raise_all(
             [
                 *_unknown("input_shapes", options.input_shapes, "input", frontend.inputs),
+                *_unknown("input_shapes", options.extents, "open extent", frontend.symbols),
                 *_unknown("values", options.values, "input", frontend.inputs),
                 *_unknown("state", pairs, "input", frontend.inputs),
                 *_unknown("state", pairs.values(), "output", frontend.outputs),
@@ -163,9 +164,10 @@ def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Gra
     """Return the graph, that of the document's own shapes, and whether extents are guessed."""
     shapes = options.input_shapes
     declared = None
-    if shapes:
+    if shapes or options.extents:
         with suppress(SemanticError):  # none for its own shapes
-            declared, _ = _flatten_or_guess(frontend, replace(options, input_shapes={}))
+            own = replace(options, input_shapes={}, extents={})
+            declared, _ = _flatten_or_guess(frontend, own)
     _require_ranks(frontend, declared, shapes)
     graph, is_guessed = _flatten_or_guess(frontend, options)
     if _is_known(graph):

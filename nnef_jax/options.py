@@ -110,6 +110,22 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
     return shapes
 
 
+def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, int]]:
+    """Split a dict into items that are no numbers, and extents by the names of open ones."""
+    if not isinstance(value, Mapping):
+        return value, {}
+    items: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
+    extents = {
+        key: int(x)
+        for key, x in items.items()
+        if isinstance(key, str) and isinstance(x, int | np.integer) and not isinstance(x, bool)
+    }
+    for key, extent in extents.items():
+        if extent < 0:
+            raise InputError(f"{name} gives extent '{key}' {extent} items")
+    return {key: x for key, x in items.items() if key not in extents}, extents
+
+
 def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
     """Return a dict of arrays of numpy by input; raise TypeError, InputError."""
     expected = "a dict of arrays by input name"

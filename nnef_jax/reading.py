@@ -22,6 +22,7 @@ from nnef_jax.limits import Limits, Meter, within_memory
 from nnef_jax.network import Network
 from nnef_jax.options import (
     arrays_by_name,
+    extents_by_name,
     require,
     require_choice,
     require_readable,
@@ -38,7 +39,7 @@ _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 @contextmanager
 def opened(
     source: Source,
-    input_shapes: Mapping[str, Sequence[int | None]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | None] | int] | None = None,
     values: Mapping[str, ArrayLike] | None = None,
     dtype: Any = "float32",
     quantization: Quantization = "apply",
@@ -65,7 +66,8 @@ def opened(
     require_choice("quantization", quantization, get_args(Quantization))
     require_choice("expand", expand, get_args(Expand))
     require_choice("dialect", dialect, ("auto", *FORMATS))
-    shapes = shapes_by_name("input_shapes", {} if input_shapes is None else input_shapes)
+    given, extents = extents_by_name("input_shapes", {} if input_shapes is None else input_shapes)
+    shapes = shapes_by_name("input_shapes", given)
     known = arrays_by_name("values", {} if values is None else values)
     state = word_pairs("state", {} if state is None else state, "output names by input name")
     require("rules", rules, Registry | None, "a nnef_jax.Registry")
@@ -78,7 +80,17 @@ def opened(
     meter = Meter(limits)
     source, weights = _unchanging(source), _unchanging(weights)
     rounds = quantization != "ignore"
-    options = Options(rules or Registry(), expand, dtype, shapes, known, meter, rounds, progress)
+    options = Options(
+        rules=rules or Registry(),
+        expand=expand,
+        real=dtype,
+        input_shapes=shapes,
+        extents=extents,
+        values=known,
+        meter=meter,
+        rounds=rounds,
+        progress=progress,
+    )
     with (
         within_memory("the network"),
         open_archive(source, meter, graphs=graphs(), weights=weights, sniff=sole_member) as archive,

@@ -156,7 +156,15 @@ class Definition:
         shapes = sorted((name, *shape) for name, shape in found.input_shapes.items())
         fixed = found.values.items()
         values = sorted((name, x.dtype.name, x.shape, x.tobytes()) for name, x in fixed)
-        settings = (found.expand, found.real, found.rounds, found.meter.limits, shapes, values)
+        settings = (
+            found.expand,
+            found.real,
+            found.rounds,
+            found.meter.limits,
+            shapes,
+            values,
+            sorted(found.extents.items()),
+        )
         told = [repr(settings), repr(sorted(network.pairs.items()))]
         told += described(network.graph)
         for label, array in sorted(self.unread.items()):

@@ -46,6 +46,7 @@ class Options:
     expand: Expand = "auto"
     real: str = "float32"
     input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])
+    extents: Mapping[str, int] = field(default_factory=dict[str, int])  # by the names of open ones
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])  # of inputs
     meter: Meter = field(default_factory=Meter)  # of the load
     rounds: bool = True  # tensors that the document quantises, once they are computed
@@ -62,9 +63,13 @@ class Options:
         copied = replace(self, progress=None)
         return type(self), tuple(getattr(copied, field.name) for field in fields(self))
 
-    def shape(self, name: str, declared: Sequence[int | None]) -> Shape:
-        """Return the shape of an input: the one asked for, else the one declared."""
-        extents = self.input_shapes.get(name, declared)
+    def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
+        """Return the shape of an input: the one asked for, else the one declared.
+
+        An extent that is declared by a name may be given by it.
+        """
+        shape = self.input_shapes.get(name, declared)
+        extents = (self.extents.get(n) if isinstance(n, str) else n for n in shape)
         return tuple([self.open_extent if extent is None else extent for extent in extents])
 
 
@@ -94,6 +99,7 @@ class Frontend(ABC):
     inputs: Sequence[str]  # their names, in order
     outputs: Sequence[str]
     extensions: Sequence[str] = ()  # what it says that it needs beyond its format
+    symbols: Sequence[str] = ()  # names of open extents
     synonyms: Mapping[str, str] = {}  # other names of inputs and outputs, each with the one above
     quantizes: bool = False  # whether tensors are rounded once they are computed
     integer: str = "int32"  # the dtype of literals that are whole numbers

@@ -212,3 +212,11 @@ def test_what_is_no_model() -> None:
     for data in (b"\x08\x0a\x12\xff", b"\x08\x0a\x3a\x05abc"):
         with pytest.raises(ArchiveError, match="is no ONNX"):
             nnef_jax.load(data)
+
+
+def test_open_extents_by_name() -> None:
+    made = model([node("Add", "x x")], [tensor("x", ("batch", 3))])
+    assert nnef_jax.load(made).inputs[0].shape == (None, 3)
+    assert nnef_jax.load(made, input_shapes={"batch": 4}).inputs[0].shape == (4, 3)
+    with pytest.raises(InputError, match="input_shapes names 'seq', the graph's open extents are"):
+        nnef_jax.load(made, input_shapes={"seq": 4})

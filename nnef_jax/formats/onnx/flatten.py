@@ -68,8 +68,7 @@ class Flattener:
             if port.shape is None and port.name not in options.input_shapes:
                 hint = f"give it: load(..., input_shapes={{{port.name!r}: (None, None)}})"
                 raise InvalidOperation("its rank is open", f"{hint}, None is open")
-            declared = [x if isinstance(x, int) else None for x in port.shape or ()]
-            shape = options.shape(port.name, declared)
+            shape = options.shape(port.name, port.shape or ())
             if len(shape) > MAX_RANK:
                 raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
             if any(n is not UNKNOWN and n < 0 for n in shape):

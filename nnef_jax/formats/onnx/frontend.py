@@ -38,6 +38,8 @@ class OnnxFrontend(Frontend):
         self._data: dict[str, NDArray[Any]] = {}
         self.inputs = [port.name for port in self._document.graph.inputs]
         self.outputs = [port.name for port in self._document.graph.outputs]
+        extents = (n for port in self._document.graph.inputs for n in port.shape or ())
+        self.symbols = list(dict.fromkeys(n for n in extents if isinstance(n, str)))
         self.dialect = f"ONNX, operator set {self._document.versions.get('', 1)}"
         self.integer = computed("int64", options.real)
 
@@ -51,7 +53,9 @@ class OnnxFrontend(Frontend):
     def declared_shapes(self, options: Options) -> Shapes:
         """Return the shapes of its inputs; those whose rank is open are left out."""
         return {
-            port.name: [n if isinstance(n, int) else None for n in port.shape]
+            port.name: [
+                n if isinstance(n, int) else options.extents.get(n or "") for n in port.shape
+            ]
             for port in self._document.graph.inputs
             if port.shape is not None
         }
