@@ -294,6 +294,18 @@ class Site:
 
     # Shorthands
 
+    def term(self, kind: str, *operands: Any) -> Any:
+        """Insert an operation on items, broadcast as in numpy; numbers take the tensors' dtype."""
+        like = next(self.dtype_of(x) for x in operands if isinstance(x, Value | Constant))
+        builder = self.graph.builder
+
+        def typed(x: Any) -> Any:
+            if isinstance(x, Value | Constant) or like in (builder.real, builder.integer):
+                return x
+            return self.constant(x, like)
+
+        return self.insert(kind, dict(zip("xy", self.aligned(*map(typed, operands)), strict=False)))
+
     def constant(self, items: Any, dtype: str) -> Constant:
         """Return a known tensor."""
         return Constant(np.asarray(items, np.dtype(dtype)), dtype, derived=True)
