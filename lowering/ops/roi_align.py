@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from lowering.kernels.resampling import neighbours
 from lowering.ops import require, rules
 from lowering.ops.roi import bins_type
 
-_MODES = ("avg", "max")
+_MODES = ("avg", "max", "max_share")
 
 
 def _type(
@@ -44,7 +45,8 @@ def roi_align(
     A region is x1, y1, x2, y2 in items, or centre x, y, width, height and an angle from x to y in
     radians. Extents are at least `least`, unless this is 0. A bin has `sampling_ratio` samples in
     each direction, with 0 as many as its extent, rounded up. Samples further outside than 1 are 0,
-    and a maximum is not below 0. With 0 there are no derivatives in regions, and none in reverse
+    and a maximum is not below 0. 'max_share' is the largest item around samples times its share in
+    one, as in ONNX, also below 0. With 0 there are no derivatives in regions, and none in reverse
     mode of maxima and of regions that are turned.
     """
     x, regions = jnp.asarray(input), jnp.asarray(rois)
@@ -89,12 +91,16 @@ def roi_align(
                 cos, sin = jnp.cos(roi[4]), jnp.sin(roi[4])
                 column, row = column * cos - row * sin, column * sin + row * cos
                 column, row = column + roi[0], row + roi[1]
-            found = _sampled(plane, row, column)
-            return jnp.maximum(total, found) if mode == "max" else total + found
+            join = jnp.add if mode == "avg" else jnp.maximum
+            return join(total, _sampled(plane, row, column, jnp.maximum if shares else jnp.add))
 
-        samples = counts[0] * counts[1]
-        total = lax.fori_loop(0, samples, add, jnp.zeros((len(plane), *output_size), x.dtype))
-        return total if mode == "max" else total / jnp.maximum(jnp.asarray(samples, x.dtype), 1)
+        samples, shares = counts[0] * counts[1], mode == "max_share"
+        start_value = jnp.where(jnp.asarray(samples) > 0, -jnp.inf, 0) if shares else 0
+        none = jnp.full((len(plane), *output_size), start_value, x.dtype)
+        total = lax.fori_loop(0, samples, add, none)
+        if mode == "avg":
+            total = total / jnp.maximum(jnp.asarray(samples, x.dtype), 1)
+        return total
 
     return lax.map(jax.checkpoint(one), (regions, jnp.asarray(batch_index)))
 
@@ -103,14 +109,16 @@ def _inside(at: Array, extent: int) -> Array:
     return (at >= -1) & (at <= extent)
 
 
-def _sampled(plane: Array, row: Array, column: Array) -> Array:
-    """Return a plane (C,H,W) between its items at (h,w) places, 0 where they are outside."""
+def _sampled(
+    plane: Array, row: Array, column: Array, join: Callable[[Array, Array], Array]
+) -> Array:
+    """Return shares of four items of a plane (C,H,W) joined at (h,w) places, 0 outside."""
     height, width = plane.shape[1:]
     inside = _inside(row, height) & _inside(column, width)
     (top, bottom, down), (left, right, across) = (
         neighbours(at, extent, plane.dtype) for at, extent in ((row, height), (column, width))
     )
     down, across = down[None], across[None]
-    upper = plane[:, top, left] * (1 - across) + plane[:, top, right] * across
-    lower = plane[:, bottom, left] * (1 - across) + plane[:, bottom, right] * across
-    return jnp.where(inside[None], upper * (1 - down) + lower * down, 0)
+    upper = join(plane[:, top, left] * (1 - across), plane[:, top, right] * across)
+    lower = join(plane[:, bottom, left] * (1 - across), plane[:, bottom, right] * across)
+    return jnp.where(inside[None], join(upper * (1 - down), lower * down), 0)

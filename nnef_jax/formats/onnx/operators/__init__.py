@@ -17,7 +17,7 @@ from nnef_jax.formats.onnx.site import Site
 from nnef_jax.limits import Limits, Meter
 
 Meaning = Callable[[Site], Any]
-FAMILIES = ("sources", "arithmetic", "filters", "pool_windows")
+FAMILIES = ("sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers")
 _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 
 

@@ -1,0 +1,211 @@
+"""Items between items: Resize, Upsample, grids, regions of interest; suppression of boxes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.graph import Value
+from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.site import Site
+
+_CROP = "tf_crop_and_resize"
+_COORDINATES = (
+    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+    "tf_half_pixel_for_nn", _CROP,
+)  # fmt: skip
+_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+
+
+def _resized(site: Site, x: Any, mode: str, coordinates: str, **other: Any) -> Any:
+    given: dict[str, Any] = {
+        "scales": (), "sizes": (), "nearest_mode": "floor", "cubic_coeff_a": -0.75,
+        "exclude_outside": False, "antialias": False, "extrapolation_value": 0.0,
+    }  # fmt: skip
+    roi = other.pop("roi", False)
+    return site.emit(
+        "resize", {"input": x, "roi": roi}, mode=mode,
+        coordinate_transformation_mode=coordinates, **given | other,
+    )  # fmt: skip
+
+
+def _of_all_axes(items: Sequence[Any], axes: Sequence[int], default: Sequence[Any]) -> Any:
+    """Return items of some axes and defaults of the others. Raises InvalidOperation."""
+    if len(items) != len(axes):
+        raise InvalidOperation(f"{list(items)} must have an item for each of {len(axes)} axes")
+    found = list(default)
+    for axis, item in zip(axes, items, strict=True):
+        found[axis] = item
+    return tuple(found)
+
+
+@operator("Resize", since=11)
+def _resize(site: Site) -> Any:
+    """Resize axes by scales, or to sizes of which a policy may keep the ratio."""
+    rank = site.rank()
+    axes = [site.axis(a) for a in site.ints("axes", range(rank))]
+    mode = site.choice("mode", "nearest", "linear", "cubic", default="nearest")
+    coordinates = "coordinate_transformation_mode"
+    coordinates = site.choice(coordinates, *_COORDINATES, default="half_pixel")
+    other: dict[str, Any] = {
+        "nearest_mode": site.choice("nearest_mode", *_ROUNDINGS, default="round_prefer_floor"),
+        "cubic_coeff_a": site.number("cubic_coeff_a", -0.75),
+        "exclude_outside": site.flag("exclude_outside"),
+        "antialias": site.flag("antialias") and mode != "nearest",
+        "extrapolation_value": site.number("extrapolation_value", 0),
+    }
+    if coordinates == _CROP:
+        other["roi"] = _region(site, axes, rank)
+    has_scales, has_sizes = (site.has(i) and site.shape(i) != (0,) for i in (2, 3))
+    if has_scales == has_sizes:
+        found = "both are" if has_scales else "none is"
+        raise InvalidOperation(f"one of 'scales' and 'sizes' must be given, {found}")
+    if has_scales:
+        scales = [float(s) for s in site.known(2)]
+        other["scales"] = _of_all_axes(scales, axes, [1.0] * rank)
+    else:
+        other["sizes"] = _sizes(site, axes)
+    return _resized(site, site.operand(0), mode, coordinates, **other)
+
+
+def _sizes(site: Site, axes: Sequence[int]) -> tuple[int, ...]:
+    policies = ("stretch", "not_larger", "not_smaller")
+    policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
+    shape = site.known_shape()
+    sizes = _of_all_axes(site.integers(3), axes, shape)
+    if policy == "stretch":
+        return sizes
+    choose = min if policy == "not_larger" else max
+    scale = choose(sizes[a] / shape[a] for a in axes)
+    return _of_all_axes([math.floor(scale * shape[a] + 0.5) for a in axes], axes, shape)
+
+
+def _region(site: Site, axes: Sequence[int], rank: int) -> Any:
+    """Return the starts and the ends of a region along all axes."""
+    roi, count = site.operand(1), len(axes)
+    if list(axes) == list(range(rank)):
+        return roi
+    ends = site.constant([0, 1], site.dtype_of(roi))
+    ends = site.insert("concat", {"values": [site.tensor(roi), site.tensor(ends)]}, axis=0)
+    starts = _of_all_axes(range(count), axes, [2 * count] * rank)
+    stops = _of_all_axes(range(count, 2 * count), axes, [2 * count + 1] * rank)
+    places = site.constant([*starts, *stops], "int64")
+    return site.insert("gather", {"input": ends, "indices": places}, axis=0)
+
+
+@operator("Upsample")
+@operator("Resize", since=10)
+def _upsample(site: Site) -> Any:
+    """Resize by scales, first items on first items; the nearest is at an end of an item."""
+    if "height_scale" in site.node.attributes:
+        scales = [1.0, 1.0, site.number("height_scale"), site.number("width_scale")]
+    else:
+        found: Any = site.known(1) if site.has(1) else site.numbers("scales")
+        scales = [float(s) for s in found]
+    mode = site.choice("mode", "nearest", "linear", "bilinear", default="nearest")
+    if mode != "nearest":
+        return _resized(site, site.operand(0), "linear", "asymmetric", scales=tuple(scales))
+    x = site.operand(0)
+    for rounding, shrinks in (("ceil", True), ("floor", False)):
+        part = tuple(s if (s < 1) == shrinks else 1.0 for s in scales)
+        if any(s != 1 for s in part):
+            given = {"scales": part, "nearest_mode": rounding}
+            x = _resized(site, x, "nearest", "asymmetric", **given)
+    return x
+
+
+@operator("GridSample")
+def _grid_sample(site: Site) -> Any:
+    modes = {"linear": "bilinear", "cubic": "bicubic"}
+    given = "linear" if site.version >= 20 else "bilinear"
+    mode = site.choice("mode", *modes, *modes.values(), "nearest", default=given)
+    paddings = ("zeros", "border", "reflection")
+    return site.emit(
+        "grid_sample", {"input": site.operand(0), "grid": site.operand(1)},
+        mode=modes.get(mode, mode), align_corners=site.flag("align_corners"),
+        padding_mode=site.choice("padding_mode", *paddings, default="zeros"),
+    )  # fmt: skip
+
+
+@operator("AffineGrid")
+def _affine_grid(site: Site) -> Any:
+    """Return where an affine map takes the centres of items, or with `align_corners` corners."""
+    _, _, *extents = site.integers(1)
+    axes: list[Any] = []
+    for n in extents:
+        if site.flag("align_corners"):
+            axes.append(np.linspace(-1, 1, n))
+        else:
+            axes.append((2 * np.arange(n) + 1) / n - 1)
+    places = [x.ravel() for x in np.meshgrid(*axes, indexing="ij")]
+    site.spend(len(places[0]))
+    dtype = site.dtype_of()
+    base = site.constant(np.stack([*reversed(places), np.ones_like(places[0])], 1)[None], dtype)
+    found = site.insert(
+        "matmul", {"A": base, "B": site.operand(0)}, transposeA=False, transposeB=True
+    )
+    return site.insert(
+        "reshape", {"input": found}, shape=tuple(extents), axis_start=1, axis_count=1
+    )
+
+
+def _whole(site: Site, x: Any) -> Any:
+    return site.cast(x, "int32") if site.is_real(x) else x
+
+
+@operator("RoiAlign")
+def _roi_align(site: Site) -> Any:
+    """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels.
+
+    Before version 16 corners are places of items. A maximum is that of neighbours of samples, times
+    their shares.
+    """
+    modes, default = ("half_pixel", "output_half_pixel"), "half_pixel"
+    coordinates = site.choice("coordinate_transformation_mode", *modes, default=default)
+    is_half = coordinates == "half_pixel" and site.version >= 16
+    rois = site.term("mul", site.operand(1), site.number("spatial_scale", 1))
+    rois = site.term("sub", rois, 0.5) if is_half else rois
+    mode = site.choice("mode", "avg", "max", default="avg")
+    return site.emit(
+        "roi_align", {"input": site.operand(0), "rois": rois, "batch_index": site.operand(2)},
+        output_size=(site.int("output_height", 1), site.int("output_width", 1)),
+        sampling_ratio=site.int("sampling_ratio", 0), least=0.0 if is_half else 1.0,
+        mode="max_share" if mode == "max" else mode,
+    )  # fmt: skip
+
+
+@operator("MaxRoiPool")
+def _max_roi_pool(site: Site) -> Any:
+    """Pool regions (image, x1, y1, x2, y2)."""
+
+    def columns(begin: int, end: int) -> Any:
+        window = {"axes": (1,), "begin": (begin,), "end": (end,), "stride": (1,)}
+        return site.insert("slice", {"input": site.operand(1)}, **window)
+
+    image = site.insert("squeeze", {"input": _whole(site, columns(0, 1))}, axes=(1,))
+    rois = site.term("mul", columns(1, 5), site.number("spatial_scale", 1))
+    operands = {"input": site.operand(0), "rois": rois, "batch_index": image}
+    return site.emit("max_roi_pool", operands, output_size=site.ints("pooled_shape"))
+
+
+@operator("NonMaxSuppression")
+def _non_max_suppression(site: Site) -> Value:
+    """Return the places (image, class, box) of what remains, padded by -1, and note how many."""
+
+    def number(i: int) -> float:
+        return float(site.known(i).reshape(-1)[0]) if site.has(i) else 0.0
+
+    boxes = site.known_shape()[1]
+    lowest = number(4) if site.has(4) else float(np.finfo(np.float32).min)
+    rows, _, count = site.emit(
+        "sorted_suppression", {"boxes": site.operand(0), "scores": site.operand(1)},
+        max_output_boxes_per_class=int(min(number(2), boxes)), iou_threshold=number(3),
+        score_threshold=lowest, center_point_box=site.flag("center_point_box"), sorts=False,
+    )  # fmt: skip
+    rows = site.cast(rows, site.computed("int64"))
+    site.graph.counts[rows] = site.cast(count, site.graph.builder.integer)
+    return rows
