@@ -47,7 +47,7 @@ def _of_all_axes(items: Sequence[Any], axes: Sequence[int], default: Sequence[An
 def _resize(site: Site) -> Any:
     """Resize axes by scales, or to sizes of which a policy may keep the ratio."""
     rank = site.rank()
-    axes = [site.axis(a) for a in site.ints("axes", range(rank))]
+    axes = [site.axis(a) for a in site.ints("axes", tuple(range(rank)))]
     mode = site.choice("mode", "nearest", "linear", "cubic", default="nearest")
     coordinates = "coordinate_transformation_mode"
     coordinates = site.choice(coordinates, *_COORDINATES, default="half_pixel")
