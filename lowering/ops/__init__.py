@@ -73,7 +73,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "cast", "copy_n", "add_n",
     ),
     "signal": (
-        "fft", "stft", "pairs_to_complex", "complex_to_pairs", "tract.exp_unit_norm",
+        "fft", "rfft", "stft", "pairs_to_complex", "complex_to_pairs", "tract.exp_unit_norm",
         "tract.exp_mean_norm", "tract.pulse_mask",
     ),
     "generators": ("constant", "range"),

@@ -82,6 +82,20 @@ def fft(input: Any, axis: int, inverse: bool) -> Array:
     return _pairs(transform(_complex(x), axis=axis % x.ndim), x.dtype)
 
 
+def _rfft_type(input: TensorType, axis: int) -> TensorType:
+    require.real(input=input)
+    axis = normal_axis(axis, len(input.shape))
+    shape = with_extent(input.shape, axis, input.shape[axis] // 2 + 1)
+    return TensorType((*shape, 2), input.dtype)
+
+
+@rules.rule("rfft", _rfft_type)
+def rfft(input: Any, axis: int) -> Array:
+    """Return pairs [re,im] of the frequencies from 0 to a half of real numbers along the axis."""
+    x = jnp.asarray(input)
+    return _pairs(jnp.fft.rfft(widened(x), axis=axis), x.dtype)
+
+
 def _stft_type(
     input: TensorType, window: TensorType, axis: int, frame_length: int, frame_step: int
 ) -> TensorType:

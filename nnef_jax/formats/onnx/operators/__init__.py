@@ -17,7 +17,10 @@ from nnef_jax.formats.onnx.site import Site
 from nnef_jax.limits import Limits, Meter
 
 Meaning = Callable[[Site], Any]
-FAMILIES = ("sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers")
+FAMILIES = (
+    "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra",
+    "optimizers",
+)  # fmt: skip
 _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, show
+from lowering.extents import UNKNOWN, show
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.site import Site
 
@@ -33,7 +33,7 @@ def halves(total: int, mode: str) -> tuple[int, int]:
 
 
 def padding_of(
-    site: Site, shape: Shape, spans: Sequence[int], strides: Sequence[int]
+    site: Site, shape: Sequence[int], spans: Sequence[int], strides: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Return what is put before and behind each spatial axis; a window spans its gaps too."""
     rank, mode = len(spans), auto_pad(site)
