@@ -83,9 +83,11 @@ def length(extent: int, scale: float) -> float:
     return whole if abs(exact - whole) <= whole * _STORED else exact
 
 
-def places(extent: int, length: float, coordinates: str, region: Any) -> Any:
+def places(
+    extent: int, length: float, coordinates: str, region: Any, count: int | None = None
+) -> Any:
     """Return where items lie in an axis; `region` is (start, end) of a crop."""
-    count, scale = int(length), length / extent
+    count, scale = int(length) if count is None else count, length / extent
     x = np.arange(count, dtype=np.float64)
     match coordinates:
         case "asymmetric":

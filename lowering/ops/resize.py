@@ -1,8 +1,9 @@
 """Interpolation between items: resize, grid_sample.
 
 A resize takes one axis after another, with `scales` or `sizes` for every axis. Extents become
-`sizes`, or floor(extent * scale) with single-precision scales. Half precision and integers are
-interpolated as float32. `lowering.kernels.resampling` places the items.
+`sizes`, or floor(extent * scale) with single-precision scales, or with `rounds` the nearest, half
+rounded up. Half precision and integers are interpolated as float32. `lowering.kernels.resampling`
+places the items.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def _resize_type(
     mode: str,
     coordinate_transformation_mode: str,
     nearest_mode: str,
+    rounds: bool = False,
 ) -> TensorType:
     require.ordered(input=input)
     require.one_of("mode", mode, INTERPOLATORS)
@@ -75,7 +77,9 @@ def _resize_type(
         )
     if any(item <= 0 for item in items) or not all(map(math.isfinite, scales)):
         raise InvalidOperation(f"items of '{name}' must be positive, it is {list(items)}")
-    shape = sizes or tuple(map(_extent, input.shape, scales))
+    shape = sizes or tuple(
+        _extent(n, scale, rounds) for n, scale in zip(input.shape, scales, strict=True)
+    )
     if any((count == 0) != (extent == 0) for count, extent in zip(shape, input.shape, strict=True)):
         raise InvalidShape(
             f"'input' {show(input.shape)} cannot be resized to {show(shape)}: an axis "
@@ -84,8 +88,8 @@ def _resize_type(
     return TensorType(shape, input.dtype)
 
 
-def _extent(extent: int, scale: float) -> int:
-    return UNKNOWN if extent is UNKNOWN else int(length(extent, scale))
+def _extent(extent: int, scale: float, rounds: bool) -> int:
+    return UNKNOWN if extent is UNKNOWN else int(length(extent, scale) + rounds / 2)
 
 
 def _lengths(shape: Shape, scales: tuple[float, ...], sizes: Shape) -> tuple[float, ...]:
@@ -113,6 +117,7 @@ def resize(
     exclude_outside: bool,
     antialias: bool,
     extrapolation_value: float,
+    rounds: bool = False,
 ) -> Array:
     """Resize the input as ONNX Resize does.
 
@@ -136,7 +141,7 @@ def resize(
         items, gathers = host_work(extent, wanted, method)
         ctx.fold(items)
         ctx.unroll(gathers)
-        where = places(extent, wanted, coordinates, ends)
+        where = places(extent, wanted, coordinates, ends, int(wanted + rounds / 2))
         x = resample(x, axis, where, wanted / extent, method)
         if region is not None:
             outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))

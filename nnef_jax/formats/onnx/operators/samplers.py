@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,20 +67,21 @@ def _resize(site: Site) -> Any:
         scales = [float(s) for s in site.known(2)]
         other["scales"] = _of_all_axes(scales, axes, [1.0] * rank)
     else:
-        other["sizes"] = _sizes(site, axes)
+        other |= _sizes(site, axes)
     return _resized(site, site.operand(0), mode, coordinates, **other)
 
 
-def _sizes(site: Site, axes: Sequence[int]) -> tuple[int, ...]:
+def _sizes(site: Site, axes: Sequence[int]) -> dict[str, Any]:
+    """Return the extents wanted, or the one scale by which axes come next to them."""
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
-    shape = site.known_shape()
-    sizes = _of_all_axes(site.integers(3), axes, shape)
+    shape, sizes = site.known_shape(), site.integers(3)
+    wanted = _of_all_axes(sizes, axes, shape)
     if policy == "stretch":
-        return sizes
+        return {"sizes": wanted}
     choose = min if policy == "not_larger" else max
-    scale = choose(sizes[a] / shape[a] for a in axes)
-    return _of_all_axes([math.floor(scale * shape[a] + 0.5) for a in axes], axes, shape)
+    scale = choose(wanted[a] / shape[a] for a in axes)
+    return {"scales": tuple(scale if a in axes else 1.0 for a in range(len(shape))), "rounds": True}
 
 
 def _region(site: Site, axes: Sequence[int], rank: int) -> Any:
