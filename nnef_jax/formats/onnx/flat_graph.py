@@ -71,8 +71,11 @@ class NodeGraph(Emission):
         if self.outer is not None:
             return self.entered(self.outer.tensor(constant, name, span))
         wanted = name if self.builder.is_taken(name) else self.builder.unreserved(name)
-        self.data[constant.label] = array
-        return self.builder.variable(wanted, constant.label, type, span)
+        label = constant.label  # graphs in nodes may have the same names
+        while self.builder.variable_of(label) and self.data[label] is not array:
+            label += "_"
+        self.data[label] = array
+        return self.builder.variable(wanted, label, type, span)
 
 
 def narrowed(array: NDArray[Any], dtype: str) -> NDArray[Any]:

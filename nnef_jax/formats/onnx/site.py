@@ -300,9 +300,11 @@ class Site:
         builder = self.graph.builder
 
         def typed(x: Any) -> Any:
-            if isinstance(x, Value | Constant) or like in (builder.real, builder.integer):
+            if isinstance(x, Value | Constant):
                 return x
-            return self.constant(x, like)
+            if like == builder.real:
+                return float(x)
+            return int(x) if like == builder.integer else self.constant(x, like)
 
         return self.insert(kind, dict(zip("xy", self.aligned(*map(typed, operands)), strict=False)))
 
@@ -364,6 +366,24 @@ class Site:
             return self.unsqueezed(x, range(missing))
 
         return [align(x) for x in operands]
+
+    def part(self, x: Tensor, axis: int, first: int, last: int) -> Any:
+        """Return the items along an axis from one to before another."""
+        if (first, last) == (0, self.shape(x)[axis]):
+            return x
+        window = {"axes": (axis,), "begin": (first,), "end": (last,), "stride": (1,)}
+        return self.insert("slice", {"input": x}, **window)
+
+    def chosen(self, condition: Tensor, x: Any, y: Any) -> Any:
+        """Return x where the condition holds, else y; one may be a number."""
+        like = x if isinstance(x, Value | Constant) else y
+        x, y = (
+            v if isinstance(v, Value | Constant) else self.constant(v, self.dtype_of(like))
+            for v in (x, y)
+        )
+        condition, x, y = self.aligned(condition, x, y)
+        given = {"condition": condition, "true_value": x, "false_value": y}
+        return self.insert("select", given)
 
     def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
         """Return the whole numbers from 0 to before a count along an axis, others of extent 1."""

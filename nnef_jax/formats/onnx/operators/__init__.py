@@ -18,8 +18,7 @@ from nnef_jax.limits import Limits, Meter
 
 Meaning = Callable[[Site], Any]
 FAMILIES = (
-    "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra",
-    "optimizers",
+    "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra", "optimizers", "control", "cells",
 )  # fmt: skip
 _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 

@@ -1,0 +1,231 @@
+"""Graphs of nodes that are chosen or repeated: If, Loop, Scan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidOperation
+from lowering.extents import shapes_differ
+from lowering.graph import Value
+from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.formats.onnx.document import Graph
+from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.repetition import Body, graph_of
+from nnef_jax.formats.onnx.site import Site, Tensor
+
+_MOST_UNROLLED = 1024  # iterations
+
+
+@operator("If")
+def _if(site: Site) -> tuple[Any, ...]:
+    """Choose one of two graphs; only the chosen one is computed."""
+    condition = site.operand(0)
+    branches = [site.subgraph(f"{name}_branch") for name in ("then", "else")]
+    if isinstance(condition, Constant):
+        branch = branches[0 if condition.array.any() else 1]
+        return tuple(site.within(branch, site.graph, {}))
+    inner = [site.graph.inner() for _ in branches]
+    found = [site.within(b, graph, {}) for b, graph in zip(branches, inner, strict=True)]
+    sizes = [[len(x) if isinstance(x, list) else None for x in results] for results in found]
+    if sizes[0] != sizes[1]:
+        site.known(0)  # raises
+    flat = [
+        [_result(replace(site, graph=graph), x) for x in _flat(results)]
+        for graph, results in zip(inner, found, strict=True)
+    ]
+    outer = list(dict.fromkeys(value for graph in inner for value in graph.captured.values()))
+    bodies: list[Any] = []
+    for graph, results in zip(inner, flat, strict=True):
+        order = [graph.entered(value) for value in outer]
+        bodies.append(graph_of(graph, order, results))
+    chosen = site.reshaped(site.cast(condition, "bool"), ())
+    given = {"condition": chosen, "operands": outer}
+    made = site.emit("branch", given, then_body=bodies[0], else_body=bodies[1])
+    items = iter(made if isinstance(made, list | tuple) else [made])
+    return tuple(next(items) if n is None else [next(items) for _ in range(n)] for n in sizes[0])
+
+
+def _flat(results: Sequence[Any]) -> list[Any]:
+    return [y for x in results for y in (x if isinstance(x, list) else [x])]
+
+
+def _result(at: Site, x: Tensor) -> Value:
+    """Return what a graph of a node has for an output as a tensor of it."""
+    value = at.tensor(x)
+    if value in at.graph.counts:
+        raise InvalidOperation(
+            "how many items a result of its graph has depends on values",
+            "a graph of a node may have such tensors inside, its ends may not",
+        )
+    return value
+
+
+@operator("Loop")
+def _loop(site: Site) -> tuple[Any, ...]:
+    """Repeat as often as input 0 says at most, and as long as the condition is true."""
+    body = site.subgraph("body")
+    count, begins = (site.operand(i) if site.has(i) else None for i in (0, 1))
+    states = list(site.operands[2:])
+    if len(body.inputs) != 2 + len(states) or len(body.outputs) < 1 + len(states):
+        raise InvalidOperation(
+            f"its body has {len(body.inputs)} inputs and {len(body.outputs)} outputs for "
+            f"{len(states)} states"
+        )
+    limit = int(count.array.reshape(-1)[0]) if isinstance(count, Constant) else math.inf
+    if isinstance(begins, Constant):
+        limit = limit if begins.array.any() else 0
+        begins = None
+    limit = max(limit, 0)
+    goes_on = _goes_on(site, body, states)
+    if goes_on is False and (limit < 1 or not isinstance(count, Value)):
+        limit, goes_on = min(limit, 1), True  # what is not computed after it does not matter
+    if begins is None and goes_on and limit < math.inf:
+        return _counted(site, body, states, int(limit))
+    if any(isinstance(x, list) for x in states) or len(body.outputs) > 1 + len(states):
+        for i in (0, 1):
+            if site.has(i):
+                site.known(i)
+        raise InvalidOperation(
+            "how often it is repeated depends on values, and so does the size of a result"
+        )
+    repetition = Body(site)
+    given = _given(site, body, repetition.turn(None), [repetition.state(x) for x in states])
+    going, *after = site.within(body, repetition.graph, given)
+    integer = site.graph.builder.integer
+    most: Any = int(np.iinfo(integer).max) if limit == math.inf else int(limit)
+    if isinstance(count, Value):
+        most = site.reshaped(site.cast(count, integer), ())
+    starts: Any = True if begins is None else site.reshaped(site.cast(begins, "bool"), ())
+    at, operands = repetition.at, {"count": most, "condition": starts}
+    after = [_result(at, x) for x in after]
+    bound = int(limit) if limit <= _MOST_UNROLLED else -1
+    return tuple(repetition.loop(at.cast(going, "bool"), after, [], (), operands, bound))
+
+
+def _given(site: Site, body: Graph, turn: Any, states: Sequence[Any]) -> dict[str, Any]:
+    """Return what a body reads in an iteration: it runs where the condition is true."""
+    names = [port.name for port in body.inputs]
+    return dict(zip(names, [turn, site.constant(True, "bool"), *states], strict=True))
+
+
+def _goes_on(site: Site, body: Graph, states: Sequence[Any]) -> bool | None:
+    """Return whether it goes on after any iteration, None where that is computed."""
+    trial = Body(site)
+    inside = [trial.seen(x) if isinstance(x, Value) else _opened(trial, x) for x in states]
+    given = _given(site, body, trial.turn(None), inside)
+    (going,) = site.within(replace(body, outputs=body.outputs[:1]), trial.graph, given)
+    return bool(going.array.any()) if isinstance(going, Constant) else None
+
+
+def _opened(trial: Body, x: Any) -> Any:
+    """Return a known state as what an iteration reads: known before the first one alone."""
+    return [_opened(trial, y) for y in x] if isinstance(x, list) else trial.state(x)
+
+
+def _counted(site: Site, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...]:
+    """Add a scan of as many iterations, or the body as often where states change their type."""
+    if any(isinstance(x, list) for x in states):
+        return _unrolled(site, body, states, count)
+    repetition = Body(site)
+    given = _given(site, body, repetition.turn(count), [repetition.state(x) for x in states])
+    _, *results = site.within(body, repetition.graph, given)
+    if any(isinstance(x, list) for x in results):
+        return _unrolled(site, body, states, count)
+    values = [_result(repetition.at, x) for x in results]
+    after, shown = values[: len(states)], values[len(states) :]
+    pairs = zip(after, repetition.before, strict=True)
+    if any(shapes_differ(x.type.shape, y.type.shape) for x, y in pairs):
+        return _unrolled(site, body, states, count)
+    stacked = [repetition.at.unsqueezed(x, (0,)) for x in shown]
+    return tuple(repetition.scan(after, stacked, [("full", 0, 1)] * len(stacked)))
+
+
+def _unrolled(site: Site, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...]:
+    if count > _MOST_UNROLLED:
+        raise InvalidOperation(
+            f"a state changes its shape, or is a sequence, in each of {count} iterations",
+            f"at most {_MOST_UNROLLED} of these are written out one by one",
+        )
+    shown: list[list[Tensor]] = [[] for _ in body.outputs[1 + len(states) :]]
+    if shown and not count:
+        raise InvalidOperation("without iterations a result has no shape")
+    for i in range(count):
+        turn = site.constant(i, "int64")
+        _, *results = site.within(body, site.graph, _given(site, body, turn, states))
+        states = results[: len(states)]
+        for values, x in zip(shown, results[len(states) :], strict=True):
+            values.append(x)
+    return (*states, *(site.insert("stack", {"values": values}, axis=0) for values in shown))
+
+
+@operator("Scan", since=9)
+def _scan(site: Site) -> tuple[Any, ...]:
+    count = site.int("num_scan_inputs")
+    first = len(site.operands) - count
+    results = len(site.subgraph("body").outputs) - first
+    return _scanned(
+        site,
+        [site.operand(i) for i in range(first)],
+        [site.operand(first + i) for i in range(count)],
+        site.ints("scan_input_axes", [0] * count),
+        site.ints("scan_input_directions", [0] * count),
+        site.ints("scan_output_axes", [0] * results),
+        site.ints("scan_output_directions", [0] * results),
+    )
+
+
+def _scanned(
+    site: Site,
+    states: Sequence[Tensor],
+    scanned: Sequence[Tensor],
+    axes: Sequence[int],
+    ways: Sequence[int],
+    output_axes: Sequence[int],
+    output_ways: Sequence[int],
+) -> tuple[Any, ...]:
+    """Add a scan, given states and what is cut, with axes and directions (1 is from the end)."""
+    if not scanned:
+        raise InvalidOperation("it has no tensor that is cut along an axis")
+    body, graph = Body(site), site.subgraph("body")
+    inside: list[Value] = [body.state(x) for x in states]
+    for x, axis, way in zip(scanned, axes, ways, strict=True):
+        inside.append(body.item(x, site.axis(axis, site.rank(x)), reverse=bool(way)))
+    names = [port.name for port in graph.inputs]
+    found = site.within(graph, body.graph, dict(zip(names, inside, strict=True)))
+    values = [_result(body.at, x) for x in found]
+    after, shown = values[: len(states)], values[len(states) :]
+    how: list[tuple[str, int, int]] = []
+    for i, (axis, way) in enumerate(zip(output_axes, output_ways, strict=True)):
+        axis = site.axis(axis, len(shown[i].type.shape) + 1)
+        shown[i] = body.at.unsqueezed(shown[i], (axis,))
+        how.append(("full", axis, -1 if way else 1))
+    return tuple(body.scan(after, shown, how))
+
+
+@operator("Scan")
+def _scan_8(site: Site) -> tuple[Any, ...]:
+    """Scan each sequence of a batch: its axis comes first, that of time second."""
+    count = site.int("num_scan_inputs")
+    first = len(site.operands) - count
+    tensors = [site.tensor(i) for i in range(1, len(site.operands))]
+    batch, time = site.known_shape(tensors[-1])[:2]
+    if site.has(0) and any(n != time for n in site.integers(0)):
+        raise InvalidOperation("sequences of several lengths in a batch are not supported")
+    results = len(site.subgraph("body").outputs) - first + 1
+    site.spend(batch * len(site.subgraph("body").nodes))
+    found: list[tuple[Any, ...]] = []
+    for i in range(batch):
+        items = [
+            site.insert("squeeze", {"input": site.part(x, 0, i, i + 1)}, axes=(0,)) for x in tensors
+        ]
+        ways = site.ints("directions", [0] * count)
+        zeros = [0] * results
+        states, scanned = items[: first - 1], items[first - 1 :]
+        found.append(_scanned(site, states, scanned, [0] * count, ways, zeros, zeros))
+    stacked = (list(values) for values in zip(*found, strict=True))
+    return tuple(site.insert("stack", {"values": values}, axis=0) for values in stacked)
