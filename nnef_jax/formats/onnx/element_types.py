@@ -35,6 +35,11 @@ def dtype_of(code: int) -> str:
     return _NAMES[code]
 
 
+def code_of(dtype: str) -> int:
+    """Return the code that files have for a dtype."""
+    return next(code for code, name in _NAMES.items() if name == dtype)
+
+
 def computed(dtype: str, real: str) -> str:
     """Return the dtype that tensors are computed in: `real` for float32.
 

@@ -20,7 +20,7 @@ from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.document import Document, Function, Graph, Node, Port, names_read
 from nnef_jax.formats.onnx.element_types import computed
 from nnef_jax.formats.onnx.flat_graph import NodeGraph
-from nnef_jax.formats.onnx.operators import Meaning, defined, meaning_of
+from nnef_jax.formats.onnx.operators import Meaning, defined, is_defined, meaning_of, specialised
 from nnef_jax.formats.onnx.site import Site
 from nnef_jax.limits import CALL, within_memory
 
@@ -113,7 +113,7 @@ class Flattener:
             [
                 UnsupportedError(self._unsupported(node), span=node.span)
                 for node in needed
-                if self._meaning(node) is None and self._function(node) is None
+                if not self._is_known(node)
             ]
         )
         for node in needed:
@@ -139,9 +139,18 @@ class Flattener:
             return None
         return meaning_of(node.domain, node.operator, self.versions.get(node.domain, 1))
 
-    def _function(self, node: Node) -> Function | None:
+    def _is_known(self, node: Node) -> bool:
+        own = (node.domain, node.operator)
+        version = self.versions.get(node.domain, 1)
+        return own in self.document.functions or bool(
+            self._meaning(node) or is_defined(*own, version)
+        )
+
+    def _function(self, node: Node, operands: Sequence[Any]) -> Function:
+        version = self.versions.get(node.domain, 1)
         own = self.document.functions.get((node.domain, node.operator))
-        return own or defined(node.domain, node.operator, self.versions.get(node.domain, 1))
+        found = own or defined(node.domain, node.operator, version)
+        return found or specialised(node, version, operands)
 
     def _filled(self, node: Node) -> Node:
         """Return a node with the attributes that it takes of the function it is in."""
@@ -162,9 +171,7 @@ class Flattener:
         meaning = self._meaning(node)
         try:
             if meaning is None:
-                function = self._function(node)
-                assert function is not None
-                return self._called(node, function, operands)
+                return self._called(node, self._function(node, operands), operands)
             version = self.versions.get(node.domain, 1)
 
             def within(graph: Graph, inner: NodeGraph, given: Mapping[str, Any]) -> list[Any]:

@@ -6,12 +6,16 @@ imported. What the standard defines as a function, and no family has, is run by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
 
-from nnef_jax.formats.onnx.document import Function, Reader
+from lowering.errors import InvalidOperation
+from lowering.graph import Value
+from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.formats.onnx.document import Function, Node, Reader
+from nnef_jax.formats.onnx.element_types import code_of
 from nnef_jax.formats.onnx.protobuf import Raw
 from nnef_jax.formats.onnx.site import Site
 from nnef_jax.limits import Limits, Meter
@@ -51,18 +55,59 @@ def meaning_of(domain: str, name: str, version: int) -> Meaning | None:
 
 
 @cache
-def defined(domain: str, name: str, version: int) -> Function | None:
-    """Return the function by which the standard defines an operator, None if it does not."""
-    from onnx import FunctionProto, defs
+def _schema(domain: str, name: str, version: int) -> Any:
+    """Return what the standard says of an operator, None if it has none of that name."""
+    from onnx import defs
 
     try:
-        schema = defs.get_schema(name, version, domain)
+        return defs.get_schema(name, version, domain)
     except defs.SchemaError:
         return None
-    proto: Any = schema.function_body
-    if not isinstance(proto, FunctionProto) or not proto.node:
-        return None
-    reader = Reader(f"the definition of {name}", Raw(), Meter(Limits.unbounded()), _refused)
+
+
+def is_defined(domain: str, name: str, version: int) -> bool:
+    """Tell whether the standard defines an operator by a function."""
+    schema = _schema(domain, name, version)
+    return schema and (schema.has_function or schema.has_context_dependent_function)
+
+
+@cache
+def defined(domain: str, name: str, version: int) -> Function | None:
+    """Return the function that defines an operator whatever it is given, None if none does."""
+    schema = _schema(domain, name, version)
+    return _read(schema.function_body) if schema and schema.has_function else None
+
+
+def specialised(node: Node, version: int, operands: Sequence[Any]) -> Function:
+    """Return the function that defines an operator for types of operands and attributes.
+
+    Raises InvalidOperation where there is none for them.
+    """
+    from onnx import FunctionProto, TypeProto, helper
+
+    def type_of(x: Any) -> bytes:
+        if not isinstance(x, Value | Constant):
+            return TypeProto().SerializeToString()
+        is_known = isinstance(x, Constant)
+        dtype, shape = (x.dtype, x.array.shape) if is_known else (x.type.dtype, x.type.shape)
+        extents = [n if isinstance(n, int) else None for n in shape]
+        return helper.make_tensor_type_proto(code_of(dtype), extents).SerializeToString()
+
+    proto, body = helper.make_node(node.operator, node.inputs, node.outputs), FunctionProto()
+    proto.domain = node.domain
+    for name, x in node.attributes.items():
+        if isinstance(x, int | float | str | tuple):
+            proto.attribute.append(helper.make_attribute(name, x))
+    schema = _schema(node.domain, node.operator, version)
+    types = [type_of(x) for x in operands]
+    body.ParseFromString(schema.get_context_dependent_function(proto.SerializeToString(), types))
+    if not body.node:
+        raise InvalidOperation("its definition has none for its inputs and attributes")
+    return _read(body)
+
+
+def _read(proto: Any) -> Function:
+    reader = Reader(f"the definition of {proto.name}", Raw(), Meter(Limits.unbounded()), _refused)
     reader.list_nodes(proto.node)
     return reader.function(proto, {})
 
