@@ -22,7 +22,9 @@ from nnef_jax.limits import Limits, Meter
 
 Meaning = Callable[[Site], Any]
 FAMILIES = (
-    "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra", "optimizers", "control", "cells",
+FAMILIES = (
+    "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra", "optimizers", "control", "cells", "quantizers", "integer_products",
+)  # fmt: skip
 )  # fmt: skip
 _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 

@@ -58,7 +58,7 @@ def spans_of(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
     return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
 
 
-def _kernel(site: Site, i: int = 1) -> tuple[int, ...]:
+def kernel_of(site: Site, i: int = 1) -> tuple[int, ...]:
     """Return the spatial extents of the filter, which an attribute repeats."""
     found, rank = site.shape(i)[2:], site.rank()
     if rank < 3 or len(found) != rank - 2:
@@ -72,7 +72,7 @@ def _kernel(site: Site, i: int = 1) -> tuple[int, ...]:
     return found
 
 
-def _windows(site: Site, kernel: Sequence[int]) -> dict[str, Any]:
+def windows_of(site: Site, kernel: Sequence[int]) -> dict[str, Any]:
     rank = len(kernel)
     strides, dilations = spatial(site, "strides", rank), spatial(site, "dilations", rank)
     padding = padding_of(site, site.shape()[2:], spans_of(kernel, dilations), strides)
@@ -86,14 +86,14 @@ def _bias(site: Site, i: int) -> Any:
 @operator("Conv")
 def _conv(site: Site) -> Any:
     operands = {"input": site.operand(0), "filter": site.operand(1), "bias": _bias(site, 2)}
-    window = _windows(site, _kernel(site))
+    window = windows_of(site, kernel_of(site))
     return site.emit("conv", operands, groups=site.int("group", 1), border="constant", **window)
 
 
 @operator("ConvTranspose")
 def _conv_transpose(site: Site) -> Any:
     """Reverse a convolution: what is beyond the reach of windows is the bias."""
-    kernel = _kernel(site)
+    kernel = kernel_of(site)
     rank, mode = len(kernel), auto_pad(site)
     strides, dilations = spatial(site, "strides", rank), spatial(site, "dilations", rank)
     more, spans = spatial(site, "output_padding", rank, 0), spans_of(kernel, dilations)
@@ -132,7 +132,7 @@ def _conv_transpose(site: Site) -> Any:
 def _deform_conv(site: Site) -> Any:
     names = ("input", "filter", "offsets", "", "mask")
     operands = {name: site.operand(i) for i, name in enumerate(names) if name and site.has(i)}
-    window = _windows(site, _kernel(site))
+    window = windows_of(site, kernel_of(site))
     add = site.insert if site.has(3) else site.emit
     found = add(
         "deformable_conv", {"mask": False} | operands, groups=site.int("group", 1),

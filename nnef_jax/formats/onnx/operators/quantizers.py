@@ -1,0 +1,154 @@
+"""Levels for real numbers and back: QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import show
+from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.formats.onnx.element_types import dtype_of
+from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.site import Site, Tensor
+
+MICROSOFT = "com.microsoft"
+_SMALL = ("float8_", "float4_")
+_WHOLE = ("int", "uint")
+
+
+def is_zero(x: Any) -> bool:
+    """Tell whether a tensor is left out, or known and 0."""
+    return x is None or (isinstance(x, Constant) and not np.any(x.array.astype(np.float32)))
+
+
+def optional(site: Site, i: int) -> Any:
+    """Return an input, None if it is left out."""
+    return site.operand(i) if site.has(i) else None
+
+
+def spread(site: Site, x: Any, parameter: Tensor, axis: int, block: int = 0) -> Any:
+    """Return a scale or zero point as what broadcasts to a tensor.
+
+    It has one item, or an item for each along the axis, or for each block of items along it.
+    """
+    shape, rank = site.shape(parameter), site.rank(x)
+    if all(n == 1 for n in shape) and not block:
+        return site.reshaped(parameter, ())
+    axis = site.axis(axis, rank)
+    if len(shape) == 1 and not block:
+        return site.unsqueezed(parameter, [i for i in range(rank) if i != axis])
+    if len(shape) != rank or block < 1:
+        raise InvalidShape(
+            f"a scale or zero point has the shape {show(shape)} for {show(site.shape(x))} "
+            f"and blocks of {block}"
+        )
+    extents = list(site.known_shape(parameter))
+    extents[axis] *= block
+    wide = site.unsqueezed(parameter, (axis + 1,))
+    repeats = [1] * (rank + 1)
+    repeats[axis + 1] = block
+    whole = site.reshaped(site.insert("tile", {"input": wide}, repeats=repeats), extents)
+    items = site.known_shape(x)[axis]
+    if not extents[axis] - block < items <= extents[axis]:
+        raise InvalidShape(f"{items} items are not {extents[axis] // block} blocks of {block}")
+    return site.part(whole, axis, 0, items)
+
+
+def quantized(
+    site: Site, x: Any, scale: Any, zero_point: Any, dtype: str, *, saturates: bool = True
+) -> Any:
+    """Return x / scale + zero point as the nearest number of a dtype, halves to even.
+
+    Scale and zero point broadcast to x, which has the dtype of the scale.
+    """
+    # XLA makes a product of what is divided by a broadcast scale: halves would be rounded wrong.
+    divisor = site.chosen(site.term("eq", x, x), scale, 1)
+    levels = site.term("div", x, divisor)
+    if site.dtype_of(levels) != "float64":
+        levels = site.cast(levels, "float32")
+    is_whole = dtype.startswith(_WHOLE)
+    if is_whole:
+        levels = site.insert("round", {"x": levels}, ties="even")
+    if not is_zero(zero_point):
+        levels = site.term("add", levels, site.cast(zero_point, site.dtype_of(levels)))
+    if not is_whole and (saturates or dtype.startswith("float4")):
+        most = float(jnp.finfo(dtype).max)
+        levels = site.term("min", site.term("max", levels, -most), most)
+    return site.insert("cast", {"input": levels}, dtype=dtype)
+
+
+def dequantized(site: Site, x: Any, scale: Any, zero_point: Any, dtype: str = "") -> Any:
+    """Return (x - zero point) * scale in a dtype, that of the scale by default."""
+    dtype = dtype or site.dtype_of(scale)
+    exact = "int32" if site.dtype_of(x).startswith(_WHOLE) else dtype
+    if not is_zero(zero_point):
+        x = site.term("sub", site.cast(x, exact), site.cast(zero_point, exact))
+    return site.term("mul", site.cast(x, dtype), site.cast(scale, dtype))
+
+
+def _wide(site: Site, scale: Any) -> Any:
+    """Return a scale in a dtype that is computed in."""
+    is_small = site.dtype_of(scale).startswith(_SMALL)
+    return site.cast(scale, site.graph.builder.real) if is_small else scale
+
+
+def _spread_all(site: Site) -> tuple[Any, Any]:
+    axis, block = site.int("axis", 1), site.int("block_size", 0)
+    found = [
+        None if x is None else spread(site, site.operand(0), x, axis, block)
+        for x in (_wide(site, site.operand(1)), optional(site, 2))
+    ]
+    return found[0], found[1]
+
+
+@operator("QuantizeLinear")
+@operator("QuantizeLinear", domain=MICROSOFT)
+def _quantize_linear(site: Site) -> Any:
+    scale, zero_point = _spread_all(site)
+    code = site.int("output_dtype", 0)
+    dtype = dtype_of(code) if code else site.dtype_of(2) if site.has(2) else "uint8"
+    if site.has(2) and dtype != site.dtype_of(2):
+        raise InvalidOperation(f"'output_dtype' is not {site.dtype_of(2)}, that of input 2")
+    precision = site.int("precision", 0)
+    divided = site.computed(dtype_of(precision)) if precision else site.dtype_of(scale)
+    x, scale = site.cast(site.operand(0), divided), site.cast(scale, divided)
+    return quantized(site, x, scale, zero_point, dtype, saturates=site.flag("saturate", True))
+
+
+@operator("DequantizeLinear")
+@operator("DequantizeLinear", domain=MICROSOFT)
+def _dequantize_linear(site: Site) -> Any:
+    code = site.int("output_dtype", 0)
+    dtype = site.computed(dtype_of(code)) if code else ""
+    return dequantized(site, site.operand(0), *_spread_all(site), dtype)
+
+
+def dynamically(site: Site, x: Any) -> tuple[Any, Any, Any]:
+    """Return real numbers as uint8, with the scale and zero point of their range and 0."""
+    axes = tuple(range(site.rank(x)))
+
+    def end(kind: str, reduction: str) -> Any:
+        found = site.insert(reduction, {"input": x}, axes=axes) if axes else x
+        return site.term(kind, site.reshaped(found, ()), 0)
+
+    low, high = end("min", "min_reduce"), end("max", "max_reduce")
+    scale = site.term("div", site.term("sub", high, low), 255)
+    zero_point = quantized(site, site.term("neg", low), scale, None, "uint8")
+    return quantized(site, x, scale, zero_point, "uint8"), scale, zero_point
+
+
+@operator("DynamicQuantizeLinear")
+def _dynamic_quantize_linear(site: Site) -> tuple[Any, ...]:
+    return dynamically(site, site.tensor(0))
+
+
+def between(site: Site, triples: Sequence[int]) -> list[Any]:
+    """Return inputs as real numbers; each is followed by its scale and zero point."""
+    return [
+        dequantized(site, site.operand(i), site.operand(i + 1), optional(site, i + 2))
+        for i in triples
+    ]
