@@ -7,11 +7,13 @@ imported. What the standard defines as a function, and no family has, is run by 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from lowering.errors import InvalidOperation
+from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
 from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.document import Function, Node, Reader
@@ -22,9 +24,8 @@ from nnef_jax.limits import Limits, Meter
 
 Meaning = Callable[[Site], Any]
 FAMILIES = (
-FAMILIES = (
-    "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra", "optimizers", "control", "cells", "quantizers", "integer_products",
-)  # fmt: skip
+    "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra",
+    "optimizers", "control", "cells", "quantizers", "integer_products", "heads",
 )  # fmt: skip
 _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 
@@ -77,7 +78,7 @@ def is_defined(domain: str, name: str, version: int) -> bool:
 def defined(domain: str, name: str, version: int) -> Function | None:
     """Return the function that defines an operator whatever it is given, None if none does."""
     schema = _schema(domain, name, version)
-    return _read(schema.function_body) if schema and schema.has_function else None
+    return _read(schema.function_body, schema) if schema and schema.has_function else None
 
 
 def specialised(node: Node, version: int, operands: Sequence[Any]) -> Function:
@@ -92,7 +93,7 @@ def specialised(node: Node, version: int, operands: Sequence[Any]) -> Function:
             return TypeProto().SerializeToString()
         is_known = isinstance(x, Constant)
         dtype, shape = (x.dtype, x.array.shape) if is_known else (x.type.dtype, x.type.shape)
-        extents = [n if isinstance(n, int) else None for n in shape]
+        extents = [None if n is UNKNOWN or is_symbolic(n) else int(n) for n in shape]
         return helper.make_tensor_type_proto(code_of(dtype), extents).SerializeToString()
 
     proto, body = helper.make_node(node.operator, node.inputs, node.outputs), FunctionProto()
@@ -105,13 +106,16 @@ def specialised(node: Node, version: int, operands: Sequence[Any]) -> Function:
     body.ParseFromString(schema.get_context_dependent_function(proto.SerializeToString(), types))
     if not body.node:
         raise InvalidOperation("its definition has none for its inputs and attributes")
-    return _read(body)
+    return _read(body, schema)
 
 
-def _read(proto: Any) -> Function:
+def _read(proto: Any, schema: Any) -> Function:
+    """Return a function, with the defaults of the attributes of the operator that it defines."""
     reader = Reader(f"the definition of {proto.name}", Raw(), Meter(Limits.unbounded()), _refused)
     reader.list_nodes(proto.node)
-    return reader.function(proto, {})
+    given = ((key, x.default_value) for key, x in schema.attributes.items())
+    defaults = {key: reader.attribute(x) for key, x in given if x.name}
+    return replace(reader.function(proto, {}), defaults=defaults)
 
 
 def _refused(name: str) -> memoryview:

@@ -73,6 +73,7 @@ def kernel_of(site: Site, i: int = 1) -> tuple[int, ...]:
 
 
 def windows_of(site: Site, kernel: Sequence[int]) -> dict[str, Any]:
+    """Return the attributes of windows of so many spatial items."""
     rank = len(kernel)
     strides, dilations = spatial(site, "strides", rank), spatial(site, "dilations", rank)
     padding = padding_of(site, site.shape()[2:], spans_of(kernel, dilations), strides)
