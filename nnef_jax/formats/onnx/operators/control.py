@@ -12,6 +12,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import shapes_differ
 from lowering.graph import Value
+from nnef_jax.errors import SemanticError, ShapeError
 from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.document import Graph
 from nnef_jax.formats.onnx.operators import operator
@@ -19,6 +20,7 @@ from nnef_jax.formats.onnx.operators.repetition import Body, graph_of
 from nnef_jax.formats.onnx.site import Site, Tensor
 
 _MOST_UNROLLED = 1024  # iterations
+_MOST_RETRIED = 64  # whose body has an error where it is one for all
 
 
 @operator("If")
@@ -128,19 +130,31 @@ def _opened(trial: Body, x: Any) -> Any:
 
 
 def _counted(site: Site, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...]:
-    """Add a scan of as many iterations, or the body as often where states change their type."""
-    if any(isinstance(x, list) for x in states):
-        return _unrolled(site, body, states, count)
+    """Add a scan of as many iterations, or the body as often where these are not alike.
+
+    States may be sequences or change their shapes, the number of the iteration may decide shapes.
+    """
+    if not any(isinstance(x, list) for x in states):
+        try:
+            return _alike(site, body, states, count) or _unrolled(site, body, states, count)
+        except (SemanticError, ShapeError):
+            if count > _MOST_RETRIED:
+                raise
+    return _unrolled(site, body, states, count)
+
+
+def _alike(site: Site, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...] | None:
+    """Add a scan, unless results of the body are sequences or states of other shapes."""
     repetition = Body(site)
     given = _given(site, body, repetition.turn(count), [repetition.state(x) for x in states])
     _, *results = site.within(body, repetition.graph, given)
     if any(isinstance(x, list) for x in results):
-        return _unrolled(site, body, states, count)
+        return None
     values = [_result(repetition.at, x) for x in results]
     after, shown = values[: len(states)], values[len(states) :]
     pairs = zip(after, repetition.before, strict=True)
     if any(shapes_differ(x.type.shape, y.type.shape) for x, y in pairs):
-        return _unrolled(site, body, states, count)
+        return None
     stacked = [repetition.at.unsqueezed(x, (0,)) for x in shown]
     return tuple(repetition.scan(after, stacked, [("full", 0, 1)] * len(stacked)))
 
