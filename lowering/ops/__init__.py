@@ -26,8 +26,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "elementwise": (
         "neg", "rcp", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos",
         "atan", "asinh", "acosh", "atanh", "abs", "sign", "sqr", "sqrt", "rsqr", "rsqrt", "log2",
-        "floor", "ceil", "copy", "round", "add", "sub", "mul", "min", "max", "div", "pow", "lt",
-        "gt", "le", "ge", "eq", "ne", "and", "or", "not", "bitwise_and", "bitwise_or",
+        "floor", "ceil", "copy", "round", "add", "sub", "mul", "min", "max", "div", "rem", "pow",
+        "lt", "gt", "le", "ge", "eq", "ne", "and", "or", "not", "bitwise_and", "bitwise_or",
         "bitwise_xor", "bitwise_not", "shift_left", "shift_right", "is_nan", "is_inf", "select",
         "clamp",
     ),
@@ -36,7 +36,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "gather_elements", "gather_in_batches", "gather_nd", "reverse_sequence", "scatter_elements",
         "scatter_nd", "topk", "one_hot",
     ),
-    "linear": ("matmul", "linear", "einsum", "inverse"),
+    "linear": ("matmul", "linear", "einsum", "inverse", "determinant"),
     "loop": ("loop",),
     "lookup": ("direct_lookup", "reverse_lookup", "tract.tree_ensemble"),
     "normalize": (
@@ -55,6 +55,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "reduce": (
         "sum_reduce", "mean_reduce", "product_reduce", "moments", "max_reduce", "min_reduce",
         "argmax_reduce", "argmin_reduce", "any_reduce", "all_reduce", "cumsum",
+        "cumprod",
     ),
     "resample": (
         "nearest_downsample", "area_downsample", "nearest_upsample", "multilinear_upsample",
@@ -70,7 +71,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "sequences": ("ctc_loss", "gather_tree"),
     "shape": (
         "reshape", "transpose", "squeeze", "unsqueeze", "concat", "split", "stack", "unstack",
-        "cast", "copy_n", "add_n",
+        "cast", "bitcast", "copy_n", "add_n",
     ),
     "signal": (
         "fft", "rfft", "stft", "pairs_to_complex", "complex_to_pairs", "tract.exp_unit_norm",

@@ -191,6 +191,16 @@ def divide(x: Any, y: Any) -> Array:
     return jnp.where(zero, 0, lax.div(x, jnp.where(zero, 1, y)))
 
 
+@rules.rule("rem", _numbers_type)
+def remainder(x: Any, y: Any) -> Array:
+    """Return what is left of x / y cut off towards 0, exactly; of integers 0 where y is 0."""
+    x, y = jnp.broadcast_arrays(*align(x, y))
+    if _is_real(x):
+        return lax.rem(x, y)
+    zero = y == 0
+    return jnp.where(zero, 0, lax.rem(x, jnp.where(zero, 1, y)))
+
+
 @rules.rule("pow", _numbers_type)
 def power(x: Any, y: Any) -> Array:
     """Return x to the power y; integers with y below 0 are cut off towards 0.

@@ -148,7 +148,7 @@ def einsum(ctx: Context, inputs: Sequence[Any], expr: str, accumulator: str, dty
     return total.astype(dtype)
 
 
-def _inverse_type(input: TensorType) -> TensorType:
+def _square_type(input: TensorType) -> TensorType:
     require.real(input=input)
     if len(input.shape) < 2 or differ(input.shape[-2], input.shape[-1]):
         raise InvalidShape(f"'input' {show(input.shape)} must hold square matrices")
@@ -159,7 +159,7 @@ def _inverse_work(input: TensorType) -> int:
     return volume(input.shape) * input.shape[-1]
 
 
-@rules.rule("inverse", _inverse_type, work=_inverse_work)
+@rules.rule("inverse", _square_type, work=_inverse_work)
 def inverse(input: Any) -> Array:
     """Return the inverse of each matrix of the last two axes, computed in float32 at least.
 
@@ -167,3 +167,18 @@ def inverse(input: Any) -> Array:
     """
     x = jnp.asarray(input)
     return jnp.linalg.inv(widened(x)).astype(x.dtype)
+
+
+def _determinant_type(input: TensorType) -> TensorType:
+    return TensorType(_square_type(input).shape[:-2], input.dtype)
+
+
+def _determinant_work(result: TensorType, input: TensorType) -> int:
+    return _inverse_work(input)
+
+
+@rules.rule("determinant", _determinant_type, work=_determinant_work)
+def determinant(input: Any) -> Array:
+    """Return the determinant of each matrix of the last two axes, computed in float32 at least."""
+    x = jnp.asarray(input)
+    return jnp.linalg.det(widened(x)).astype(x.dtype)

@@ -131,20 +131,26 @@ _index_of("argmax_reduce", lax.argmax)
 _index_of("argmin_reduce", lax.argmin)
 
 
-def _cumsum_type(x: TensorType, axis: int) -> TensorType:
+def _running_type(x: TensorType, axis: int) -> TensorType:
     require.number(x=x)
     require.axis(axis, len(x.shape))
     return x
 
 
-@rules.rule("cumsum", _cumsum_type)
-def cumsum(x: Any, axis: int, exclusive: bool, reverse: bool) -> Array:
-    """Sum up to each item, without it if `exclusive`, from the end if `reverse`."""
-    x = jnp.asarray(x)
-    wide = widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-    sums = lax.cumsum(wide, axis, reverse=reverse).astype(x.dtype)
-    if not exclusive:
-        return sums
-    moved = [(0, 0, 0)] * x.ndim
-    moved[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
-    return lax.pad(sums, jnp.zeros((), x.dtype), moved)
+def _running(kind: str, function: Callable[..., Array], neutral: int) -> None:
+    def lower(x: Any, axis: int, exclusive: bool, reverse: bool) -> Array:
+        x = jnp.asarray(x)
+        wide = widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+        found = function(wide, axis, reverse=reverse).astype(x.dtype)
+        if not exclusive:
+            return found
+        moved = [(0, 0, 0)] * x.ndim
+        moved[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
+        return lax.pad(found, jnp.asarray(neutral, x.dtype), moved)
+
+    rules.rule(kind, _running_type)(lower)
+
+
+# Of all up to each item, without it if `exclusive`, from the end if `reverse`.
+_running("cumsum", lax.cumsum, 0)
+_running("cumprod", lax.cumprod, 1)

@@ -263,6 +263,32 @@ def cast(input: Any, dtype: str) -> Array:
     return jnp.where(x <= lowest, np.asarray(limits.min, dtype), result)
 
 
+def _bitcast_type(input: TensorType, dtype: str) -> TensorType:
+    widths = [8 if name == "bool" else _bits(name) for name in (input.dtype, dtype)]
+    if widths[0] != widths[1]:
+        raise InvalidOperation(
+            f"items of {input.dtype} have {widths[0]} bits, those of {dtype} {widths[1]}"
+        )
+    return TensorType(input.shape, dtype)
+
+
+def _bits(dtype: str) -> int:
+    if is_complex(dtype):
+        return 8 * np.dtype(dtype).itemsize
+    return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).bits
+
+
+@rules.rule("bitcast", _bitcast_type, not_differentiable="its results have the same bits alone")
+def bitcast(input: Any, dtype: str) -> Array:
+    """Return the bits of items as those of another dtype; a logical value is a byte, 0 or 1."""
+    x = jnp.asarray(input)
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    if dtype == "bool":
+        return lax.bitcast_convert_type(x, jnp.uint8) != 0
+    return lax.bitcast_convert_type(x, dtype)
+
+
 def _copy_n_type(x: TensorType, times: int) -> list[TensorType]:
     if times < 1:
         raise InvalidOperation(f"'times' must be positive, it is {times}")

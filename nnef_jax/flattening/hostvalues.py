@@ -388,7 +388,7 @@ def _unstack(value: Host, axis: int) -> list[Host]:
 KINDS: dict[str, Callable[..., Any]] = {
     "add": binary(operator.add, np.add), "sub": binary(operator.sub, np.subtract),
     "mul": binary(operator.mul, np.multiply), "div": binary(truncated, np.divide),
-    "pow": binary(_power, np.power),
+    "rem": binary(lambda a, b: a - truncated(a, b) * b, np.fmod), "pow": binary(_power, np.power),
     "min": binary(min, np.minimum), "max": binary(max, np.maximum),
     "lt": _comparison(operator.lt), "gt": _comparison(operator.gt),
     "le": _comparison(operator.le), "ge": _comparison(operator.ge),

@@ -596,3 +596,25 @@ def unique(input: Array, axis: int, sorts: bool) -> tuple[Array, ...]:
     inverse = [kinds.index(row) for row in rows]
     items = np.take(input, places, axis)
     return items, places, np.array(inverse), np.array(often), np.array([len(kinds)])
+
+
+def determinant(input: Array) -> Array:
+    return np.linalg.det(input)
+
+
+def rem(x: Array, y: Array) -> Array:
+    return np.where(y == 0, 0, np.fmod(x, np.where(y == 0, 1, y)))
+
+
+def cumprod(x: Array, axis: int, exclusive: bool, reverse: bool) -> Array:
+    items = np.moveaxis(x, axis, 0)
+    items = items[::-1] if reverse else items
+    found, product = np.empty_like(items), np.ones_like(items[0])
+    for i, item in enumerate(items):
+        found[i] = product if exclusive else product * item
+        product = product * item
+    return np.moveaxis(found[::-1] if reverse else found, 0, axis)
+
+
+def bitcast(input: Array, dtype: str) -> Array:
+    return input.astype(np.float32).view(dtype)

@@ -391,6 +391,30 @@ CASES = [
         "input",
         ("input",),
     ),
+    Case("determinant", {"input": real(2, 3, 3)}, {}, "input", ("input",)),
+    Case(
+        "rem",
+        {"x": real(3, 4, low=-9, high=9), "y": real(3, 4, low=0.3, high=2)},
+        {},
+        "x",
+        ("x", "y"),
+    ),
+    Case(
+        "rem",
+        {"x": whole(3, 4, low=-9, high=9), "y": np.array([[-2, 3, 0, 4]] * 3, np.int32)},
+        batched=("x",),
+    ),
+    *(
+        Case(
+            "cumprod",
+            {"x": real(2, 3, 4)},
+            {"axis": 1, "exclusive": exclusive, "reverse": reverse},
+            "x",
+            ("x",),
+        )
+        for exclusive, reverse in ((False, False), (True, True), (True, False))
+    ),
+    Case("bitcast", {"input": real(2, 3)}, {"dtype": "int32"}, batched=("input",)),
     *(
         Case(
             "ctc_loss",
