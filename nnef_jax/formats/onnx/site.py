@@ -391,12 +391,17 @@ class Site:
         found = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
         return self.unsqueezed(found, tuple(i for i in range(rank) if i != axis))
 
-    def zero(self, x: Tensor) -> float | int | Constant:
-        """Return 0 in the dtype of a tensor: a literal where it has that dtype."""
+    def item(self, number: float, x: Tensor) -> float | int | Constant:
+        """Return a number in the dtype of a tensor: a literal where it has that dtype."""
         dtype = self.dtype_of(x)
         if dtype == self.graph.builder.real:
-            return 0.0
-        return 0 if dtype == self.graph.builder.integer else self.constant(0, dtype)
+            return float(number)
+        literal = dtype == self.graph.builder.integer and int(number) == number
+        return int(number) if literal else self.constant(number, dtype)
+
+    def zero(self, x: Tensor) -> float | int | Constant:
+        """Return 0 in the dtype of a tensor."""
+        return self.item(0, x)
 
     def is_real(self, x: int | Tensor = 0) -> bool:
         """Tell whether a tensor holds real numbers."""

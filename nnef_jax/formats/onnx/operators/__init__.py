@@ -25,7 +25,8 @@ from nnef_jax.limits import Limits, Meter
 Meaning = Callable[[Site], Any]
 FAMILIES = (
     "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra",
-    "optimizers", "control", "cells", "quantizers", "integer_products", "heads",
+    "optimizers", "control", "cells", "quantizers", "integer_products", "heads", "generators",
+    "layout", "indices", "reductions", "contractions", "lists",
 )  # fmt: skip
 _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from lowering.errors import InvalidOperation
+from lowering.graph import is_float
 from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.formats.onnx.element_types import dtype_of
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.site import Site, Tensor
+
+_NAN = 255  # the code of float8e8m0 that is none
+_WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16")
 
 
 @operator("Constant")
@@ -55,16 +61,65 @@ def _size(site: Site) -> Constant:
 
 @operator("Cast")
 def _cast(site: Site) -> Any:
-    return _as(site, site.operand(0), site.dtype("to"))
+    if site.version >= 6:
+        return _as(site, site.dtype("to"))
+    from onnx import TensorProto  # which had names instead of numbers then
+
+    names = TensorProto.DataType
+    return _as(site, dtype_of(names.Value(site.choice("to", *names.keys()))))
 
 
 @operator("CastLike")
 def _cast_like(site: Site) -> Any:
-    like = site.operand(1)
-    return _as(site, site.operand(0), site.dtype_of(like) if site.has(1) else "")
+    return _as(site, site.dtype_of(1))
 
 
-def _as(site: Site, x: Any, dtype: str) -> Any:
-    if isinstance(x, Constant):
-        return site.emit("cast", {"input": x}, dtype=dtype if x.derived else site.computed(dtype))
-    return site.emit("cast", {"input": x}, dtype=site.computed(dtype))
+def _as(site: Site, dtype: str) -> Any:
+    """Return the input in a dtype: numbers beyond one of 8 bits are its ends, with `saturate`."""
+    x, source = site.operand(0), site.dtype_of(0)
+    kept = dtype if isinstance(x, Constant) and x.derived else site.computed(dtype)
+    if dtype == "float8_e8m0fnu":
+        return _power_of_two(site, x)
+    if dtype.startswith("float8") and source != dtype and site.flag("saturate", True):
+        if not is_float(source) or source.startswith("float8"):
+            x = site.cast(x, site.graph.builder.real)
+        most = float(jnp.finfo(dtype).max)
+        ends = {"a": site.item(-most, x), "b": site.item(most, x)}
+        x = site.insert("clamp", {"x": x, **ends})
+    if is_float(source) and dtype in _WRAPPED:
+        x = site.cast(x, "int32")
+    return site.emit("cast", {"input": x}, dtype=kept)
+
+
+def _power_of_two(site: Site, x: Any) -> Any:
+    """Return positive numbers as powers of two, which have the exponents of float32."""
+    least = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # fractions that round up
+    mode = site.choice("round_mode", *least, default="up")
+
+    def add(kind: str, x: Any, y: int) -> Any:
+        return site.insert(kind, {"x": x, "y": site.item(y, x)})
+
+    x = site.insert("abs", {"x": site.cast(site.tensor(x), "float32")})
+    bits = site.insert("bitcast", {"input": x}, dtype="int32")
+    rounds = add("ge", add("bitwise_and", bits, (1 << 23) - 1), least[mode])
+    more = site.insert("cast", {"input": rounds}, dtype="int32")
+    code = site.insert("add", {"x": add("shift_right", bits, 23), "y": more})
+    if site.flag("saturate", True):
+        code, is_none = add("min", code, _NAN - 1), site.insert("is_nan", {"x": x})
+    else:
+        code, is_none = add("min", code, _NAN), add("lt", bits, 1 << 22)  # 2^-127 is the least
+    none = site.item(_NAN, code)
+    code = site.insert("select", {"condition": is_none, "true_value": none, "false_value": code})
+    code = site.insert("cast", {"input": code}, dtype="uint8")
+    return site.emit("bitcast", {"input": code}, dtype="float8_e8m0fnu")
+
+
+@operator("BitCast")
+def _bit_cast(site: Site) -> Any:
+    dtype = site.dtype("to")
+    if site.computed(dtype) != dtype:
+        raise InvalidOperation(
+            f"it gives {dtype}, which is computed in {site.computed(dtype)}",
+            "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)",
+        )
+    return site.emit("bitcast", {"input": site.operand(0)}, dtype=dtype)

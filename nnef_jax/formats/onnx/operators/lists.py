@@ -1,0 +1,125 @@
+"""Sequences, which are lists of tensors while a model is read, and optional values, None if empty.
+
+How many items a sequence has must be known then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowering.errors import InvalidOperation, InvalidShape
+from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.layout import cut
+from nnef_jax.formats.onnx.site import Site
+
+
+def _sequence(site: Site, i: int = 0) -> list[Any]:
+    found = site.operand(i)
+    if not isinstance(found, list):
+        raise InvalidOperation(f"input {i} must be a sequence, it is a tensor")
+    return found
+
+
+def _place(site: Site, i: int, count: int, *, ends: int) -> int:
+    """Return a known place among items, counted from the end where it is negative."""
+    place = site.integer(i)
+    if not -count <= place < ends:
+        raise InvalidShape(f"there is no place {place} in a sequence of {count}")
+    return place + count if place < 0 else place
+
+
+@operator("SequenceEmpty")
+def _empty(site: Site) -> Any:
+    return []
+
+
+@operator("SequenceConstruct")
+def _construct(site: Site) -> Any:
+    return list(site.operands)
+
+
+@operator("SequenceAt")
+def _at(site: Site) -> Any:
+    items = _sequence(site)
+    return items[_place(site, 1, len(items), ends=len(items))]
+
+
+@operator("SequenceInsert")
+def _insert(site: Site) -> Any:
+    items = _sequence(site)
+    place = _place(site, 2, len(items), ends=len(items) + 1) if site.has(2) else len(items)
+    return [*items[:place], site.operand(1), *items[place:]]
+
+
+@operator("SequenceErase")
+def _erase(site: Site) -> Any:
+    items = _sequence(site)
+    place = _place(site, 1, len(items), ends=len(items)) if site.has(1) else len(items) - 1
+    if not items:
+        raise InvalidShape("there is nothing to take away from an empty sequence")
+    return items[:place] + items[place + 1 :]
+
+
+@operator("SequenceLength")
+def _length(site: Site) -> Any:
+    return site.constant(len(_sequence(site)), "int64")
+
+
+@operator("SplitToSequence")
+def _split_to_sequence(site: Site) -> Any:
+    """Cut along an axis; a single length, 1 by default, is that of all parts but the last."""
+    axis = site.axis(site.int("axis", 0))
+    if site.has(1) and site.rank(1):
+        return cut(site, axis, site.integers(1))
+    extent, length = site.known_shape()[axis], site.integer(1, 1)
+    if length < 1:
+        raise InvalidShape(f"the parts must have a positive length, it is {length}")
+    parts = cut(site, axis, [min(length, extent - i) for i in range(0, extent, length)])
+    if site.has(1) or site.flag("keepdims", True):
+        return parts
+    return [site.insert("squeeze", {"input": part}, axes=(axis,)) for part in parts]
+
+
+@operator("ConcatFromSequence")
+def _concat_from_sequence(site: Site) -> Any:
+    items, stacks = _sequence(site), site.flag("new_axis")
+    if not items:
+        raise InvalidShape("an empty sequence cannot be joined")
+    axis = site.axis(site.int("axis"), site.rank(items[0]) + stacks)
+    return site.emit("stack" if stacks else "concat", {"values": items}, axis=axis)
+
+
+@operator("SequenceMap")
+def _map(site: Site) -> Any:
+    """Apply a graph to the items of sequences in turn; tensors are the same for all."""
+    body, count = site.subgraph("body"), len(_sequence(site))
+    results: list[list[Any]] = [[] for _ in body.outputs]
+    for x in site.operands:
+        if isinstance(x, list) and len(x) != count:
+            raise InvalidShape(f"its sequences have {count} and {len(x)} items")
+    for i in range(count):
+        site.spend(len(body.nodes))
+        taken = [x[i] if isinstance(x, list) else x for x in site.operands]
+        given = dict(zip([port.name for port in body.inputs], taken, strict=True))
+        found = site.within(body, site.graph, given)
+        for result, item in zip(results, found, strict=True):
+            result.append(item)
+    return tuple(results)
+
+
+@operator("Optional")
+def _optional(site: Site) -> Any:
+    return site.operand(0) if site.has(0) else None
+
+
+@operator("OptionalHasElement")
+def _has_element(site: Site) -> Constant:
+    return site.constant(site.has(0), "bool")
+
+
+@operator("OptionalGetElement")
+def _get_element(site: Site) -> Any:
+    if not site.has(0):
+        raise InvalidOperation("the optional value is empty")
+    return site.operand(0)
