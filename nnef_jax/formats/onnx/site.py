@@ -50,9 +50,11 @@ class Site:
         return i < len(self.node.outputs) and bool(self.node.outputs[i])
 
     def operand(self, i: int) -> Any:
-        """Return an input, known or not."""
+        """Return a tensor that is an input, known or not; `operands` may have sequences."""
         if not self.has(i):
             raise InvalidOperation(f"input {i} is missing")
+        if isinstance(self.operands[i], list):
+            raise InvalidOperation(f"input {i} must be a tensor, it is a sequence")
         return self.operands[i]
 
     def tensor(self, x: int | Tensor) -> Value:
@@ -60,8 +62,6 @@ class Site:
         found = self.operand(x) if isinstance(x, int) else x
         if isinstance(found, Value):
             return found
-        if not isinstance(found, Constant):
-            raise InvalidOperation("a tensor is due, this is a sequence")
         return self.graph.tensor(found, found.label or f"{self.name}.constant", self.node.span)
 
     def optional(self, i: int) -> Value | None:
@@ -80,9 +80,16 @@ class Site:
         )
 
     def _hint(self, value: Value) -> str:
-        name = value.name
-        is_input = self.graph.outer is None and self.graph.builder.is_input(value)
-        return f"load(..., values={{{name!r}: ...}}) makes it known" if is_input else ""
+        """Name an input that it follows from, if it follows from lists and single numbers alone."""
+        builder, behind = self.graph.builder, {value}
+        for operation in reversed(builder.operations):
+            if not behind.isdisjoint(operation.writes()):
+                behind = behind.difference(operation.writes()).union(operation.reads())
+        inputs = (x for x in behind if builder.is_input(x))
+        known = sorted(x.name for x in inputs if x is value or len(x.type.shape) < 2)
+        if self.graph.outer is not None or not known or len(known) < len(behind):
+            return ""
+        return f"load(..., values={{{known[0]!r}: ...}}) makes it known"
 
     def integers(self, x: int | Tensor) -> list[int]:
         """Return the items of a known input as whole numbers, which may be symbolic."""
@@ -100,8 +107,6 @@ class Site:
     def shape(self, x: int | Tensor = 0) -> Shape:
         """Return the shape of an input; extents may be UNKNOWN."""
         found = self.operand(x) if isinstance(x, int) else x
-        if isinstance(found, list):
-            raise InvalidOperation("a tensor is due, this is a sequence")
         return found.type.shape if isinstance(found, Value) else found.array.shape
 
     def rank(self, x: int | Tensor = 0) -> int:
