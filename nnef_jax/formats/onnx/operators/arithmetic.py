@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lowering.errors import InvalidOperation
+from lowering.graph import Value
+from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.site import Site
 
@@ -36,8 +38,9 @@ for _name, _kind in _UNARY.items():
 
 @operator("Identity")
 def _identity(site: Site) -> Any:
-    x = site.operand(0)
-    return x if isinstance(x, list) else site.emit("copy", {"x": x})
+    """Return a tensor, a sequence, or an optional value that may be empty."""
+    x = site.operands[0]
+    return site.emit("copy", {"x": x}) if isinstance(x, Value | Constant) else x
 
 
 def _pair(site: Site) -> list[Any]:

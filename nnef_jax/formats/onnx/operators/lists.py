@@ -14,10 +14,10 @@ from nnef_jax.formats.onnx.operators.layout import cut
 from nnef_jax.formats.onnx.site import Site
 
 
-def _sequence(site: Site, i: int = 0) -> list[Any]:
-    found = site.operand(i)
+def _sequence(site: Site) -> list[Any]:
+    found = site.operands[0]
     if not isinstance(found, list):
-        raise InvalidOperation(f"input {i} must be a sequence, it is a tensor")
+        raise InvalidOperation("input 0 must be a sequence, it is none")
     return found
 
 
@@ -110,7 +110,7 @@ def _map(site: Site) -> Any:
 
 @operator("Optional")
 def _optional(site: Site) -> Any:
-    return site.operand(0) if site.has(0) else None
+    return site.operands[0] if site.has(0) else None
 
 
 @operator("OptionalHasElement")
@@ -122,4 +122,4 @@ def _has_element(site: Site) -> Constant:
 def _get_element(site: Site) -> Any:
     if not site.has(0):
         raise InvalidOperation("the optional value is empty")
-    return site.operand(0)
+    return site.operands[0]
