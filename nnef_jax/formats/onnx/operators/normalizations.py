@@ -169,23 +169,6 @@ def _lrn(site: Site) -> Any:
     )  # fmt: skip
 
 
-@operator("Dropout")
-def _dropout(site: Site) -> Any:
-    """Drop nothing: where it trains, by a ratio that is not 0, results would be random."""
-    x = site.operand(0)
-    trains = not site.flag("is_test") if site.version < 7 else False
-    ratio = site.number("ratio", 0.5)
-    if site.has(2) and site.known(2).item():
-        trains, ratio = True, float(site.known(1).item()) if site.has(1) else 0.5
-    if trains and ratio:
-        raise InvalidOperation("it trains: what it drops is random")
-    if not site.wants(1):
-        return x
-    dtype = "bool" if site.version >= 10 else site.dtype_of()
-    one = site.constant([1] * min(site.rank(), 1), dtype)
-    return x, site.insert("broadcast", {"input": one}, shape=site.known_shape())
-
-
 @operator("Softmax")
 def _softmax(site: Site) -> Any:
     return site.emit("softmax", {"x": site.operand(0)}, axes=_classes(site))
