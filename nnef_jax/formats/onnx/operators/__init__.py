@@ -26,7 +26,8 @@ Meaning = Callable[[Site], Any]
 FAMILIES = (
     "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra",
     "optimizers", "control", "cells", "quantizers", "integer_products", "heads", "generators",
-    "layout", "indices", "reductions", "contractions", "lists", "estimators",
+    "layout", "indices", "reductions", "contractions", "lists", "estimators", "transformers",
+    "fusions", "skips",
 )  # fmt: skip
 _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 

@@ -18,7 +18,7 @@ from nnef_jax.formats.onnx.site import Site
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 # What an activation has for alpha and beta by default; None where it has none.
-_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "relu": (None, None), "tanh": (None, None), "sigmoid": (None, None), "softsign": (None, None),
     "softplus": (None, None), "affine": (1.0, 0.0), "leakyrelu": (0.01, None),
     "thresholdedrelu": (1.0, None), "scaledtanh": (1.0, 1.0), "hardsigmoid": (0.2, 0.5),
@@ -47,18 +47,20 @@ def _activations(site: Site, kind: str, ways: int) -> list[Activation]:
     given = [iter(site.numbers(f"activation_{x}", ())) for x in ("alpha", "beta")]
     found: list[Activation] = []
     for name in names:
-        if name.lower() not in _PARAMETERS:
+        if name.lower() not in PARAMETERS:
             raise InvalidOperation(f"there is no activation {name[:40]!r} of cells")
-        defaults = _PARAMETERS[name.lower()]
+        defaults = PARAMETERS[name.lower()]
         a, b = (
             None if default is None else next(values, default)
             for values, default in zip(given, defaults, strict=True)
         )
-        found.append(_activation(name.lower(), a or 0.0, b or 0.0))
+        found.append(activation(name.lower(), a or 0.0, b or 0.0))
     return found
 
 
-def _activation(name: str, a: float, b: float) -> Activation:
+def activation(name: str, a: float, b: float) -> Activation:
+    """Return an activation by its name in small letters, with its alpha and beta."""
+
     def apply(at: Site, x: Any) -> Any:
         match name:
             case "affine":

@@ -1,0 +1,242 @@
+"""Operators of com.microsoft that are several of the standard's in one, real or quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import show
+from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.formats.onnx.element_types import unpacked
+from nnef_jax.formats.onnx.operators import meaning_of, operator
+from nnef_jax.formats.onnx.operators.cells import PARAMETERS, activation
+from nnef_jax.formats.onnx.operators.integer_products import product
+from nnef_jax.formats.onnx.operators.quantizers import (
+    MICROSOFT,
+    dequantized,
+    dynamically,
+    optional,
+    quantized,
+    spread,
+)
+from nnef_jax.formats.onnx.operators.transformers import only
+from nnef_jax.formats.onnx.site import Site
+
+_VERSION = 21  # of the standard's operators that these are made of
+_QUANTIZED = {
+    # By name: the standard's operator, operands before, triples of them, and where the result's is.
+    "QLinearAdd": ("Add", 0, (0, 3), 6), "QLinearMul": ("Mul", 0, (0, 3), 6),
+    "QLinearSigmoid": ("Sigmoid", 0, (0,), 3), "QLinearLeakyRelu": ("LeakyRelu", 0, (0,), 3),
+    "QLinearAveragePool": ("AveragePool", 0, (0,), 3), "QLinearSoftmax": ("Softmax", 0, (0,), 3),
+    "QLinearGlobalAveragePool": ("GlobalAveragePool", 0, (0,), 3),
+    "QLinearReduceMean": ("ReduceMean", 0, (0,), 3), "QLinearWhere": ("Where", 1, (1, 4), 7),
+}  # fmt: skip
+
+
+def applied(site: Site, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
+    """Return what an operator of the standard makes of operands; attributes are those given."""
+    prefix = f"{site.prefix}{site.name}.{name}."
+    node = replace(site.node, operator=name, domain="", attributes=attributes)
+    meaning = meaning_of("", name, _VERSION)
+    assert meaning is not None, name
+    found = meaning(replace(site, node=node, version=_VERSION, operands=operands, prefix=prefix))
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _quantized(site: Site) -> Any:
+    """Compute what the standard's operator of the name does, on real numbers."""
+    name, count, triples, end = _QUANTIZED[site.node.operator]
+    attributes = dict(site.node.attributes)
+    attributes.pop("opset", None)
+    last = bool(attributes.pop("channels_last", 0))
+    operands = [site.operand(i) for i in range(count)]
+    for i in triples:
+        operands.append(
+            dequantized(site, site.operand(i), site.operand(i + 1), optional(site, i + 2))
+        )
+    rank = site.rank(operands[0])
+    if last:
+        operands[0] = site.transposed(operands[0], (0, rank - 1, *range(1, rank - 1)))
+    found = applied(site, name, operands, **attributes)
+    if last:
+        found = site.transposed(found, (0, *range(2, rank), 1))
+    return _as_quantized(site, found, end, site.dtype_of(triples[0]))
+
+
+for _name in _QUANTIZED:
+    operator(_name, domain=MICROSOFT)(_quantized)
+
+
+def _as_quantized(site: Site, x: Any, i: int, dtype: str) -> Any:
+    """Return real numbers by the scale and zero point that inputs are."""
+    zero_point = optional(site, i + 1)
+    return quantized(site, x, site.reshaped(site.operand(i), ()), zero_point, dtype)
+
+
+@operator("QLinearConcat", domain=MICROSOFT)
+def _qlinear_concat(site: Site) -> Any:
+    parts = [
+        dequantized(site, site.operand(i), site.operand(i + 1), optional(site, i + 2))
+        for i in range(2, len(site.operands), 3)
+    ]
+    joined = site.insert(
+        "concat", {"values": parts}, axis=site.axis(site.int("axis"), site.rank(2))
+    )
+    return _as_quantized(site, joined, 0, site.dtype_of(2))
+
+
+@operator("QGemm", domain=MICROSOFT)
+def _qgemm(site: Site) -> Any:
+    flags = site.flag("transA"), site.flag("transB")
+    zero_points = optional(site, 2), optional(site, 5)
+    total = product(site, site.operand(0), site.operand(3), zero_points, flags=flags)
+    if site.has(6):
+        total = site.term("add", total, site.operand(6))
+    scale = site.term("mul", site.operand(1), site.operand(4))
+    scale = site.term("mul", scale, site.number("alpha", 1.0))
+    found = site.term("mul", site.cast(total, site.dtype_of(1)), scale)
+    return _as_quantized(site, found, 7, site.dtype_of(8)) if site.has(7) else found
+
+
+def _real_product(
+    site: Site, a: Any, b: Any, zeros: tuple[Any, Any], scales: tuple[Any, Any], bias: int
+) -> Any:
+    if site.shape(scales[0]) not in ((), (1,)):
+        raise InvalidShape(
+            f"the scale of the left matrix has the shape {show(site.shape(scales[0]))}"
+        )
+    scale = site.term("mul", *scales)
+    total = product(site, a, b, zeros)
+    found = site.term("mul", site.cast(total, site.dtype_of(scale)), scale)
+    return site.term("add", found, site.operand(bias)) if site.has(bias) else found
+
+
+@operator("MatMulIntegerToFloat", domain=MICROSOFT)
+def _matmul_integer_to_float(site: Site) -> Any:
+    zeros = optional(site, 4), optional(site, 5)
+    scales = site.operand(2), site.operand(3)
+    return _real_product(site, site.operand(0), site.operand(1), zeros, scales, 6)
+
+
+@operator("DynamicQuantizeMatMul", domain=MICROSOFT)
+def _dynamic_quantize_matmul(site: Site) -> Any:
+    a, scale, zero = dynamically(site, site.tensor(0))
+    zeros, scales = (zero, optional(site, 3)), (scale, site.operand(2))
+    return _real_product(site, a, site.operand(1), zeros, scales, 4)
+
+
+@operator("MatMulNBits", domain=MICROSOFT)
+def _matmul_n_bits(site: Site) -> Any:
+    """Multiply by weights [outputs,inputs] of a few bits, with a scale for each block of inputs."""
+    if site.has(4):
+        raise InvalidOperation("'g_idx' is not supported")
+    only(site, 6, weight_prepacked=0)
+    inputs, outputs = site.int("K"), site.int("N")
+    bits, size = site.int("bits", 4), site.int("block_size")
+    if bits not in (2, 4, 8) or size < 1:
+        raise InvalidOperation(f"there are no blocks of {size} weights of {bits} bits")
+    blocks, real = -(-inputs // size), site.dtype_of()
+    levels = _levels(site, 1, bits, (outputs, blocks * size))
+    scale = site.reshaped(site.operand(2), (outputs, blocks))
+    zero: Any = site.constant(1 << bits - 1, "uint8")
+    if site.has(3) and site.dtype_of(3) == "uint8":
+        stored = -(-blocks * bits // 8) * 8 // bits  # each row begins a byte
+        zero = site.part(_levels(site, 3, bits, (outputs, stored)), 1, 0, blocks)
+        zero = site.cast(zero, "uint8")
+    elif site.has(3):
+        zero = site.reshaped(site.operand(3), (outputs, blocks))
+    scale, zero = (
+        x if site.rank(x) == 0 else spread(site, levels, x, 1, size) for x in (scale, zero)
+    )
+    if site.dtype_of(zero).startswith("uint"):
+        weights = dequantized(site, levels, scale, zero)
+    else:
+        weights = site.term("sub", site.cast(levels, site.dtype_of(zero)), zero)
+        weights = site.term("mul", weights, scale)
+    weights = site.cast(site.part(weights, 1, 0, inputs), real)
+    rank = site.rank()
+    bias = (
+        site.aligned(site.operand(0), site.operand(5))[1]
+        if site.has(5)
+        else site.zero(site.operand(0))
+    )
+    filter = site.unsqueezed(weights, range(rank - 2))
+    return site.emit("linear", {"input": site.operand(0), "filter": filter, "bias": bias})
+
+
+def _levels(site: Site, i: int, bits: int, shape: tuple[int, int]) -> Constant:
+    """Return numbers of a few bits, of which an initialiser has several in a byte."""
+    array = site.known(i)
+    data, dtype = memoryview(array.tobytes()), f"uint{bits}"
+    return Constant(unpacked(data, dtype, shape), dtype, f"{site.name}.levels_{i}")
+
+
+@operator("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
+def _fused_matmul(site: Site) -> Any:
+    """Multiply matrices; where `transBatch` is set that axis comes before those of the batch."""
+    operands: list[Any] = []
+    for i, name in enumerate("AB"):
+        x, rank = site.tensor(i), site.rank(i)
+        axes = list(range(rank))
+        if site.flag(f"transBatch{name}") and rank > 2:
+            axes = [*range(1, rank - 1), 0, rank - 1]
+        if site.flag(f"trans{name}") and rank > 1:
+            axes[-2:] = axes[:-3:-1]
+        operands.append(site.transposed(x, axes))
+    found = applied(site, "MatMul", operands)
+    alpha = site.number("alpha", 1.0)
+    return found if alpha == 1 else site.term("mul", found, alpha)
+
+
+def _activated(site: Site, x: Any, given: Sequence[float]) -> Any:
+    """Return what an activation, with parameters if it has any, makes of a tensor."""
+    name = site.text("activation", "").lower()
+    if name in ("", "none"):
+        return x
+    if name == "clip":
+        low, high = given
+        return site.term("min", site.term("max", x, low), high)
+    if name not in PARAMETERS:
+        raise InvalidOperation(f"the activation '{name[:40]}' is not supported")
+    defaults = [value or 0.0 for value in PARAMETERS[name]]
+    a, b = [*given, *defaults[len(given) :]][:2]
+    return activation(name, a, b)(site, x)
+
+
+@operator("FusedConv", domain=MICROSOFT)
+def _fused_conv(site: Site) -> Any:
+    attributes = dict(site.node.attributes)
+    for name in ("activation", "activation_params"):
+        attributes.pop(name, None)
+    found = applied(site, "Conv", [optional(site, i) for i in range(3)], **attributes)
+    if site.has(3):
+        found = site.term("add", found, site.operand(3))
+    return _activated(site, found, site.numbers("activation_params", ()))
+
+
+@operator("FusedGemm", domain=MICROSOFT)
+def _fused_gemm(site: Site) -> Any:
+    attributes = {k: x for k, x in site.node.attributes.items() if not k.startswith("activation")}
+    found = applied(site, "Gemm", [optional(site, i) for i in range(3)], **attributes)
+    names = [f"activation_{x}" for x in ("alpha", "beta")]
+    return _activated(site, found, [site.number(x) for x in names if x in site.node.attributes])
+
+
+@operator("Gelu", "FastGelu", "BiasGelu", domain=MICROSOFT)
+def _gelu(site: Site) -> Any:
+    x = site.term("add", site.operand(0), site.operand(1)) if site.has(1) else site.operand(0)
+    mode = "tanh" if site.node.operator == "FastGelu" else "none"
+    return applied(site, "Gelu", [x], approximate=mode)
+
+
+@operator("QuickGelu", domain=MICROSOFT)
+def _quick_gelu(site: Site) -> Any:
+    return applied(site, "Swish", [site.operand(0)], alpha=site.number("alpha", 1.702))
+
+
+@operator("BiasAdd", domain=MICROSOFT)
+def _bias_add(site: Site) -> Any:
+    total = site.term("add", site.operand(0), site.operand(1))
+    return site.term("add", total, site.operand(2))
