@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from lowering.extents import is_symbolic
 from lowering.graph import TensorType, Value
 from lowering.location import Span
+from nnef_jax.flattening.emission import Emission
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.emission import Emission
 from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.element_types import computed
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic
 from lowering.graph import Value, is_float
+from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
 from nnef_jax.formats.base import ExtentNeeded
-from nnef_jax.formats.hostvalues import LARGEST, NotFolded, evaluate
 from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.document import Graph, Node
 from nnef_jax.formats.onnx.element_types import computed, dtype_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
-from nnef_jax.formats.hostvalues import LARGEST
+from nnef_jax.flattening.hostvalues import LARGEST
 from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.arithmetic import floored_mod
