@@ -370,3 +370,16 @@ def names_read(nodes: Sequence[Node]) -> Iterator[str]:
                     own |= {name for inner in graph.nodes for name in inner.outputs}
                     outer = (*names_read(graph.nodes), *(x.name for x in graph.outputs))
                     yield from (name for name in outer if name not in own)
+
+
+def all_nodes(document: Document) -> Iterator[Node]:
+    """Yield the nodes of a model, of its functions, and of the graphs in nodes."""
+    waiting = [*document.graph.nodes]
+    waiting += [node for function in document.functions.values() for node in function.nodes]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for value in node.attributes.values():
+            for graph in value if isinstance(value, tuple) else (value,):
+                if isinstance(graph, Graph):
+                    waiting += graph.nodes

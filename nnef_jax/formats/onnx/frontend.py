@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lowering.graph import Graph
 from lowering.location import Span
 from nnef_jax.errors import ArchiveError
-from nnef_jax.formats.base import Frontend, Options, Shapes, Stored
-from nnef_jax.formats.onnx.document import Reader
+from nnef_jax.formats.base import Options, Shapes
+from nnef_jax.formats.onnx.document import Reader, all_nodes
 from nnef_jax.formats.onnx.element_types import computed
 from nnef_jax.formats.onnx.flatten import flatten
 from nnef_jax.formats.onnx.protobuf import parse
+from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import refusal
 
 
-class OnnxFrontend(Frontend):
+class OnnxFrontend(GraphFrontend):
     """A checked model; its parameters stay in the file until they are computed with."""
 
     def __init__(self, archive: Archive, options: Options) -> None:
+        super().__init__(options)
         name = archive.location(archive.graph)
 
         def beside(location: str) -> memoryview:
@@ -35,16 +34,12 @@ class OnnxFrontend(Frontend):
         model, raw = parse(archive.open_tensor(archive.graph), name, options.meter)
         self._document = Reader(name, raw, options.meter, beside).document(model)
         self._text = model.SerializeToString(deterministic=True)
-        self._data: dict[str, NDArray[Any]] = {}
         self.inputs = [port.name for port in self._document.graph.inputs]
         self.outputs = [port.name for port in self._document.graph.outputs]
         extents = (n for port in self._document.graph.inputs for n in port.shape or ())
         self.symbols = list(dict.fromkeys(n for n in extents if isinstance(n, str)))
         self.dialect = f"ONNX, operator set {self._document.versions.get('', 1)}"
         self.integer = computed("int64", options.real)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_data": {}}  # which flattening collects
 
     def flatten(self, options: Options) -> Graph:
         """Return the graph for the shapes in `options.input_shapes`, else the model's."""
@@ -68,15 +63,6 @@ class OnnxFrontend(Frontend):
             if port.shape is not None and all(x is not None for x in port.shape)
         }
 
-    def stored(self, graph: Graph) -> Stored:
-        """Return the parameters, viewed in the file where the graph has them as they are stored."""
-        found: dict[str, NDArray[Any]] = {}
-        for variable in (*graph.parameters, *graph.states):
-            array = self._data[variable.label]
-            dtype = np.dtype(variable.value.type.dtype)
-            found[variable.label] = array if array.dtype == dtype else array.astype(dtype)
-        return Stored(found, self)
-
     def content(self) -> Iterable[object]:
         """Tell the model without its large tensors."""
         return self.dialect, self._text
@@ -85,3 +71,7 @@ class OnnxFrontend(Frontend):
         """Return where nodes stand, by the names of their outputs."""
         nodes = self._document.graph.nodes
         return {name: node.span for node in nodes for name in node.outputs if name}
+
+    def titles(self) -> Titles:
+        """Return what errors call nodes, by where the listing has them."""
+        return {node.span.offset: node.title for node in all_nodes(self._document)}

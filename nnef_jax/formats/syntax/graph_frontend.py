@@ -1,0 +1,144 @@
+"""The front end of a format that is saved as NNEF 1.0, flat, its weights as tensor files."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.graph import Graph, Operation, StateVariable
+from nnef_jax.errors import UnsupportedError
+from nnef_jax.formats.base import Cut, ExtentNeeded, Frontend, Options, Stored
+from nnef_jax.formats.syntax.flat_document import FlatWriter
+from nnef_jax.formats.syntax.frontend import GRAPH
+from nnef_jax.formats.syntax.kept import KeepingWriter
+from nnef_jax.formats.syntax.printing import print_document
+from nnef_jax.formats.syntax.tree import Document
+from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.tensorfile import TensorFile
+from nnef_jax.storage.writer import Member
+
+Titles = Mapping[int, str]  # what errors call nodes, by where they stand in the text
+_INTEGERS = {
+    "int4": (np.int8, 4), "uint4": (np.uint8, 4), "int2": (np.int8, 2), "uint2": (np.uint8, 2),
+}  # fmt: skip
+# Whose numbers float16 has.
+_HALVES = (
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float4_e2m1fn",
+)  # fmt: skip
+_KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which load reads again"
+
+
+class GraphFrontend(Frontend):
+    """A network whose weights stay in files until they are computed with, and its options."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._data: dict[str, NDArray[Any]] = {}  # by label, collected while it is flattened
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_data": {}}
+
+    @abstractmethod
+    def titles(self) -> Titles:
+        """Return what errors call the parts of the text that graphs are made of."""
+
+    def require_savable(self) -> None:
+        """Raise UnsupportedError for what the whole network has that NNEF cannot say."""
+
+    def stored(self, graph: Graph) -> Stored:
+        """Return the weights, viewed in the file where the graph has them as they are stored."""
+        found: dict[str, NDArray[Any]] = {}
+        for variable in (*graph.parameters, *graph.states):
+            if isinstance(variable, StateVariable) and variable.initial is not None:
+                continue  # it starts with what the network computes
+            array = self._data[variable.label]
+            dtype = np.dtype(variable.value.type.dtype)
+            found[variable.label] = array if array.dtype == dtype else array.astype(dtype)
+        return Stored(found, self)
+
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+        """Return the network as an archive of NNEF 1.0, flat, with other weights by label."""
+        self.require_savable()
+        return self._archive(self._whole(self._options), arrays)
+
+    def flat_members(
+        self, options: Options, cut: Cut, arrays: Mapping[str, Any], quantization: str | None
+    ) -> dict[str, Member]:
+        """Return a part of the network as an archive of NNEF 1.0, flat."""
+        return self._archive(cut(self._whole(options))[0], arrays)
+
+    def converted(
+        self,
+        graph: Graph,
+        data: Mapping[str, NDArray[Any]] | None,
+        *,
+        flat: bool,
+        keep: bool = False,
+    ) -> dict[str, Member]:
+        """Return the network as one of NNEF 1.0, always flat."""
+        self.require_savable()
+        return self._archive(graph, data or {}, keep=keep)
+
+    def _archive(
+        self, graph: Graph, arrays: Mapping[str, Any], *, keep: bool = False
+    ) -> dict[str, Member]:
+        options = self._options
+        if keep:
+            document = KeepingWriter(graph, options.meter, options.real, None).write()
+        else:
+            document = _TitledWriter(graph, self.titles(), options).write()
+        stored = {member_of(label): _as_member(array) for label, array in arrays.items()}
+        return {GRAPH: print_document(document).encode()} | stored
+
+    def _whole(self, options: Options) -> Graph:
+        try:
+            return self.flatten(options)
+        except ExtentNeeded:
+            raise UnsupportedError(
+                "the graph depends on open extents of inputs, which NNEF cannot say",
+                hint="close them by load(..., input_shapes=...)",
+            ) from None
+
+
+def _as_member(array: Any) -> Member:
+    """Return weights as a tensor file has them: codes of 4 bits in 4, small floats in 16."""
+    items: NDArray[Any] = np.asarray(array)
+    name = items.dtype.name
+    if name in _INTEGERS:
+        dtype, bits = _INTEGERS[name]
+        return TensorFile(items.astype(dtype), bits, dtype is np.int8, False)
+    if name in _HALVES:
+        return items.astype(np.float16)
+    return items.astype(np.float32) if items.dtype.kind == "V" else items
+
+
+class _TitledWriter(FlatWriter):
+    """Says of what NNEF does not have which part of the text it is in."""
+
+    def __init__(self, graph: Graph, titles: Titles, options: Options) -> None:
+        super().__init__(graph, options.meter)
+        self._titles, self._real = titles, options.real
+        self._refused = set[int]()
+
+    def write(self) -> Document:
+        """Return the document, whose operations have items that NNEF has."""
+        for operation in self.graph.operations:
+            for value in operation.writes():
+                dtype = value.type.dtype
+                if dtype not in (self._real, "bool") and not dtype.startswith(("int", "uint")):
+                    self.refuse(f"it has items of {dtype}", operation)
+        return super().write()
+
+    def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
+        """Note what cannot be said, once for each part."""
+        span = operation.span if operation else None
+        title = self._titles.get(span.offset) if span else None
+        if span is None or title is None:
+            super().refuse(message, operation, hint)
+        elif span.offset not in self._refused:
+            self._refused.add(span.offset)
+            super().refuse(f"{title}: {message}", operation, hint or _KEEP)
