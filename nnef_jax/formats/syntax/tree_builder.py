@@ -20,6 +20,7 @@ from nnef_jax.limits import raising
 
 _LARGEST_INTEGER = 2**63 - 1
 _INFINITY = float("inf")
+_GENERIC = frozenset({*t.PRIMITIVES, "?"})
 _GENERIC_HINT = "the types are scalar, integer, logical and string"
 _TENSORS = {"": t.TENSOR} | {i: t.Tensor(i) for i in ("scalar", "integer", "logical", "?")}
 _TYPES = {name: t.Primitive(name) for name in t.PRIMITIVES} | {"extent": t.INTEGER}
@@ -289,7 +290,7 @@ class TreeBuilder:
         """Return the type that an invocation names in `<...>`."""
         self._note("generic", token.start_pos)
         type = token[1:-1].strip()
-        if type not in (*t.PRIMITIVES, "?"):
+        if type not in _GENERIC:
             raise self._fail(f"'{token}' does not name a type", token, _GENERIC_HINT)
         return type
 
