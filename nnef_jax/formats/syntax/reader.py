@@ -32,10 +32,10 @@ class NotUnderstood(Exception):
 
 
 class FastReader:
-    """Reads a text: `token`, of a `kind`, is the next one, from `start` to `stop`, behind `at`.
+    """Reads a text: `token`, of a `kind`, is the next one, from `start` to `stop`.
 
     Methods are productions, in which the builder is called as the grammar calls it. They raise
-    NotUnderstood, or what a builder raises.
+    NotUnderstood, or what the builder raises.
     """
 
     def __init__(self, text: str, builder: TreeBuilder, language: Language, most: int) -> None:

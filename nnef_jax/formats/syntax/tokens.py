@@ -27,7 +27,7 @@ _TYPE = r"<\s*+(?:(?:\?|[A-Za-z_]++)\s*+)?(?:=\s*+[A-Za-z_]++\s*+)?>"
 _MARK = r"\[\]|->|&&|\|\||[<>=!]=|\S|\Z"
 _BLANK = r"[ \t]*+"
 # Numbers that surely fit 64 bits, alone and between commas.
-_SMALL = r"-?[0-9]{1,18}(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?"
+_SMALL = r"-?[0-9]{1,18}+(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]{1,2}+)?"
 _ITEM = rf"{_BLANK}{_SMALL}{_BLANK}"
 _PAIR = rf"\({_ITEM},{_ITEM}\){_BLANK}"
 

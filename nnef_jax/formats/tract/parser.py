@@ -1,4 +1,4 @@
-"""From the dialect's text to a `Document`: lark reads what a fast reader leaves over.
+"""From the dialect's text to a `Document`: what differs from the standard is at the end.
 
 Sources: tract's documentation of the format, and files of its writer and of torch_to_nnef.
 """
@@ -177,6 +177,7 @@ class _TractBuilder(TreeBuilder):
         return self._nested(node, [argument.value for argument in arguments], node.offset)
 
 
+# How the fast reader reads the dialect, beside the grammar.
 PARSER = Parser(
     "nnef_jax.formats.tract",
     "document",
