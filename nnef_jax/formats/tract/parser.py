@@ -1,4 +1,4 @@
-"""From the dialect's text to a `Document`: what differs from the standard is at the end.
+"""From the dialect's text to a `TractDocument`: what differs from the standard is at the end.
 
 Sources: tract's documentation of the format, and files of its writer and of torch_to_nnef.
 """
@@ -17,7 +17,7 @@ from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.parsing import Parser
 from nnef_jax.formats.syntax.tokens import STRING, Language, Token, unescaped
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder, present
-from nnef_jax.formats.tract.document import Assertion, Document
+from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.formats.tract.recognition import signs
 from nnef_jax.limits import Meter
 
@@ -35,7 +35,7 @@ _BLANKS_PER_STEP = 100
 _TEMPLATE = re.compile(r"\{\{|\{%")
 
 
-def parse(source: Source, meter: Meter) -> Document:
+def parse(source: Source, meter: Meter) -> TractDocument:
     """Return the document of a text. Raises NnefSyntaxError or LimitError."""
     text, properties = without_properties(source.text)
     template = _TEMPLATE.search(text)
@@ -66,7 +66,7 @@ def parse(source: Source, meter: Meter) -> Document:
 
     streaming = ("S",) if values("tract_pulse_streaming_symbol") else ()
     assertions = [line for line in lines if line.kind == "tract_assert"]
-    return Document(
+    return TractDocument(
         source,
         tuple(f"{line.kind} {line.value}".strip() for line in lines),
         values("tract_registry"),

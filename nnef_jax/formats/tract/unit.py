@@ -22,6 +22,7 @@ from nnef_jax.formats.tract.json_members import (
     read_json,
     value_at,
 )
+from nnef_jax.formats.tract.document import TractDocument
 from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.tensor_file import StoredTensor, read_tensor_file
@@ -63,7 +64,7 @@ class Unit:
             yield from (label, *unit.content())
 
     @cached_property
-    def document(self) -> Document:
+    def document(self) -> TractDocument:
         """Return the parsed text of the network."""
         return parse(self._archive.read_text(GRAPH), self._meter)
 
