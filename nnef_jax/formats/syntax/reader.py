@@ -177,7 +177,7 @@ class FastReader:
         parts = name, generic, opening, tuple(parameters), opening, results, body
         return self.build.fragment(*parts)
 
-    def parameter(self) -> s.Parameter:
+    def parameter(self) -> s.FormalParameter:
         name, type = self.declared()
         return self.build.parameter(name, type, self.expression() if self.found("=") else None)
 

@@ -29,7 +29,7 @@ _Expression = TypeVar("_Expression", bound=s.Expression)
 
 def present(items: Sequence[Any]) -> tuple[Any, ...]:
     """Return the nodes of a production, without its tokens and what it lacks."""
-    return tuple([item for item in items if isinstance(item, s.Node)])
+    return tuple([item for item in items if isinstance(item, s.SyntaxNode)])
 
 
 class TreeBuilder:
@@ -125,8 +125,10 @@ class TreeBuilder:
             None if isinstance(body, str) else body, self.source,
         )  # fmt: skip
 
-    def parameter(self, name: Token, type: t.Type, default: s.Expression | None) -> s.Parameter:
-        return s.Parameter(name.start_pos, self._declared(name, type), type, default)
+    def parameter(
+        self, name: Token, type: t.Type, default: s.Expression | None
+    ) -> s.FormalParameter:
+        return s.FormalParameter(name.start_pos, self._declared(name, type), type, default)
 
     def result(self, name: Token, type: t.Type) -> s.ResultDeclaration:
         return s.ResultDeclaration(name.start_pos, self._declared(name, type), type)

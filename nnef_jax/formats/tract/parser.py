@@ -99,7 +99,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(slots=True)
-class _Line(s.Node):
+class _Line(s.SyntaxNode):
     """An extension line: its first word, and what follows from the offset on."""
 
     kind: str
@@ -145,7 +145,9 @@ class _TractBuilder(TreeBuilder):
     def assertion(self, scenario: Token | None, condition: s.Expression) -> Any:
         return self.name(scenario) if scenario else "", condition
 
-    def parameter(self, name: Token, type: t.Type, default: s.Expression | None) -> s.Parameter:
+    def parameter(
+        self, name: Token, type: t.Type, default: s.Expression | None
+    ) -> s.FormalParameter:
         return super().parameter(name, t.ANY, default)
 
     def result(self, name: Token, type: t.Type | None) -> s.ResultDeclaration:

@@ -11,8 +11,6 @@ from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.invocation import refuse
 from nnef_jax.formats.tract import declarations
-from nnef_jax.formats.tract.document import Document, repeated_by
-from nnef_jax.formats.tract import declarations, folding
 from nnef_jax.formats.tract.document import TractDocument, repeated_by
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import meanings
