@@ -82,8 +82,7 @@ class FastReader:
 
     def name(self) -> Token:
         """Step over a name."""
-        if self.kind != _NAME:
-            raise NotUnderstood
+        _require(self.kind == _NAME)
         return self.take()
 
     def generic(self, declared: bool = False) -> Token | None:
@@ -91,8 +90,7 @@ class FastReader:
         if self.kind != _GENERIC:
             return None
         token = self.take()
-        if not self.loose and ("?" not in token if declared else "=" in token):
-            raise NotUnderstood
+        _require(self.loose or ("?" in token if declared else "=" not in token))
         return token
 
     def several(self, item: Callable[[], Any]) -> list[Any]:
@@ -114,10 +112,8 @@ class FastReader:
             if self.token != ",":
                 break
             self.go(self.stop)
-            if self.token == closing and not self.loose:
-                raise NotUnderstood
-        if len(items) < least:
-            raise NotUnderstood
+            _require(self.loose or self.token != closing)
+        _require(len(items) >= least)
         self.expect(closing)
         return items
 
@@ -153,8 +149,7 @@ class FastReader:
 
     def definitions(self) -> list[Any]:
         self.expect("version")
-        if self.kind != _NUMBER:
-            raise NotUnderstood
+        _require(self.kind == _NUMBER)
         found: list[Any] = [self.build.version(self.take(), None)]
         if not self.build.provisional or self.token == ";":
             self.expect(";")
@@ -202,8 +197,7 @@ class FastReader:
         if self.token != "(":
             return self.arrays(self.build.named_type(self.name(), self.generic()))
         opening, items = self.take(), self.several(self.type)
-        if len(items) < 2 and not self.loose:
-            raise NotUnderstood
+        _require(self.loose or len(items) > 1)
         self.expect(")")
         return self.arrays(self.build.tuple_type(opening, *items))
 
@@ -237,8 +231,7 @@ class FastReader:
             values.append(self.expression())
         target = targets[0] if len(targets) == 1 else self.build.bare_tuple(*targets)
         value = values[0] if len(values) == 1 else self.build.bare_value(*values)
-        if self.token != ";":
-            raise NotUnderstood
+        _require(self.token == ";")
         return self.build.assignment(target, value, None)
 
     def target(self) -> Any:
@@ -301,8 +294,7 @@ class FastReader:
                 start = value.offset if argument is None else found.start(1)
                 argument = build.name(Token(argument)) if loose and argument else argument
                 items.append(s.Argument(start, argument, value))
-        if after != ")":
-            raise NotUnderstood
+        _require(after == ")")
         return items, at
 
     # Expressions
@@ -362,8 +354,7 @@ class FastReader:
             return self.build.tuple_expression(token, *items, *self.rest(")", self.expression, 1))
         if token == "[]":
             return self.build.array_expression(token)
-        if token != "[":
-            raise NotUnderstood
+        _require(token == "[")
         if self.loose or not self.found("for"):
             return self.build.array_expression(token, *self.rest("]", self.expression))
         loops = self.several(self.loop)
@@ -378,8 +369,7 @@ class FastReader:
 
     def invocation(self, name: Token) -> s.Expression:
         generic = self.generic()
-        if self.token != "(":
-            raise NotUnderstood
+        _require(self.token == "(")
         arguments, at = self.arguments(self.stop)
         self.go(at)
         return self.build.invocation(name, generic, None, *arguments)
@@ -392,6 +382,11 @@ class FastReader:
                 self.go(found.end())
                 return self.build.named_argument(name, self.expression())
         return self.build.argument(self.expression())
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise NotUnderstood
 
 
 def _token(found: re.Match[str], group: int) -> Token:

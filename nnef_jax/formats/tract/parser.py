@@ -182,8 +182,7 @@ class _TractBuilder(TreeBuilder):
 # How the fast reader reads the dialect, beside the grammar.
 PARSER = Parser(
     "nnef_jax.formats.tract",
-    "document",
-    "assertion",
+    ("document", "assertion"),
     builder=_TractBuilder,
     language=Language(
         name=rf"i{STRING}|[^\W\d]\w*+(?:\.\w++)*+",
