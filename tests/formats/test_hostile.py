@@ -80,9 +80,7 @@ READERS: dict[str, Callable[[str], None]] = {
     "is_tract": _swallowing(recognition.is_tract),
     "is_provisional": _swallowing(dialects.is_provisional),
     "count_tokens": _swallowing(count_tokens),
-    "spaced provisional": _swallowing(
-        lambda t: dialects.end_statements(dialects.space_statements(t))
-    ),
+    "ended provisional": _swallowing(dialects.end_statements),
     "fast": _swallowing(lambda t: _read(STANDARD, "fast", t)),
     "fast for tract": _swallowing(lambda t: _read(tract_parser.PARSER, "fast", t)),
     "grammar": _swallowing(lambda t: _read(STANDARD, "by_grammar", t)),

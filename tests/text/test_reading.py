@@ -141,7 +141,7 @@ def check(parser: Parser, text: str, start: str = "document", provisional: bool 
 def check_nnef(text: str) -> bool:
     provisional = dialects.is_provisional(text)
     if provisional:
-        text = dialects.end_statements(dialects.space_statements(text))
+        _, text = dialects.end_statements(text)
     return check(STANDARD, text, provisional=provisional)
 
 

@@ -19,9 +19,8 @@ def parse(source: Source, meter: Meter) -> s.Document:
     provisional = dialects.is_provisional(text)
     if provisional:
         meter.spend(TOKEN * count_tokens(text), source.name)
-        text = dialects.space_statements(text)
-        source = source if text == source.text else Source(source.name, text)
-        text = dialects.end_statements(text)
+        spaced, text = dialects.end_statements(text)
+        source = source if spaced == source.text else Source(source.name, spaced)
     document, features = STANDARD.parse(source, meter, text=text, provisional=provisional)
     dialects.check_features(source, provisional, features)
     _check_extensions(document, features)
