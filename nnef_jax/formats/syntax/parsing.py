@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import files
 from typing import Any
 
@@ -42,11 +42,9 @@ class Parser:
         are nested too deeply or there are too many tokens, or what the builder raises.
         """
         text = source.text if text is None else text
-        builders = (self.builder(source, meter.limits.nesting, provisional) for _ in range(2))
-        found = self.fast(start, text, next(builders), meter)
-        if found is None:
-            return self.by_grammar(start, text, next(builders), meter)
-        return found
+        builder = partial(self.builder, source, meter.limits.nesting, provisional)
+        found = self.fast(start, text, builder(), meter)
+        return self.by_grammar(start, text, builder(), meter) if found is None else found
 
     def fast(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
         """Return what a builder makes of a text by the fast reader, None where that gives up."""
