@@ -46,7 +46,9 @@ _LONGEST_NAME = 400
 class Emitter(Emission):
     """Adds operations of a text to a graph; says where in the text something is wrong."""
 
-    def error(self, message: str, node: s.SyntaxNode, frame: Frame, hint: str = "") -> SemanticError:
+    def error(
+        self, message: str, node: s.SyntaxNode, frame: Frame, hint: str = ""
+    ) -> SemanticError:
         """Return a semantic error at a node."""
         span = s.span_in(frame.source, node)
         return SemanticError(message, span=span, calls=frame.calls, hint=hint)
