@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN, Shape, is_known, volume
+from lowering.extents import UNKNOWN, Shape, is_known
 from lowering.graph import Graph, Operation, TensorType, Value, substituted
-from nnef_jax.errors import InputError, LimitError, SemanticError, ShapeError, UnsupportedError
+from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError
+from nnef_jax.flattening.emission import Emission
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored
 from nnef_jax.formats.syntax.declared_tensors import show_operand
-from nnef_jax.limits import OPERATION, Meter, raising
+from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 from nnef_jax.storage.writer import Member
 
@@ -185,7 +185,8 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
 
     Raises ShapeError or SemanticError naming the operation that does not take them.
     """
-    builder, meter = GraphBuilder(options.real, integer), options.meter
+    emission = Emission(options, integer)
+    builder = emission.builder
     new: dict[Value, Value] = {}
     for value in graph.inputs:
         type = TensorType(_shape(value, options), value.type.dtype)
@@ -193,11 +194,10 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     for v in (*graph.parameters, *graph.states):
         new[v.value] = builder.variable(v.value.name, v.label, v.value.type, v.span)
     for operation in graph.operations:
-        meter.spend(OPERATION, graph.name, operation.span, operation.calls)
         operands = {name: substituted(operand, new) for name, operand in operation.operands}
         old = tuple(operation.writes())
         try:
-            builder.operation(
+            emission.add(
                 operation.kind,
                 operands,
                 dict(operation.attributes),
@@ -215,13 +215,7 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
                 calls=operation.calls,
                 hint=error.hint,
             ) from None
-        for before, after in zip(old, builder.operations[-1].writes(), strict=True):
-            if volume([1 if n is UNKNOWN else n for n in after.type.shape]) > (
-                meter.limits.tensor_items
-            ):
-                message = f"'{after.name}' has more than {meter.limits.tensor_items} items"
-                raise LimitError(message, span=operation.span, hint=raising("tensor_items"))
-            new[before] = after
+        new.update(zip(old, builder.operations[-1].writes(), strict=True))
     for state in graph.states:
         builder.update(new[state.value], new[state.update])
     builder.aliases.update({name: new[value] for name, value in graph.aliases.items()})

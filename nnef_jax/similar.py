@@ -8,21 +8,18 @@ from itertools import chain, islice
 
 from nnef_jax.limits import COMPARISONS_PER_STEP, Meter
 
+Names = Collection[str]
 _LISTED = 20
 
 
-def listed(names: Collection[str]) -> str:
+def listed(names: Names) -> str:
     """Return names for a message, cut where they are many."""
     more = len(names) - _LISTED
     return ", ".join(islice(names, _LISTED)) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(
-    name: str,
-    *known: Collection[str],
-    meter: Meter | None = None,
-    most: int = 3,
-    cutoff: float = 0.6,
+    name: str, *known: Names, meter: Meter | None = None, most: int = 3, cutoff: float = 0.6
 ) -> str:
     """Return a hint such as "did you mean 'relu' or 'elu'?", or '' where no name is similar.
 

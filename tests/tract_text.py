@@ -15,7 +15,7 @@ import pytest
 import nnef_jax
 from lowering.location import Source
 from nnef_jax import Limits, NnefError
-from nnef_jax.formats.tract.document import Document
+from nnef_jax.formats.tract.document import TractDocument
 from nnef_jax.formats.tract.parser import parse
 from nnef_jax.limits import Meter
 from tests.helpers import model_of
@@ -49,7 +49,7 @@ def graph(
     )
 
 
-def parsed(text: str, limits: Limits | None = None) -> Document:
+def parsed(text: str, limits: Limits | None = None) -> TractDocument:
     """The document of a text."""
     return parse(Source("graph.nnef", text), Meter(limits))
 

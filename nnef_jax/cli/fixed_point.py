@@ -152,8 +152,7 @@ def stats(
     if not arrays:
         from nnef_jax.measure.examples import random_inputs
 
-        found = random_inputs(model, seed)
-        arrays = [found[spec.name] for spec in model.inputs]
+        arrays = list(random_inputs(model, seed).values())
     lowered = arithmetic.lower(model)
     with status("comparing"):
         compared = lowered.stats(*arrays, rtol=rtol, atol=atol, isolate=isolate)

@@ -37,7 +37,7 @@ class Emission:
         operands: Given,
         attributes: Given,
         names: Sequence[str],
-        span: Span,
+        span: Span | None,
         calls: tuple[Call, ...] = (),
         *,
         rule: Rule | None = None,
@@ -63,7 +63,7 @@ class Emission:
                 self.require_bounds(value, span, calls)
         return tuple([list(result) if isinstance(result, tuple) else result for result in results])
 
-    def require_bounds(self, value: Value, span: Span, calls: tuple[Call, ...] = ()) -> None:
+    def require_bounds(self, value: Value, span: Span | None, calls: tuple[Call, ...] = ()) -> None:
         """Raise NnefError for a tensor larger than any may be; extents open or 0 count as 1."""
         shape = value.type.shape
         rank = len(shape)
@@ -80,7 +80,7 @@ class Emission:
         self._within.add(shape)
 
     def beyond(
-        self, message: str, limit: str, span: Span, calls: tuple[Call, ...] = ()
+        self, message: str, limit: str, span: Span | None, calls: tuple[Call, ...] = ()
     ) -> LimitError:
         """Return the error of what is beyond a limit."""
         endless = "is the recursion endless? " if limit == "call_depth" else ""

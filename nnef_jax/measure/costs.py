@@ -11,7 +11,7 @@ from lowering.devices import default_device
 from lowering.work import total
 from nnef_jax.analysis.results import Result, Table, table_of
 from nnef_jax.measure.examples import declared_types
-from nnef_jax.measure.hlo import program_of
+from nnef_jax.measure.instructions import program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_choice
 

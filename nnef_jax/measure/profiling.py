@@ -23,9 +23,8 @@ from lowering.work import multiply_adds
 from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.execution.run_options import is_watched
-from nnef_jax.measure.events import Run, recorded, times
 from nnef_jax.measure.examples import devices_of, subject_of
-from nnef_jax.measure.hlo import HloProgram, program_of
+from nnef_jax.measure.instructions import HloProgram, Run, program_of, recorded, times
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_flags, require_path
 from nnef_jax.storage import files

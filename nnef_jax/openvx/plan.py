@@ -16,15 +16,14 @@ from lowering.static import is_zero
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.openvx.mapping import kinds
 from nnef_jax.openvx.mapping.operation_site import OperationSite, Unfit, VxLayer
+from nnef_jax.openvx.mapping.views import VIEWS
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 
 # Kinds whose results have no negative items, and those that keep what they read.
 _POSITIVE = frozenset({"relu", "sigmoid", "sqr", "sqrt", "abs", "softmax", "softplus", "exp"})
 _KEEPING = frozenset(
-    {"reshape", "transpose", "squeeze", "unsqueeze", "concat", "split", "stack", "unstack", "slice",
-     "copy", "copy_n", "max_pool", "avg_pool", "max_reduce", "mean_reduce",
-     "local_response_normalization"}
-)  # fmt: skip
+    {*VIEWS, "max_pool", "avg_pool", "max_reduce", "mean_reduce", "local_response_normalization"}
+)
 _AFFINE = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
 
 

@@ -18,7 +18,7 @@ import nnef_jax
 from lowering.location import Source
 from nnef_jax import LimitError, Limits, NnefError
 from nnef_jax.formats.nnef import dialects, flatten, parser
-from nnef_jax.formats.syntax.parsing import Parser
+from nnef_jax.formats.syntax.parsing import STANDARD, Parser
 from nnef_jax.formats.syntax.tokens import count_tokens
 from nnef_jax.formats.tract import parser as tract_parser
 from nnef_jax.formats.tract import recognition
@@ -80,12 +80,10 @@ READERS: dict[str, Callable[[str], None]] = {
     "is_tract": _swallowing(recognition.is_tract),
     "is_provisional": _swallowing(dialects.is_provisional),
     "count_tokens": _swallowing(count_tokens),
-    "spaced provisional": _swallowing(
-        lambda t: dialects.end_statements(dialects.space_statements(t))
-    ),
-    "fast": _swallowing(lambda t: _read(parser.PARSER, "fast", t)),
+    "ended provisional": _swallowing(dialects.end_statements),
+    "fast": _swallowing(lambda t: _read(STANDARD, "fast", t)),
     "fast for tract": _swallowing(lambda t: _read(tract_parser.PARSER, "fast", t)),
-    "grammar": _swallowing(lambda t: _read(parser.PARSER, "by_grammar", t)),
+    "grammar": _swallowing(lambda t: _read(STANDARD, "by_grammar", t)),
     "graph.quant": _swallowing(lambda t: parser.parse_quantization(Source("t", t), Meter())),
     "tract": _swallowing(lambda t: tract_parser.parse(Source("t", t), Meter())),
     "properties of tract": _swallowing(tract_parser.without_properties),
@@ -167,7 +165,7 @@ def test_what_the_fuzzer_found(path: Path) -> None:
         (tarball, "_pieces"),
         (bitstream, "unpack"),
         (flatten, "refuse_unsupported"),
-        (parser.PARSER, "fast"),
+        (Parser, "fast"),
     ],
 )
 def test_want_of_memory_is_a_limit_error(

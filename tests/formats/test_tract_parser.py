@@ -105,7 +105,7 @@ def test_identifiers_that_are_none(text: str) -> None:
         ('i"/a", i"/b" = f();', s.Tuple, ["/a", "/b"]),
     ],
 )
-def test_targets(text: str, kind: type[s.Node], names: list[str]) -> None:
+def test_targets(text: str, kind: type[s.SyntaxNode], names: list[str]) -> None:
     (assignment,) = body(text)
     assert [i.name for i in s.identifiers(assignment.target)] == names
     assert isinstance(assignment.target, kind) or kind is s.Array

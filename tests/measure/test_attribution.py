@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nnef_jax.measure.events import Run, recorded, times
-from nnef_jax.measure.hlo import program_of
+from nnef_jax.measure.instructions import Run, program_of, recorded, times
 
 TEXT = """HloModule jit_net, is_scheduled=true, entry_computation_layout={(f32[2]{0})->f32[2]{0}}
 

@@ -222,7 +222,7 @@ def test_errors_are_one_tree() -> None:
 
 def test_package_data_is_there() -> None:
     formats = files("nnef_jax.formats")
-    for path in ("nnef/grammar.lark", "nnef/provisional.nnef", "syntax/stdlib.nnef"):
+    for path in ("syntax/grammar.lark", "nnef/provisional.nnef", "syntax/stdlib.nnef"):
         assert formats.joinpath(path).is_file()
     assets = files("nnef_jax.viewing").joinpath("assets")
     for path in ("page.html", "style.css", "app.js", "dagre.min.js", "dagre.LICENSE"):

@@ -304,7 +304,9 @@ def documents(provisional: bool) -> st.SearchStrategy[s.Document]:
         lambda name, kind, *rest: s.Fragment(0, name, *kind, *rest, NOWHERE),
         IDENTIFIERS,
         generic,
-        tuples_of(st.builds(s.Parameter, st.just(0), IDENTIFIERS, types, st.none() | expression)),
+        tuples_of(
+            st.builds(s.FormalParameter, st.just(0), IDENTIFIERS, types, st.none() | expression)
+        ),
         tuples_of(st.builds(s.ResultDeclaration, st.just(0), IDENTIFIERS, types), least=1),
         st.none() | bodies(expression),
     )

@@ -17,8 +17,7 @@ import nnef_jax
 from lowering.location import Source
 from nnef_jax import NnefError
 from nnef_jax.formats.nnef import dialects
-from nnef_jax.formats.nnef import parser as nnef
-from nnef_jax.formats.syntax.parsing import Parser
+from nnef_jax.formats.syntax.parsing import STANDARD, Parser
 from nnef_jax.formats.tract import parser as tract
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import open_archive
@@ -142,8 +141,8 @@ def check(parser: Parser, text: str, start: str = "document", provisional: bool 
 def check_nnef(text: str) -> bool:
     provisional = dialects.is_provisional(text)
     if provisional:
-        text = dialects.end_statements(dialects.space_statements(text))
-    return check(nnef.PARSER, text, provisional=provisional)
+        _, text = dialects.end_statements(text)
+    return check(STANDARD, text, provisional=provisional)
 
 
 def check_tract(text: str) -> bool:
@@ -162,13 +161,13 @@ def test_expressions(expression: str) -> None:
 
 def test_all_forms_of_the_others() -> None:
     assert check_tract(TRACT)
-    assert check(nnef.PARSER, QUANTIZATION, "quantization")
+    assert check(STANDARD, QUANTIZATION, "quantization")
     assert all(check(tract.PARSER, text, "assertion") for text in ASSERTIONS)
 
 
 @pytest.mark.parametrize("path", LIBRARIES, ids=lambda path: path.stem)
 def test_libraries(path: Path) -> None:
-    assert check(nnef.PARSER, path.read_text(encoding="utf-8"), "library")
+    assert check(STANDARD, path.read_text(encoding="utf-8"), "library")
 
 
 def test_there_are_libraries() -> None:
@@ -227,9 +226,9 @@ def test_anything_else_is_left_to_the_grammar(statement: str) -> None:
 @pytest.mark.parametrize(
     ("parser", "start", "text", "rounds", "least"),
     [
-        (nnef.PARSER, "document", FLAT, 1500, 300),
-        (nnef.PARSER, "document", COMPOSITIONAL, 1000, 100),
-        (nnef.PARSER, "quantization", QUANTIZATION, 300, 60),
+        (STANDARD, "document", FLAT, 1500, 300),
+        (STANDARD, "document", COMPOSITIONAL, 1000, 100),
+        (STANDARD, "quantization", QUANTIZATION, 300, 60),
         (tract.PARSER, "document", TRACT, 1000, 200),
     ],
     ids=["flat", "compositional", "quantization", "tract"],

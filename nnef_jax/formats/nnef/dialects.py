@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, NnefSyntaxError, raise_all
@@ -77,28 +76,22 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
     raise_all(errors)
 
 
-def space_statements(text: str) -> str:
-    """Return a provisional text with white space before each statement and each `}` of a body."""
-    tokens = _tokens(text)
-    tight = [tokens[i][1] for i in _statement_ends(tokens) if tokens[i - 1][2] == tokens[i][1]]
-    return " ".join(text[begin:end] for begin, end in pairwise([0, *tight, len(text)]))
+def end_statements(text: str) -> tuple[str, str]:
+    """Return a provisional text with white space before each statement and each `}` of a body.
 
-
-def end_statements(text: str) -> str:
-    """Put the optional semicolons into a spaced provisional text; all else keeps its offset.
-
-    A semicolon takes the place of the white space (or comment) before each statement and each `}`.
-    A statement starts where the identifiers, arrays and tuples before a lone `=` outside of
-    brackets start.
+    And with a semicolon in the place of the first of it, which may be a comment's: all else keeps
+    its offset. A statement starts where the identifiers, arrays and tuples before a lone `=`
+    outside of brackets start.
     """
-    characters = list(text)
-    for match in TOKEN.finditer(text):
-        if match[0].startswith("#"):
-            characters[match.start() : match.end()] = " " * len(match[0])
     tokens = _tokens(text)
+    blank = TOKEN.sub(lambda m: " " * len(m[0]) if m[0].startswith("#") else m[0], text)
+    spaced, ended, at = "", "", 0
     for index in _statement_ends(tokens):
-        characters[tokens[index - 1][2]] = ";"
-    return "".join(characters)
+        end, begin = tokens[index - 1][2], tokens[index][1]
+        spaced += text[at:end] + (text[end:begin] or " ")
+        ended += blank[at:end] + ";" + blank[end + 1 : begin]
+        at = begin
+    return spaced + text[at:], ended + blank[at:]
 
 
 def _tokens(text: str) -> list[tuple[str, int, int]]:

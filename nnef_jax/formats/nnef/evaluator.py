@@ -171,13 +171,13 @@ class Evaluator(Emitter, ABC):
             case _:
                 raise TypeError(f"not an expression: {node!r}")
 
-    def _declared(self, node: s.Node, frame: Frame, value: Any, type: Type) -> Any:
+    def _declared(self, node: s.SyntaxNode, frame: Frame, value: Any, type: Type) -> Any:
         """Return the value of an argument as its parameter has it."""
         if not self.document.provisional:
             return value
         return self._value(node, frame, lambda: v.as_declared(value, type, self.meter))
 
-    def _value(self, node: s.Node, frame: Frame, compute: Any, *read: Any) -> Any:
+    def _value(self, node: s.SyntaxNode, frame: Frame, compute: Any, *read: Any) -> Any:
         try:
             value = compute()
         except v.InvalidValue as error:

@@ -54,7 +54,7 @@ class ExpressionTypes:
         """Return what may be given where a type is declared, for a message."""
         return str(formal)
 
-    def _wrong(self, message: str, node: s.Node, hint: str = "") -> t.Type:
+    def _wrong(self, message: str, node: s.SyntaxNode, hint: str = "") -> t.Type:
         self.scope.meter.spend(ERROR + len(message) // LETTERS_PER_STEP, "the text")
         span = s.span_in(self.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
@@ -217,7 +217,7 @@ class ExpressionTypes:
         self._loops |= hidden
         return t.ArrayOf(item)
 
-    def _builtin(self, function: str, type: t.Type, node: s.Node) -> t.Type:
+    def _builtin(self, function: str, type: t.Type, node: s.SyntaxNode) -> t.Type:
         match function:
             case "shape_of":
                 taken, takes = isinstance(type, t.Tensor) or t.fits(type, t.TENSOR), "a tensor"

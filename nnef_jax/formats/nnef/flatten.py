@@ -114,7 +114,7 @@ class _Flattener(Evaluator):
         names = [result.name for result in graph.results]
         return self.builder.graph(graph.name, outputs, names, inputs)
 
-    def _named(self, name: str, item: Any, node: s.Node, frame: Frame) -> Value:
+    def _named(self, name: str, item: Any, node: s.SyntaxNode, frame: Frame) -> Value:
         """Return a value of the graph's own body as a tensor under its name."""
         if not isinstance(item, Value):
             try:

@@ -8,11 +8,9 @@ from lowering.location import Source, Span
 from nnef_jax.errors import NnefSyntaxError
 from nnef_jax.formats.nnef import dialects
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.parsing import Parser
+from nnef_jax.formats.syntax.parsing import STANDARD
 from nnef_jax.formats.syntax.tokens import count_tokens
 from nnef_jax.limits import TOKEN, Meter
-
-PARSER = Parser("nnef_jax.formats.nnef", "document", "library", "quantization")
 
 
 def parse(source: Source, meter: Meter) -> s.Document:
@@ -21,10 +19,9 @@ def parse(source: Source, meter: Meter) -> s.Document:
     provisional = dialects.is_provisional(text)
     if provisional:
         meter.spend(TOKEN * count_tokens(text), source.name)
-        text = dialects.space_statements(text)
-        source = source if text == source.text else Source(source.name, text)
-        text = dialects.end_statements(text)
-    document, features = PARSER.parse(source, meter, text=text, provisional=provisional)
+        spaced, text = dialects.end_statements(text)
+        source = source if spaced == source.text else Source(source.name, spaced)
+    document, features = STANDARD.parse(source, meter, text=text, provisional=provisional)
     dialects.check_features(source, provisional, features)
     _check_extensions(document, features)
     return document
@@ -32,7 +29,7 @@ def parse(source: Source, meter: Meter) -> s.Document:
 
 def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal, s.Expression]]:
     """Return the entries of a graph.quant text (spec 5.3): tensor and quantising operation."""
-    return PARSER.parse(source, meter, "quantization")
+    return STANDARD.parse(source, meter, "quantization")
 
 
 def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:

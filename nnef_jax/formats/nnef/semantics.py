@@ -51,7 +51,7 @@ class _Checker:
         self._unknown_operations()
         return calls
 
-    def _report(self, message: str, node: s.Node, hint: str = "") -> None:
+    def _report(self, message: str, node: s.SyntaxNode, hint: str = "") -> None:
         self.scope.meter.spend(len(message) // LETTERS_PER_STEP, "the text")
         span = s.span_in(self.document.source, node)
         self.errors.append(SemanticError(message, span=span, hint=hint))
@@ -71,7 +71,7 @@ class _Checker:
                 self._report(message, fragment)
 
     def _fragment(self, fragment: s.Fragment) -> None:
-        attribute: s.Parameter | None = None
+        attribute: s.FormalParameter | None = None
         for declared in _repeated([*fragment.parameters, *fragment.results]):
             self._report(f"'{declared.name}' is declared twice in '{fragment.name}'", declared)
         for parameter in fragment.parameters:
@@ -95,7 +95,9 @@ class _Checker:
                 message = f"result '{result.name}' of '{fragment.name}' is never assigned"
                 self._report(message, result)
 
-    def _default(self, fragment: s.Fragment, parameter: s.Parameter, default: s.Expression) -> None:
+    def _default(
+        self, fragment: s.Fragment, parameter: s.FormalParameter, default: s.Expression
+    ) -> None:
         if not s.is_literal(default):
             self._report(f"the default of '{parameter.name}' is not a literal", default)
             return
@@ -225,7 +227,7 @@ class _Checker:
             self._report(f"unknown operation '{name}'{often}", uses[0], hint)
 
 
-_Named = s.Identifier | s.Parameter | s.ResultDeclaration
+_Named = s.Identifier | s.FormalParameter | s.ResultDeclaration
 
 
 def _repeated(declared: Sequence[_Named]) -> list[_Named]:

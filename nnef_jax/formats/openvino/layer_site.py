@@ -31,7 +31,10 @@ class ByKind:
 
     def __getattr__(self, kind: str) -> Callable[..., Any]:
         kind = kind.removesuffix("_")
-        names = rules[kind].parameters
+        rule = rules.get(kind)
+        if rule is None:
+            raise AttributeError(f"there is no kind '{kind}'")
+        names = rule.parameters
 
         def add(*operands: Any, **attributes: Any) -> Any:
             return self._add(kind, dict(zip(names, operands, strict=False)), **attributes)

@@ -35,7 +35,7 @@ class Frame:
 class CallPlace(NamedTuple):
     """A place in the text that is evaluated, and the names wanted for its results."""
 
-    node: s.Node
+    node: s.SyntaxNode
     frame: Frame
     names: Sequence[str]
 
@@ -46,12 +46,14 @@ _LONGEST_NAME = 400
 class Emitter(Emission):
     """Adds operations of a text to a graph; says where in the text something is wrong."""
 
-    def error(self, message: str, node: s.Node, frame: Frame, hint: str = "") -> SemanticError:
+    def error(
+        self, message: str, node: s.SyntaxNode, frame: Frame, hint: str = ""
+    ) -> SemanticError:
         """Return a semantic error at a node."""
         span = s.span_in(frame.source, node)
         return SemanticError(message, span=span, calls=frame.calls, hint=hint)
 
-    def spend(self, steps: int, node: s.Node, frame: Frame) -> None:
+    def spend(self, steps: int, node: s.SyntaxNode, frame: Frame) -> None:
         """Count steps of evaluation."""
         self.meter.steps += steps
         if self.meter.steps > self.limits.steps:
@@ -66,7 +68,7 @@ class Emitter(Emission):
         kind: str,
         operands: Given,
         attributes: Given,
-        node: s.Node,
+        node: s.SyntaxNode,
         frame: Frame,
         names: Sequence[str],
         rule: Rule | None = None,
@@ -87,13 +89,13 @@ class Emitter(Emission):
         except InvalidOperation as error:
             raise self.invalid(error, shown or kind, operands, node, frame) from None
 
-    def bound(self, value: Value, node: s.Node, frame: Frame) -> Value:
+    def bound(self, value: Value, node: s.SyntaxNode, frame: Frame) -> Value:
         """Return the tensor, unless it is larger than any may be."""
         self.require_bounds(value, s.span_in(frame.source, node), frame.calls)
         return value
 
     def invalid(
-        self, error: InvalidOperation, kind: str, operands: Given, node: s.Node, frame: Frame
+        self, error: InvalidOperation, kind: str, operands: Given, node: s.SyntaxNode, frame: Frame
     ) -> NnefError:
         """Return the located error of an operation that refuses its arguments."""
         said = partial(self.in_document, kind)

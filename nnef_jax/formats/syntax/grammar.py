@@ -13,10 +13,11 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput
 
 from lowering.location import Span
 from nnef_jax.errors import NnefSyntaxError
+from nnef_jax.formats.syntax.tokens import STRING
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 
 _WORD = re.compile(r"[A-Za-z_0-9.]+|[=<>!]=|->|&&|\|\||[^A-Za-z_0-9]")
-_STRING = re.compile(r"'([^'\\\n]|\\.)*'|\"([^\"\\\n]|\\.)*\"")
+_STRING = re.compile(STRING)
 _STATEMENT = re.compile(r"[A-Za-z_([}]")
 _UNCLOSED = re.compile(r"\b(graph|fragment)\s+$")
 _SHOWN = {

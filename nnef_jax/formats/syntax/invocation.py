@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from lowering.location import Span
 from nnef_jax.errors import UnsupportedError, raise_all
-from nnef_jax.formats.syntax.tree import Argument, Expression, Fragment, Invocation, Node
+from nnef_jax.formats.syntax.tree import (
+    Argument,
+    Expression,
+    Fragment,
+    Invocation,
+    SyntaxNode,
+)
 from nnef_jax.formats.syntax.types import Tensor, has_tensor
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean, listed
@@ -16,7 +22,7 @@ from nnef_jax.similar import did_you_mean, listed
 class InvalidInvocation(ValueError):
     """An invocation breaks a rule; `node` is where. The caller makes a located error of it."""
 
-    def __init__(self, message: str, node: Node, hint: str = "") -> None:
+    def __init__(self, message: str, node: SyntaxNode, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.node = node

@@ -114,7 +114,7 @@ class KeepingWriter(FlatWriter):
 
 
 def _fragment(name: str, parameters: _Declared, results: _Declared, body: Any = None) -> s.Fragment:
-    given = tuple(s.Parameter(0, name, type, None) for name, type in parameters)
+    given = tuple(s.FormalParameter(0, name, type, None) for name, type in parameters)
     made = tuple(s.ResultDeclaration(0, name, type) for name, type in results)
     return s.Fragment(0, name, False, None, given, made, body, Source("graph.nnef", ""))
 

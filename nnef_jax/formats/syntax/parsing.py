@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from importlib.resources import files
 from typing import Any
 
@@ -15,23 +16,17 @@ from nnef_jax.formats.syntax.tree_builder import TreeBuilder
 from nnef_jax.limits import TOKEN, Limits, Meter, within_memory
 
 
+@dataclass
 class Parser:
     """Reads texts of a language by the grammar of a package, from one of its symbols `starts` on.
 
     The grammar is lark's, which is loaded only for a text that the fast reader leaves to it.
     """
 
-    def __init__(
-        self,
-        package: str,
-        *starts: str,
-        builder: type[TreeBuilder] = TreeBuilder,
-        language: Language | None = None,
-    ) -> None:
-        self._package = package
-        self._starts = starts
-        self.builder = builder
-        self._language = language or Language()
+    package: str
+    starts: tuple[str, ...]
+    builder: type[TreeBuilder] = TreeBuilder
+    language: Language = field(default_factory=Language)
 
     def parse(
         self,
@@ -47,17 +42,15 @@ class Parser:
         are nested too deeply or there are too many tokens, or what the builder raises.
         """
         text = source.text if text is None else text
-        builders = (self.builder(source, meter.limits.nesting, provisional) for _ in range(2))
-        found = self.fast(start, text, next(builders), meter)
-        if found is None:
-            return self.by_grammar(start, text, next(builders), meter)
-        return found
+        builder = partial(self.builder, source, meter.limits.nesting, provisional)
+        found = self.fast(start, text, builder(), meter)
+        return self.by_grammar(start, text, builder(), meter) if found is None else found
 
     def fast(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
         """Return what a builder makes of a text by the fast reader, None where that gives up."""
         most = (meter.limits.steps - meter.steps) // TOKEN
         try:
-            reader = FastReader(text, builder, self._language, most)
+            reader = FastReader(text, builder, self.language, most)
             found = getattr(reader, start)()
             reader.expect("")
         except (NotUnderstood, NnefError, RecursionError):
@@ -75,13 +68,14 @@ class Parser:
     def _grammar(self) -> Any:
         from nnef_jax.formats.syntax.grammar import GrammarReader
 
-        return GrammarReader(self._package, self._starts, self.builder)
+        return GrammarReader(self.package, self.starts, self.builder)
+
+
+# NNEF itself: documents of both dialects, libraries of declarations, and graph.quant.
+STANDARD = Parser("nnef_jax.formats.syntax", ("document", "library", "quantization"))
 
 
 def read_package(package: str, name: str) -> dict[str, Fragment]:
     """Return the declarations of a file of a package, by name."""
     source = Source(name, files(package).joinpath(name).read_text(encoding="utf-8"))
-    return _LIBRARIES.parse(source, Meter(Limits.unbounded()), "library")
-
-
-_LIBRARIES = Parser("nnef_jax.formats.syntax", "library")
+    return STANDARD.parse(source, Meter(Limits.unbounded()), "library")

@@ -66,7 +66,7 @@ class _Printer:
         names = ([identifier.name for identifier in i] for i in (graph.parameters, graph.results))
         return _declaration(f"graph {graph.name}", *names) + self.body(graph.body)
 
-    def parameter(self, parameter: s.Parameter) -> str:
+    def parameter(self, parameter: s.FormalParameter) -> str:
         default = "" if parameter.default is None else f" = {self.expression(parameter.default)}"
         return f"{parameter.name}: {self.type(parameter.type)}{default}"
 

@@ -9,7 +9,7 @@ is read by a pattern for a whole argument; all else by recursive descent, a meth
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from nnef_jax.formats.syntax import tree as s
@@ -19,15 +19,12 @@ from nnef_jax.formats.syntax.types import Type
 
 _NAME, _NUMBER, _STRING, _GENERIC = 1, 2, 3, 4  # groups of the pattern of a token
 _EQUALS = re.compile(rf"{SPACE}=(?!=)")
-_AFTER = re.compile(rf"{SPACE}([,)\]])")
 _SEMICOLON = re.compile(rf"{SPACE};")
-_PAIR = re.compile(r"\([^)]*\)")
-_DIGITS = re.compile(r"[0-9]+")
+_OPENING = re.compile(r"\(")
+_ITEM = re.compile(r"[^\s\[\](),]+")
 _LOGICAL = {"true": True, "false": False}
-_CLOSING = {"[": "]", "(": ")"}
 _ENDS = frozenset(",;)]")  # of an expression
-_INFINITY = float("inf")
-_MATCHED_LEVELS = 3  # of expressions that `value` may match at once, with the invocation
+_FLAT_LEVELS = 3  # of expressions in a statement without any that is read token by token
 
 
 class NotUnderstood(Exception):
@@ -35,10 +32,10 @@ class NotUnderstood(Exception):
 
 
 class FastReader:
-    """Reads a text: `token`, of a `kind`, is the next one, from `start` to `stop`, behind `at`.
+    """Reads a text: `token`, of a `kind`, is the next one, from `start` to `stop`.
 
     Methods are productions, in which the builder is called as the grammar calls it. They raise
-    NotUnderstood, or what a builder raises.
+    NotUnderstood, or what the builder raises.
     """
 
     def __init__(self, text: str, builder: TreeBuilder, language: Language, most: int) -> None:
@@ -85,8 +82,7 @@ class FastReader:
 
     def name(self) -> Token:
         """Step over a name."""
-        if self.kind != _NAME:
-            raise NotUnderstood
+        _require(self.kind == _NAME)
         return self.take()
 
     def generic(self, declared: bool = False) -> Token | None:
@@ -94,8 +90,7 @@ class FastReader:
         if self.kind != _GENERIC:
             return None
         token = self.take()
-        if not self.loose and ("?" not in token if declared else "=" in token):
-            raise NotUnderstood
+        _require(self.loose or ("?" in token if declared else "=" not in token))
         return token
 
     def several(self, item: Callable[[], Any]) -> list[Any]:
@@ -117,10 +112,8 @@ class FastReader:
             if self.token != ",":
                 break
             self.go(self.stop)
-            if self.token == closing and not self.loose:
-                raise NotUnderstood
-        if len(items) < least:
-            raise NotUnderstood
+            _require(self.loose or self.token != closing)
+        _require(len(items) >= least)
         self.expect(closing)
         return items
 
@@ -156,8 +149,7 @@ class FastReader:
 
     def definitions(self) -> list[Any]:
         self.expect("version")
-        if self.kind != _NUMBER:
-            raise NotUnderstood
+        _require(self.kind == _NUMBER)
         found: list[Any] = [self.build.version(self.take(), None)]
         if not self.build.provisional or self.token == ";":
             self.expect(";")
@@ -180,7 +172,7 @@ class FastReader:
         parts = name, generic, opening, tuple(parameters), opening, results, body
         return self.build.fragment(*parts)
 
-    def parameter(self) -> s.Parameter:
+    def parameter(self) -> s.FormalParameter:
         name, type = self.declared()
         return self.build.parameter(name, type, self.expression() if self.found("=") else None)
 
@@ -205,8 +197,7 @@ class FastReader:
         if self.token != "(":
             return self.arrays(self.build.named_type(self.name(), self.generic()))
         opening, items = self.take(), self.several(self.type)
-        if len(items) < 2 and not self.loose:
-            raise NotUnderstood
+        _require(self.loose or len(items) > 1)
         self.expect(")")
         return self.arrays(self.build.tuple_type(opening, *items))
 
@@ -221,25 +212,26 @@ class FastReader:
         at, items = self.stop, list[s.Assignment]()
         self.expect("{")
         while True:
-            found = self.flat(at)
-            if found is None:
+            found = self.language.statement.match(self.text, at)
+            if found and found[1] not in self.reserved and found[2] not in self.reserved:
+                statement, at = self.flat(found)
+            else:
                 self.go(at)
                 if self.token == "}" and (items or self.loose):
                     break
-                found = self.assignment(), self.stop
-            items.append(found[0])
-            at = found[1]
+                targets, _ = self.several(self.target), self.expect("=")
+                statement, at = self.assignment(targets), self.stop
+            items.append(statement)
         self.go(self.stop)
         return tuple(items)
 
-    def assignment(self) -> s.Assignment:
-        targets = self.several(self.target)
+    def assignment(self, targets: list[Any], first: Any = None) -> s.Assignment:
+        values = [self.expression(first)]
+        while not self.loose and self.found(","):
+            values.append(self.expression())
         target = targets[0] if len(targets) == 1 else self.build.bare_tuple(*targets)
-        self.expect("=")
-        values = [self.expression()] if self.loose else self.several(self.expression)
         value = values[0] if len(values) == 1 else self.build.bare_value(*values)
-        if self.token != ";":
-            raise NotUnderstood
+        _require(self.token == ";")
         return self.build.assignment(target, value, None)
 
     def target(self) -> Any:
@@ -251,122 +243,88 @@ class FastReader:
         least = 1 if self.loose else 2
         return self.build.tuple_expression(*self.listed(brackets, self.target, least))
 
-    def flat(self, at: int) -> tuple[s.Assignment, int] | None:
-        """Return `name = operation<generic>(arguments);` from a position on, and its end."""
-        found = self.language.statement.match(self.text, at)
-        if found is None:
-            return None
-        name, operation, generic, closing = found.groups()
-        if name in self.reserved or operation in self.reserved:
-            return None
-        arguments: list[s.Argument] = []
-        try:
-            at = found.end() if closing else self.values(found.end(), ")", 0, arguments)
-        except NotUnderstood:
-            return None
+    def flat(self, found: re.Match[str]) -> tuple[s.Assignment, int]:
+        """Return a statement that begins with `name = operation<generic>(`, and its end."""
+        left = self.left
+        arguments, at = self.arguments(found.end())
+        name, operation, generic = found.groups()
+        target = s.Identifier(found.start(1), self.build.name(Token(name)) if self.loose else name)
         end = _SEMICOLON.match(self.text, at)
-        if end is None:
-            return None
-        if generic:
-            generic = self.build.generic(_token(found, 3))
+        if end is None or self.left < left or self.build.nesting < _FLAT_LEVELS:
+            type = _token(found, 3) if generic else None
+            value = self.build.invocation(_token(found, 2), type, None, *arguments)
+            self.go(at)
+            return self.assignment([target], value), self.stop
         if self.loose:
-            name, operation = self.build.name(Token(name)), self.build.name(Token(operation))
-        target = s.Identifier(found.start(1), name)
-        value = s.Invocation(found.start(2), operation, generic, tuple(arguments))
+            operation = self.build.name(Token(operation))
+        type = self.build.generic(_token(found, 3)) if generic else None
+        value = s.Invocation(found.start(2), operation, type, tuple(arguments))
         return s.Assignment(target.offset, target, value), end.end()
 
-    def values(self, at: int, closing: str, level: int, into: list[Any]) -> int:
-        """Read literals, names, arrays and tuples up to a bracket, and return where it ends.
-
-        At level 0 they are arguments, which may have names.
-        """
-        if level + _MATCHED_LEVELS > self.build.nesting:
-            raise NotUnderstood
-        text, match, build = self.text, self.language.value.match, self.build
-        loose, reserved = self.loose, self.reserved
+    def arguments(self, at: int) -> tuple[list[s.Argument], int]:
+        """Return the arguments behind a bracket, and where the one that closes it ends."""
+        match, text, loose, build = self.language.value.match, self.text, self.loose, self.build
+        items: list[s.Argument] = []
+        value: s.Expression | None
         after = ","
-        value: s.Expression
         while after == ",":
-            found = match(text, at)
-            if found is None:
-                raise NotUnderstood
-            argument, integers, sign, number, name, string, opening, after = found.groups()
-            at = found.end()
-            if integers is not None:
-                value = _integers(integers, found.start(2))
-            elif number is not None:
-                whole = number.isdigit()
-                known = _INFINITY if whole and len(number) > 18 else float(number)
-                if known == _INFINITY:
-                    raise NotUnderstood
-                known = int(number) if whole else known
-                value = s.Literal(found.start(3), -known if sign else known)
-            elif name is not None:
-                if name not in reserved:
-                    name = build.name(Token(name)) if loose else name
-                    value = s.Identifier(found.start(5), name)
-                elif name in _LOGICAL:
-                    value = s.Literal(found.start(5), _LOGICAL[name])
-                else:
-                    raise NotUnderstood
-            elif string is not None:
-                if "\\" in string or not string.isprintable():
-                    raise NotUnderstood
-                value = s.Literal(found.start(6), string[1:-1])
+            value, found = None, match(text, at)
+            if found is not None and found[1] not in _LOGICAL:
+                argument, numbers, number, name, string, after = found.groups()
+                if name is not None:
+                    if name not in self.reserved:
+                        name = build.name(Token(name)) if loose else name
+                        value = s.Identifier(found.start(4), name)
+                    elif name in _LOGICAL:
+                        value = s.Literal(found.start(4), _LOGICAL[name])
+                elif numbers is not None:
+                    value = _numbers(numbers, found.start(2))
+                elif number is not None:
+                    value = s.Literal(found.start(3), _number(number))
+                elif string.isprintable() and "\\" not in string:
+                    value = s.Literal(found.start(5), string[1:-1])
+            if found is None or value is None:
+                self.go(at)
+                if self.token == ")" and (loose or not items):
+                    return items, self.stop
+                items.append(self.argument())
+                after, at = self.token, self.stop
             else:
-                items: list[s.Expression] = []
-                if not after:
-                    at = self.values(at, _CLOSING[opening], level + 1, items)
-                elif after != _CLOSING[opening]:
-                    raise NotUnderstood
-                if opening == "(" and len(items) < 2:
-                    raise NotUnderstood
-                sequence = build.array_expression if opening == "[" else build.tuple_expression
-                value = sequence(_token(found, 7), *items)
-                behind = _AFTER.match(text, at)
-                if behind is None:
-                    raise NotUnderstood
-                at, after = behind.end(), behind[1]
-            if argument is None:
-                into.append(value if level else s.Argument(value.offset, None, value))
-            elif level or argument in _LOGICAL:
-                raise NotUnderstood
-            else:
-                argument = build.name(Token(argument)) if loose else argument
-                into.append(s.Argument(found.start(1), argument, value))
-        if after != closing:
-            raise NotUnderstood
-        return at
+                at, argument = found.end(), found[1]
+                start = value.offset if argument is None else found.start(1)
+                argument = build.name(Token(argument)) if loose and argument else argument
+                items.append(s.Argument(start, argument, value))
+        _require(after == ")")
+        return items, at
 
     # Expressions
 
-    def expression(self) -> s.Expression:
-        if self.kind <= _STRING and self.text[self.stop : self.stop + 1] in _ENDS:
+    def expression(self, first: Any = None) -> s.Expression:
+        if first is None and self.kind <= _STRING and self.text[self.stop : self.stop + 1] in _ENDS:
             return self.atom()
-        value = self.binary()
+        value = self.binary(1, first)
         if self.loose or not self.found("if"):
             return value
         condition, _ = self.binary(), self.expect("else")
         return self.build.select(value, condition, self.expression())
 
-    def binary(self, level: int = 1) -> s.Expression:
-        left, levels = self.unary(), self.language.levels
+    def binary(self, level: int = 1, first: Any = None) -> s.Expression:
+        left, levels = self.unary(first), self.language.levels
         while (own := levels.get(self.token, 0)) >= level:
             left = self.build.binary(left, self.take(), self.binary(own + 1))
         return left
 
-    def unary(self) -> s.Expression:
-        if self.token in self.language.signs:
+    def unary(self, first: Any = None) -> s.Expression:
+        if first is None and self.token in self.language.signs:
             return self.build.unary(self.take(), self.unary())
-        base = self.postfix()
+        base = self.postfix(self.atom() if first is None else first)
         if self.loose or self.token != "^":
             return base
         return self.build.binary(base, self.take(), self.unary())
 
-    def postfix(self) -> s.Expression:
-        value = self.atom()
+    def postfix(self, value: Any) -> s.Expression:
         while self.found("["):
-            begin = None if self.token == ":" else self.expression()
+            begin = None if self.token == ":" and not self.loose else self.expression()
             if begin is not None and (self.loose or self.token != ":"):
                 value = self.build.subscript(value, None, begin)
             else:
@@ -396,8 +354,7 @@ class FastReader:
             return self.build.tuple_expression(token, *items, *self.rest(")", self.expression, 1))
         if token == "[]":
             return self.build.array_expression(token)
-        if token != "[":
-            raise NotUnderstood
+        _require(token == "[")
         if self.loose or not self.found("for"):
             return self.build.array_expression(token, *self.rest("]", self.expression))
         loops = self.several(self.loop)
@@ -411,14 +368,11 @@ class FastReader:
         return self.build.loop(self.name(), self.take("in"), self.binary())
 
     def invocation(self, name: Token) -> s.Expression:
-        generic, opening, items = self.generic(), self.take("("), list[s.Argument]()
-        try:
-            at = self.values(opening.start_pos + 1, ")", 0, items)
-        except NotUnderstood:
-            items = self.rest(")", self.argument)
-        else:
-            self.go(at)
-        return self.build.invocation(name, generic, opening, *items)
+        generic = self.generic()
+        _require(self.token == "(")
+        arguments, at = self.arguments(self.stop)
+        self.go(at)
+        return self.build.invocation(name, generic, None, *arguments)
 
     def argument(self) -> s.Argument:
         if self.kind == _NAME and self.token not in _LOGICAL:
@@ -430,23 +384,30 @@ class FastReader:
         return self.build.argument(self.expression())
 
 
+def _require(condition: bool) -> None:
+    if not condition:
+        raise NotUnderstood
+
+
 def _token(found: re.Match[str], group: int) -> Token:
     token = Token(found[group])
     token.start_pos = found.start(group)
     return token
 
 
-def _integers(text: str, offset: int) -> s.Array | s.Tuple:
-    """Return an array or a tuple of integers without signs, or an array of pairs of such."""
-    if text[-1] != _CLOSING[text[0]]:
-        raise NotUnderstood
-    items: Sequence[s.Expression]
+def _number(text: str) -> int | float:
+    return int(text) if text.isdigit() or text[1:].isdigit() else float(text)
+
+
+def _numbers(text: str, offset: int) -> s.Array | s.Tuple:
+    """Return an array or a tuple of numbers, or an array of pairs of such."""
+    items: list[Any] = [
+        s.Literal(offset + m.start(), int(m[0]) if m[0].isdigit() else _number(m[0]))
+        for m in _ITEM.finditer(text)
+    ]
     if "(" in text[1:]:
-        items = [_integers(pair[0], offset + pair.start()) for pair in _PAIR.finditer(text)]
-    else:
-        items = [s.Literal(offset + m.start(), int(m[0])) for m in _DIGITS.finditer(text)]
-    if text[0] == "(" and len(items) < 2:
-        raise NotUnderstood
+        pairs = zip(_OPENING.finditer(text), items[::2], items[1::2], strict=True)
+        items = [s.Tuple(offset + m.start(), (a, b)) for m, a, b in pairs]
     node = s.Array(offset, tuple(items)) if text[0] == "[" else s.Tuple(offset, tuple(items))
     node.depth = 2
     return node

@@ -25,8 +25,11 @@ OPEN_STRING = _STRING.format(end="?")
 
 _TYPE = r"<\s*+(?:(?:\?|[A-Za-z_]++)\s*+)?(?:=\s*+[A-Za-z_]++\s*+)?>"
 _MARK = r"\[\]|->|&&|\|\||[<>=!]=|\S|\Z"
-_INTEGER = r"[ \t]*+[0-9]{1,18}+[ \t]*+"
-_PAIRS = rf"\({_INTEGER},{_INTEGER}\)[ \t]*+"
+_BLANK = r"[ \t]*+"
+# Numbers that surely fit 64 bits, alone and between commas.
+_SMALL = r"-?[0-9]{1,18}+(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]{1,2}+)?"
+_ITEM = rf"{_BLANK}{_SMALL}{_BLANK}"
+_PAIR = rf"\({_ITEM},{_ITEM}\){_BLANK}"
 
 TOKEN = re.compile(
     rf"(?P<skip>[ \t\r\n\f]++|\#[^\n\f]*+)|(?P<string>{OPEN_STRING})"
@@ -77,14 +80,14 @@ class Language:
         # A match takes a whole argument with what follows it: 0.6 of the time that matching each
         # token takes. No `*+` about items: up to 3.11.4 Python keeps the comma of one that fails.
         self.value = re.compile(
-            rf"{SPACE}(?:({name}){SPACE}={SPACE})?"
-            rf"(?:([\[(]{_INTEGER}(?:,{_INTEGER})*[\])]|\[{_PAIRS}(?:,[ \t]*+{_PAIRS})*\])"
-            rf"|(-?){SPACE}({NUMBER})|({name})|({STRING})|([\[(])){SPACE}([,)\]]?)"
+            rf"{SPACE}(?:({name}){SPACE}={SPACE})?(?:(\[{_ITEM}(?:,{_ITEM})*\]"
+            rf"|\({_ITEM}(?:,{_ITEM})+\)|\[{_PAIR}(?:,{_BLANK}{_PAIR})*\])"
+            rf"|({_SMALL})|({name})|({STRING})){SPACE}([,)])"
         )
         self.declared = re.compile(
             rf"({name}){SPACE}:{SPACE}({name})(?:{SPACE}(<\s*+(?:(?:\?|[A-Za-z_]++)\s*+)?>))?"
         )
         self.statement = re.compile(
             rf"{SPACE}({name}){SPACE}={SPACE}({name}){SPACE}"
-            rf"(?:(<\s*+[a-z]++\s*+>){SPACE})?\((?:{SPACE}(\)))?"
+            rf"(?:(<\s*+[a-z]++\s*+>){SPACE})?\("
         )

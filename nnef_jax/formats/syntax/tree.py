@@ -12,7 +12,7 @@ from nnef_jax.formats.syntax.types import Type
 
 
 @dataclass(slots=True)
-class Node:
+class SyntaxNode:
     """Anything that has a place in the text.
 
     `depth` counts the expressions nested in it, while a grammar is followed.
@@ -23,35 +23,35 @@ class Node:
 
 
 @dataclass(slots=True)
-class Literal(Node):
+class Literal(SyntaxNode):
     """A number, string or logical value; a number without point and exponent is an int."""
 
     value: float | int | bool | str
 
 
 @dataclass(slots=True)
-class Identifier(Node):
+class Identifier(SyntaxNode):
     """A name that stands for a value."""
 
     name: str
 
 
 @dataclass(slots=True)
-class Array(Node):
+class Array(SyntaxNode):
     """`[a, b]`, as an expression or as the target of an assignment."""
 
     items: tuple[Expression, ...]
 
 
 @dataclass(slots=True)
-class Tuple(Node):
+class Tuple(SyntaxNode):
     """`(a, b)`, as an expression or as the target of an assignment."""
 
     items: tuple[Expression, ...]
 
 
 @dataclass(slots=True)
-class Subscript(Node):
+class Subscript(SyntaxNode):
     """`sequence[index]`."""
 
     sequence: Expression
@@ -59,7 +59,7 @@ class Subscript(Node):
 
 
 @dataclass(slots=True)
-class Subrange(Node):
+class Subrange(SyntaxNode):
     """`sequence[begin:end]`, both ends optional."""
 
     sequence: Expression
@@ -68,7 +68,7 @@ class Subrange(Node):
 
 
 @dataclass(slots=True)
-class Unary(Node):
+class Unary(SyntaxNode):
     """`-x`, `+x`, `!x`."""
 
     operator: str
@@ -76,7 +76,7 @@ class Unary(Node):
 
 
 @dataclass(slots=True)
-class Binary(Node):
+class Binary(SyntaxNode):
     """`left operator right`."""
 
     operator: str
@@ -85,7 +85,7 @@ class Binary(Node):
 
 
 @dataclass(slots=True)
-class Select(Node):
+class Select(SyntaxNode):
     """`true_value if condition else false_value`."""
 
     condition: Expression
@@ -94,7 +94,7 @@ class Select(Node):
 
 
 @dataclass(slots=True)
-class Loop(Node):
+class Loop(SyntaxNode):
     """`name in iterable`, of a comprehension."""
 
     name: str
@@ -102,7 +102,7 @@ class Loop(Node):
 
 
 @dataclass(slots=True)
-class Comprehension(Node):
+class Comprehension(SyntaxNode):
     """`[for loops if condition yield item]`."""
 
     loops: tuple[Loop, ...]
@@ -111,7 +111,7 @@ class Comprehension(Node):
 
 
 @dataclass(slots=True)
-class Builtin(Node):
+class Builtin(SyntaxNode):
     """`length_of(x)` and its like, and casts such as `scalar(x)`."""
 
     function: str
@@ -119,7 +119,7 @@ class Builtin(Node):
 
 
 @dataclass(slots=True)
-class Argument(Node):
+class Argument(SyntaxNode):
     """An argument of an invocation; positional ones have no name."""
 
     name: str | None
@@ -127,7 +127,7 @@ class Argument(Node):
 
 
 @dataclass(slots=True)
-class Invocation(Node):
+class Invocation(SyntaxNode):
     """`operation<generic>(arguments)`."""
 
     operation: str
@@ -153,7 +153,7 @@ Target = Identifier | Array | Tuple
 
 
 @dataclass(slots=True)
-class Assignment(Node):
+class Assignment(SyntaxNode):
     """`target = value;`."""
 
     target: Target
@@ -161,7 +161,7 @@ class Assignment(Node):
 
 
 @dataclass(slots=True)
-class Parameter(Node):
+class FormalParameter(SyntaxNode):
     """A formal parameter of a fragment."""
 
     name: str
@@ -170,7 +170,7 @@ class Parameter(Node):
 
 
 @dataclass(slots=True)
-class ResultDeclaration(Node):
+class ResultDeclaration(SyntaxNode):
     """A declared result of a fragment."""
 
     name: str
@@ -178,7 +178,7 @@ class ResultDeclaration(Node):
 
 
 @dataclass(slots=True)
-class Fragment(Node):
+class Fragment(SyntaxNode):
     """The declaration of an operation, with a body where it is compound.
 
     `generic` tells whether it declares `<?>`, `generic_default` what `?` is where nothing else says
@@ -188,14 +188,14 @@ class Fragment(Node):
     name: str
     generic: bool
     generic_default: str | None
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[FormalParameter, ...]
     results: tuple[ResultDeclaration, ...]
     body: tuple[Assignment, ...] | None
     source: Source = field(compare=False, repr=False)
 
 
 @dataclass(slots=True)
-class GraphDefinition(Node):
+class GraphDefinition(SyntaxNode):
     """The graph: names of its inputs and outputs, and its body."""
 
     name: str
@@ -216,14 +216,14 @@ class Document:
     graph: GraphDefinition
 
 
-def span_in(source: Source, node: Node) -> Span:
+def span_in(source: Source, node: SyntaxNode) -> Span:
     """Return where a node stands; as long as its name or literal, where it starts with one."""
     match node:
         case (
             Invocation(operation=name)
             | Identifier(name=name)
             | Builtin(function=name)
-            | Parameter(name=name)
+            | FormalParameter(name=name)
             | ResultDeclaration(name=name)
             | Argument(name=str(name))
         ):

@@ -20,6 +20,7 @@ from nnef_jax.limits import raising
 
 _LARGEST_INTEGER = 2**63 - 1
 _INFINITY = float("inf")
+_GENERIC = frozenset({*t.PRIMITIVES, "?"})
 _GENERIC_HINT = "the types are scalar, integer, logical and string"
 _TENSORS = {"": t.TENSOR} | {i: t.Tensor(i) for i in ("scalar", "integer", "logical", "?")}
 _TYPES = {name: t.Primitive(name) for name in t.PRIMITIVES} | {"extent": t.INTEGER}
@@ -28,7 +29,7 @@ _Expression = TypeVar("_Expression", bound=s.Expression)
 
 def present(items: Sequence[Any]) -> tuple[Any, ...]:
     """Return the nodes of a production, without its tokens and what it lacks."""
-    return tuple([item for item in items if isinstance(item, s.Node)])
+    return tuple([item for item in items if isinstance(item, s.SyntaxNode)])
 
 
 class TreeBuilder:
@@ -124,8 +125,10 @@ class TreeBuilder:
             None if isinstance(body, str) else body, self.source,
         )  # fmt: skip
 
-    def parameter(self, name: Token, type: t.Type, default: s.Expression | None) -> s.Parameter:
-        return s.Parameter(name.start_pos, self._declared(name, type), type, default)
+    def parameter(
+        self, name: Token, type: t.Type, default: s.Expression | None
+    ) -> s.FormalParameter:
+        return s.FormalParameter(name.start_pos, self._declared(name, type), type, default)
 
     def result(self, name: Token, type: t.Type) -> s.ResultDeclaration:
         return s.ResultDeclaration(name.start_pos, self._declared(name, type), type)
@@ -289,7 +292,7 @@ class TreeBuilder:
         """Return the type that an invocation names in `<...>`."""
         self._note("generic", token.start_pos)
         type = token[1:-1].strip()
-        if type not in (*t.PRIMITIVES, "?"):
+        if type not in _GENERIC:
             raise self._fail(f"'{token}' does not name a type", token, _GENERIC_HINT)
         return type
 

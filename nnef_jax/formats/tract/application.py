@@ -109,7 +109,7 @@ def tensor(site: CallSite, value: Any, dtype: str = "", *names: str) -> Value:
     return site.constant(value, dtype, *names)
 
 
-def _attribute(site: CallSite, value: Any, parameter: s.Parameter) -> Any:
+def _attribute(site: CallSite, value: Any, parameter: s.FormalParameter) -> Any:
     is_type = parameter.name in DATUM_PARAMETERS
     if is_attribute(value, parameter.type) and not is_type:
         return value
@@ -125,7 +125,7 @@ def _attribute(site: CallSite, value: Any, parameter: s.Parameter) -> Any:
         raise type(error)(message, error.hint) from None
 
 
-def _operand(site: CallSite, value: Any, parameter: s.Parameter) -> Any:
+def _operand(site: CallSite, value: Any, parameter: s.FormalParameter) -> Any:
     """Return a tensor, a known value, False for one that is left out, or a list of tensors."""
     if value is False and parameter.default == _LEFT_OUT:
         return False

@@ -55,7 +55,7 @@ class CallSite:
     """A place in the text that calls an operation, and the names wanted for its results."""
 
     evaluator: _Evaluator
-    node: s.Node
+    node: s.SyntaxNode
     frame: Frame
     names: Sequence[str] = ()
     arguments: Given = field(default_factory=dict[str, Any])

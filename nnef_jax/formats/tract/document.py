@@ -24,7 +24,7 @@ class Assertion:
 
 
 @dataclass(frozen=True)
-class Document:
+class TractDocument:
     """Fragments, graph and extension lines; `properties` come from `tract_core_properties`."""
 
     source: Source

@@ -26,7 +26,7 @@ from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.types import Type
 from nnef_jax.formats.tract import declarations, symbols
-from nnef_jax.formats.tract.document import EXTERNALS, Document
+from nnef_jax.formats.tract.document import EXTERNALS, TractDocument
 from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, DATUM_TYPES, compute_dtype
 from nnef_jax.formats.tract.flat_graph import Said
 from nnef_jax.formats.tract.flatten import flatten
@@ -144,7 +144,7 @@ class _QuotedNames(Names):
 
 
 class _DialectWriter(FlatWriter):
-    def __init__(self, document: Document, graph: Graph, said: Said, options: Options) -> None:
+    def __init__(self, document: TractDocument, graph: Graph, said: Said, options: Options) -> None:
         super().__init__(graph, options.meter)
         self._real = options.real
         self.registries: dict[str, None] = {}

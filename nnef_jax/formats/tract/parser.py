@@ -1,4 +1,4 @@
-"""From the dialect's text to a `Document`: lark reads what a fast reader leaves over.
+"""From the dialect's text to a `TractDocument`: what differs from the standard is at the end.
 
 Sources: tract's documentation of the format, and files of its writer and of torch_to_nnef.
 """
@@ -17,7 +17,7 @@ from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.parsing import Parser
 from nnef_jax.formats.syntax.tokens import STRING, Language, Token, unescaped
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder, present
-from nnef_jax.formats.tract.document import Assertion, Document
+from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.formats.tract.recognition import signs
 from nnef_jax.limits import Meter
 
@@ -35,7 +35,7 @@ _BLANKS_PER_STEP = 100
 _TEMPLATE = re.compile(r"\{\{|\{%")
 
 
-def parse(source: Source, meter: Meter) -> Document:
+def parse(source: Source, meter: Meter) -> TractDocument:
     """Return the document of a text. Raises NnefSyntaxError or LimitError."""
     text, properties = without_properties(source.text)
     template = _TEMPLATE.search(text)
@@ -66,7 +66,7 @@ def parse(source: Source, meter: Meter) -> Document:
 
     streaming = ("S",) if values("tract_pulse_streaming_symbol") else ()
     assertions = [line for line in lines if line.kind == "tract_assert"]
-    return Document(
+    return TractDocument(
         source,
         tuple(f"{line.kind} {line.value}".strip() for line in lines),
         values("tract_registry"),
@@ -99,7 +99,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(slots=True)
-class _Line(s.Node):
+class _Line(s.SyntaxNode):
     """An extension line: its first word, and what follows from the offset on."""
 
     kind: str
@@ -145,7 +145,9 @@ class _TractBuilder(TreeBuilder):
     def assertion(self, scenario: Token | None, condition: s.Expression) -> Any:
         return self.name(scenario) if scenario else "", condition
 
-    def parameter(self, name: Token, type: t.Type, default: s.Expression | None) -> s.Parameter:
+    def parameter(
+        self, name: Token, type: t.Type, default: s.Expression | None
+    ) -> s.FormalParameter:
         return super().parameter(name, t.ANY, default)
 
     def result(self, name: Token, type: t.Type | None) -> s.ResultDeclaration:
@@ -177,10 +179,10 @@ class _TractBuilder(TreeBuilder):
         return self._nested(node, [argument.value for argument in arguments], node.offset)
 
 
+# How the fast reader reads the dialect, beside the grammar.
 PARSER = Parser(
     "nnef_jax.formats.tract",
-    "document",
-    "assertion",
+    ("document", "assertion"),
     builder=_TractBuilder,
     language=Language(
         name=rf"i{STRING}|[^\W\d]\w*+(?:\.\w++)*+",

@@ -12,7 +12,7 @@ from lowering.extents import UNKNOWN, is_symbolic
 from lowering.location import Span
 from nnef_jax.errors import InputError
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.tract.document import Assertion, Document
+from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
 _LARGEST = 1 << 40  # that a symbol is looked for
@@ -31,7 +31,7 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def has_open_inputs(
-    document: Document, given: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
+    document: TractDocument, given: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
 ) -> bool:
     """Tell whether an input's extent is open, given some inputs' shapes and symbols' values."""
     return any(
@@ -45,7 +45,7 @@ def has_open_inputs(
 
 
 def solve(
-    document: Document, shapes: Mapping[str, Sequence[int | None]], meter: Meter
+    document: TractDocument, shapes: Mapping[str, Sequence[int | None]], meter: Meter
 ) -> dict[str, int]:
     """Return symbols' values by inputs' shapes, or UNKNOWN. Raises InputError where none fit."""
     equations = [
@@ -116,7 +116,7 @@ class _Equation:
         value = bisect_left(range(_LARGEST), self.extent, key=at)
         return value if at(value) == self.extent else None
 
-    def check(self, document: Document, values: Mapping[str, int]) -> None:
+    def check(self, document: TractDocument, values: Mapping[str, int]) -> None:
         if is_symbolic(self.extent):
             return
         found, free = evaluate(self.expression, values), self.free(values)
@@ -156,7 +156,7 @@ def _binary(operator: str, a: Any, b: Any) -> Any:
     return result if is_open else max(-_BEYOND, min(result, _BEYOND))
 
 
-def _check(document: Document, assertion: Assertion, values: Mapping[str, int]) -> None:
+def _check(document: TractDocument, assertion: Assertion, values: Mapping[str, int]) -> None:
     # A scenario names one use of the network, such as the first step of decoding.
     if assertion.scenario or evaluate(assertion.condition, values) is not False:
         return

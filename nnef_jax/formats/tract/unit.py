@@ -14,7 +14,7 @@ from nnef_jax.errors import ArchiveError, LimitError
 from nnef_jax.formats.syntax.declared_tensors import convert, without_member
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION
 from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.formats.tract.document import Document
+from nnef_jax.formats.tract.document import TractDocument
 from nnef_jax.formats.tract.json_members import (
     SUFFIX,
     Json,
@@ -63,7 +63,7 @@ class Unit:
             yield from (label, *unit.content())
 
     @cached_property
-    def document(self) -> Document:
+    def document(self) -> TractDocument:
         """Return the parsed text of the network."""
         return parse(self._archive.read_text(GRAPH), self._meter)
 

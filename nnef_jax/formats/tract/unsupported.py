@@ -11,14 +11,14 @@ from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.invocation import refuse
 from nnef_jax.formats.tract import declarations
-from nnef_jax.formats.tract.document import Document, repeated_by
+from nnef_jax.formats.tract.document import TractDocument, repeated_by
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean
 
 
-def refuse_unsupported(document: Document, rules: Registry, meter: Meter) -> None:
+def refuse_unsupported(document: TractDocument, rules: Registry, meter: Meter) -> None:
     """Raise UnsupportedError for all operations at once that the graph reaches but cannot run."""
     uses: dict[str, list[Span]] = {}
     for node in _reached(document, rules):
@@ -62,7 +62,7 @@ def _in_bodies(graph: Graph) -> Iterator[Operation]:
                 yield from _in_bodies(attribute)
 
 
-def _reached(document: Document, rules: Registry) -> Iterator[s.Invocation]:
+def _reached(document: TractDocument, rules: Registry) -> Iterator[s.Invocation]:
     """Yield the invocations in the graph's body and in the fragments that it leads to."""
     seen: set[str] = set()
     pending = [[assignment.value for assignment in document.graph.body]]

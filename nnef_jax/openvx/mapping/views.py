@@ -17,20 +17,13 @@ from nnef_jax.openvx.mapping.operation_site import (
 )
 from nnef_jax.openvx.tensor import Tensor
 
+VIEWS = (
+    "reshape", "transpose", "squeeze", "unsqueeze", "concat", "split", "stack", "unstack", "slice",
+    "copy", "copy_n",
+)  # fmt: skip
 
-@maps(
-    "reshape",
-    "transpose",
-    "squeeze",
-    "unsqueeze",
-    "concat",
-    "split",
-    "stack",
-    "unstack",
-    "slice",
-    "copy",
-    "copy_n",
-)
+
+@maps(*VIEWS)
 def view(site: OperationSite) -> VxLayer:
     """Rearrange raw integers by the operation's own rule."""
     operation = site.operation
