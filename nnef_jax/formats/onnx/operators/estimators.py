@@ -66,8 +66,7 @@ def _probit(site: Site, x: Any) -> Any:
     mean = site.term("add", site.term("mul", log, 0.5), 2 / (np.pi * 0.147))
     root = site.term("sub", site.term("sqr", mean), site.term("mul", log, 1 / 0.147))
     root = site.term("sqrt", site.term("sub", site.term("sqrt", root), mean))
-    found = site.term("mul", site.term("mul", site.term("sign", x), root), 1.41421356)
-    return chosen(site, site.term("eq", site.term("abs", x), 1.0), 0.0, found)
+    return site.term("mul", site.term("mul", site.term("sign", x), root), 1.41421356)
 
 
 def classes(site: Site, name: str) -> NDArray[np.int64]:

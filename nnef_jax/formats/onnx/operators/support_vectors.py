@@ -1,0 +1,143 @@
+"""Support vector machines: sums of kernels between rows and stored vectors."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from lowering.errors import InvalidOperation, InvalidShape
+from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.estimators import (
+    DOMAIN,
+    TRANSFORMS,
+    beside,
+    best,
+    chosen,
+    classes,
+    labelled,
+    parameter,
+    rows,
+    transformed,
+)
+from nnef_jax.formats.onnx.site import Site
+
+
+def _matrix(site: Site, name: str, count: int) -> Any:
+    items = np.array(site.numbers(name), np.float32)
+    if count < 1 or items.size % count:
+        raise InvalidShape(f"'{name}' has {items.size} items, they make no {count} rows")
+    return items.reshape(count, -1)
+
+
+def _products(site: Site, x: Any, filter: Any, bias: Any, name: str) -> Any:
+    operands = {"input": x, "filter": parameter(site, name, filter)}
+    return site.insert("linear", operands | {"bias": parameter(site, f"{name}.bias", [bias])})
+
+
+def _kernels(site: Site, count: int) -> Any:
+    """Return the kernel of each row with each support vector."""
+    x, vectors = rows(site), _matrix(site, "support_vectors", count)
+    gamma, offset, degree = site.numbers("kernel_params", (0.0, 0.0, 0.0))
+    kind = site.choice("kernel_type", "LINEAR", "POLY", "RBF", "SIGMOID", default="LINEAR")
+    if kind == "RBF":
+        vectors = parameter(site, "support_vectors", vectors[None])
+        distance = site.term("sub", site.unsqueezed(x, (1,)), vectors)
+        square = site.insert(
+            "sum_reduce", {"input": site.term("sqr", distance)}, axes=(2,), normalize=False
+        )
+        square = site.insert("squeeze", {"input": square}, axes=(2,))
+        return site.term("exp", site.term("mul", square, -gamma))
+    if kind == "LINEAR":
+        return _products(site, x, vectors, [0.0] * count, "support_vectors")
+    found = _products(site, x, vectors * np.float32(gamma), [offset] * count, "support_vectors")
+    return site.term("tanh", found) if kind == "SIGMOID" else site.term("pow", found, float(degree))
+
+
+@operator("SVMRegressor", domain=DOMAIN)
+def _regressor(site: Site) -> Any:
+    """Return sums for rows; with `one_class` 1 above 0, else -1."""
+    count = site.int("n_supports", 0)
+    x = _kernels(site, count) if count else rows(site)
+    bias = [site.numbers("rho")[0]]
+    found = _products(site, x, _matrix(site, "coefficients", 1), bias, "coefficients")
+    if site.flag("one_class"):
+        return chosen(site, site.term("gt", found, 0.0), 1.0, -1.0)
+    return transformed(site, found, site.choice("post_transform", *TRANSFORMS, default="NONE"))
+
+
+@operator("SVMClassifier", domain=DOMAIN)
+def _classifier(site: Site) -> Any:
+    """Return the label that most pairs of classes vote for, and scores of pairs, or probabilities.
+
+    Without support vectors each class has a score.
+    """
+    labels, sizes = classes(site, "classlabels_ints"), site.ints("vectors_per_class", ())
+    count, transform = len(labels), site.choice("post_transform", *TRANSFORMS, default="NONE")
+    rho, coefficients = site.numbers("rho"), np.array(site.numbers("coefficients"))
+    if count == 2 and coefficients.min(initial=0) >= 0 and not site.numbers("prob_a", ()):
+        raise InvalidOperation("no coefficient is below 0: the label is not defined")
+    if not sum(sizes):
+        coefficients = _matrix(site, "coefficients", max(count, 1))
+        scores = _products(site, rows(site), coefficients, [rho[0]] * count, "coefficients")
+        return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
+    if len(sizes) != count:
+        raise InvalidShape(f"it has {count} labels and vectors of {len(sizes)} classes")
+    pairs, ends = list(combinations(range(count), 2)), np.cumsum([0, *sizes])
+    weights = coefficients.astype(np.float32).reshape(count - 1, ends[-1])
+    filter = np.zeros((len(pairs), ends[-1]), np.float32)
+    for p, (i, j) in enumerate(pairs):
+        filter[p, ends[i] : ends[i + 1]] = weights[j - 1, ends[i] : ends[i + 1]]
+        filter[p, ends[j] : ends[j + 1]] = weights[i, ends[j] : ends[j + 1]]
+    kernels = _kernels(site, int(ends[-1]))
+    scores = _products(site, kernels, filter, rho[: len(pairs)], "coefficients")
+    wins = np.zeros((count, len(pairs)), np.float32)
+    wins[[i for i, _ in pairs], range(len(pairs))] = 1
+    losses = np.zeros_like(wins)
+    losses[[j for _, j in pairs], range(len(pairs))] = 1
+    is_first = site.cast(site.term("gt", scores, 0.0), site.dtype_of(scores))
+    votes = _products(site, is_first, wins - losses, losses.sum(1).tolist(), "votes")
+    label = labelled(site, labels, best(site, votes))
+    if site.numbers("prob_a", ()):
+        return label, transformed(site, _probabilities(site, scores, pairs, count), transform)
+    if count > 2:
+        return label, transformed(site, scores, transform)
+    return label, transformed(site, beside(site, site.term("neg", scores), scores), transform)
+
+
+def _probabilities(site: Site, scores: Any, pairs: list[tuple[int, int]], count: int) -> Any:
+    """Return probabilities of classes that agree best with those of pairs (Wu, Lin, Weng 2004).
+
+    They solve linear equations, which runtimes solve to about 0.005 in some steps.
+    """
+    slopes, offsets = (parameter(site, n, [site.numbers(n)]) for n in ("prob_a", "prob_b"))
+    odds = site.term("add", site.term("mul", scores, slopes), offsets)
+    shares = site.term("sigmoid", site.term("neg", odds))
+    shares = site.insert("clamp", {"x": shares, "a": 1e-7, "b": 1 - 1e-7})
+    if count == 2:
+        return beside(site, shares, site.term("sub", 1.0, shares))
+    # Row t of the error of pair (i,j): the share of j times p(i) less that of i times p(j).
+    firsts, seconds = np.zeros((1, len(pairs), count)), np.zeros((1, len(pairs), count))
+    for p, (i, j) in enumerate(pairs):
+        firsts[0, p, i], seconds[0, p, j] = 1, 1
+    dtype = site.dtype_of(scores)
+    share = site.unsqueezed(shares, (2,))
+    first, second = (site.constant(x, dtype) for x in (firsts, seconds))
+    error = site.term(
+        "sub",
+        site.term("mul", site.term("sub", 1.0, share), first),
+        site.term("mul", share, second),
+    )
+    square = site.insert("matmul", {"A": error, "B": error}, transposeA=True, transposeB=False)
+    # With a sum of 1: a row and a column of ones around the squares.
+    around = ((0, 0), (0, 1), (0, 1))
+    bordered = site.insert("pad", {"input": square}, padding=around, border="constant", value=1.0)
+    corner = np.zeros((1, count + 1, count + 1))
+    corner[0, -1, -1] = 1
+    system = site.term("sub", bordered, site.constant(corner, dtype))
+    solved = site.insert("inverse", {"input": system})
+    window = {"axes": (1, 2), "begin": (0, count), "end": (count, count + 1), "stride": (1, 1)}
+    return site.insert(
+        "squeeze", {"input": site.insert("slice", {"input": solved}, **window)}, axes=(2,)
+    )
