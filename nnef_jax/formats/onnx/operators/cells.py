@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,11 @@ from nnef_jax.formats.onnx.site import Site
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
-# What an activation has for alpha and beta by default; None where it has none.
+# What an activation has for alpha and beta by default; None where it has none, NaN where it must.
 PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "relu": (None, None), "tanh": (None, None), "sigmoid": (None, None), "softsign": (None, None),
     "softplus": (None, None), "affine": (1.0, 0.0), "leakyrelu": (0.01, None),
-    "thresholdedrelu": (1.0, None), "scaledtanh": (1.0, 1.0), "hardsigmoid": (0.2, 0.5),
+    "thresholdedrelu": (1.0, None), "scaledtanh": (math.nan, math.nan), "hardsigmoid": (0.2, 0.5),
     "elu": (1.0, None),
 }  # fmt: skip
 Activation = Callable[[Site, Any], Any]
@@ -60,6 +61,8 @@ def _activations(site: Site, kind: str, ways: int) -> list[Activation]:
 
 def activation(name: str, a: float, b: float) -> Activation:
     """Return an activation by its name in small letters, with its alpha and beta."""
+    if math.isnan(a) or math.isnan(b):
+        raise InvalidOperation(f"the activation '{name}' needs an alpha and a beta")
 
     def apply(at: Site, x: Any) -> Any:
         match name:

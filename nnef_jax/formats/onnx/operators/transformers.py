@@ -222,7 +222,9 @@ def _group_query_attention(site: Site) -> tuple[Any, ...]:
     mask = Mask(site)
     window = site.int("local_window_size", -1)
     causal = site.flag("causal", True)
-    mask.within(times, keys, before, left=window, right=0 if causal else -1)
+    mask.within(
+        times, keys, before, left=window - 1 if window > 0 else -1, right=0 if causal else -1
+    )
     if not causal:
         only(site, 12, causal=1)
     if site.has(10):
