@@ -217,13 +217,13 @@ CASES = [
         "groups_padded", "GroupQueryAttention",
         (real(2, 1, 64), real(2, 1, 32), real(2, 1, 32), real(2, 2, 5, 16), real(2, 2, 5, 16),
          given([5, 3], "int32"), given(6, "int32"), *_WIDE),
-        {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}, (6,),
+        {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}, (6,), _ALL3,
     ),
     Case(
         "groups_buffer", "GroupQueryAttention",
         (real(2, 1, 64), real(2, 1, 32), real(2, 1, 32), real(2, 2, 8, 16), real(2, 2, 8, 16),
          given([5, 4], "int32"), given(6, "int32"), *_WIDE),
-        {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}, (6,),
+        {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}, (6,), _ALL3,
     ),
     Case(
         "groups_window", "GroupQueryAttention",

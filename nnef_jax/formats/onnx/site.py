@@ -126,6 +126,11 @@ class Site:
             raise ExtentNeeded
         return self.graph.symbolic.of(found)
 
+    def extent(self, x: int | Tensor, axis: int) -> int:
+        """Return an extent of an input; raise ExtentNeeded where it is open."""
+        found = self.shape(x)[axis]
+        return self.known_shape(x)[axis] if found is UNKNOWN else found
+
     def axis(self, axis: int, rank: int | None = None) -> int:
         """Return an axis, counted from the end where it is negative."""
         rank = self.rank() if rank is None else rank

@@ -194,7 +194,7 @@ for _kind in _GATES:
 def _start(site: Site, x: Value, cell: Cell, i: int, way: int, batch_first: bool) -> Any:
     """Return a state [batch,hidden] before the first step, zeros by default."""
     if not site.has(i):
-        batch = site.known_shape(x)[1]
+        batch = site.extent(x, 1)
         return site.insert(
             "broadcast", {"input": site.constant([[0]], x.type.dtype)}, shape=(batch, cell.hidden)
         )
@@ -253,7 +253,7 @@ def _run(
 
 def _mask(site: Site, x: Value) -> Any:
     """Return which steps [time,batch,1] count, None where all do."""
-    time = site.known_shape(x)[0]
+    time = site.extent(x, 0)
     lengths = site.operand(4) if site.has(4) else None
     if lengths is None or (isinstance(lengths, Constant) and np.all(lengths.array >= time)):
         return None

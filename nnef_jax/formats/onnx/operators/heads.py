@@ -13,8 +13,6 @@ from nnef_jax.formats.onnx.element_types import dtype_of
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.site import Site
 
-RAW, CAPPED, BIASED, POWERS = range(4)  # scores that may be a result: which stage
-
 
 def heads(site: Site, x: Any, count: int) -> Any:
     """Return [batch,time,heads*items] as heads."""
@@ -54,7 +52,7 @@ class Mask:
 
     def take(self, mask: Any, keys: int) -> None:
         """Take a mask of logical or real values; further keys than it has do not count."""
-        missing = 0 if keys is UNKNOWN else keys - self.site.known_shape(mask)[-1]
+        missing = 0 if keys is UNKNOWN else keys - self.site.extent(mask, -1)
         is_logical = self.site.dtype_of(mask) == "bool"
         if missing > 0:
             around = [(0, 0)] * (self.site.rank(mask) - 1) + [(0, missing)]
@@ -114,13 +112,13 @@ def attended(
     `scale` 0 is 1 / sqrt(items). A sink [heads,1,1] is a score more, of a value of zeros.
     """
     dtype = site.dtype_of(query)
-    scale = scale or 1 / math.sqrt(site.known_shape(query)[-1])
+    scale = scale or 1 / math.sqrt(site.extent(query, -1))
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
     if softcap == 0 and stage is None and precision in ("", dtype, wide) and sink is None:
         given = {"query": query, "key": key, "value": value}
         given["mask"] = False if mask is None else mask
         return site.insert("attention", given, scale=scale, is_causal=False), None
-    groups, rest = divmod(site.known_shape(query)[1], site.known_shape(key)[1])
+    groups, rest = divmod(site.extent(query, 1), site.extent(key, 1))
     if rest:
         raise InvalidShape(
             f"the heads of {show(site.shape(query))} are no multiple of those of "
@@ -140,7 +138,7 @@ def attended(
         scores = site.term("add", scores, mask)
     stages.append(scores)
     scores = site.cast(scores, precision or dtype)
-    keys = site.known_shape(scores)[-1]
+    keys = site.extent(scores, -1)
     if sink is not None:
         shape = (*site.known_shape(scores)[:-1], 1)
         sink = site.cast(site.tensor(sink), site.dtype_of(scores))
@@ -167,12 +165,12 @@ def _attention(site: Site) -> tuple[Any, ...]:
     if site.has(4) != site.has(5) or (site.has(4) and site.has(6)):
         raise InvalidOperation("keys and values of before go together, without 'nonpad_kv_seqlen'")
     if site.has(4):
-        before = site.known_shape(4)[2]
+        before = site.extent(4, 2)
         key, value = (
             site.insert("concat", {"values": [site.tensor(i), x]}, axis=2)
             for i, x in ((4, key), (5, value))
         )
-    times, keys = site.known_shape(query)[2], site.known_shape(key)[2]
+    times, keys = site.extent(query, 2), site.extent(key, 2)
     mask = Mask(site)
     if site.has(3):
         mask.take(site.operand(3), keys)
@@ -206,10 +204,10 @@ def _flex_attention(site: Site) -> Any:
     dtype, code = site.dtype_of(query), site.int("softmax_precision", 0)
     half = dtype in ("float16", "bfloat16")
     wide = site.computed(dtype_of(code)) if code else "float32" if half else dtype
-    groups, rest = divmod(site.known_shape(query)[1], site.known_shape(key)[1])
+    groups, rest = divmod(site.extent(query, 1), site.extent(key, 1))
     if rest:
         raise InvalidShape(f"{show(site.shape(query))} has no multiple of the heads of input 1")
-    root = math.sqrt(site.number("scale", 0) or 1 / math.sqrt(site.known_shape(query)[-1]))
+    root = math.sqrt(site.number("scale", 0) or 1 / math.sqrt(site.extent(query, -1)))
     key, value = (site.tensor(repeated(site, x, groups)) for x in (key, value))
     query, key = (site.term("mul", x, root) for x in (query, key))
     scores = site.insert("matmul", {"A": query, "B": key}, transposeA=False, transposeB=True)
@@ -242,7 +240,7 @@ def rotated(site: Site, x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any
 
     Pairs are items that lie half of these apart, or neighbours if `interleaved`.
     """
-    size, half = site.known_shape(x)[3], site.known_shape(cos)[-1]
+    size, half = site.extent(x, 3), site.extent(cos, -1)
     if not 0 < 2 * half <= size:
         raise InvalidShape(f"{half} angles do not fit heads of {size} items")
     part, rest = site.part(x, 3, 0, 2 * half), site.part(x, 3, 2 * half, size)
@@ -272,8 +270,8 @@ def _rotary_embedding(site: Site) -> Any:
         angles = [
             site.insert("gather", {"input": a, "indices": site.operand(3)}, axis=0) for a in angles
         ]
-    half = site.known_shape(angles[0])[-1]
-    if 2 * half != (site.int("rotary_embedding_dim", 0) or site.known_shape(x)[-1]):
+    half = site.extent(angles[0], -1)
+    if 2 * half != (site.int("rotary_embedding_dim", 0) or site.extent(x, -1)):
         raise InvalidShape(f"'cos_cache' has {half} angles, not half of what is rotated")
     x = rotated(site, x, angles[0], angles[1], interleaved=site.flag("interleaved"))
     return joined(site, x) if is_flat else x

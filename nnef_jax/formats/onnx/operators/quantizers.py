@@ -52,7 +52,7 @@ def spread(site: Site, x: Any, parameter: Tensor, axis: int, block: int = 0) -> 
     repeats = [1] * (rank + 1)
     repeats[axis + 1] = block
     whole = site.reshaped(site.insert("tile", {"input": wide}, repeats=repeats), extents)
-    items = site.known_shape(x)[axis]
+    items = site.extent(x, axis)
     if not extents[axis] - block < items <= extents[axis]:
         raise InvalidShape(f"{items} items are not {extents[axis] // block} blocks of {block}")
     return site.part(whole, axis, 0, items)

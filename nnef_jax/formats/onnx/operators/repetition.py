@@ -38,7 +38,7 @@ class Body:
     def item(self, x: Tensor, axis: int, *, reverse: bool = False) -> Value:
         """Cut a tensor along an axis; return the item of an iteration, without the axis."""
         value = self.site.tensor(x)
-        shape = list(self.site.known_shape(value))
+        shape = list(value.type.shape)
         shape[axis] = 1
         self._scanned.append((value, axis, -1 if reverse else 1))
         self.heads.append(self._enter(f"part_{len(self.heads)}", shape, value.type.dtype))

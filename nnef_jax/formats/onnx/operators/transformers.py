@@ -13,8 +13,6 @@ from lowering.extents import show
 from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.heads import (
-    POWERS,
-    RAW,
     Mask,
     attended,
     heads,
@@ -51,10 +49,10 @@ def _pad(site: Site, mask: Mask, i: int, keys: int, real: Any) -> None:
     """
     if not site.has(i):
         return
-    batch, rank = site.known_shape(real)[0], site.rank(i)
+    batch, rank = site.extent(real, 0), site.rank(i)
     found = _integers(site, i)
     if rank == 1:
-        count = site.known_shape(i)[0]
+        count = site.extent(i, 0)
         if count not in (batch, 2 * batch):
             raise InvalidShape(f"a mask {show(site.shape(i))} is not supported for {batch} samples")
         places = site.places(keys, 3, 4)
@@ -73,14 +71,14 @@ def _pad(site: Site, mask: Mask, i: int, keys: int, real: Any) -> None:
 
 def _split(site: Site, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
     ends = np.cumsum([0, *sizes]).tolist()
-    if ends[-1] != site.known_shape(x)[axis]:
+    if ends[-1] != site.extent(x, axis):
         raise InvalidShape(f"{show(site.shape(x))} has no parts of {list(sizes)} items")
     return [site.part(x, axis, a, b) for a, b in pairwise(ends)]
 
 
 def _unpacked(site: Site, x: Any, axis: int) -> list[Any]:
     """Return what lies along an axis, without it."""
-    count = site.known_shape(x)[axis]
+    count = site.extent(x, axis)
     parts = _split(site, x, [1] * count, axis)
     return [site.insert("squeeze", {"input": part}, axes=(axis,)) for part in parts]
 
@@ -91,7 +89,7 @@ def _behind(site: Site, past: Any, x: Any) -> Any:
 
 def _whole(site: Site, q: Any, k: Any, v: Any, padding: int, bias: int) -> Any:
     """Attend as Attention and MultiHeadAttention do, given which inputs are masks."""
-    times, keys = site.known_shape(q)[2], site.known_shape(k)[2]
+    times, keys = site.extent(q, 2), site.extent(k, 2)
     mask = Mask(site)
     _pad(site, mask, padding, keys, q)
     if site.has(bias):
@@ -110,7 +108,7 @@ def _attention(site: Site) -> tuple[Any, ...]:
     x = site.insert("matmul", {"A": x, "B": weights}, **flags)
     if site.has(2):
         x = site.term("add", x, site.operand(2))
-    sizes = site.ints("qkv_hidden_sizes", [site.known_shape(x)[2] // 3] * 3)
+    sizes = site.ints("qkv_hidden_sizes", [site.extent(x, 2) // 3] * 3)
     count = site.int("num_heads")
     q, k, v = (heads(site, part, count) for part in _split(site, x, sizes, 2))
     if site.has(4):
@@ -141,8 +139,8 @@ def _multi_head_attention(site: Site) -> tuple[Any, ...]:
         for i, p in enumerate(parts)
     ]
     if site.has(3):
-        width = site.known_shape(parts[0])[2]
-        values = site.known_shape(3)[0] - 2 * width
+        width = site.extent(parts[0], 2)
+        values = site.extent(3, 0) - 2 * width
         biases = _split(site, site.tensor(3), [width, width, values], 0)
         parts = [
             p if is_past and i else site.term("add", p, bias)
@@ -165,13 +163,13 @@ def _angles(site: Site, positions: Any, caches: Sequence[int]) -> list[Any]:
 def _rotary_embedding(site: Site) -> Any:
     only(site, 4, scale=1.0, is_packed_batching=0)
     x, is_flat = site.tensor(0), site.rank() == 3
-    half = site.known_shape(2)[1]
+    half = site.extent(2, 1)
     if is_flat:
-        count = site.int("num_heads", 0) or site.known_shape()[2] // (2 * half)
+        count = site.int("num_heads", 0) or site.extent(0, 2) // (2 * half)
         x = heads(site, x, count)
     positions = _integers(site, 1)
     if site.rank(1) == 1:  # that of the first
-        positions = site.term("add", site.places(site.known_shape(x)[2], 1, 2), positions)
+        positions = site.term("add", site.places(site.extent(x, 2), 1, 2), positions)
     cos, sin = _angles(site, positions, (2, 3))
     x = rotated(site, x, cos, sin, interleaved=site.flag("interleaved"))
     return joined(site, x) if is_flat else x
@@ -184,17 +182,17 @@ def _group_query_attention(site: Site) -> tuple[Any, ...]:
     `seqlens_k` has how many there are with the new ones, less 1. A buffer is as long as its
     contents, or as the longest ones.
     """
-    only(site, 12, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE")
+    only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE")
     counts = [site.int("num_heads"), site.int("kv_num_heads")]
     parts: list[Any] = [site.tensor(0)]
     if site.has(1):
         parts += [site.tensor(1), site.tensor(2)]
     else:
-        size = site.known_shape()[2] // (counts[0] + 2 * counts[1])
+        size = site.extent(0, 2) // (counts[0] + 2 * counts[1])
         parts = _split(site, parts[0], [n * size for n in (*counts, counts[1])], 2)
     q, k, v = (heads(site, x, n) for x, n in zip(parts, (*counts, counts[1]), strict=True))
     batch, _, times, _ = site.known_shape(q)
-    kept = site.known_shape(3)[2] if site.has(3) else 0
+    kept = site.extent(3, 2) if site.has(3) else 0
     before: Any = 0
     if kept:
         lengths = site.reshaped(_integers(site, 5), (batch, 1))
@@ -232,24 +230,26 @@ def _group_query_attention(site: Site) -> tuple[Any, ...]:
     sink = site.reshaped(site.tensor(11), (-1, 1, 1)) if site.has(11) else None
     if site.flag("smooth_softmax") and sink is None:
         sink = site.constant([[[0]]], site.dtype_of(q))
-    shown = site.int("qk_output", 0)
-    result, scores = attended(
+    result, _ = attended(
         site, q, k, v, mask.whole(site.dtype_of(q)),
         scale=site.number("scale", 0), softcap=site.number("softcap", 0),
-        stage={1: RAW, 2: POWERS}.get(shown) if site.wants(3) else None, sink=sink,
+        sink=sink,
     )  # fmt: skip
-    return joined(site, result), k, v, scores
+    return joined(site, result), k, v
 
 
 def _placed(site: Site, past: Any, new: Any, before: Any, keys: int) -> Any:
-    """Return a buffer of so many keys with new ones put behind those `before` [batch,1]."""
-    kept, times = site.known_shape(past)[2], site.known_shape(new)[2]
-    whole = site.insert("concat", {"values": [past, new]}, axis=2)
+    """Return a buffer of so many keys: those `before` [batch,1], new ones, and zeros."""
+    batch, heads, times, items = site.known_shape(new)
+    kept = site.extent(past, 2)
+    zero = site.constant([[[[0]]]], site.dtype_of(new))
+    none = site.insert("broadcast", {"input": zero}, shape=(batch, heads, 1, items))
+    whole = site.insert("concat", {"values": [past, new, none]}, axis=2)
     places = site.places(keys, 1, 2)
     behind = site.term("sub", places, before)
     is_new = site.term("and", site.term("ge", behind, 0), site.term("lt", behind, times))
-    index = site.chosen(is_new, site.term("add", behind, kept), places)
-    heads = site.known_shape(new)[1]
+    index = site.chosen(is_new, site.term("add", behind, kept), kept + times)
+    index = site.chosen(site.term("lt", behind, 0), places, index)
     index = site.insert("tile", {"input": site.unsqueezed(index, (1,))}, repeats=(1, heads, 1))
     return site.insert(
         "gather_in_batches", {"input": whole, "indices": index}, axis=2, batch_dims=2
