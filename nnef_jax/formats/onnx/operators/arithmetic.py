@@ -91,7 +91,7 @@ def floored_mod(site: Site, x: Any, y: Any, add: Callable[..., Any]) -> Any:
     rest = site.insert("rem", {"x": x, "y": y})
     zero = site.zero(rest)
     signs = [site.insert("lt", {"x": v, "y": zero}) for v in (rest, y)]
-    differ = site.insert("bitwise_xor", {"x": signs[0], "y": signs[1]})
+    differ = site.insert("ne", {"x": signs[0], "y": signs[1]})
     moves = site.insert("and", {"x": differ, "y": site.insert("ne", {"x": rest, "y": zero})})
     more = site.insert("add", {"x": rest, "y": y})
     return add("select", {"condition": moves, "true_value": more, "false_value": rest})
