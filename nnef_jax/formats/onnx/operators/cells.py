@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lowering.errors import InvalidOperation
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import show
 from lowering.graph import Value
 from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.operators import operator
@@ -162,6 +163,8 @@ def _layer(kind: str) -> Callable[[Site], tuple[Any, ...]]:
         hidden = site.shape(2)[-1]
         if site.int("hidden_size", hidden) != hidden:
             raise InvalidOperation(f"'hidden_size' is not {hidden}, as input 2 has it")
+        if site.shape(1)[0] != len(ways):
+            raise InvalidShape(f"it has {len(ways)} directions, input 1 is {show(site.shape(1))}")
         activations = _activations(site, kind, len(ways))
         names = ("h", "c") if kind == "LSTM" else ("h",)
         resets_after, couples = (site.flag(x) for x in ("linear_before_reset", "input_forget"))
