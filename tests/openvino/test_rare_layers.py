@@ -95,6 +95,8 @@ NAN = np.float32([np.nan, np.nan])
          [[1, 4], [3, 4], [25, 49]]),
         ([("Unsqueeze", ["rows", [1]], {}), ("ScatterNDUpdate", ["x", "it", [[0.0] * 2] * 3], {})],
          [[0, 0], [3, 4], [0, 0]]),
+        ([("Subtract", ["it", [[1.0, 1.0]]], {}), ("NonZero", ["it"], {})],
+         [[0, 1, 1, -1, -1, -1], [1, 0, 1, -1, -1, -1]]),
     ],
 )  # fmt: skip
 def test_what_follows_items_that_values_choose(tail: Any, wanted: Any, tmp_path: Path) -> None:
@@ -112,7 +114,6 @@ def test_what_follows_items_that_values_choose(tail: Any, wanted: Any, tmp_path:
         ("Add", ["it", "x"], {}),
         ("Reshape", ["it", [-1]], {}),
         ("MatMul", ["it", "it"], {"transpose_a": "true"}),
-        ("NonZero", ["it"], {}),
         ("ScatterUpdate", ["it", [0], [[1.0, 2.0]], 0], {}),
         ("TopK", ["it", 1], {"axis": 0, "mode": "max", "sort": "index"}),
     ],

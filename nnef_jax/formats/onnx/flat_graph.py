@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic
 from lowering.graph import TensorType, Value
 from lowering.location import Span
-from nnef_jax.flattening.emission import Emission
+from nnef_jax.flattening.counted import CountedEmission
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.element_types import computed
@@ -19,7 +20,7 @@ _MOST = 4096  # items of whole numbers that stand in the graph instead of beside
 _ITEMS_PER_STEP = 4  # of a constant that stands in the graph
 
 
-class NodeGraph(Emission):
+class NodeGraph(CountedEmission):
     """A graph in the making. `data` has the arrays by label that its variables stand for.
 
     The parameters of an inner graph are captured from `outer`.
@@ -32,8 +33,8 @@ class NodeGraph(Emission):
         self.data = data
         self.outer = outer
         self.tensors: dict[Constant, Value] = {}
-        self.counts: dict[Value, Value] = {}  # how many items there are along a padded axis
         self.captured: dict[Value, Value] = {}  # inner to outer
+        self.places: dict[Value, Value] = {}  # of items that are not 0
         if outer is not None:
             self.symbolic = None  # the extents of its inputs are known
 
@@ -42,7 +43,13 @@ class NodeGraph(Emission):
         return NodeGraph(self.options, self.data, self)
 
     def entered(self, value: Value) -> Value:
-        """Return what a tensor of the graph around this one is in here."""
+        """Return what a tensor of the graph around this one is in here. Raises InvalidOperation."""
+        if self.outer is not None and value in self.outer.counts:
+            raise InvalidOperation(
+                f"how many items '{value.name}' has depends on values: a graph in a node cannot "
+                "take it",
+                "cut the network before it",
+            )
         for inner, outer in self.captured.items():
             if outer is value:
                 return inner

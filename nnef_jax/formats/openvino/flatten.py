@@ -15,7 +15,6 @@ from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.formats.openvino.bin_file import Weights
-from nnef_jax.formats.openvino.counted import ended, followed
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.folding import folded
@@ -134,7 +133,7 @@ class Flattener:
             results: Any = stored(site) if layer.kind in CONSTANTS else folded(site)
             if results is None:
                 assert meaning is not None
-                results = followed(site, meaning)
+                results = meaning(site)
             values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
@@ -174,7 +173,7 @@ class Flattener:
         try:
             if tensor is None:
                 raise InvalidOperation("nothing gives the output that is read of it")
-            return ended(site, site.tensor(tensor))
+            return self.graph.ended(site.tensor(tensor), layer.span)
         except InvalidOperation as error:
             raise located(error, str(layer), layer.span) from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Attribute, TensorType, Value
 from lowering.location import Span
 from nnef_jax.errors import NnefError, SemanticError, ShapeError
-from nnef_jax.flattening.emission import Emission
+from nnef_jax.flattening.counted import CountedEmission
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.element_types import NF4, computed, stored
@@ -23,19 +22,7 @@ _MOST = 4096  # items of integers that stand in the graph instead of beside it
 _ITEMS_PER_STEP = 4  # of a constant that stands in the graph
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Count:
-    """How many items along an axis there are, a tensor [1]; what is behind them is padding.
-
-    It is `marked` where the layer itself makes padding that can be told from items.
-    """
-
-    axis: int
-    items: Value
-    marked: bool = False
-
-
-class LayerGraph(Emission):
+class LayerGraph(CountedEmission):
     """A graph in the making. `data` has the weights by label that its variables stand for.
 
     A body's weights are captured from `outer`.
@@ -51,7 +38,6 @@ class LayerGraph(Emission):
             self.symbolic = None  # the extents of a body's inputs are known
         self.tensors: dict[Constant, Value] = {}
         self.variables: Mapping[str, Variable] = {}
-        self.counts: dict[Value, Count] = {}
         self.captured: dict[Value, Value] = {}  # inner to outer
 
     def body(self) -> LayerGraph:

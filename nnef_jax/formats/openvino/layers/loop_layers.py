@@ -11,9 +11,10 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
+from nnef_jax.flattening.counts import Count
 from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
-from nnef_jax.formats.openvino.layer_graph import Count, LayerGraph
+from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers import everywhere, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of

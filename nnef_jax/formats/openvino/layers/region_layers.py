@@ -12,7 +12,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.formats.openvino.layer_graph import Count
+from nnef_jax.flattening.counts import Count
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import everywhere, opsets
 

@@ -19,7 +19,13 @@ from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 
 
 @everywhere("ShapeOf", "Shape")
-def _shape_of(site: LayerSite) -> Constant:
+def _shape_of(site: LayerSite) -> Constant | Value:
+    """Return the shape, without padding: the network computes how many items values say."""
+    x = site.operand(0)
+    if isinstance(x, Value) and x in site.graph.counts:
+        site.known_shape()
+        parts = [n if isinstance(n, Value) else derived([n]) for n in site.graph.items_of(x)]
+        return parts[0] if len(parts) == 1 else site.last.concat(parts, axis=0)
     type = element_type(site.text("output_type", "i32" if site.net.is_legacy else "i64"))
     return Constant(numbers(site.known_shape()), type, derived=True)
 

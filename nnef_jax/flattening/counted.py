@@ -1,0 +1,73 @@
+"""Tensors with as many items along an axis as values say: padded to the most there can be.
+
+What makes one notes it in `counts`. The axis is followed from operation to operation, by kind. One
+that would take padding for items raises. What is behind the items is -1 in whole numbers and NaN in
+real ones where it is `ended`, and anything before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lowering.graph import Call, Rule, Value, is_float, is_integer
+from lowering.location import Span
+from nnef_jax.flattening.counted_kinds import followed
+from nnef_jax.flattening.counts import Count, Step
+from nnef_jax.flattening.emission import Emission, Given
+from nnef_jax.formats.base import Options
+
+
+class CountedEmission(Emission):
+    """A graph in the making, in which padded axes are followed. `counts` has those there are."""
+
+    def __init__(self, options: Options, integer: str = "int32") -> None:
+        super().__init__(options, integer)
+        self.counts: dict[Value, Count] = {}
+
+    def add(
+        self,
+        kind: str,
+        operands: Given,
+        attributes: Given,
+        names: Sequence[str],
+        span: Span | None,
+        calls: tuple[Call, ...] = (),
+        *,
+        rule: Rule | None = None,
+        inserted: bool = False,
+    ) -> tuple[Any, ...]:
+        """Add an operation, and note which axes of its results are padded; see `Emission`."""
+        where: Count | None = None
+        if self.counts:
+            step = Step(self, self.counts, kind, dict(operands), attributes, span)
+            where = followed(step) if step.counts else None
+            operands = step.operands
+        results = super().add(
+            kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
+        )
+        if where is not None:
+            for result in results:
+                self.counts.update(dict.fromkeys(_listed(result), where))
+        return results
+
+    def ended(self, x: Value, span: Span) -> Value:
+        """Return an output of the network, whose padding can be told from its items."""
+        count = self.counts.get(x)
+        if count is None or count.marked:
+            return x
+        dtype = x.type.dtype
+        signed = is_integer(dtype) and not dtype.startswith("u")
+        padding = np.nan if is_float(dtype) else -1 if signed else 0
+        return Step(self, self.counts, "copy", {"x": x}, {}, span).masked("x", padding)
+
+    def items_of(self, x: Value) -> list[int | Value]:
+        """Return the extents that a tensor has without its padding: tensors [1] where computed."""
+        count = self.counts[x]
+        return [count.items if i == count.axis else n for i, n in enumerate(x.type.shape)]
+
+
+def _listed(x: Any) -> list[Value]:
+    return [x] if isinstance(x, Value) else [v for v in x if isinstance(v, Value)]
