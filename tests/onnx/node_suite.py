@@ -100,7 +100,7 @@ def differs(case: Any, got: Sequence[Any]) -> str:
     for i, (x, y) in enumerate(zip(got, wanted, strict=True)):
         if y is None:
             return "refused: the suite has no array here"
-        x = np.asarray(x)
+        x = without_padding(np.asarray(x), y.shape)
         if x.shape != y.shape or x.dtype != y.dtype:
             return f"wrong: output {i} is {x.dtype}{x.shape}, not {y.dtype}{y.shape}"
         if y.dtype.kind in "fc" or "float" in y.dtype.name:
@@ -115,6 +115,17 @@ def differs(case: Any, got: Sequence[Any]) -> str:
         elif not np.array_equal(x.astype(object), y.astype(object)):
             return f"wrong: output {i}: {x.ravel()[:8]} not {y.ravel()[:8]}"
     return ""
+
+
+def without_padding(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Return the first items along an axis that is too long, if what is behind is padding."""
+    axes = [i for i, (n, m) in enumerate(zip(x.shape, shape, strict=False)) if n > m]
+    if len(axes) != 1 or x.ndim != len(shape):
+        return x
+    items, behind = np.split(x, [shape[axes[0]]], axes[0])
+    is_real = x.dtype.kind == "f" or "float" in x.dtype.name
+    padding = np.isnan(behind) if is_real else behind == (-1 if x.dtype.kind == "i" else 0)
+    return items if padding.all() else x
 
 
 def eps(dtype: np.dtype[Any]) -> float:

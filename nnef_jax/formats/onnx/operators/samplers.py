@@ -9,6 +9,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.formats.counts import Count
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.site import Site
 
@@ -207,5 +208,6 @@ def _non_max_suppression(site: Site) -> Value:
         score_threshold=lowest, center_point_box=site.flag("center_point_box"), sorts=False,
     )  # fmt: skip
     rows = site.cast(rows, site.computed("int64"))
-    site.graph.counts[rows] = site.cast(count, site.graph.builder.integer)
+    items = site.cast(count, site.graph.builder.integer)
+    site.graph.counts[rows] = Count(0, items, marked=True)
     return rows

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from lowering.graph import is_float
+from lowering.graph import Value, is_float
 from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.element_types import dtype_of
 from nnef_jax.formats.onnx.operators import operator
@@ -47,16 +47,28 @@ def _constant_of_shape(site: Site) -> Tensor:
 
 
 @operator("Shape")
-def _shape(site: Site) -> Constant:
-    """Return the extents of some axes."""
-    shape = site.known_shape()
+def _shape(site: Site) -> Any:
+    """Return the extents of some axes: the network computes how many items values say."""
+    shape: list[Any] = list(site.known_shape())
+    x = site.operand(0)
+    if x in site.graph.counts:
+        shape = site.graph.items_of(x)
     start, end = site.int("start", 0), site.int("end", len(shape))
-    return site.numbers_of(shape[slice(start, end)])
+    shape = shape[slice(start, end)]
+    if not any(isinstance(n, Value) for n in shape):
+        return site.numbers_of(shape)
+    parts = [n if isinstance(n, Value) else site.numbers_of([n]) for n in shape]
+    return site.emit("concat", {"values": parts}, axis=0)
 
 
 @operator("Size")
-def _size(site: Site) -> Constant:
-    return site.reshaped(site.numbers_of([site.volume(site.known_shape())]), ())
+def _size(site: Site) -> Any:
+    shape, x = site.known_shape(), site.operand(0)
+    if x not in site.graph.counts:
+        return site.reshaped(site.numbers_of([site.volume(shape)]), ())
+    count = site.graph.counts[x]
+    others = site.volume([n for i, n in enumerate(shape) if i != count.axis])
+    return site.reshaped(site.insert("mul", {"x": count.items, "y": others}), ())
 
 
 @operator("Cast")

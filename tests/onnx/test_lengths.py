@@ -1,0 +1,109 @@
+"""Results with as many items as values say: padded, and followed through what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnef_jax
+from nnef_jax.errors import NnefError
+
+pytest.importorskip("onnx")
+
+from tests.onnx.models import model, node, tensor
+
+X = np.float32([[1, 2], [3, 4], [5, 7]])
+MASK = np.array([True, False, True])
+NAN = np.float32([np.nan, np.nan])
+BOOL = 9
+WEIGHTS: dict[str, Any] = {
+    "zero": np.array([0]), "one": np.array([1]), "pair": np.float32([[2, 3]]),
+    "column": np.float32([[1], [1]]), "shape": np.array([1, 2, -1]), "flat": np.array([-1]),
+    "rows": X[:, :1],
+}  # fmt: skip
+
+
+def chosen(nodes: Sequence[Any], outputs: Sequence[str] = ("y",)) -> Any:
+    """Load a network of rows of x that a mask chooses, `it`, and what is done to them."""
+    inputs = [tensor("x", X.shape), tensor("mask", MASK.shape, BOOL)]
+    first = node("Compress", "x mask", "it", axis=0)
+    found = model([first, *nodes], inputs, [tensor(n, None) for n in outputs], WEIGHTS, 18)
+    return nnef_jax.load(found)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted"),
+    [
+        ([node("Identity", "it")], [X[0], X[2], NAN]),
+        ([node("Mul", "it pair")], [X[0] * [2, 3], X[2] * [2, 3], NAN]),
+        ([node("Transpose", "it", "t"), node("Reshape", "t shape")],
+         [[[1, 5, np.nan], [2, 7, np.nan]]]),
+        ([node("MatMul", "it column")], [[3], [12], [np.nan]]),
+        ([node("Gather", "it one", axis=1)], [[2], [7], [np.nan]]),
+        ([node("Relu", "it", "s"),
+          node("ReduceSum", "s", keepdims=0)], 15),
+        ([node("ReduceMean", "it zero", keepdims=0)], [3, 4.5]),
+        ([node("Neg", "it", "n"), node("ReduceMax", "n zero", keepdims=0)], [-1, -2]),
+        ([node("ReduceLogSumExp", "it zero", keepdims=0)], np.log(np.exp(X[::2]).sum(0))),
+        ([node("ArgMax", "it", axis=0, keepdims=0)], [1, 1]),
+        ([node("Shape", "it")], [2, 2]),
+        ([node("Size", "it")], 4),
+        ([node("Slice", "it zero one")], [X[0]]),
+        ([node("NonZero", "mask", "n"), node("Transpose", "n", "p"), node("Mul", "it it", "q"),
+          node("ScatterND", "x p q")], [X[0] ** 2, X[1], X[2] ** 2]),
+        ([node("NonZero", "mask", "n"), node("Transpose", "n", "p"), node("GatherND", "rows p")],
+         [[1], [5], [np.nan]]),
+        ([node("NonZero", "it")], [[0, 0, 1, 1, -1, -1], [0, 1, 0, 1, -1, -1]]),
+    ],
+)  # fmt: skip
+def test_what_is_done_to_items_that_values_choose(nodes: Any, wanted: Any) -> None:
+    found = np.asarray(chosen(nodes)(X, MASK))
+    assert found.shape == np.shape(wanted)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        node("CumSum", "it zero"),
+        node("Concat", "it x", axis=0),
+        node("Add", "it x"),
+        node("Reshape", "it flat"),
+        node("Gemm", "it it", transA=1),
+        node("Gather", "it one", axis=0),
+        node("Unique", "it", axis=0),
+    ],
+    ids=lambda step: step.op_type,
+)
+def test_padding_is_never_taken_for_items(step: Any) -> None:
+    with pytest.raises(NnefError, match="as many items as values say") as caught:
+        chosen([step])
+    assert step.op_type in str(caught.value) and "cut the network" in str(caught.value)
+
+
+def test_distinct_items() -> None:
+    """Each that there is, where it is first, how often, then padding; how many is known as well."""
+    nodes = [node("Unique", "x", "y first which often", sorted=0), node("Shape", "y", "n")]
+    outputs = [tensor(n, None) for n in ("y", "first", "which", "often", "n")]
+    found = nnef_jax.load(model(nodes, [tensor("x", (5,))], outputs))
+    y, first, which, often, n = found(np.float32([4, 1, 4, 4, 0]))
+    np.testing.assert_array_equal(y, np.float32([4, 1, 0, np.nan, np.nan]))
+    np.testing.assert_array_equal(first, [0, 1, 4, -1, -1])
+    np.testing.assert_array_equal(which, [0, 1, 0, 0, 2])
+    np.testing.assert_array_equal(often, [3, 1, 1, -1, -1])
+    assert n == 3
+
+
+def test_under_jit_vmap_and_grad() -> None:
+    square = [node("Mul", "it it", "q"), node("ReduceSum", "q", keepdims=0)]
+    found = chosen(square)
+    masks = jnp.stack([MASK, MASK & False, MASK | True])
+    several = jax.jit(jax.vmap(lambda m: found.apply(found.params, X, m)))(masks)
+    np.testing.assert_allclose(several, [79, 0, 104])
+    slope = jax.grad(lambda x: found.apply(found.params, x, MASK))(X)
+    np.testing.assert_allclose(slope, 2 * X * MASK[:, None])
