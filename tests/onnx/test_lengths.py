@@ -15,6 +15,8 @@ from nnef_jax.errors import NnefError
 
 pytest.importorskip("onnx")
 
+from onnx import helper
+
 from tests.onnx.models import model, node, tensor
 
 X = np.float32([[1, 2], [3, 4], [5, 7]])
@@ -97,6 +99,51 @@ def test_distinct_items() -> None:
     np.testing.assert_array_equal(which, [0, 1, 0, 0, 2])
     np.testing.assert_array_equal(often, [3, 1, 1, -1, -1])
     assert n == 3
+
+
+def test_boxes_that_suppression_leaves() -> None:
+    """Boxes are chosen by the places that remain, and pooled, convolved and joined to a mean."""
+    boxes = np.float32([[[0, 0, 2, 2], [0, 0, 2, 1.9], [4, 4, 7, 7], [8, 8, 9, 9]]])
+    scores = np.float32([[[0.6, 0.9, 0.1, 0.7]]])
+    images = np.arange(81, dtype=np.float32).reshape(1, 1, 9, 9)
+    weights = {
+        "most": np.array([4]), "iou": np.float32([0.5]), "least": np.float32([0.3]),
+        "two": np.array(2), "zero": np.array(0), "first": np.array([0]),
+        "filter": np.full((1, 1, 1, 1), 2, np.float32),
+    }  # fmt: skip
+    nodes = [
+        node("NonMaxSuppression", "boxes scores most iou least", "chosen"),
+        node("Gather", "chosen two", "places", axis=1),
+        node("Gather", "chosen zero", "images_of", axis=1),
+        node("Squeeze", "boxes first", "flat"),
+        node("Gather", "flat places", "found", axis=0),
+        node("ReduceMean", "found first", "mean", keepdims=0),
+        node("RoiAlign", "images found images_of", "regions", output_height=1, output_width=1),
+        node("Conv", "regions filter", "twice"),
+        node("Flatten", "twice", "rows"),
+    ]
+    inputs = [
+        tensor("boxes", (1, 4, 4)),
+        tensor("scores", (1, 1, 4)),
+        tensor("images", (1, 1, 9, 9)),
+    ]
+    outputs = [tensor(n, None) for n in ("chosen", "mean", "regions", "rows")]
+    found = nnef_jax.load(model(nodes, inputs, outputs, weights, 18))
+    chosen, mean, regions, rows = found(boxes, scores, images)
+    np.testing.assert_array_equal(chosen, [[0, 0, 1], [0, 0, 3], [-1] * 3, [-1] * 3])
+    np.testing.assert_allclose(mean, boxes[0, [1, 3]].mean(0))
+    assert np.isfinite(regions[:2]).all() and np.isnan(regions[2:]).all()
+    np.testing.assert_allclose(rows[:2], 2 * regions[:2].reshape(2, 1))
+
+
+def test_graphs_of_nodes_take_no_padded_tensors() -> None:
+    inner = [
+        helper.make_graph([node(kind, "it", name)], name, [], [tensor(name, None)])
+        for kind, name in (("Neg", "a"), ("Abs", "b"))
+    ]
+    given = [node("ReduceMax", "x", "most", keepdims=0), node("Cast", "most", "holds", to=BOOL)]
+    with pytest.raises(NnefError, match=r"how many items .* depends on values"):
+        chosen([*given, node("If", "holds", then_branch=inner[0], else_branch=inner[1])])
 
 
 def test_under_jit_vmap_and_grad() -> None:

@@ -306,17 +306,9 @@ class Site:
 
     def term(self, kind: str, *operands: Any) -> Any:
         """Insert an operation on items, broadcast as in numpy; numbers take the tensors' dtype."""
-        like = next(self.dtype_of(x) for x in operands if isinstance(x, Value | Constant))
-        builder = self.graph.builder
-
-        def typed(x: Any) -> Any:
-            if isinstance(x, Value | Constant):
-                return x
-            if like == builder.real:
-                return float(x)
-            return int(x) if like == builder.integer else self.constant(x, like)
-
-        return self.insert(kind, dict(zip("xy", self.aligned(*map(typed, operands)), strict=False)))
+        like = next(x for x in operands if isinstance(x, Value | Constant))
+        typed = (x if isinstance(x, Value | Constant) else self.item(x, like) for x in operands)
+        return self.insert(kind, dict(zip("xy", self.aligned(*typed), strict=False)))
 
     def constant(self, items: Any, dtype: str) -> Constant:
         """Return a known tensor."""
