@@ -33,7 +33,7 @@ class Step:
 
     def __init__(
         self, graph: Emission, known: Mapping[Value, Count], kind: str, operands: dict[str, Any],
-        attributes: Given, span: Span,
+        attributes: Given, span: Span | None,
     ) -> None:  # fmt: skip
         self.graph, self.kind, self.operands = graph, kind, operands
         self.attributes, self.span = attributes, span

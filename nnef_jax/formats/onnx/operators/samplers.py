@@ -9,7 +9,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.formats.counts import Count
+from nnef_jax.flattening.counts import Count
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.site import Site
 
