@@ -239,6 +239,27 @@ def test_open_extents() -> None:
         np.testing.assert_array_equal(y, np.squeeze(np.split(x, 2, 2)[0]))
 
 
+@pytest.mark.parametrize(
+    ("operator", "other", "wanted"),
+    [
+        ("Mod", [5, -5, 3], (2, 2, 1)),
+        ("Max", [1, 5, 2], (2, 5, 4)),
+        ("Clip", 3, (3, 3, 4)),
+        ("Pow", [1, 0, 2], (2, 1, 16)),
+    ],
+)
+def test_shapes_are_computed_when_a_network_is_read(
+    operator: str, other: Any, wanted: tuple[int, ...]
+) -> None:
+    nodes = [
+        node("Shape", "x", "s"),
+        node(operator, "s n", "t"),
+        node("Abs", "t", "u"),
+        node("ConstantOfShape", "u"),
+    ]
+    assert loaded(nodes, n=np.array(other, L))(X).shape == wanted
+
+
 def test_what_follows_from_an_input_may_be_made_known() -> None:
     inputs = [tensor("x", X.shape), tensor("n", (), INT)]
     nodes = [node("Unsqueeze", "n zero", "many"), node("Expand", "x many")]
