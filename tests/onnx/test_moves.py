@@ -14,7 +14,7 @@ from nnef_jax.errors import NnefError
 
 pytest.importorskip("onnx")
 
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from tests.onnx.models import INT, model, node, tensor
 
@@ -258,6 +258,26 @@ def test_shapes_are_computed_when_a_network_is_read(
         node("ConstantOfShape", "u"),
     ]
     assert loaded(nodes, n=np.array(other, L))(X).shape == wanted
+
+
+def test_pads_are_turned_round_when_a_network_is_read() -> None:
+    """As exporters write them: from the last axis on, begin beside end."""
+    nodes = [
+        node("ConstantOfShape", "n", "zeros", value=numpy_helper.from_array(single(0))),
+        node("Concat", "given zeros", "all", axis=0),
+        node("Reshape", "all pairs", "matrix"),
+        node("Slice", "matrix last far zero back", "turned"),
+        node("Transpose", "turned", "columns", perm=[1, 0]),
+        node("Reshape", "columns flat", "list"),
+        node("Cast", "list", "pads", to=INT),
+        node("Pad", "x pads"),
+    ]
+    numbers = {
+        "n": single(2), "given": single(1, 2, 3, 0), "pairs": single(-1, 2), "last": single(-1),
+        "far": single(-(2**63) + 1), "zero": single(0), "back": single(-1), "flat": single(-1),
+    }  # fmt: skip
+    wanted = np.pad(X, ((0, 0), (3, 0), (1, 2)))
+    np.testing.assert_array_equal(loaded(nodes, **numbers)(X), wanted)
 
 
 def test_what_follows_from_an_input_may_be_made_known() -> None:
