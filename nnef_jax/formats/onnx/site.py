@@ -64,9 +64,9 @@ class Site:
             return found
         return self.graph.tensor(found, found.label or f"{self.name}.constant", self.node.span)
 
-    def optional(self, i: int) -> Value | None:
-        """Return an input as a tensor of the graph, None if it is left out."""
-        return self.tensor(i) if self.has(i) else None
+    def optional(self, i: int) -> Any:
+        """Return an input, known or not, None if it is left out."""
+        return self.operand(i) if self.has(i) else None
 
     def known(self, x: int | Tensor) -> NDArray[Any]:
         """Return an input that decides the structure of the graph; raise where it is computed."""

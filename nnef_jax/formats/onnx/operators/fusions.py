@@ -17,7 +17,6 @@ from nnef_jax.formats.onnx.operators.quantizers import (
     MICROSOFT,
     dequantized,
     dynamically,
-    optional,
     quantized,
     spread,
 )
@@ -54,7 +53,7 @@ def _quantized(site: Site) -> Any:
     operands = [site.operand(i) for i in range(count)]
     for i in triples:
         operands.append(
-            dequantized(site, site.operand(i), site.operand(i + 1), optional(site, i + 2))
+            dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
         )
     rank = site.rank(operands[0])
     if last:
@@ -71,14 +70,14 @@ for _name in _QUANTIZED:
 
 def _as_quantized(site: Site, x: Any, i: int, dtype: str) -> Any:
     """Return real numbers by the scale and zero point that inputs are."""
-    zero_point = optional(site, i + 1)
+    zero_point = site.optional(i + 1)
     return quantized(site, x, site.reshaped(site.operand(i), ()), zero_point, dtype)
 
 
 @operator("QLinearConcat", domain=MICROSOFT)
 def _qlinear_concat(site: Site) -> Any:
     parts = [
-        dequantized(site, site.operand(i), site.operand(i + 1), optional(site, i + 2))
+        dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
         for i in range(2, len(site.operands), 3)
     ]
     joined = site.insert(
@@ -90,7 +89,7 @@ def _qlinear_concat(site: Site) -> Any:
 @operator("QGemm", domain=MICROSOFT)
 def _qgemm(site: Site) -> Any:
     flags = site.flag("transA"), site.flag("transB")
-    zero_points = optional(site, 2), optional(site, 5)
+    zero_points = site.optional(2), site.optional(5)
     total = product(site, site.operand(0), site.operand(3), zero_points, flags=flags)
     if site.has(6):
         total = site.term("add", total, site.operand(6))
@@ -115,7 +114,7 @@ def _real_product(
 
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
 def _matmul_integer_to_float(site: Site) -> Any:
-    zeros = optional(site, 4), optional(site, 5)
+    zeros = site.optional(4), site.optional(5)
     scales = site.operand(2), site.operand(3)
     return _real_product(site, site.operand(0), site.operand(1), zeros, scales, 6)
 
@@ -123,7 +122,7 @@ def _matmul_integer_to_float(site: Site) -> Any:
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
 def _dynamic_quantize_matmul(site: Site) -> Any:
     a, scale, zero = dynamically(site, site.tensor(0))
-    zeros, scales = (zero, optional(site, 3)), (scale, site.operand(2))
+    zeros, scales = (zero, site.optional(3)), (scale, site.operand(2))
     return _real_product(site, a, site.operand(1), zeros, scales, 4)
 
 
@@ -210,7 +209,7 @@ def _fused_conv(site: Site) -> Any:
     attributes = dict(site.node.attributes)
     for name in ("activation", "activation_params"):
         attributes.pop(name, None)
-    found = applied(site, "Conv", [optional(site, i) for i in range(3)], **attributes)
+    found = applied(site, "Conv", [site.optional(i) for i in range(3)], **attributes)
     if site.has(3):
         found = site.term("add", found, site.operand(3))
     return _activated(site, found, site.numbers("activation_params", ()))
@@ -219,7 +218,7 @@ def _fused_conv(site: Site) -> Any:
 @operator("FusedGemm", domain=MICROSOFT)
 def _fused_gemm(site: Site) -> Any:
     attributes = {k: x for k, x in site.node.attributes.items() if not k.startswith("activation")}
-    found = applied(site, "Gemm", [optional(site, i) for i in range(3)], **attributes)
+    found = applied(site, "Gemm", [site.optional(i) for i in range(3)], **attributes)
     names = [f"activation_{x}" for x in ("alpha", "beta")]
     return _activated(site, found, [site.number(x) for x in names if x in site.node.attributes])
 

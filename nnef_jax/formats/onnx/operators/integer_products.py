@@ -8,7 +8,7 @@ from typing import Any
 from lowering.extents import differ
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.filters import kernel_of, windows_of
-from nnef_jax.formats.onnx.operators.quantizers import is_zero, optional
+from nnef_jax.formats.onnx.operators.quantizers import is_zero
 from nnef_jax.formats.onnx.site import Site
 
 
@@ -73,7 +73,7 @@ def _centred(site: Site, x: Any, zero: Any) -> tuple[Any, Any]:
 
 @operator("MatMulInteger")
 def _matmul_integer(site: Site) -> Any:
-    zero_points = optional(site, 2), optional(site, 3)
+    zero_points = site.optional(2), site.optional(3)
     return product(site, site.operand(0), site.operand(1), zero_points)
 
 

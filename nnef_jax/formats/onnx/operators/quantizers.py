@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,11 +22,6 @@ _WHOLE = ("int", "uint")
 def is_zero(x: Any) -> bool:
     """Tell whether a tensor is left out, or known and 0."""
     return x is None or (isinstance(x, Constant) and not np.any(x.array.astype(np.float32)))
-
-
-def optional(site: Site, i: int) -> Any:
-    """Return an input, None if it is left out."""
-    return site.operand(i) if site.has(i) else None
 
 
 def spread(site: Site, x: Any, parameter: Tensor, axis: int, block: int = 0) -> Any:
@@ -100,7 +94,7 @@ def _spread_all(site: Site) -> tuple[Any, Any]:
     axis, block = site.int("axis", 1), site.int("block_size", 0)
     found = [
         None if x is None else spread(site, site.operand(0), x, axis, block)
-        for x in (_wide(site, site.operand(1)), optional(site, 2))
+        for x in (_wide(site, site.operand(1)), site.optional(2))
     ]
     return found[0], found[1]
 
@@ -144,11 +138,3 @@ def dynamically(site: Site, x: Any) -> tuple[Any, Any, Any]:
 @operator("DynamicQuantizeLinear")
 def _dynamic_quantize_linear(site: Site) -> tuple[Any, ...]:
     return dynamically(site, site.tensor(0))
-
-
-def between(site: Site, triples: Sequence[int]) -> list[Any]:
-    """Return inputs as real numbers; each is followed by its scale and zero point."""
-    return [
-        dequantized(site, site.operand(i), site.operand(i + 1), optional(site, i + 2))
-        for i in triples
-    ]

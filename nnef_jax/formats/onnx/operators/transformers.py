@@ -19,7 +19,7 @@ from nnef_jax.formats.onnx.operators.heads import (
     joined,
     rotated,
 )
-from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT, optional
+from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT
 from nnef_jax.formats.onnx.site import Site
 
 
@@ -147,7 +147,7 @@ def _multi_head_attention(site: Site) -> tuple[Any, ...]:
             for i, (p, bias) in enumerate(zip(parts, biases, strict=True))
         ]
     q, k, v = (p if site.rank(p) == 4 else heads(site, p, count) for p in parts)
-    k, v = _behind(site, optional(site, 6), k), _behind(site, optional(site, 7), v)
+    k, v = _behind(site, site.optional(6), k), _behind(site, site.optional(7), v)
     return _whole(site, q, k, v, 4, 5), k, v
 
 
