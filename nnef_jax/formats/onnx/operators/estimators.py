@@ -30,12 +30,6 @@ def rows(site: Site) -> Any:
     return site.unsqueezed(x, (0,)) if site.rank() == 1 else x
 
 
-def chosen(site: Site, condition: Any, x: Any, y: Any) -> Any:
-    """Return items of one tensor where a condition holds, of another elsewhere."""
-    names = ("condition", "true_value", "false_value")
-    return site.insert("select", dict(zip(names, site.aligned(condition, x, y), strict=True)))
-
-
 def transformed(site: Site, scores: Any, transform: str) -> Any:
     """Return scores as probabilities."""
     last = (1,)
@@ -50,11 +44,11 @@ def transformed(site: Site, scores: Any, transform: str) -> Any:
             most = site.insert("max_reduce", {"input": scores}, axes=last)
             powers = site.term("exp", site.term("sub", scores, most))
             faded = site.term("mul", scores, site.term("exp", site.term("neg", most)))
-            powers = chosen(site, site.term("gt", site.term("abs", scores), 1e-7), powers, faded)
+            powers = site.chosen(site.term("gt", site.term("abs", scores), 1e-7), powers, faded)
             total = site.insert("sum_reduce", {"input": powers}, axes=last, normalize=False)
             is_zero = site.term("eq", total, 0.0)
-            shares = site.term("div", powers, chosen(site, is_zero, 1.0, total))
-            return chosen(site, is_zero, 0.5, shares)
+            shares = site.term("div", powers, site.chosen(is_zero, 1.0, total))
+            return site.chosen(is_zero, 0.5, shares)
         case _:
             return _probit(site, scores)
 
@@ -126,7 +120,7 @@ def _normalizer(site: Site) -> Any:
         kind = f"{norm.lower()}_normalization"
         return site.emit(kind, {"input": x}, axes=axes, bias=0.0, epsilon=0.0)
     most = site.insert("max_reduce", {"input": x}, axes=axes)
-    return site.term("div", x, chosen(site, site.term("eq", most, 0.0), 1.0, most))
+    return site.term("div", x, site.chosen(site.term("eq", most, 0.0), 1.0, most))
 
 
 @operator("Imputer", domain=DOMAIN)
@@ -140,7 +134,7 @@ def _imputer(site: Site) -> Any:
         is_missing = site.term("is_nan", x)
     else:
         is_missing = site.term("eq", x, replaced if site.is_real() else int(replaced))
-    return chosen(site, is_missing, site.constant(values, dtype), x)
+    return site.chosen(is_missing, site.constant(values, dtype), x)
 
 
 @operator("ArrayFeatureExtractor", domain=DOMAIN)
@@ -204,7 +198,7 @@ def _label_encoder(site: Site) -> Any:
     missing = [i for i, key in enumerate(keys.tolist()) if key != key]
     if missing:
         order.append(missing[-1])
-        index = chosen(site, site.term("is_nan", x), site.constant(len(order) - 1, "int32"), index)
+        index = site.chosen(site.term("is_nan", x), site.constant(len(order) - 1, "int32"), index)
     operands = {
         "input": index, "values": parameter(site, "values", values[order], dtype),
         "fallback": site.constant(default, dtype),

@@ -201,19 +201,15 @@ def _softmax_cross_entropy(site: Site) -> Any:
 def _loss(site: Site, logarithms: Any) -> Any:
     """Return minus the weighted logarithms of targets, or their sum, or that over all weights."""
     reduction = site.choice("reduction", "mean", "sum", "none", default="mean")
-    target, zero = site.operand(1), site.zero(logarithms)
+    target = site.operand(1)
     keeps: Any = None
 
     def kept(x: Any, other: Any) -> Any:
-        if keeps is None:
-            return x
-        names = ("condition", "true_value", "false_value")
-        operands = zip(names, site.aligned(keeps, x, other), strict=True)
-        return site.insert("select", dict(operands))
+        return x if keeps is None else site.chosen(keeps, x, other)
 
     if "ignore_index" in site.node.attributes:
         keeps = site.term("ne", target, site.int("ignore_index"))
-        target = kept(target, site.zero(target))
+        target = kept(target, 0)
     places = {"input": logarithms, "indices": site.unsqueezed(target, (1,))}
     chosen = site.insert("gather_elements", places, axis=1)
     chosen = site.insert("squeeze", {"input": chosen}, axes=(1,))
@@ -221,7 +217,7 @@ def _loss(site: Site, logarithms: Any) -> Any:
     if site.has(2):
         weight = site.insert("gather", {"input": site.operand(2), "indices": target}, axis=0)
         chosen = site.term("mul", chosen, weight)
-    losses = kept(site.term("neg", chosen), zero)
+    losses = kept(site.term("neg", chosen), 0)
     if reduction == "none":
         return losses
     axes = tuple(range(site.rank(losses)))
@@ -237,4 +233,4 @@ def _loss(site: Site, logarithms: Any) -> Any:
         return site.reshaped(mean, ())
     if weight is None:
         weight = site.cast(keeps, site.dtype_of(logarithms))
-    return site.term("div", total(losses), total(kept(weight, zero)))
+    return site.term("div", total(losses), total(kept(weight, 0)))

@@ -154,10 +154,6 @@ def _affine_grid(site: Site) -> Any:
     )
 
 
-def _whole(site: Site, x: Any) -> Any:
-    return site.cast(x, "int32") if site.is_real(x) else x
-
-
 @operator("RoiAlign")
 def _roi_align(site: Site) -> Any:
     """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels.
@@ -183,12 +179,9 @@ def _roi_align(site: Site) -> Any:
 def _max_roi_pool(site: Site) -> Any:
     """Pool regions (image, x1, y1, x2, y2)."""
 
-    def columns(begin: int, end: int) -> Any:
-        window = {"axes": (1,), "begin": (begin,), "end": (end,), "stride": (1,)}
-        return site.insert("slice", {"input": site.operand(1)}, **window)
-
-    image = site.insert("squeeze", {"input": _whole(site, columns(0, 1))}, axes=(1,))
-    rois = site.term("mul", columns(1, 5), site.number("spatial_scale", 1))
+    image = site.cast(site.part(site.operand(1), 1, 0, 1), "int32")
+    image = site.insert("squeeze", {"input": image}, axes=(1,))
+    rois = site.term("mul", site.part(site.operand(1), 1, 1, 5), site.number("spatial_scale", 1))
     operands = {"input": site.operand(0), "rois": rois, "batch_index": image}
     return site.emit("max_roi_pool", operands, output_size=site.ints("pooled_shape"))
 

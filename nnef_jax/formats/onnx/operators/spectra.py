@@ -16,8 +16,7 @@ def _first(site: Site, x: Any, axis: int, count: int) -> Any:
     """Return so many items along an axis: the first, or zeros behind all."""
     extent = site.known_shape(x)[axis]
     if count < extent:
-        window = {"axes": (axis,), "begin": (0,), "end": (count,), "stride": (1,)}
-        return site.insert("slice", {"input": x}, **window)
+        return site.part(x, axis, 0, count)
     if count == extent:
         return x
     behind = [(0, 0)] * site.rank(x)

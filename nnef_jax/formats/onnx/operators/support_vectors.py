@@ -14,7 +14,6 @@ from nnef_jax.formats.onnx.operators.estimators import (
     TRANSFORMS,
     beside,
     best,
-    chosen,
     classes,
     labelled,
     parameter,
@@ -63,7 +62,8 @@ def _regressor(site: Site) -> Any:
     bias = [site.numbers("rho")[0]]
     found = _products(site, x, _matrix(site, "coefficients", 1), bias, "coefficients")
     if site.flag("one_class"):
-        return chosen(site, site.term("gt", found, 0.0), 1.0, -1.0)
+        one = site.constant(1, site.dtype_of(found))
+        return site.chosen(site.term("gt", found, 0.0), one, -1.0)
     return transformed(site, found, site.choice("post_transform", *TRANSFORMS, default="NONE"))
 
 

@@ -131,8 +131,7 @@ def _classifier(site: Site) -> Any:
     if len(labels) != 2 or len(voted) != 1:
         return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
     (first,) = voted
-    window = {"axes": (1,), "begin": (first,), "end": (first + 1,), "stride": (1,)}
-    score = site.insert("slice", {"input": scores}, **window)
+    score = site.part(scores, 1, first, first + 1)
     is_probable = bool((_numbers(site, "class_weights") >= 0).all())
     label = labelled(site, labels, is_above(site, score, 0.5 if is_probable else 0.0))
     if first == 1:

@@ -1,0 +1,120 @@
+"""Operators of the standard compute what onnxruntime does, and refuse what they cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import nnef_jax
+from nnef_jax.errors import NnefError
+from tests.onnx.models import INT, model, node, tensor
+from tests.onnx.runtime_cases import Case
+from tests.onnx.standard_cases import CASES, RESULTS
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Any]]:
+    """Return the results of all cases, compiled together."""
+    models = [nnef_jax.load(case.model().SerializeToString()) for case in CASES]
+    taken: list[Any] = []
+    for case, loaded in zip(CASES, models, strict=True):
+        arrays = {f"x{i}": x for i, x in enumerate(case.arrays())}
+        taken.append([arrays[x.name] for x in loaded.inputs])
+
+    def every(params: Any, inputs: Any) -> Any:
+        return [m.apply(p, *xs) for m, p, xs in zip(models, params, inputs, strict=True)]
+
+    results = jax.jit(every)([m.params for m in models], taken)
+    return {
+        case.name: [x] if isinstance(x, jax.Array) else list(x)
+        for case, x in zip(CASES, results, strict=True)
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_results_are_those_of_onnxruntime(case: Case, found: dict[str, list[Any]]) -> None:
+    with np.load(RESULTS) as wanted:
+        for i, x in enumerate(found[case.name]):
+            y = wanted[f"{case.name}/{i}"]
+            assert x.shape == y.shape
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=case.atol)
+
+
+_PLANES = [tensor("x", (1, 4, 6, 6))]
+_ROW = [tensor("x", (2, 3))]
+
+
+@pytest.mark.parametrize(
+    ("made", "inputs", "why"),
+    [
+        (node("Conv", "x w", kernel_shape=[2, 2]), _PLANES, r"'kernel_shape' is \[2, 2\]"),
+        (node("Conv", "x w", pads=[1, 1]), _PLANES, "'pads' must have 4 items"),
+        (node("Conv", "x w", pads=[-1, 0, 0, 0]), _PLANES, "items below 0"),
+        (node("Conv", "x w", auto_pad="SAME"), _PLANES, "known are NOTSET"),
+        (node("MaxPool", "x"), _PLANES, "'kernel_shape' is missing"),
+        (node("MaxPool", "x", kernel_shape=[2, 2], storage_order=2), _PLANES, "must be 0 or 1"),
+        (node("LpNormalization", "x", p=3), _ROW, "'p' must be 1 or 2"),
+        (node("GroupNormalization", "x s s", num_groups=3), _PLANES, "does not divide 4 channels"),
+        (node("Resize", "x"), _PLANES, "one of 'scales' and 'sizes'"),
+        (node("DFT", "x", onesided=1, inverse=1), [tensor("x", (2, 5, 1))], "must be complex"),
+        (node("DFT", "x", onesided=1), [tensor("x", (2, 5, 3))], "must hold"),
+        (
+            node("OneHotEncoder", "x", domain="ai.onnx.ml", cats_int64s=[1], zeros=0),
+            [tensor("x", (2, 3), INT)], "'zeros' 0 refuses",
+        ),
+        (
+            node("LinearRegressor", "x", domain="ai.onnx.ml", coefficients=[1.0, 2.0]), _ROW,
+            "2 coefficients for 1 x 3",
+        ),
+        (
+            node(
+                "TreeEnsembleRegressor", "x", domain="ai.onnx.ml", n_targets=1, target_ids=[0],
+                target_treeids=[0], target_nodeids=[1], target_weights=[1.0], nodes_values=[0.0],
+                nodes_treeids=[0], nodes_nodeids=[0], nodes_modes=["LEAF"], nodes_featureids=[0],
+                nodes_truenodeids=[0], nodes_falsenodeids=[0],
+            ),
+            _ROW, r"do not go together: \(0, 1\)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused(made: Any, inputs: list[Any], why: str) -> None:
+    weights = {"w": np.ones((2, 4, 3, 3), np.float32), "s": np.ones(4, np.float32)}
+    used = {name: x for name, x in weights.items() if name in made.input}
+    with pytest.raises(NnefError, match=why) as error:
+        nnef_jax.load(model([made], inputs, weights=used).SerializeToString())
+    assert error.value.span is not None
+
+
+def test_steps_of_training_do_what_the_standard_says() -> None:
+    """Adam at step 0 corrects nothing; later by how little is summed yet."""
+    made = node("Adam", "r t x g v h", "y v1 h1", domain="ai.onnx.preview.training", alpha=0.9,
+                beta=0.8, epsilon=1e-3, norm_coefficient=0.1)  # fmt: skip
+    inputs = [tensor("r", ()), tensor("t", (), INT), *(tensor(n, (3,)) for n in "xgvh")]
+    outputs = [tensor(name, None) for name in ("y", "v1", "h1")]
+    loaded = nnef_jax.load(model([made], inputs, outputs).SerializeToString())
+    rng = np.random.default_rng(0)
+    x, g, v, h = np.abs(rng.standard_normal((4, 3))).astype(np.float32)
+    for step in (0, 3):
+        found = loaded(np.float32(0.5), np.int32(step), x, g, v, h)
+        gradient = 0.1 * x + g
+        mean, square = 0.9 * v + 0.1 * gradient, 0.8 * h + 0.2 * gradient**2
+        rate = 0.5 * np.sqrt(1 - 0.8**step) / (1 - 0.9**step) if step else 0.5
+        wanted = (x - rate * mean / (np.sqrt(square) + 1e-3), mean, square)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_frequencies_of_real_numbers_are_those_of_complex_ones() -> None:
+    made = [node("DFT", "x _ _", "y"), node("Concat", "x z", "c", axis=-1), node("DFT", "c", "d")]
+    outputs = [tensor("y", None), tensor("d", None)]
+    weights = {"z": np.zeros((2, 7, 1), np.float32)}
+    loaded = nnef_jax.load(
+        model(made, [tensor("x", (2, 7, 1))], outputs, weights).SerializeToString()
+    )
+    x = np.random.default_rng(0).standard_normal((2, 7, 1)).astype(np.float32)
+    y, d = loaded(x)
+    np.testing.assert_allclose(y, d, atol=1e-5)
+    wanted = np.fft.fft(x[..., 0])
+    np.testing.assert_allclose(y, np.stack([wanted.real, wanted.imag], -1), atol=1e-5)
