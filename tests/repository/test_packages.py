@@ -101,13 +101,12 @@ def crossings(graph: dict[str, set[str]]) -> list[str]:
         parts = module.split(".")
         return parts[2] if parts[:2] == ["nnef_jax", "formats"] and len(parts) > 2 else ""
 
-    folders = (ROOT / "nnef_jax" / "formats").iterdir()
-    packages = {path.name for path in folders if path.is_dir()} - {"syntax", "__pycache__"}
+    shared = ("", "base", "syntax")
     return sorted(
         f"{module} imports {other}"
         for module, imports in graph.items()
         for other in imports
-        if format_of(module) and format_of(other) in packages - {format_of(module)}
+        if format_of(module) and format_of(other) not in (*shared, format_of(module))
     )
 
 
