@@ -130,6 +130,13 @@ CASES = [
     _case("MaxRoiPool.scaled",
           [real(2, 3, 8, 9), given([[0, 0, 0, 5, 6], [1, 2.2, 1.5, 8.7, 7.1]], "float32")],
           pooled_shape=[3, 2], spatial_scale=0.8, version=21),
+    *(
+        _case(f"TfIdfVectorizer.{mode}", [whole("int32", 3, 9, low=1, high=3)], mode=mode,
+              version=9, min_gram_length=1, max_gram_length=2, max_skip_count=1,
+              ngram_counts=[0, 2], ngram_indexes=[3, 0, 1, 4], pool_int64s=[2, 3, 1, 2, 3, 3],
+              weights=[0.5, 2.0, 3.0, 0.25])
+        for mode in ("TF", "IDF", "TFIDF")
+    ),
     _case("DFT.longer", [real(2, 6, 3, 1), given(9, "int64")], known=(1,), onesided=1, version=17),
     _case("DFT.inverse", [real(2, 6, 3, 2), given(4, "int64")], known=(1,), inverse=1, version=17),
     _case("DFT.real", [real(2, 6, 3, 2)], inverse=1, onesided=1, version=17),

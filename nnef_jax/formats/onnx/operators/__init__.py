@@ -27,7 +27,7 @@ FAMILIES = (
     "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra",
     "optimizers", "control", "cells", "quantizers", "integer_products", "heads", "generators",
     "layout", "indices", "reductions", "contractions", "lists", "estimators", "transformers",
-    "fusions", "skips", "trees", "support_vectors", "lengths",
+    "fusions", "skips", "trees", "support_vectors", "lengths", "n_grams",
 )  # fmt: skip
 _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 
