@@ -32,9 +32,17 @@ def affine() -> Any:
 def test_names_are_those_of_the_file() -> None:
     found = nnef_jax.load(affine())
     assert [x.name for x in found.inputs] == ["x"] and [y.name for y in found.outputs] == ["y"]
-    assert set(found.params) == {"w", "b"}
+    assert {name: x.shape for name, x in found.params.items()} == {"w": (2, 3), "b": (3,)}
     np.testing.assert_allclose(found(X), X * (X + 1) + np.float32([1, 2, 3]))
     assert set(found.intermediates(X, names=["p"])) == {"p"}
+
+
+def test_a_weight_may_be_read_in_several_shapes() -> None:
+    nodes = [node("Add", "x b", "p"), node("Unsqueeze", "b a", "c"), node("MatMul", "p c", "y")]
+    found = nnef_jax.load(model(nodes, weights={"b": np.float32([1, 2, 3]), "a": np.array([1])}))
+    assert found.params["b"].shape == (3,)
+    b = np.float32([1, 2, 3])
+    np.testing.assert_allclose(found(X), (X + b) @ b[:, None])
 
 
 def test_large_tensors_are_left_in_the_file(tmp_path: Path) -> None:

@@ -329,8 +329,8 @@ class Site:
         """Return a tensor in another shape."""
         if tuple(shape) == self.shape(x):
             return x
-        if isinstance(x, Constant) and 0 not in shape and -1 not in shape:
-            return Constant(x.array.reshape(tuple(shape)), x.dtype, x.label, x.derived)
+        if isinstance(x, Constant) and not x.label and 0 not in shape and -1 not in shape:
+            return Constant(x.array.reshape(tuple(shape)), x.dtype, derived=x.derived)
         return self.insert("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
 
     def transposed(self, x: Tensor, axes: Sequence[int]) -> Any:
