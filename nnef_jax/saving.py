@@ -89,4 +89,7 @@ def members_of(
         except DataError as error:
             errors.append(error)
     raise_all(errors)
+    if network.options.values:  # the document has inputs for these, a flat one has constants
+        options, frontend = network.options, network.frontend
+        return frontend.flat_members(options, lambda graph: (graph, {}), stored, quantization)
     return network.frontend.members(stored, quantization)

@@ -29,6 +29,7 @@ class Emission:
         self.limits = options.meter.limits
         # Where `jax.export` keeps extents open.
         self.symbolic = SymbolicShapes(self.builder) if options.symbolic_shapes else None
+        self.is_body = False  # whether its inputs are those of a body, not of the network
         self._within: set[Shape] = set()  # shapes that `bound` has let pass
 
     def add(
@@ -78,6 +79,21 @@ class Emission:
             message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
             raise self.beyond(message, "tensor_items", span, calls)
         self._within.add(shape)
+
+    def fixing(self, value: Value) -> str:
+        """Return the hint that fixes what a tensor follows from, if that is lists and numbers.
+
+        It is '' for a tensor of a body, or one that follows from inputs of more axes.
+        """
+        builder, behind = self.builder, {value}
+        for operation in reversed(builder.operations):
+            if not behind.isdisjoint(operation.writes()):
+                behind = behind.difference(operation.writes()).union(operation.reads())
+        inputs = (x for x in behind if builder.is_input(x))
+        known = sorted(x.name for x in inputs if x is value or len(x.type.shape) < 2)
+        if self.is_body or not known or len(known) < len(behind):
+            return ""
+        return f"load(..., values={{{known[0]!r}: ...}}) makes it known"
 
     def beyond(
         self, message: str, limit: str, span: Span | None, calls: tuple[Call, ...] = ()

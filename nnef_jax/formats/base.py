@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
-from lowering.extents import UNKNOWN, Shape
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, Shape, show
 from lowering.graph import Graph, Value
 from lowering.location import Span
 from lowering.registry import Registry
@@ -62,6 +64,28 @@ class Options:
         # Nothing is read any more, and `progress` may be a function that cannot be pickled.
         copied = replace(self, progress=None)
         return type(self), tuple(getattr(copied, field.name) for field in fields(self))
+
+    def unfixed(self, names: Iterable[str]) -> list[str]:
+        """Return the names of inputs without those whose values are fixed."""
+        return [name for name in names if name not in self.values]
+
+    def value(self, name: str, shape: Sequence[Any] | None, dtype: str) -> NDArray[Any]:
+        """Return the value of an input that is fixed, in the dtype that it is declared with.
+
+        Raises InvalidShape or InvalidOperation for one that does not fit the declared shape, of
+        which extents that are no numbers are open, or the dtype.
+        """
+        array, wanted = self.values[name], np.dtype(dtype)
+        declared = array.shape if shape is None else shape
+        pairs = zip(declared, array.shape, strict=False)
+        differ = any(isinstance(n, int) and n is not UNKNOWN and n != m for n, m in pairs)
+        if len(declared) != array.ndim or differ:
+            extents = ",".join("?" if n is None else str(n) for n in declared)
+            found = show(array.shape)
+            raise InvalidShape(f"its value has the shape {found}, declared is [{extents}]")
+        if wanted.kind in "iub" and array.dtype.kind not in "iub":
+            raise InvalidOperation(f"its value is {array.dtype.name}, it holds {wanted.name}")
+        return array.astype(wanted)
 
     def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
         """Return the shape of an input: the one asked for, else the one declared.

@@ -112,7 +112,7 @@ class _Flattener(Evaluator):
         inputs = [parameter.name for parameter in graph.parameters]
         outputs = [frame.values[result.name] for result in graph.results]
         names = [result.name for result in graph.results]
-        return self.builder.graph(graph.name, outputs, names, inputs)
+        return self.builder.graph(graph.name, outputs, names, self.options.unfixed(inputs))
 
     def _named(self, name: str, item: Any, node: s.SyntaxNode, frame: Frame) -> Value:
         """Return a value of the graph's own body as a tensor under its name."""
@@ -271,6 +271,11 @@ class _Flattener(Evaluator):
             if kind == "external":
                 # An extent of 0 is open in the text (spec 4.1.1), and empty where a call has it.
                 declared = [extent or None for extent in arguments["shape"]]
+                if name in self.options.values:
+                    known = self.options.value(name, declared, dtype)
+                    items = known.ravel().tolist()
+                    constant = {"shape": known.shape, "value": items, "dtype": dtype}
+                    return self.emit("constant", {}, constant, node, frame, names)[0]
                 shape = self.options.input_shapes.get(name, declared)
                 type = external_type(shape, dtype, self.options.open_extent)
                 return self.bound(self.builder.input(name, type), node, frame)

@@ -36,6 +36,7 @@ class NodeGraph(CountedEmission):
         self.captured: dict[Value, Value] = {}  # inner to outer
         self.places: dict[Value, Value] = {}  # of items that are not 0
         if outer is not None:
+            self.is_body = True
             self.symbolic = None  # the extents of its inputs are known
 
     def inner(self) -> NodeGraph:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
@@ -41,7 +40,7 @@ def flatten(document: Document, options: Options, data: dict[str, NDArray[Any]])
         wanted = [port.name for port in top.outputs]
         flattener.run(top.nodes, found, wanted)
         outputs = [flattener.output(port, found, top) for port in top.outputs]
-        names = [name for name in names if name not in options.values]
+        names = options.unfixed(names)
         return graph.builder.graph(top.name, outputs, wanted, names)
 
 
@@ -64,7 +63,9 @@ class Flattener:
                 kind = "strings" if port.dtype == "string" else "a sequence or an optional"
                 raise InvalidOperation(f"it is {kind}, of which there are no arrays in JAX")
             if port.name in options.values:
-                return self._fixed(port, options.values[port.name])
+                dtype = port.dtype or options.values[port.name].dtype.name
+                found = options.value(port.name, port.shape, dtype)
+                return Constant(found, dtype, derived=True)
             if port.shape is None and port.name not in options.input_shapes:
                 hint = f"give it: load(..., input_shapes={{{port.name!r}: (None, None)}})"
                 raise InvalidOperation("its rank is open", f"{hint}, None is open")
@@ -82,17 +83,6 @@ class Flattener:
             return value
         except InvalidOperation as error:
             raise located(error, f"input '{port.name}'", top) from None
-
-    def _fixed(self, port: Port, array: NDArray[Any]) -> Constant:
-        """Return the value of an input that is fixed; raise InvalidOperation if it cannot be."""
-        wanted = np.dtype(port.dtype or array.dtype)
-        shape = array.shape if port.shape is None else port.shape
-        extents = zip(shape, array.shape, strict=False)
-        if len(shape) != array.ndim or any(isinstance(n, int) and n != m for n, m in extents):
-            raise InvalidShape(f"its value has the shape {list(array.shape)}, declared is {shape}")
-        if wanted.kind in "iub" and array.dtype.kind not in "iub":
-            raise InvalidOperation(f"its value is {array.dtype.name}, it holds {wanted.name}")
-        return Constant(array.astype(wanted), wanted.name, derived=True)
 
     def output(self, port: Port, found: Mapping[str, Any], top: Graph) -> Value:
         """Return an output of the model as a tensor of the graph."""

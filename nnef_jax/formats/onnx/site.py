@@ -76,20 +76,8 @@ class Site:
         what = f"input {x} '{self.node.inputs[x]}'" if isinstance(x, int) else f"'{found.name}'"
         raise InvalidOperation(
             f"{what} is computed by the network, it must be known when the network is read",
-            self._hint(found),
+            self.graph.fixing(found),
         )
-
-    def _hint(self, value: Value) -> str:
-        """Name an input that it follows from, if it follows from lists and single numbers alone."""
-        builder, behind = self.graph.builder, {value}
-        for operation in reversed(builder.operations):
-            if not behind.isdisjoint(operation.writes()):
-                behind = behind.difference(operation.writes()).union(operation.reads())
-        inputs = (x for x in behind if builder.is_input(x))
-        known = sorted(x.name for x in inputs if x is value or len(x.type.shape) < 2)
-        if self.graph.outer is not None or not known or len(known) < len(behind):
-            return ""
-        return f"load(..., values={{{known[0]!r}: ...}}) makes it known"
 
     def integers(self, x: int | Tensor) -> list[int]:
         """Return the items of a known input as whole numbers, which may be symbolic."""

@@ -15,6 +15,7 @@ from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.formats.openvino.bin_file import Weights
+from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.folding import folded
@@ -45,7 +46,7 @@ def flatten(
         feeds = pre_processed(net, feeds, flattener.site)
         found = flattener.run(net, feeds, [end for end in ends.outputs.values()])
         outputs = [flattener.value(net, end, found) for end in ends.outputs.values()]
-        return graph.builder.graph(net.name, outputs, [*ends.outputs], [*ends.inputs])
+        return graph.builder.graph(net.name, outputs, [*ends.outputs], options.unfixed(ends.inputs))
 
 
 def _names_in(net: Net) -> Iterator[str]:
@@ -64,12 +65,19 @@ class Flattener:
     weights: Weights
     prefix: str = ""
 
-    def input(self, name: str, layer: NetLayer, port: Port, net: Net) -> Value:
+    def input(self, name: str, layer: NetLayer, port: Port, net: Net) -> Tensor:
         """Add an input of the network."""
         options = self.graph.options
         try:
             shapes = options.input_shapes
             declared_extents = declared_shape(layer, port)
+            declared = layer.attributes.get("element_type", "") or port.type or layer.precision
+            type = element_type(declared or "f32")
+            if net.is_legacy and type not in ("i32", "i64"):
+                type = "f32"  # inputs are converted, whatever they are stored in
+            if name in options.values:
+                found = options.value(name, declared_extents, computed(type, options.real))
+                return Constant(found, type, derived=True)
             if declared_extents is None and name not in shapes:
                 hint = f"give it: load(..., input_shapes={{{name!r}: (None, None)}}), None is open"
                 raise InvalidOperation("its rank is open", hint)
@@ -79,10 +87,6 @@ class Flattener:
             if any(n is not UNKNOWN and n < 0 for n in shape):
                 raise InvalidShape(f"its shape {show(shape)} has a negative extent")
             require_bounds(shapes.get(name, ()), layer)
-            declared = layer.attributes.get("element_type", "") or port.type or layer.precision
-            type = element_type(declared or "f32")
-            if net.is_legacy and type not in ("i32", "i64"):
-                type = "f32"  # inputs are converted, whatever they are stored in
             value = self.graph.builder.input(name, TensorType(shape, computed(type, options.real)))
             if self.graph.symbolic is not None:
                 self.graph.symbolic.declare(value, options.symbolic_shapes.get(name, shape))

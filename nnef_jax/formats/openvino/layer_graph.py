@@ -35,6 +35,7 @@ class LayerGraph(CountedEmission):
         self.data = data
         self.outer = outer
         if outer is not None:
+            self.is_body = True
             self.symbolic = None  # the extents of a body's inputs are known
         self.tensors: dict[Constant, Value] = {}
         self.variables: Mapping[str, Variable] = {}

@@ -72,7 +72,8 @@ class Site:
         if isinstance(found, Constant):
             return found.array
         raise InvalidOperation(
-            f"input {i} is computed by the network, it must be known when the network is read"
+            f"input {i} is computed by the network, it must be known when the network is read",
+            self.graph.fixing(found),
         )
 
     def integers(self, i: int) -> list[int]:

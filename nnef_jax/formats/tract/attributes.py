@@ -94,7 +94,8 @@ def _number(value: Any) -> np.ndarray[Any, Any]:
         raise InvalidOperation(
             f"'{value.name}' must be known when the network is compiled, "
             "but it depends on the data of the inputs",
-            hint="shapes and other attributes may follow from shapes of the inputs alone",
+            hint="shapes and other attributes may follow from shapes of the inputs, and from "
+            "values of those that load(..., values={name: ...}) fixes",
         )
     if isinstance(value, str | tuple):
         raise InvalidOperation(f"a number is due, this is {_shown(value)}")

@@ -75,7 +75,8 @@ def flatten(
         for name, value in frame.values.items():
             if isinstance(value, Value) and value.name != name:
                 builder.aliases[name] = value
-        flat = builder.graph(header.name, outputs, [r.name for r in header.results], inputs)
+        results = [result.name for result in header.results]
+        flat = builder.graph(header.name, outputs, results, options.unfixed(inputs))
         refuse_readers_of_padding(flat)
         return flat, graph.said
 

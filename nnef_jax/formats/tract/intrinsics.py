@@ -33,7 +33,7 @@ _GENERIC = {"scalar": "f32", "integer": "i64", "logical": "bool"}
 _NETWORK = 60  # steps, for a network within another one
 
 
-def _external(site: CallSite) -> Value:
+def _external(site: CallSite) -> Any:
     """Declare an input; the generic argument of `external` says what it holds."""
     graph, frame = site.graph, site.frame
     if frame.fragment is not None:
@@ -54,6 +54,8 @@ def _external(site: CallSite) -> Value:
         return site.cast(given, dtype)
     if graph.builder.is_taken(name):
         raise InvalidOperation(f"input '{name}' is declared twice, or assigned before")
+    if name in graph.options.values:
+        return h.host(graph.options.value(name, declared.shape, dtype))
     shape = graph.options.shape(name, declared.shape)
     if any(extent < 0 for extent in shape):
         raise InvalidShape(f"input '{name}' cannot have shape {show(shape)}")
