@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+
+from numpy.typing import ArrayLike
 
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.formats.base import Expand
@@ -23,6 +26,7 @@ def convert(
     overwrite: bool = False,
     limits: Limits | None = None,
     weights: Source | None = None,
+    values: Mapping[str, ArrayLike] | None = None,
     keep: bool = False,
 ) -> str:
     """Return the text of a network as its format is written today; with a path, write all of it.
@@ -44,6 +48,7 @@ def convert(
         overwrite: replace what is at the path, but not the source; otherwise FileExistsError.
         limits: bounds on what is read.
         weights: a file of weights that is elsewhere, as in `load`.
+        values: inputs that are fixed, as in `load`.
         keep: write what NNEF does not have as custom operations, fragments without a body, which
             `load` reads again: of networks of OpenVINO. Other formats are written as what they are.
 
@@ -68,6 +73,7 @@ def convert(
             limits=limits,
             data=stores,
             weights=weights,
+            values=values,
         ) as network,
     ):
         if network.is_guessed:

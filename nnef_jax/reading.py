@@ -137,5 +137,13 @@ def network_of(
     shapes = {known.get(name, name): shape for name, shape in options.input_shapes.items()}
     values = {known.get(name, name): array for name, array in options.values.items()}
     pairs = {known.get(x, x): known.get(y, y) for x, y in (state or {}).items()}
-    options = replace(options, input_shapes=shapes, values=values)
+    extents = dict(options.extents)
+    for name in set(frontend.symbols).intersection(shapes).difference(frontend.inputs):
+        match shapes[name]:
+            case (int(extent),):  # as the command line has it
+                extents[name] = extent
+                del shapes[name]
+            case _:
+                pass
+    options = replace(options, input_shapes=shapes, values=values, extents=extents)
     return Network.build(frontend, options, pairs, data=data)

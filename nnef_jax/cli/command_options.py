@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -92,16 +93,16 @@ def _shapes(help: str) -> Any:
 
 
 SHAPES_TO_COMPILE = _shapes(
-    "The shape of an input to compile for, such as x=1,3,224,224. Needed where the "
-    "network leaves it open; can be repeated."
+    "The shape of an input to compile for, such as x=1,3,224,224, or an open extent by its name, "
+    "such as batch=8. Needed where the network leaves it open; can be repeated."
 )
 OPEN_SHAPES = _shapes(
     "The shape of an input instead of the document's, such as x=?,3,224,224, where ? is an "
-    "open extent; can be repeated."
+    "open extent, or an open extent by its name, such as batch=8; can be repeated."
 )
 SHAPES_TO_RUN = _shapes(
-    "The shape of an input, such as x=1,3,224,224. Needed without inputs where the "
-    "network leaves it open; can be repeated."
+    "The shape of an input, such as x=1,3,224,224, or an open extent by its name, such as batch=8. "
+    "Needed without inputs where the network leaves it open; can be repeated."
 )
 ITEM_SHAPES = _shapes(
     "The shape of an item, such as x=1,3,224,224, where the network leaves it open."
@@ -154,11 +155,22 @@ class Reading:
             show_default=False,
         ),
     ] = None
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--value",
+            metavar="NAME=VALUE",
+            help="Fix an input that decides shapes, such as axis=1 or shape=[2,-1]; can be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None
 
     @property
     def keywords(self) -> dict[str, Any]:
         """Return them as `load`, `convert` and the like take them."""
-        return {"dialect": self.dialect, "weights": self.weights}
+        values = dict(map(_value, self.values or ()))
+        return {"dialect": self.dialect, "weights": self.weights, "values": values}
 
     def read(self, source: str, **options: Any) -> Network:
         """Read a network, showing how far it is."""
@@ -221,6 +233,19 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
             return numbers
     message = f"{text!r} is no number, nor a list such as 0.5,0.5,0.5"
     raise typer.BadParameter(message, param_hint=option)
+
+
+def _value(text: str) -> tuple[str, Any]:
+    """Return the name and the array in NAME=VALUE, a number of JSON or a list of these."""
+    import numpy as np
+
+    name, _, value = text.rpartition("=")
+    with suppress(ValueError, RecursionError):
+        array = np.asarray(json.loads(value))
+        if name and array.dtype.kind in "biuf":
+            return name, array
+    message = f"{text!r} is not a name and numbers as in axis=1 or shape=[2,-1]"
+    raise typer.BadParameter(message, param_hint="--value")
 
 
 def shape_option(text: str, *, open: bool = False) -> tuple[str, tuple[int | None, ...]]:
