@@ -1,0 +1,47 @@
+"""ONNX's own node tests: what is right, and what is refused, with its reason in refused.txt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tests.onnx.node_suite import cases, run
+
+_LISTED = Path(__file__).with_name("refused.txt").read_text(encoding="utf-8").splitlines()
+REFUSED = dict(line.split(maxsplit=1) for line in _LISTED)
+_GROUP = 40
+
+
+def require_as_listed(chosen: Sequence[Any], folder: Path) -> None:
+    found: dict[str, str] = {}
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        for i in range(0, len(chosen), _GROUP):
+            found |= run(chosen[i : i + _GROUP], folder)
+    wrong = {x: why for x, why in found.items() if why and not why.startswith("refused")}
+    assert wrong == {}
+    assert len(found) == len({case.name for case in chosen})
+    refused = {name for name, why in found.items() if why}
+    assert refused == {name for name in found if name in REFUSED}
+
+
+@pytest.mark.filterwarnings("ignore")  # of ONNX, which makes the cases
+def test_a_tenth_of_the_suite_is_right_or_listed(tmp_path: Path) -> None:
+    every = cases()
+    require_as_listed(random.Random(7).sample(every, len(every) // 10), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_suite_is_right_or_listed(tmp_path: Path) -> None:
+    every = cases()
+    assert REFUSED.keys() <= {case.name for case in every}
+    require_as_listed(every, tmp_path)
+
+
+def test_there_are_few_reasons() -> None:
+    assert len(set(REFUSED.values())) <= 15 and _LISTED == sorted(_LISTED)
