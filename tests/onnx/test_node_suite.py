@@ -15,6 +15,7 @@ from tests.onnx.node_suite import cases, run
 _LISTED = Path(__file__).with_name("refused.txt").read_text(encoding="utf-8").splitlines()
 REFUSED = dict(line.split(maxsplit=1) for line in _LISTED)
 _GROUP = 40
+pytestmark = pytest.mark.optimised  # a cast to float8 differs otherwise
 
 
 def require_as_listed(chosen: Sequence[Any], folder: Path) -> None:
@@ -44,4 +45,4 @@ def test_the_suite_is_right_or_listed(tmp_path: Path) -> None:
 
 
 def test_there_are_few_reasons() -> None:
-    assert len(set(REFUSED.values())) <= 15 and _LISTED == sorted(_LISTED)
+    assert len(set(REFUSED.values())) <= 15 and sorted(_LISTED) == _LISTED
