@@ -38,6 +38,8 @@ class Node:
     attributes: Mapping[str, Any]
     references: Mapping[str, str]  # attributes that are those of the function it is in, by name
     span: Span
+    reads: frozenset[str]  # what it and graphs in it read of around
+    overload: str = ""  # of the function that it calls
 
     @property
     def title(self) -> str:
@@ -66,6 +68,7 @@ class Graph:
     outputs: tuple[Port, ...]
     tensors: Mapping[str, Constant]
     span: Span
+    reads: frozenset[str]  # what it reads of around
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +88,7 @@ class Document:
 
     graph: Graph
     versions: Mapping[str, int]
-    functions: Mapping[tuple[str, str], Function]
+    functions: Mapping[tuple[str, str, str], Function]
     version: int  # of the file format
 
 
@@ -111,7 +114,9 @@ class Reader:
         self.list_nodes(model.graph.node, *(x.node for x in model.functions))
         graph = self.graph(model.graph)
         functions = {
-            (self._domain(x.domain), _decoded(x.name)): self.function(x, versions)
+            (self._domain(x.domain), _decoded(x.name), _decoded(x.overload)): self.function(
+                x, versions
+            )
             for x in model.functions
         }
         raise_all(self.errors)
@@ -157,20 +162,34 @@ class Reader:
         inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
         outputs = [self.port(x) for x in proto.output]
         nodes = [self.node(x) for x in proto.node]
-        return Graph(
-            _decoded(proto.name), tuple(nodes), tuple(inputs), tuple(outputs), tensors, span
-        )
+        own = {x.name for x in inputs} | {*tensors} | {n for x in nodes for n in x.outputs}
+        self.distinct([*(x.name for x in inputs), *(n for x in nodes for n in x.outputs)], span)
+        reads = frozenset[str]().union({x.name for x in outputs}, *(x.reads for x in nodes)) - own
+        name = _decoded(proto.name)
+        return Graph(name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span, reads)
 
     def function(self, proto: Any, versions: Mapping[str, int]) -> Function:
         """Return a function of the model."""
         defaults: dict[str, Any] = {}
         for attribute in proto.attribute_proto:
             defaults[_decoded(attribute.name)] = self.attribute(attribute)
+        span = self._place()
         nodes = tuple(self.node(x) for x in proto.node)
+        self.distinct([*_texts(proto.input), *(n for x in nodes for n in x.outputs)], span)
         own = {self._domain(x.domain): x.version for x in proto.opset_import}
+        self.meter.spend(len(versions) + len(own), self.name)
         return Function(
             _texts(proto.input), _texts(proto.output), nodes, defaults, {**versions, **own}
         )
+
+    def distinct(self, names: Sequence[str], span: Span) -> None:
+        """Note an error for the first of the names that inputs and nodes give twice."""
+        seen = set[str]()
+        for name in filter(None, names):
+            if name in seen:
+                self.errors.append(SemanticError(f"'{name}' is given twice", span=span))
+                return
+            seen.add(name)
 
     def node(self, proto: Any) -> Node:
         """Return a node, with the graphs in its attributes."""
@@ -185,15 +204,19 @@ class Reader:
             what = f"node '{proto.name}' ({proto.op_type}): attribute '{attribute.name}'"
             with self.located(what, span):
                 attributes[_decoded(attribute.name)] = self.attribute(attribute)
+        inputs = _texts(proto.input)
+        inner = (graph.reads for value in attributes.values() for graph in graphs_in(value))
         return Node(
             _decoded(proto.name),
             _decoded(proto.op_type),
             self._domain(proto.domain),
-            _texts(proto.input),
+            inputs,
             _texts(proto.output),
             attributes,
             references,
             span,
+            frozenset(inputs).union(*inner),
+            _decoded(proto.overload),
         )
 
     def attribute(self, proto: Any) -> Any:
@@ -299,9 +322,12 @@ class Reader:
     def sparse(self, proto: Any, label: str) -> Constant:
         """Return a tensor of which most items are 0, given the others."""
         values = self.tensor(proto.values, "")
-        places = self.tensor(proto.indices, "").array.astype(np.int64)
+        places = self.tensor(proto.indices, "").array
         shape = tuple(proto.dims)
         size = size_of(values.dtype, int(np.prod(shape, dtype=object)))
+        wanted = {(values.array.size,), (values.array.size, len(shape))}
+        if places.dtype.kind not in "iu" or places.shape not in wanted or np.any(places < 0):
+            raise InvalidOperation("its indices are no list of places, one for each value")
         self.meter.expand(size, f"tensor '{label}'")
         array = np.zeros(shape, values.array.dtype)
         index = np.unravel_index(places, shape) if places.ndim == 1 else tuple(places.T)
@@ -327,7 +353,7 @@ class _Located:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, _: object) -> bool:
-        if isinstance(error, ValueError) and not isinstance(error, NnefError):
+        if isinstance(error, ValueError | OverflowError) and not isinstance(error, NnefError):
             message = f"{self.what}: {getattr(error, 'message', error)}"
             hint = getattr(error, "hint", "")
             self.errors.append(SemanticError(message, span=self.span, hint=hint))
@@ -359,17 +385,11 @@ def _is_set(proto: Any, name: str) -> bool:
     )
 
 
-def names_read(nodes: Sequence[Node]) -> Iterator[str]:
-    """Yield the names that nodes read, also those that graphs in them read of around."""
-    for node in nodes:
-        yield from node.inputs
-        for value in node.attributes.values():
-            for graph in value if isinstance(value, tuple) else (value,):
-                if isinstance(graph, Graph):
-                    own = {x.name for x in graph.inputs} | {*graph.tensors}
-                    own |= {name for inner in graph.nodes for name in inner.outputs}
-                    outer = (*names_read(graph.nodes), *(x.name for x in graph.outputs))
-                    yield from (name for name in outer if name not in own)
+def graphs_in(value: Any) -> Iterator[Graph]:
+    """Yield the graphs that an attribute has."""
+    for x in value if isinstance(value, tuple) else (value,):
+        if isinstance(x, Graph):
+            yield x
 
 
 def all_nodes(document: Document) -> Iterator[Node]:
@@ -380,6 +400,5 @@ def all_nodes(document: Document) -> Iterator[Node]:
         node = waiting.pop()
         yield node
         for value in node.attributes.values():
-            for graph in value if isinstance(value, tuple) else (value,):
-                if isinstance(graph, Graph):
-                    waiting += graph.nodes
+            for graph in graphs_in(value):
+                waiting += graph.nodes

@@ -34,6 +34,8 @@ class NodeGraph(CountedEmission):
         self.outer = outer
         self.tensors: dict[Constant, Value] = {}
         self.captured: dict[Value, Value] = {}  # inner to outer
+        self._entered: dict[Value, Value] = {}  # outer to inner
+        self._labels: dict[str, int] = {}  # how many variables have a label made of one
         self.places: dict[Value, Value] = {}  # of items that are not 0
         if outer is not None:
             self.is_body = True
@@ -51,11 +53,11 @@ class NodeGraph(CountedEmission):
                 "take it",
                 "cut the network before it",
             )
-        for inner, outer in self.captured.items():
-            if outer is value:
-                return inner
-        inner = self.builder.input(self.builder.unreserved(value.name), value.type)
-        self.captured[inner] = value
+        inner = self._entered.get(value)
+        if inner is None:
+            inner = self.builder.input(self.builder.unreserved(value.name), value.type)
+            self._entered[value] = inner
+            self.captured[inner] = value
         return inner
 
     def tensor(self, constant: Constant, name: str, span: Span) -> Value:
@@ -81,7 +83,8 @@ class NodeGraph(CountedEmission):
         wanted = name if self.builder.is_taken(name) else self.builder.unreserved(name)
         label = constant.label  # graphs in nodes may have the same names
         while self.builder.variable_of(label) and self.data[label] is not array:
-            label += "_"
+            self._labels[constant.label] = self._labels.get(constant.label, 0) + 1
+            label = f"{constant.label}_{self._labels[constant.label]}"
         self.data[label] = array
         return self.builder.variable(wanted, label, type, span)
 

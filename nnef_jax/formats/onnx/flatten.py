@@ -16,13 +16,14 @@ from lowering.graph import TensorType, Value
 from nnef_jax.errors import NnefError, SemanticError, ShapeError, UnsupportedError, raise_all
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.formats.onnx.constants import Constant
-from nnef_jax.formats.onnx.document import Document, Function, Graph, Node, Port, names_read
+from nnef_jax.formats.onnx.document import Document, Function, Graph, Node, Port
 from nnef_jax.formats.onnx.element_types import computed
 from nnef_jax.formats.onnx.flat_graph import NodeGraph
 from nnef_jax.formats.onnx.operators import Meaning, defined, is_defined, meaning_of, specialised
 from nnef_jax.formats.onnx.site import Site
-from nnef_jax.limits import CALL, within_memory
+from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
 
+_NODE = 30  # steps
 _DEEPEST = 100  # functions in functions
 
 
@@ -98,7 +99,11 @@ class Flattener:
 
     def run(self, nodes: Sequence[Node], found: dict[str, Any], wanted: Sequence[str]) -> None:
         """Flatten what some names need, and add all that becomes known to `found`."""
+        names = (len(node.reads) + len(node.outputs) for node in nodes)
+        self.graph.meter.spend(sum(names), "the network")
         needed = list(_needed(nodes, wanted))
+        letters = len(needed) * len(self.prefix) // LETTERS_PER_STEP
+        self.graph.meter.spend(_NODE * len(needed) + letters, "the network")
         raise_all(
             [
                 UnsupportedError(self._unsupported(node), span=node.span)
@@ -125,20 +130,19 @@ class Flattener:
         return f"{node.title}: '{node.operator}' of {domain}, version {version}, is not supported"
 
     def _meaning(self, node: Node) -> Meaning | None:
-        if (node.domain, node.operator) in self.document.functions:
+        if _key(node) in self.document.functions:
             return None
         return meaning_of(node.domain, node.operator, self.versions.get(node.domain, 1))
 
     def _is_known(self, node: Node) -> bool:
-        own = (node.domain, node.operator)
         version = self.versions.get(node.domain, 1)
-        return own in self.document.functions or bool(
-            self._meaning(node) or is_defined(*own, version)
+        return _key(node) in self.document.functions or bool(
+            self._meaning(node) or is_defined(node.domain, node.operator, version)
         )
 
     def _function(self, node: Node, operands: Sequence[Any]) -> Function:
         version = self.versions.get(node.domain, 1)
-        own = self.document.functions.get((node.domain, node.operator))
+        own = self.document.functions.get(_key(node))
         found = own or defined(node.domain, node.operator, version)
         return found or specialised(node, version, operands)
 
@@ -180,7 +184,7 @@ class Flattener:
             ) from None
         except (ExtentNeeded, NnefError):
             raise
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             message = f"its inputs and attributes do not go together: {error}"
             raise located(InvalidOperation(message), node.title, node) from error
 
@@ -219,8 +223,8 @@ class Flattener:
         name = next(filter(None, node.outputs), node.operator)
         prefix = f"{self.prefix}{name}."
         flattener = replace(self, graph=inner, prefix=prefix, depth=self.depth + 1)
-        read = {*names_read(graph.nodes), *(port.name for port in graph.outputs)}
-        known = {k: _entered(inner, self.graph, x) for k, x in around.items() if k in read}
+        outer = {k: around[k] for k in sorted(graph.reads) if k in around}
+        known = {k: _entered(inner, self.graph, x) for k, x in outer.items()}
         known |= {**graph.tensors, **given}
         wanted = [port.name for port in graph.outputs]
         flattener.run(graph.nodes, known, wanted)
@@ -228,6 +232,11 @@ class Flattener:
         if missing:
             raise InvalidOperation(f"nothing gives output '{missing[0]}' of its graph")
         return [known[name] for name in wanted]
+
+
+def _key(node: Node) -> tuple[str, str, str]:
+    """Return what the function of the file that a node calls is called."""
+    return node.domain, node.operator, node.overload
 
 
 def _entered(inner: NodeGraph, outer: NodeGraph, x: Any) -> Any:
@@ -253,5 +262,5 @@ def _needed(nodes: Sequence[Node], wanted: Sequence[str]) -> Iterator[Node]:
         node = by_output.get(waiting.pop())
         if node is not None and node not in needed:
             needed.add(node)
-            waiting += names_read([node])
+            waiting += node.reads
     return (node for node in nodes if node in needed)

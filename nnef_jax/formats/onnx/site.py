@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -170,11 +171,17 @@ class Site:
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
         """Return an attribute that is a list of whole numbers."""
-        return tuple(self.attribute(name, (tuple, list), default))
+        return self._items(name, int, default)
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> tuple[float, ...]:
         """Return an attribute that is a list of numbers."""
-        return tuple(self.attribute(name, (tuple, list), default))
+        return self._items(name, (int, float), default)
+
+    def _items(self, name: str, kind: Any, default: Sequence[Any] | None) -> tuple[Any, ...]:
+        found = tuple(self.attribute(name, (tuple, list), default))
+        if not all(isinstance(x, kind) for x in found):
+            raise InvalidOperation(f"attribute '{name}' is of the wrong type")
+        return found
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return an attribute that is a text."""
@@ -264,6 +271,7 @@ class Site:
             x.array.dtype.kind not in "iufbO" for x in known
         ):
             return None
+        self.spend(sum(x.array.size for x in known))
 
         def exact(x: Any) -> Any:
             if isinstance(x, list | tuple):
@@ -279,6 +287,7 @@ class Site:
             return None
         dtype = next((x.dtype for x in known if x.dtype != "bool"), "bool")
         results = [_derived(x, dtype) for x in (found if isinstance(found, list) else [found])]
+        self.spend(sum(x.array.size for x in results))
         return results if isinstance(found, list) else results[0]
 
     def converted(self, x: Constant, dtype: str) -> Constant:
@@ -407,10 +416,17 @@ def _derived(x: NDArray[Any], dtype: str) -> Constant:
         return Constant(x, "bool", derived=True)
     if x.dtype == object:
         whole = dtype if _is_whole(dtype) and dtype != "bool" else "int64"
-        fixed = x if any(map(is_symbolic, x.ravel())) else x.astype(np.int64)
+        fixed = x if any(map(is_symbolic, x.ravel())) else _wrapped(x, whole)
         return Constant(fixed, whole, derived=True)
     real = dtype if not _is_whole(dtype) else "float32"
     return Constant(x.astype(np.dtype(real)), real, derived=True)
+
+
+def _wrapped(x: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return whole numbers in a dtype, those beyond its range wrapped as the network does."""
+    ends = ml_dtypes.iinfo(dtype)
+    low, count = int(ends.min), int(ends.max) - int(ends.min) + 1
+    return np.asarray((x - low) % count + low).astype(dtype)
 
 
 def _is_whole(dtype: str) -> bool:

@@ -29,6 +29,7 @@ FAMILIES = (
     "layout", "indices", "reductions", "contractions", "lists", "estimators", "transformers",
     "fusions", "skips", "trees", "support_vectors", "lengths", "n_grams",
 )  # fmt: skip
+_NEWEST = 2**31 - 1  # version that the package takes
 _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 
 
@@ -65,7 +66,7 @@ def _schema(domain: str, name: str, version: int) -> Any:
     from onnx import defs
 
     try:
-        return defs.get_schema(name, version, domain)
+        return defs.get_schema(name, max(min(version, _NEWEST), 0), domain)
     except defs.SchemaError:
         return None
 

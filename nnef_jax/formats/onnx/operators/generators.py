@@ -56,6 +56,8 @@ def _eye_like(site: Site) -> Any:
 def _window(site: Site) -> Any:
     """Return a sum of cosines over one period, of which the last item is the first unless open."""
     size = site.integer(0)
+    if size < 0:
+        raise InvalidShape(f"it must not have {size} items")
     site.spend(size)
     turns = size if site.flag("periodic", True) else size - 1
     angles = 2 * np.pi * np.arange(size) / max(turns, 1)
@@ -75,11 +77,11 @@ def _mel_weights(site: Site) -> Any:
     if min(bands, length, rate) < 1:
         raise InvalidOperation(f"it needs positive numbers, not {bands}, {length}, {rate}")
     low, high = (_MELS / math.log(10) * math.log1p(edge / _CORNER) for edge in edges)
+    count = length // 2 + 1
+    site.spend(bands * count)
     mels = low + np.arange(bands + 2) * ((high - low) / (bands + 2))
     hertz = _CORNER * np.expm1(mels / _MELS * math.log(10))
     at = np.floor((length + 1) * hertz / rate).astype(np.int64)
-    count = length // 2 + 1
-    site.spend(bands * count)
     first, middle, last = (part[None, :] for part in (at[:-2], at[1:-1], at[2:]))
     bins = np.arange(count)[:, None]
     with np.errstate(all="ignore"):

@@ -13,6 +13,8 @@ from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.layout import cut
 from nnef_jax.formats.onnx.site import Site
 
+_PART = 10  # steps
+
 
 def _sequence(site: Site) -> list[Any]:
     found = site.operands[0]
@@ -75,6 +77,7 @@ def _split_to_sequence(site: Site) -> Any:
     extent, length = site.known_shape()[axis], site.integer(1, 1)
     if length < 1:
         raise InvalidShape(f"the parts must have a positive length, it is {length}")
+    site.spend(_PART * -(-extent // length))
     parts = cut(site, axis, [min(length, extent - i) for i in range(0, extent, length)])
     if site.has(1) or site.flag("keepdims", True):
         return parts

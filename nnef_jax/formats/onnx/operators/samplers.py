@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lowering.errors import InvalidOperation
+from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
 from nnef_jax.formats.onnx.operators import operator
@@ -136,6 +137,9 @@ def _grid_sample(site: Site) -> Any:
 def _affine_grid(site: Site) -> Any:
     """Return where an affine map takes the centres of items, or with `align_corners` corners."""
     _, _, *extents = site.integers(1)
+    if min(extents, default=0) < 1:
+        raise InvalidShape(f"its extents must be positive, they are {extents}")
+    site.spend(math.prod(extents))
     axes: list[Any] = []
     for n in extents:
         if site.flag("align_corners"):
@@ -143,7 +147,6 @@ def _affine_grid(site: Site) -> Any:
         else:
             axes.append((2 * np.arange(n) + 1) / n - 1)
     places = [x.ravel() for x in np.meshgrid(*axes, indexing="ij")]
-    site.spend(len(places[0]))
     dtype = site.dtype_of()
     base = site.constant(np.stack([*reversed(places), np.ones_like(places[0])], 1)[None], dtype)
     found = site.insert(

@@ -25,6 +25,7 @@ def _constant(site: Site) -> Constant:
         raise InvalidOperation(f"it must have one value, it has {len(given)}")
     ((name, value),) = given.items()
     if name in ("value", "sparse_value"):
+        value = site.attribute(name, Constant, None)
         is_weight = value.array.size > 1 and value.array.dtype.kind in "fV"
         return Constant(value.array, value.dtype, site.name) if is_weight else value
     dtypes = {
@@ -38,7 +39,7 @@ def _constant(site: Site) -> Constant:
 
 @operator("ConstantOfShape")
 def _constant_of_shape(site: Site) -> Tensor:
-    value = site.node.attributes.get("value") or site.constant([0], "float32")
+    value = site.attribute("value", Constant, site.constant([0], "float32"))
     item = site.reshaped(Constant(value.array, value.dtype, derived=True), ())
     shape = site.integers(0)
     if any(n < 0 for n in shape):
