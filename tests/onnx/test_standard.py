@@ -70,6 +70,10 @@ _ROW = [tensor("x", (2, 3))]
             "2 coefficients for 1 x 3",
         ),
         (
+            node("ZipMap", "x", domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]), _ROW,
+            r"options=\{'zipmap': False\}",
+        ),
+        (
             node(
                 "TreeEnsembleRegressor", "x", domain="ai.onnx.ml", n_targets=1, target_ids=[0],
                 target_treeids=[0], target_nodeids=[1], target_weights=[1.0], nodes_values=[0.0],

@@ -206,6 +206,14 @@ def _label_encoder(site: Site) -> Any:
     return site.emit("direct_lookup", operands)
 
 
+@operator("ZipMap", domain=DOMAIN)
+def _zip_map(site: Site) -> Any:
+    raise InvalidOperation(
+        "it makes maps from labels to scores, of which there are no arrays in JAX: convert with "
+        "skl2onnx's options={'zipmap': False}, which gives the scores"
+    )
+
+
 # Linear models
 
 
