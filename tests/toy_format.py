@@ -14,6 +14,7 @@ from nnef_jax.storage.tensorfile import read_tensor
 from nnef_jax.storage.writer import Member
 
 GRAPHS = ("toy.json",)
+ALONE: dict[str, bytes] = {}
 HAS_WEIGHTS_BESIDE = False
 
 

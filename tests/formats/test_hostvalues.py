@@ -26,7 +26,7 @@ LOGICAL = [((TRUE, ~TRUE), {}), ((TRUE, TRUE[:, :1]), {})]
 AXES = [((x,), {"axes": (0,)}) for x in (WHOLE, REAL)] + [((OTHER,), {"axes": (0, 1)})]
 ROUNDED = [((REAL,), {"ties": ties}) for ties in ("up", "away", "even")]
 CASES: dict[str, list[Any]] = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "min", "max"), ARITHMETIC),
+    **dict.fromkeys(("add", "sub", "mul", "div", "rem", "min", "max"), ARITHMETIC),
     **dict.fromkeys(("lt", "gt", "le", "ge", "eq", "ne"), ARITHMETIC),
     **dict.fromkeys(("neg", "abs", "sign", "sqr", "copy"), ITEMS),
     **dict.fromkeys(("sqrt", "rsqrt", "rcp", "exp", "log", "sin", "cos"), POSITIVE),

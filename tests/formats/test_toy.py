@@ -83,6 +83,7 @@ def test_it_is_named_or_recognised(folder: Path) -> None:
         nnef_jax.load(folder, dialect="nnef")
     (folder / "toy.json").unlink()
     with pytest.raises(
-        ArchiveError, match=r"has no graph\.nnef or \*\.xml or toy\.json; it holds w\.dat"
+        ArchiveError,
+        match=r"has no graph\.nnef or \*\.xml or \*\.onnx or toy\.json; it holds w\.dat",
     ):
         nnef_jax.load(folder)

@@ -56,14 +56,14 @@ def test_nnef_alone() -> None:
     assert model_of(TOLD)(X).shape == model_of(TOLD, dialect="tract")(X).shape
 
 
-@pytest.mark.parametrize("wrong", ["onnx", "", "Tract", None, 1, True, ["tract"]])
+@pytest.mark.parametrize("wrong", ["caffe", "", "Tract", None, 1, True, ["tract"]])
 def test_there_is_no_other(wrong: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match="dialect must be one of auto, nnef, tract, openvino, it is"
+        ValueError, match="dialect must be one of auto, nnef, tract, openvino, onnx, it is"
     ):
         nnef_jax.load(tmp_path / "nothing", dialect=wrong)
     with pytest.raises(
-        ValueError, match="dialect must be one of auto, nnef, tract, openvino, it is"
+        ValueError, match="dialect must be one of auto, nnef, tract, openvino, onnx, it is"
     ):
         nnef_jax.convert(tmp_path / "nothing", dialect=wrong)
 
@@ -96,6 +96,6 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "NNEF 1.0 of tract" in ok("info", path, "--dialect", "tract")
     assert "tract_core_silu" in ok("flatten", path, "--dialect", "tract")
     for command in [*commands, ["flatten", path]]:
-        code, out, err = call(*command, "--dialect", "onnx")
+        code, out, err = call(*command, "--dialect", "caffe")
         assert (code, out) == (2, "")
         assert all(f"'{known}'" in err for known in ("auto", "nnef", "tract"))
