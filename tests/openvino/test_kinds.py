@@ -391,6 +391,8 @@ CASES = [
         "input",
         ("input",),
     ),
+    Case("rfft", {"input": real(2, 5, 3)}, {"axis": 1}, "input", ("input",)),
+    Case("rfft", {"input": real(2, 4)}, {"axis": -1}, "input", ("input",)),
     Case("determinant", {"input": real(2, 3, 3)}, {}, "input", ("input",)),
     Case(
         "rem",
