@@ -138,6 +138,9 @@ def network_of(
     values = {known.get(name, name): array for name, array in options.values.items()}
     pairs = {known.get(x, x): known.get(y, y) for x, y in (state or {}).items()}
     extents = dict(options.extents)
+    for name, extent in extents.items():
+        if known.get(name, name) in frontend.inputs and name not in frontend.symbols:
+            raise TypeError(f"input_shapes of '{name}' must be a list or tuple, it is {extent}")
     for name in set(frontend.symbols).intersection(shapes).difference(frontend.inputs):
         match shapes[name]:
             case (int(extent),):  # as the command line has it
