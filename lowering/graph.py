@@ -131,7 +131,7 @@ class Operation:
             yield from values_of(result)
 
     def reading(self, values: Mapping[Value, Value]) -> Operation:
-        """Return the operation with other values for some of those that it reads."""
+        """Return the operation with operands replaced: `values` has new ones by old ones."""
         operands = [(name, substituted(operand, values)) for name, operand in self.operands]
         return replace(self, operands=tuple(operands))
 

@@ -181,7 +181,7 @@ def fitted(what: str, array: Any, type: TensorType, leading: int = 0) -> Any:
 def in_order(
     inputs: Sequence[Value], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...] | None:
-    """Return what is given by name in the order of the inputs, or None if it is not just those."""
+    """Put arguments in the order of the inputs; return None where the names do not fit them."""
     names = [value.name for value in inputs[len(args) :]]
     if len(names) != len(kwargs) or any([name not in kwargs for name in names]):
         return None

@@ -50,7 +50,7 @@ def convert(
         weights: a file of weights that is elsewhere, as in `load`.
         values: inputs that are fixed, as in `load`.
         keep: write what NNEF does not have as custom operations, fragments without a body, which
-            `load` reads again: of networks of OpenVINO. Other formats are written as what they are.
+            `load` reads again: of networks of OpenVINO and ONNX. Others are written as they are.
 
     Raises:
         NnefError: something is wrong with the network, or (UnsupportedError, which names all that

@@ -170,7 +170,7 @@ def require_callable(name: str, value: Any, expected: str) -> None:
 
 
 def zeros_at(model: Model, inputs: Sequence[Any], names: Sequence[str]) -> dict[str, Array]:
-    """Return zeros of the types of tensors, by name."""
+    """Return arrays of zeros in the shape and dtype of each tensor, by name."""
     types = {name: graph_for(model, inputs).values[name].type for name in names}
     return {name: jnp.zeros([int(n) for n in t.shape], t.dtype) for name, t in types.items()}
 

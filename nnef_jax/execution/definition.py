@@ -98,7 +98,7 @@ class Definition:
         return bind_inputs(self.network, given, kwargs, abstract=True)
 
     def check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
-        """Return the parameters that a network takes, or `all` that are given; placed to run."""
+        """Check parameters, and place on devices those that the network needs, or `all` of them."""
         is_prepared = isinstance(params, Prepared)
         given = params.of(self).params if is_prepared else params
         bound = bind_variables("params", given, self.parameters, self.needed)

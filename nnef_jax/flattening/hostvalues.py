@@ -160,7 +160,7 @@ def evaluate(kind: str, operands: Iterable[Any], attributes: Mapping[str, Any]) 
 
 
 def attempt(function: Callable[..., Any], *operands: Any, **attributes: Any) -> Any:
-    """Return a function's result. Raises NotFolded where its operands do not go together."""
+    """Call a function of host values; raise NotFolded where its operands do not fit."""
     try:
         with np.errstate(all="ignore"):
             return function(*operands, **attributes)

@@ -4,43 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 import nnef_jax
 from nnef_jax.errors import NnefError
+from tests.onnx.comparison import Results, compare, results_of
 from tests.onnx.models import INT, model, node, tensor
 from tests.onnx.runtime_cases import Case
 from tests.onnx.standard_cases import CASES, RESULTS
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, list[Any]]:
-    """Return the results of all cases, compiled together."""
-    models = [nnef_jax.load(case.model().SerializeToString()) for case in CASES]
-    taken: list[Any] = []
-    for case, loaded in zip(CASES, models, strict=True):
-        arrays = {f"x{i}": x for i, x in enumerate(case.arrays())}
-        taken.append([arrays[x.name] for x in loaded.inputs])
-
-    def every(params: Any, inputs: Any) -> Any:
-        return [m.apply(p, *xs) for m, p, xs in zip(models, params, inputs, strict=True)]
-
-    results = jax.jit(every)([m.params for m in models], taken)
-    return {
-        case.name: [x] if isinstance(x, jax.Array) else list(x)
-        for case, x in zip(CASES, results, strict=True)
-    }
+def found() -> Results:
+    """Return the results of all cases."""
+    return results_of(CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_results_are_those_of_onnxruntime(case: Case, found: dict[str, list[Any]]) -> None:
-    with np.load(RESULTS) as wanted:
-        for i, x in enumerate(found[case.name]):
-            y = wanted[f"{case.name}/{i}"]
-            assert x.shape == y.shape
-            np.testing.assert_allclose(x, y, rtol=1e-4, atol=case.atol)
+def test_results_are_those_of_onnxruntime(case: Case, found: Results) -> None:
+    compare(case, found, RESULTS, rtol=1e-4)
 
 
 _PLANES = [tensor("x", (1, 4, 6, 6))]

@@ -73,5 +73,5 @@ class OnnxFrontend(GraphFrontend):
         return {name: node.span for node in nodes for name in node.outputs if name}
 
     def titles(self) -> Titles:
-        """Return what errors call nodes, by where the listing has them."""
+        """Return the title of each node by its place in the listing."""
         return {node.span.offset: node.title for node in all_nodes(self._document)}

@@ -66,7 +66,7 @@ class OpenvinoFrontend(GraphFrontend):
         return {layer.name: layer.span for layer in self._net.layers}
 
     def titles(self) -> Titles:
-        """Return what errors call layers, of the network and of its bodies."""
+        """Return the title of each layer, in bodies too, by its place in the text."""
         found: dict[int, str] = {}
         waiting = [self._net]
         while waiting:

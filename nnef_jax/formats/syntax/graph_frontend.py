@@ -44,7 +44,7 @@ class GraphFrontend(Frontend):
 
     @abstractmethod
     def titles(self) -> Titles:
-        """Return what errors call the parts of the text that graphs are made of."""
+        """Return the titles of layers or nodes, as errors show them, by their places in the text."""
 
     def require_savable(self) -> None:
         """Raise UnsupportedError for what the whole network has that NNEF cannot say."""

@@ -161,7 +161,7 @@ def deduce(actual: Type, formal: Type) -> str | None:
 
 
 def _levels(type: Type) -> Iterator[list[Type]]:
-    """Yield a type, what arrays and tuples hold in it, what such hold in these, without end."""
+    """Yield the type, the types of its items, those of their items, and so on."""
     level = [type]
     while level:
         yield level

@@ -68,7 +68,7 @@ def _compress(site: Site) -> Any:
 
 @operator("Unique")
 def _unique(site: Site) -> tuple[Any, ...]:
-    """Return distinct items, their first places, which one each item is, and how often each is."""
+    """Return the distinct items, with first places, inverse indices and counts."""
     x, axis = site.operand(0), site.node.attributes.get("axis")
     if axis is None:
         x = site.insert("reshape", {"input": x}, shape=(-1,), axis_start=0, axis_count=-1)

@@ -248,7 +248,7 @@ def _distinct(site: LayerSite, x: Value, axis: int, *, sorts: bool) -> tuple[Val
 
 @opsets("Unique")
 def _unique(site: LayerSite) -> list[Value]:
-    """Return distinct items, their first places, which one each item is, and how often each is."""
+    """Return the distinct items, with first places, inverse indices and counts."""
     x, axis = site.tensor(0), 0
     if site.has(1):
         axis = site.axes(1)[0]
