@@ -44,7 +44,7 @@ class GraphFrontend(Frontend):
 
     @abstractmethod
     def titles(self) -> Titles:
-        """Return the titles of layers or nodes, as errors show them, by their places in the text."""
+        """Return the title of each layer or node, as errors show it, by its place in the text."""
 
     def require_savable(self) -> None:
         """Raise UnsupportedError for what the whole network has that NNEF cannot say."""
