@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lowering.builder import GraphBuilder
+from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
 from lowering.graph import Call, Rule, Value
 from lowering.location import Span
-from nnef_jax.errors import LimitError, UnsupportedError
+from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
 from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import Options
 from nnef_jax.limits import EXTENT, OPERATION, raising
@@ -101,6 +102,14 @@ class Emission:
         """Return the error of what is beyond a limit."""
         endless = "is the recursion endless? " if limit == "call_depth" else ""
         return LimitError(message, span=span, calls=calls, hint=endless + raising(limit))
+
+
+def located(
+    error: InvalidOperation, what: str, span: Span | None, calls: tuple[Call, ...] = ()
+) -> NnefError:
+    """Return the error, with its place, of an operation that does not take what it is given."""
+    family = ShapeError if isinstance(error, InvalidShape) else SemanticError
+    return family(f"{what}: {error.message}", span=span, calls=calls, hint=error.hint)
 
 
 def _extents(values: Sequence[Any]) -> int:

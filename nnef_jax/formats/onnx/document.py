@@ -11,9 +11,9 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, NnefError, SemanticError, raise_all
-from nnef_jax.formats.onnx.constants import Constant
-from nnef_jax.formats.onnx.element_types import dtype_of, size_of, unpacked
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.protobuf import Raw
+from nnef_jax.formats.onnx.tensor_types import dtype_of, size_of, unpacked
 from nnef_jax.limits import Meter
 
 _NODE = 30  # steps
@@ -324,7 +324,7 @@ class Reader:
         values = self.tensor(proto.values, "")
         places = self.tensor(proto.indices, "").array
         shape = tuple(proto.dims)
-        size = size_of(values.dtype, int(np.prod(shape, dtype=object)))
+        size = size_of(values.type, int(np.prod(shape, dtype=object)))
         wanted = {(values.array.size,), (values.array.size, len(shape))}
         if places.dtype.kind not in "iu" or places.shape not in wanted or np.any(places < 0):
             raise InvalidOperation("its indices are no list of places, one for each value")
@@ -335,7 +335,7 @@ class Reader:
             array[index] = values.array
         except (IndexError, ValueError):
             raise InvalidOperation("its indices are not in its shape") from None
-        return Constant(array, values.dtype, label)
+        return Constant(array, values.type, label)
 
     def located(self, what: str, span: Span) -> Any:
         """Keep errors of what is done within, with their place."""

@@ -13,14 +13,15 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, show
 from lowering.graph import Graph as FlatGraph
 from lowering.graph import TensorType, Value
-from nnef_jax.errors import NnefError, SemanticError, ShapeError, UnsupportedError, raise_all
+from nnef_jax.errors import NnefError, SemanticError, UnsupportedError, raise_all
+from nnef_jax.flattening.emission import located
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
-from nnef_jax.formats.onnx.constants import Constant
 from nnef_jax.formats.onnx.document import Document, Function, Graph, Node, Port
-from nnef_jax.formats.onnx.element_types import computed
-from nnef_jax.formats.onnx.flat_graph import NodeGraph
+from nnef_jax.formats.onnx.node_graph import NodeGraph
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import Meaning, defined, is_defined, meaning_of, specialised
-from nnef_jax.formats.onnx.site import Site
+from nnef_jax.formats.onnx.tensor_types import computed
 from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
 
 _NODE = 30  # steps
@@ -83,7 +84,7 @@ class Flattener:
                 self.graph.symbolic.declare(value, symbols)
             return value
         except InvalidOperation as error:
-            raise located(error, f"input '{port.name}'", top) from None
+            raise located(error, f"input '{port.name}'", top.span) from None
 
     def output(self, port: Port, found: Mapping[str, Any], top: Graph) -> Value:
         """Return an output of the model as a tensor of the graph."""
@@ -171,11 +172,11 @@ class Flattener:
             def within(graph: Graph, inner: NodeGraph, given: Mapping[str, Any]) -> list[Any]:
                 return self.within(node, graph, inner, found, given)
 
-            site = Site(node, version, self.graph, operands, within, self.prefix)
+            site = NodeSite(node, version, self.graph, operands, within, self.prefix)
             results = meaning(site)
             return results if isinstance(results, tuple) else (results,)
         except InvalidOperation as error:
-            raise located(error, node.title, node) from None
+            raise located(error, node.title, node.span) from None
         except InconclusiveDimensionOperation:
             raise UnsupportedError(
                 f"{node.title} depends on more of an extent than is known while it is symbolic",
@@ -186,7 +187,7 @@ class Flattener:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             message = f"its inputs and attributes do not go together: {error}"
-            raise located(InvalidOperation(message), node.title, node) from error
+            raise located(InvalidOperation(message), node.title, node.span) from error
 
     def _called(self, node: Node, function: Function, operands: list[Any]) -> list[Any]:
         """Flatten the nodes of a function."""
@@ -246,12 +247,6 @@ def _entered(inner: NodeGraph, outer: NodeGraph, x: Any) -> Any:
     if not isinstance(x, Value) or inner is outer:
         return x
     return inner.entered(x)
-
-
-def located(error: InvalidOperation, what: str, place: Node | Graph) -> NnefError:
-    """Return the error of a node that does not take what it is given."""
-    family = ShapeError if isinstance(error, InvalidShape) else SemanticError
-    return family(f"{what}: {error.message}", span=place.span, hint=error.hint)
 
 
 def _needed(nodes: Sequence[Node], wanted: Sequence[str]) -> Iterator[Node]:

@@ -10,9 +10,9 @@ from lowering.location import Span
 from nnef_jax.errors import ArchiveError
 from nnef_jax.formats.base import Options, Shapes
 from nnef_jax.formats.onnx.document import Reader, all_nodes
-from nnef_jax.formats.onnx.element_types import computed
 from nnef_jax.formats.onnx.flatten import flatten
 from nnef_jax.formats.onnx.protobuf import parse
+from nnef_jax.formats.onnx.tensor_types import computed
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import refusal

@@ -13,18 +13,19 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, show
 from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.flattening.emission import located
+from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.formats.openvino.bin_file import Weights
-from nnef_jax.formats.openvino.constants import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.folding import folded
-from nnef_jax.formats.openvino.layer_graph import LayerGraph, located
+from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import Meaning, meanings
 from nnef_jax.formats.openvino.network_ends import INPUTS, Ends, declared_shape, require_bounds
 from nnef_jax.formats.openvino.pre_process import pre_processed
-from nnef_jax.formats.openvino.site import Tensor
 from nnef_jax.limits import within_memory
 
 _SINKS = ("assign", "memory", "result")

@@ -23,16 +23,16 @@ from nnef_jax.flattening.hostvalues import (
     integers,
     truncated,
 )
-from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
-from nnef_jax.formats.openvino.site import Site
+from nnef_jax.formats.openvino.layer_site import LayerSite
 
 _CONVERSIONS = ("convert", "convertlike")  # of stored numbers they are left to the network
 _FEW = 64  # items of whole numbers that are folded even if they are stored
 Array = NDArray[Any]
 
 
-def folded(site: Site) -> list[Constant] | None:
+def folded(site: LayerSite) -> list[Constant] | None:
     """Return a layer's results on known tensors, None where the network computes it."""
     known = [x for x in site.operands if isinstance(x, Constant)]
     if not known or any(x is not None and not isinstance(x, Constant) for x in site.operands):
@@ -59,7 +59,7 @@ def folded(site: Site) -> list[Constant] | None:
     return [Constant(_stored(x), _type_of(x, type), derived=True) for x in results]
 
 
-def evaluated(site: Site, operands: list[Array]) -> list[Array] | None:
+def evaluated(site: LayerSite, operands: list[Array]) -> list[Array] | None:
     """Return a layer's results on arrays, None if these do not go together or none are needed."""
     fold = _FOLDS.get(site.layer.kind)
     try:
@@ -74,14 +74,14 @@ def _stored(x: Array) -> Array:
     return x if x.dtype != object or any(map(is_symbolic, x.ravel())) else x.astype(np.int64)
 
 
-def _converted(site: Site, known: list[Constant]) -> Constant | None:
+def _converted(site: LayerSite, known: list[Constant]) -> Constant | None:
     type = _wanted(site, known)
     if known[0].array.dtype == object:  # extents that are symbolic
         return Constant(known[0].array, type, derived=True) if type[0] in "iu" else None
     return Constant(known[0].array.astype(_wide(type)), type, derived=True)
 
 
-def _wanted(site: Site, known: list[Constant]) -> str:
+def _wanted(site: LayerSite, known: list[Constant]) -> str:
     like = site.layer.kind == "convertlike"
     return known[1].type if like else element_type(site.text("destination_type"))
 
@@ -119,7 +119,7 @@ def _broadcasting(kind: str) -> Callable[..., Array]:
     return lambda site, *operands: evaluate(kind, _ranked(*operands), {})
 
 
-def _divided(site: Site, x: Array, y: Array) -> Array:
+def _divided(site: LayerSite, x: Array, y: Array) -> Array:
     down = site.flag("m_pythondiv", True)
     return binary(operator.floordiv if down else truncated, np.divide)(*_ranked(x, y))
 
@@ -130,7 +130,7 @@ def _modulo(quotient: Callable[..., int], real: Callable[..., Any]) -> Callable[
 
 
 def _reduced(kind: str) -> Callable[..., Array]:
-    def fold(site: Site, x: Array, axes: Array) -> Array:
+    def fold(site: LayerSite, x: Array, axes: Array) -> Array:
         places = [a % max(x.ndim, 1) for a in integers(axes)]
         found = evaluate(kind, [x], {"axes": places})
         return found if site.flag("keep_dims") else np.squeeze(found, tuple(places))
@@ -138,24 +138,24 @@ def _reduced(kind: str) -> Callable[..., Array]:
     return fold
 
 
-def _gather(site: Site, x: Array, indices: Array, axis: Array) -> Array:
+def _gather(site: LayerSite, x: Array, indices: Array, axis: Array) -> Array:
     if site.int("batch_dims", 0):
         raise NotFolded
     return evaluate("gather", [x, indices], {"axis": integers(axis)[0]})
 
 
-def _reshape(site: Site, x: Array, shape: Array) -> Array:
+def _reshape(site: LayerSite, x: Array, shape: Array) -> Array:
     wanted = integers(shape)
     if site.flag("special_zero"):
         wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
     return x.reshape(wanted)
 
 
-def _squeeze(site: Site, x: Array, axes: Array | None = None) -> Array:
+def _squeeze(site: LayerSite, x: Array, axes: Array | None = None) -> Array:
     return np.squeeze(x) if axes is None else np.squeeze(x, tuple(integers(axes)))
 
 
-def _split(site: Site, x: Array, axis: Array, lengths: Array | None = None) -> list[Array]:
+def _split(site: LayerSite, x: Array, axis: Array, lengths: Array | None = None) -> list[Array]:
     place, count = integers(axis)[0], len(site.layer.outputs)
     if lengths is None:
         if site.int("num_splits") != count:
@@ -168,7 +168,7 @@ def _split(site: Site, x: Array, axis: Array, lengths: Array | None = None) -> l
 
 
 def _slice(
-    site: Site, x: Array, begin: Array, end: Array, step: Array, axes: Array | None = None
+    site: LayerSite, x: Array, begin: Array, end: Array, step: Array, axes: Array | None = None
 ) -> Array:
     index = [slice(None)] * x.ndim
     where = range(begin.size) if axes is None else integers(axes)
@@ -179,7 +179,7 @@ def _slice(
 
 
 def _strided_slice(
-    site: Site, x: Array, begin: Array, end: Array, step: Array | None = None
+    site: LayerSite, x: Array, begin: Array, end: Array, step: Array | None = None
 ) -> Array:
     count = begin.size
     steps = [1] * count if step is None else integers(step)
@@ -203,13 +203,13 @@ def _strided_slice(
     return np.asarray(x[tuple(index)])
 
 
-def _broadcast(site: Site, x: Array, shape: Array, *_: Array) -> Array:
+def _broadcast(site: LayerSite, x: Array, shape: Array, *_: Array) -> Array:
     if site.text("mode", "numpy") not in ("numpy", "bidirectional"):
         raise NotFolded
     return evaluate("broadcast", [x], {"shape": integers(shape)})
 
 
-def _scatter(site: Site, x: Array, indices: Array, updates: Array, axis: Array) -> Array:
+def _scatter(site: LayerSite, x: Array, indices: Array, updates: Array, axis: Array) -> Array:
     if integers(axis)[0] != 0:
         raise NotFolded
     result = x.copy()
@@ -217,7 +217,7 @@ def _scatter(site: Site, x: Array, indices: Array, updates: Array, axis: Array) 
     return result
 
 
-def _round(site: Site, x: Array) -> Array:
+def _round(site: LayerSite, x: Array) -> Array:
     even = site.text("mode", "half_to_even") == "half_to_even"
     return evaluate("round", [x], {"ties": "even" if even else "away"})
 

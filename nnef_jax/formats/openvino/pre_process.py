@@ -10,12 +10,12 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import show, volume
 from lowering.graph import Value
-from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.flattening.emission import located
+from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import End, Net, NetLayer, whole_number
 from nnef_jax.formats.openvino.element_types import element_type, size_of, unpacked
-from nnef_jax.formats.openvino.layer_graph import located
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.site import Tensor
 from nnef_jax.formats.openvino.xml import Element
 
 

@@ -1,4 +1,4 @@
-"""What operators mean: a function of a `Site` returns the tensor of the first output, or a tuple.
+"""What operators mean: functions of a site return the tensor of the first output, or a tuple.
 
 A list is a sequence of tensors. A file holds a family, which registers its operators when it is
 imported. What the standard defines as a function, and no family has, is run by its definition.
@@ -15,14 +15,14 @@ from typing import Any
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import Function, Node, Reader
-from nnef_jax.formats.onnx.element_types import code_of
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.protobuf import Raw
-from nnef_jax.formats.onnx.site import Site
+from nnef_jax.formats.onnx.tensor_types import code_of
 from nnef_jax.limits import Limits, Meter
 
-Meaning = Callable[[Site], Any]
+Meaning = Callable[[NodeSite], Any]
 FAMILIES = (
     "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra",
     "optimizers", "control", "cells", "quantizers", "integer_products", "heads", "generators",
@@ -95,7 +95,7 @@ def specialised(node: Node, version: int, operands: Sequence[Any]) -> Function:
         if not isinstance(x, Value | Constant):
             return TypeProto().SerializeToString()
         is_known = isinstance(x, Constant)
-        dtype, shape = (x.dtype, x.array.shape) if is_known else (x.type.dtype, x.type.shape)
+        dtype, shape = (x.type, x.array.shape) if is_known else (x.type.dtype, x.type.shape)
         extents = [None if n is UNKNOWN or is_symbolic(n) else int(n) for n in shape]
         return helper.make_tensor_type_proto(code_of(dtype), extents).SerializeToString()
 

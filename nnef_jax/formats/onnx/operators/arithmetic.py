@@ -8,9 +8,9 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 _UNARY = {
     "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
@@ -28,7 +28,7 @@ _BINARY = {
 }  # fmt: skip
 
 
-def _unary(kind: str) -> Callable[[Site], Any]:
+def _unary(kind: str) -> Callable[[NodeSite], Any]:
     return lambda site: site.emit(kind, {"x": site.operand(0)})
 
 
@@ -37,13 +37,13 @@ for _name, _kind in _UNARY.items():
 
 
 @operator("Identity")
-def _identity(site: Site) -> Any:
+def _identity(site: NodeSite) -> Any:
     """Return a tensor, a sequence, or an optional value that may be empty."""
     x = site.operands[0]
     return site.emit("copy", {"x": x}) if isinstance(x, Value | Constant) else x
 
 
-def _pair(site: Site) -> list[Any]:
+def _pair(site: NodeSite) -> list[Any]:
     """Return two operands that broadcast as numpy does; before version 7 along an axis."""
     x, y = site.operand(0), site.operand(1)
     if site.version < 7 and site.flag("broadcast") and "axis" in site.node.attributes:
@@ -52,8 +52,8 @@ def _pair(site: Site) -> list[Any]:
     return site.aligned(x, y)
 
 
-def _binary(kind: str) -> Callable[[Site], Any]:
-    def meaning(site: Site) -> Any:
+def _binary(kind: str) -> Callable[[NodeSite], Any]:
+    def meaning(site: NodeSite) -> Any:
         x, y = _pair(site)
         return site.emit(kind, {"x": x, "y": y})
 
@@ -65,7 +65,7 @@ for _name, _kind in _BINARY.items():
 
 
 @operator("Pow")
-def _power(site: Site) -> Any:
+def _power(site: NodeSite) -> Any:
     """Return x to the power y, of another dtype if need be; the result has that of x."""
     dtype, other = site.dtype_of(0), site.dtype_of(1)
     x, y = _pair(site)
@@ -78,7 +78,7 @@ def _power(site: Site) -> Any:
 
 
 @operator("Mod")
-def _mod(site: Site) -> Any:
+def _mod(site: NodeSite) -> Any:
     """Return what is left of a division: of the sign of x with `fmod`, else of that of y."""
     x, y = _pair(site)
     if site.flag("fmod"):
@@ -86,7 +86,7 @@ def _mod(site: Site) -> Any:
     return floored_mod(site, x, y, site.emit)
 
 
-def floored_mod(site: Site, x: Any, y: Any, add: Callable[..., Any]) -> Any:
+def floored_mod(site: NodeSite, x: Any, y: Any, add: Callable[..., Any]) -> Any:
     """Return what is left of a division rounded down."""
     rest = site.insert("rem", {"x": x, "y": y})
     zero = site.zero(rest)
@@ -98,13 +98,13 @@ def floored_mod(site: Site, x: Any, y: Any, add: Callable[..., Any]) -> Any:
 
 
 @operator("BitShift")
-def _bit_shift(site: Site) -> Any:
+def _bit_shift(site: NodeSite) -> Any:
     way = site.choice("direction", "LEFT", "RIGHT").lower()
     x, y = _pair(site)
     return site.emit(f"shift_{way}", {"x": x, "y": y})
 
 
-def _joined(site: Site, kind: str, end: Callable[..., Any]) -> Any:
+def _joined(site: NodeSite, kind: str, end: Callable[..., Any]) -> Any:
     """Join all inputs in order; the last operation is added by `end`."""
     first, *rest = (site.operand(i) for i in range(len(site.operands)))
     for i, other in enumerate(rest):
@@ -113,7 +113,7 @@ def _joined(site: Site, kind: str, end: Callable[..., Any]) -> Any:
     return first if rest else end("copy", {"x": first})
 
 
-def _all(kind: str) -> Callable[[Site], Any]:
+def _all(kind: str) -> Callable[[NodeSite], Any]:
     return lambda site: _joined(site, kind, site.emit)
 
 
@@ -122,13 +122,13 @@ for _name, _kind in {"Max": "max", "Min": "min", "Sum": "add"}.items():
 
 
 @operator("Mean")
-def _mean(site: Site) -> Any:
+def _mean(site: NodeSite) -> Any:
     total = _joined(site, "add", site.insert)
     return site.emit("div", {"x": total, "y": site.item(len(site.operands), total)})
 
 
 @operator("Clip")
-def _clip(site: Site) -> Any:
+def _clip(site: NodeSite) -> Any:
     """Return items between bounds, which are inputs since version 11; the upper one wins."""
     x = site.operand(0)
     bounds: list[Any] = [site.operand(i) if site.has(i) else None for i in (1, 2)]
@@ -144,18 +144,18 @@ def _clip(site: Site) -> Any:
 
 
 @operator("IsInf")
-def _is_inf(site: Site) -> Any:
+def _is_inf(site: NodeSite) -> Any:
     ways = {name: site.flag(f"detect_{name}", True) for name in ("positive", "negative")}
     return site.emit("is_inf", {"x": site.operand(0)}, **ways)
 
 
 @operator("Round")
-def _round(site: Site) -> Any:
+def _round(site: NodeSite) -> Any:
     return site.emit("round", {"x": site.operand(0)}, ties="even")
 
 
 @operator("Where")
-def _where(site: Site) -> Any:
+def _where(site: NodeSite) -> Any:
     condition, x, y = site.aligned(*(site.operand(i) for i in range(3)))
     return site.emit("select", {"condition": condition, "true_value": x, "false_value": y})
 
@@ -164,24 +164,24 @@ def _where(site: Site) -> Any:
 
 
 @operator("Elu")
-def _elu(site: Site) -> Any:
+def _elu(site: NodeSite) -> Any:
     return site.emit("elu", {"x": site.operand(0)}, alpha=site.number("alpha", 1.0))
 
 
 @operator("LeakyRelu")
-def _leaky_relu(site: Site) -> Any:
+def _leaky_relu(site: NodeSite) -> Any:
     return site.emit("leaky_relu", {"x": site.operand(0)}, alpha=site.number("alpha", 0.01))
 
 
 @operator("Selu")
-def _selu(site: Site) -> Any:
+def _selu(site: NodeSite) -> Any:
     defaults = (1.6732, 1.0507) if site.version < 6 else (1.6732632423543772, 1.0507009873554805)
     alpha, scale = site.number("alpha", defaults[0]), site.number("gamma", defaults[1])
     return site.emit("selu", {"x": site.operand(0)}, **{"alpha": alpha, "lambda": scale})
 
 
 @operator("Celu")
-def _celu(site: Site) -> Any:
+def _celu(site: NodeSite) -> Any:
     x, alpha = site.operand(0), site.number("alpha", 1.0)
     factor = site.item(alpha, x)
     inner = site.insert("div", {"x": x, "y": factor})
@@ -189,7 +189,7 @@ def _celu(site: Site) -> Any:
 
 
 @operator("HardSigmoid")
-def _hard_sigmoid(site: Site) -> Any:
+def _hard_sigmoid(site: NodeSite) -> Any:
     x = site.operand(0)
     factor, more, low, high = (
         site.item(n, x) for n in (site.number("alpha", 0.2), site.number("beta", 0.5), 0, 1)
@@ -199,7 +199,7 @@ def _hard_sigmoid(site: Site) -> Any:
 
 
 @operator("PRelu")
-def _prelu(site: Site) -> Any:
+def _prelu(site: NodeSite) -> Any:
     """Return items times a slope where they are negative; before version 7 slopes of channels."""
     x, slope = site.operand(0), site.operand(1)
     if site.version < 7 and site.rank(1) == 1:
@@ -213,7 +213,7 @@ def _prelu(site: Site) -> Any:
 
 
 @operator("Gelu")
-def _gelu(site: Site) -> Any:
+def _gelu(site: NodeSite) -> Any:
     x = site.operand(0)
     if site.choice("approximate", "none", "tanh", default="none") == "tanh":
         return site.emit("gelu", {"x": x}, approximation="tanh")
@@ -224,7 +224,7 @@ def _gelu(site: Site) -> Any:
 
 
 @operator("Swish")
-def _swish(site: Site) -> Any:
+def _swish(site: NodeSite) -> Any:
     x, alpha = site.operand(0), site.number("alpha", 1.0)
     if alpha == 1:
         return site.emit("silu", {"x": x})
@@ -235,7 +235,7 @@ def _swish(site: Site) -> Any:
 # What is random
 
 
-def _refused(site: Site) -> Any:
+def _refused(site: NodeSite) -> Any:
     raise InvalidOperation(
         "its results are random: no two runtimes have the same, and it is given no key",
         "cut the network behind it, and give it the numbers",
@@ -250,7 +250,7 @@ for _name in (
 
 
 @operator("Dropout")
-def _dropout(site: Site) -> Any:
+def _dropout(site: NodeSite) -> Any:
     """Return the input, and that all of it is kept: inference alone is exact."""
     if site.version < 7:
         trains = not site.flag("is_test") and site.number("ratio", 0.5) != 0

@@ -12,10 +12,10 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from lowering.graph import Value
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.repetition import Body
-from nnef_jax.formats.onnx.site import Site
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -26,7 +26,7 @@ PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "thresholdedrelu": (1.0, None), "scaledtanh": (math.nan, math.nan), "hardsigmoid": (0.2, 0.5),
     "elu": (1.0, None),
 }  # fmt: skip
-Activation = Callable[[Site, Any], Any]
+Activation = Callable[[NodeSite, Any], Any]
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Cell:
     couples: bool  # input and forget gates
 
 
-def _activations(site: Site, kind: str, ways: int) -> list[Activation]:
+def _activations(site: NodeSite, kind: str, ways: int) -> list[Activation]:
     """Return the activations of all directions; alphas and betas go to those that have them."""
     names = site.attribute("activations", tuple, _DEFAULTS[kind] * ways)
     if len(names) != ways * len(_DEFAULTS[kind]):
@@ -65,7 +65,7 @@ def activation(name: str, a: float, b: float) -> Activation:
     if math.isnan(a) or math.isnan(b):
         raise InvalidOperation(f"the activation '{name}' needs an alpha and a beta")
 
-    def apply(at: Site, x: Any) -> Any:
+    def apply(at: NodeSite, x: Any) -> Any:
         match name:
             case "affine":
                 return at.term("add", at.term("mul", x, a), b)
@@ -88,15 +88,15 @@ def activation(name: str, a: float, b: float) -> Activation:
     return apply
 
 
-def _clipped(at: Site, cell: Cell, x: Any) -> Any:
+def _clipped(at: NodeSite, cell: Cell, x: Any) -> Any:
     return at.term("min", at.term("max", x, -cell.clip), cell.clip) if cell.clip else x
 
 
-def _gates(at: Site, x: Any, count: int) -> list[Any]:
+def _gates(at: NodeSite, x: Any, count: int) -> list[Any]:
     return list(at.insert("split", {"value": x}, axis=1, ratios=(1,) * count))
 
 
-def _product(at: Site, x: Any, filter: Any, bias: Any = None) -> Any:
+def _product(at: NodeSite, x: Any, filter: Any, bias: Any = None) -> Any:
     result = at.insert(
         "matmul", {"A": x, "B": at.tensor(filter)}, transposeA=False, transposeB=True
     )
@@ -104,7 +104,7 @@ def _product(at: Site, x: Any, filter: Any, bias: Any = None) -> Any:
 
 
 def _next(
-    at: Site, cell: Cell, x: Any, states: Sequence[Any], r: Any, bias: Any, peepholes: Any
+    at: NodeSite, cell: Cell, x: Any, states: Sequence[Any], r: Any, bias: Any, peepholes: Any
 ) -> list[Any]:
     """Return the next states, given the input's product [batch,gates], biases of these added.
 
@@ -137,7 +137,7 @@ def _next(
 
 
 def _gru(
-    at: Site, cell: Cell, activated: Callable[[int, Any], Any], x: Any, state: Any, r: Any,
+    at: NodeSite, cell: Cell, activated: Callable[[int, Any], Any], x: Any, state: Any, r: Any,
     bias: Any,
 ) -> Any:  # fmt: skip
     hidden = cell.hidden
@@ -153,8 +153,8 @@ def _gru(
     return at.term("add", new, at.term("mul", update, at.term("sub", state, new)))
 
 
-def _layer(kind: str) -> Callable[[Site], tuple[Any, ...]]:
-    def meaning(site: Site) -> tuple[Any, ...]:
+def _layer(kind: str) -> Callable[[NodeSite], tuple[Any, ...]]:
+    def meaning(site: NodeSite) -> tuple[Any, ...]:
         """Run forward, backward or both; return all outputs, and the last states."""
         directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
         ways = directions[site.choice("direction", *directions, default="forward")]
@@ -194,7 +194,7 @@ for _kind in _GATES:
     operator(_kind)(_layer(_kind))
 
 
-def _start(site: Site, x: Value, cell: Cell, i: int, way: int, batch_first: bool) -> Any:
+def _start(site: NodeSite, x: Value, cell: Cell, i: int, way: int, batch_first: bool) -> Any:
     """Return a state [batch,hidden] before the first step, zeros by default."""
     if not site.has(i):
         batch = site.extent(x, 1)
@@ -204,14 +204,14 @@ def _start(site: Site, x: Value, cell: Cell, i: int, way: int, batch_first: bool
     return _of(site, i, way, 1 if batch_first else 0)
 
 
-def _of(site: Site, i: int, way: int, axis: int = 0) -> Any:
+def _of(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
     """Return what an input has for a direction."""
     part = site.part(site.tensor(i), axis, way, way + 1)
     return site.insert("squeeze", {"input": part}, axes=(axis,))
 
 
 def _run(
-    site: Site, cell: Cell, x: Value, states: Sequence[Any], way: int, *, reverse: bool
+    site: NodeSite, cell: Cell, x: Value, states: Sequence[Any], way: int, *, reverse: bool
 ) -> list[Any]:
     """Run a cell over [time,batch,items]; return outputs [time,batch,hidden] and last states.
 
@@ -254,7 +254,7 @@ def _run(
     return [y, *last]
 
 
-def _mask(site: Site, x: Value) -> Any:
+def _mask(site: NodeSite, x: Value) -> Any:
     """Return which steps [time,batch,1] count, None where all do."""
     time = site.extent(x, 0)
     lengths = site.operand(4) if site.has(4) else None

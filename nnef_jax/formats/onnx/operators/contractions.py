@@ -7,17 +7,17 @@ from collections import Counter
 from typing import Any
 
 from lowering.graph import is_float
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 
 @operator("MatMul")
-def _matmul(site: Site) -> Any:
+def _matmul(site: NodeSite) -> Any:
     """Multiply matrices in the last two axes; a vector is a row on the left, a column behind."""
     return product(site, site.operand(0), site.operand(1))
 
 
-def product(site: Site, x: Any, y: Any) -> Any:
+def product(site: NodeSite, x: Any, y: Any) -> Any:
     """Add what MatMul means of two tensors as the operation that the node is."""
     gone = [axis for axis, v in ((-2, x), (-1, y)) if site.rank(v) == 1]
     x = site.unsqueezed(x, (0,)) if site.rank(x) == 1 else x
@@ -31,7 +31,7 @@ def product(site: Site, x: Any, y: Any) -> Any:
 
 
 @operator("Gemm")
-def _gemm(site: Site) -> Any:
+def _gemm(site: NodeSite) -> Any:
     """Return alpha * A * B + beta * C, each matrix transposed if so asked."""
     a, b = site.operand(0), site.operand(1)
     alpha, beta = site.number("alpha", 1.0), site.number("beta", 1.0)
@@ -55,7 +55,7 @@ def _gemm(site: Site) -> Any:
 
 
 @operator("Einsum")
-def _einsum(site: Site) -> Any:
+def _einsum(site: NodeSite) -> Any:
     """Sum products; a result that is not given has the letters that are there once, in order."""
     expr = site.text("equation").replace(" ", "")
     if "->" not in expr:
@@ -69,5 +69,5 @@ def _einsum(site: Site) -> Any:
 
 
 @operator("Det")
-def _determinant(site: Site) -> Any:
+def _determinant(site: NodeSite) -> Any:
     return site.emit("determinant", {"input": site.operand(0)})

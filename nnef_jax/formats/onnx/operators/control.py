@@ -13,25 +13,26 @@ from lowering.errors import InvalidOperation
 from lowering.extents import shapes_differ
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, ShapeError
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import Graph
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.repetition import Body, graph_of
-from nnef_jax.formats.onnx.site import Site, Tensor
 
 _MOST_UNROLLED = 1024  # iterations
 _MOST_RETRIED = 64  # whose body has an error where it is one for all
 
 
 @operator("If")
-def _if(site: Site) -> tuple[Any, ...]:
+def _if(site: NodeSite) -> tuple[Any, ...]:
     """Choose one of two graphs; only the chosen one is computed."""
     condition = site.operand(0)
     branches = [site.subgraph(f"{name}_branch") for name in ("then", "else")]
     if isinstance(condition, Constant):
         branch = branches[0 if condition.array.any() else 1]
         return tuple(site.within(branch, site.graph, {}))
-    inner = [site.graph.inner() for _ in branches]
+    inner = [site.graph.body() for _ in branches]
     found = [site.within(b, graph, {}) for b, graph in zip(branches, inner, strict=True)]
     sizes = [[len(x) if isinstance(x, list) else None for x in results] for results in found]
     if sizes[0] != sizes[1]:
@@ -56,7 +57,7 @@ def _flat(results: Sequence[Any]) -> list[Any]:
     return [y for x in results for y in (x if isinstance(x, list) else [x])]
 
 
-def _result(at: Site, x: Tensor) -> Value:
+def _result(at: NodeSite, x: Tensor) -> Value:
     """Return what a graph of a node has for an output as a tensor of it."""
     value = at.tensor(x)
     if value in at.graph.counts:
@@ -68,7 +69,7 @@ def _result(at: Site, x: Tensor) -> Value:
 
 
 @operator("Loop")
-def _loop(site: Site) -> tuple[Any, ...]:
+def _loop(site: NodeSite) -> tuple[Any, ...]:
     """Repeat as often as input 0 says at most, and as long as the condition is true."""
     body = site.subgraph("body")
     count, begins = (site.operand(i) if site.has(i) else None for i in (0, 1))
@@ -109,13 +110,13 @@ def _loop(site: Site) -> tuple[Any, ...]:
     return tuple(repetition.loop(at.cast(going, "bool"), after, [], (), operands, bound))
 
 
-def _given(site: Site, body: Graph, turn: Any, states: Sequence[Any]) -> dict[str, Any]:
+def _given(site: NodeSite, body: Graph, turn: Any, states: Sequence[Any]) -> dict[str, Any]:
     """Return what a body reads in an iteration: it runs where the condition is true."""
     names = [port.name for port in body.inputs]
     return dict(zip(names, [turn, site.constant(True, "bool"), *states], strict=True))
 
 
-def _goes_on(site: Site, body: Graph, states: Sequence[Any]) -> bool | None:
+def _goes_on(site: NodeSite, body: Graph, states: Sequence[Any]) -> bool | None:
     """Return whether it goes on after any iteration, None where that is computed."""
     trial = Body(site)
     inside = [trial.seen(x) if isinstance(x, Value) else _opened(trial, x) for x in states]
@@ -129,7 +130,7 @@ def _opened(trial: Body, x: Any) -> Any:
     return [_opened(trial, y) for y in x] if isinstance(x, list) else trial.state(x)
 
 
-def _counted(site: Site, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...]:
+def _counted(site: NodeSite, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...]:
     """Add a scan of as many iterations, or the body as often where these are not alike.
 
     States may be sequences or change their shapes, the number of the iteration may decide shapes.
@@ -143,7 +144,9 @@ def _counted(site: Site, body: Graph, states: Sequence[Any], count: int) -> tupl
     return _unrolled(site, body, states, count)
 
 
-def _alike(site: Site, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...] | None:
+def _alike(
+    site: NodeSite, body: Graph, states: Sequence[Any], count: int
+) -> tuple[Any, ...] | None:
     """Add a scan, unless results of the body are sequences or states of other shapes."""
     repetition = Body(site)
     given = _given(site, body, repetition.turn(count), [repetition.state(x) for x in states])
@@ -159,7 +162,7 @@ def _alike(site: Site, body: Graph, states: Sequence[Any], count: int) -> tuple[
     return tuple(repetition.scan(after, stacked, [("full", 0, 1)] * len(stacked)))
 
 
-def _unrolled(site: Site, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...]:
+def _unrolled(site: NodeSite, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...]:
     if count > _MOST_UNROLLED:
         raise InvalidOperation(
             f"a state changes its shape, or is a sequence, in each of {count} iterations",
@@ -178,7 +181,7 @@ def _unrolled(site: Site, body: Graph, states: Sequence[Any], count: int) -> tup
 
 
 @operator("Scan", since=9)
-def _scan(site: Site) -> tuple[Any, ...]:
+def _scan(site: NodeSite) -> tuple[Any, ...]:
     count = site.int("num_scan_inputs")
     first = len(site.operands) - count
     results = len(site.subgraph("body").outputs) - first
@@ -194,7 +197,7 @@ def _scan(site: Site) -> tuple[Any, ...]:
 
 
 def _scanned(
-    site: Site,
+    site: NodeSite,
     states: Sequence[Tensor],
     scanned: Sequence[Tensor],
     axes: Sequence[int],
@@ -222,7 +225,7 @@ def _scanned(
 
 
 @operator("Scan")
-def _scan_8(site: Site) -> tuple[Any, ...]:
+def _scan_8(site: NodeSite) -> tuple[Any, ...]:
     """Scan each sequence of a batch: its axis comes first, that of time second."""
     count = site.int("num_scan_inputs")
     first = len(site.operands) - count

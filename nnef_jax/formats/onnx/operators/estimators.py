@@ -9,20 +9,20 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 DOMAIN = "ai.onnx.ml"
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
-def parameter(site: Site, name: str, items: Any, dtype: str = "float32") -> Constant:
+def parameter(site: NodeSite, name: str, items: Any, dtype: str = "float32") -> Constant:
     """Return numbers that a node has as a tensor with a label."""
     return Constant(np.asarray(items, dtype), dtype, f"{site.name}.{name}")
 
 
-def rows(site: Site) -> Any:
+def rows(site: NodeSite) -> Any:
     """Return the input as real numbers, a row for each thing to judge."""
     x = site.cast(site.operand(0), site.computed("float32"))
     if site.rank() not in (1, 2):
@@ -30,7 +30,7 @@ def rows(site: Site) -> Any:
     return site.unsqueezed(x, (0,)) if site.rank() == 1 else x
 
 
-def transformed(site: Site, scores: Any, transform: str) -> Any:
+def transformed(site: NodeSite, scores: Any, transform: str) -> Any:
     """Return scores as probabilities."""
     last = (1,)
     match transform:
@@ -53,7 +53,7 @@ def transformed(site: Site, scores: Any, transform: str) -> Any:
             return _probit(site, scores)
 
 
-def _probit(site: Site, x: Any) -> Any:
+def _probit(site: NodeSite, x: Any) -> Any:
     """Return the quantiles of probabilities by Winitzki's formula, as runtimes compute them."""
     x = site.term("sub", site.term("mul", x, 2.0), 1.0)
     log = site.term("log", site.term("sub", 1.0, site.term("sqr", x)))
@@ -63,14 +63,14 @@ def _probit(site: Site, x: Any) -> Any:
     return site.term("mul", site.term("mul", site.term("sign", x), root), 1.41421356)
 
 
-def classes(site: Site, name: str) -> NDArray[np.int64]:
+def classes(site: NodeSite, name: str) -> NDArray[np.int64]:
     """Return the labels of classes, which must be numbers."""
     if site.node.attributes.get("classlabels_strings"):
         raise InvalidOperation("its labels are strings, of which there are no arrays in JAX")
     return np.array(site.ints(name, ()), np.int64)
 
 
-def labelled(site: Site, labels: NDArray[np.int64], index: Any) -> Any:
+def labelled(site: NodeSite, labels: NDArray[np.int64], index: Any) -> Any:
     """Return labels of classes at indices, the indices themselves without labels."""
     dtype = site.computed("int64")
     if not len(labels):
@@ -78,19 +78,19 @@ def labelled(site: Site, labels: NDArray[np.int64], index: Any) -> Any:
     return site.emit("gather", {"input": site.constant(labels, "int64"), "indices": index}, axis=0)
 
 
-def best(site: Site, scores: Any) -> Any:
+def best(site: NodeSite, scores: Any) -> Any:
     """Return the index of the highest score of each row."""
     found = site.insert("argmax_reduce", {"input": scores}, axes=(1,))
     return site.insert("squeeze", {"input": found}, axes=(1,))
 
 
-def is_above(site: Site, scores: Any, threshold: float) -> Any:
+def is_above(site: NodeSite, scores: Any, threshold: float) -> Any:
     """Return 1 for rows whose one score is above a threshold, 0 for others."""
     found = site.cast(site.term("gt", scores, threshold), site.graph.builder.integer)
     return site.insert("squeeze", {"input": found}, axes=(1,))
 
 
-def beside(site: Site, first: Any, second: Any) -> Any:
+def beside(site: NodeSite, first: Any, second: Any) -> Any:
     """Return columns of two classes as one tensor."""
     return site.insert("concat", {"values": [first, second]}, axis=1)
 
@@ -99,7 +99,7 @@ def beside(site: Site, first: Any, second: Any) -> Any:
 
 
 @operator("Scaler", domain=DOMAIN)
-def _scaler(site: Site) -> Any:
+def _scaler(site: NodeSite) -> Any:
     x = site.cast(site.operand(0), site.computed("float32"))
     offset, scale = site.numbers("offset", (0.0,)), site.numbers("scale", (1.0,))
     x = site.term("sub", x, parameter(site, "offset", offset))
@@ -107,12 +107,12 @@ def _scaler(site: Site) -> Any:
 
 
 @operator("Binarizer", domain=DOMAIN)
-def _binarizer(site: Site) -> Any:
+def _binarizer(site: NodeSite) -> Any:
     return site.cast(site.term("gt", site.operand(0), site.number("threshold", 0)), site.dtype_of())
 
 
 @operator("Normalizer", domain=DOMAIN)
-def _normalizer(site: Site) -> Any:
+def _normalizer(site: NodeSite) -> Any:
     """Divide rows by their largest item, or by a norm; rows of 0 stay."""
     norm, axes = site.choice("norm", "MAX", "L1", "L2", default="MAX"), (site.rank() - 1,)
     x = site.cast(site.operand(0), site.computed("float32"))
@@ -124,7 +124,7 @@ def _normalizer(site: Site) -> Any:
 
 
 @operator("Imputer", domain=DOMAIN)
-def _imputer(site: Site) -> Any:
+def _imputer(site: NodeSite) -> Any:
     """Replace items of one value, which may be NaN, by that of their column."""
     kind = ("float", "floats") if site.is_real() else ("int64", "int64s")
     values = np.array(site.attribute(f"imputed_value_{kind[1]}", tuple, ()))
@@ -138,7 +138,7 @@ def _imputer(site: Site) -> Any:
 
 
 @operator("ArrayFeatureExtractor", domain=DOMAIN)
-def _array_feature_extractor(site: Site) -> Any:
+def _array_feature_extractor(site: NodeSite) -> Any:
     x, rank = site.operand(0), site.rank()
     x, rank = (site.unsqueezed(x, (0,)), 2) if rank == 1 else (x, rank)
     places = site.reshaped(site.operand(1), (site.volume(site.known_shape(1)),))
@@ -146,7 +146,7 @@ def _array_feature_extractor(site: Site) -> Any:
 
 
 @operator("FeatureVectorizer", domain=DOMAIN)
-def _feature_vectorizer(site: Site) -> Any:
+def _feature_vectorizer(site: NodeSite) -> Any:
     dtype = site.computed("float32")
     parts = [site.cast(site.tensor(i), dtype) for i in range(len(site.operands))]
     parts = [site.unsqueezed(x, (0,)) if site.rank(x) == 1 else x for x in parts]
@@ -157,7 +157,7 @@ def _feature_vectorizer(site: Site) -> Any:
 
 
 @operator("OneHotEncoder", domain=DOMAIN)
-def _one_hot_encoder(site: Site) -> Any:
+def _one_hot_encoder(site: NodeSite) -> Any:
     if "cats_strings" in site.node.attributes:
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
     if not site.flag("zeros", True):
@@ -169,13 +169,13 @@ def _one_hot_encoder(site: Site) -> Any:
 
 
 @operator("LabelEncoder", domain=DOMAIN, since=2)
-def _label_encoder(site: Site) -> Any:
+def _label_encoder(site: NodeSite) -> Any:
     """Map numbers to others; of equal keys the last counts, and NaN is a key."""
 
     def items(name: str) -> tuple[NDArray[Any], str]:
         given = site.node.attributes
         if f"{name}_tensor" in given:
-            return given[f"{name}_tensor"].array.reshape(-1), given[f"{name}_tensor"].dtype
+            return given[f"{name}_tensor"].array.reshape(-1), given[f"{name}_tensor"].type
         for kind, dtype in (("int64s", "int64"), ("floats", "float32")):
             if f"{name}_{kind}" in given:
                 return np.array(given[f"{name}_{kind}"], dtype), dtype
@@ -207,7 +207,7 @@ def _label_encoder(site: Site) -> Any:
 
 
 @operator("ZipMap", domain=DOMAIN)
-def _zip_map(site: Site) -> Any:
+def _zip_map(site: NodeSite) -> Any:
     raise InvalidOperation(
         "it makes maps from labels to scores, of which there are no arrays in JAX: convert with "
         "skl2onnx's options={'zipmap': False}, which gives the scores"
@@ -217,7 +217,7 @@ def _zip_map(site: Site) -> Any:
 # Linear models
 
 
-def _linear(site: Site, count: int | None, biases: str) -> Any:
+def _linear(site: NodeSite, count: int | None, biases: str) -> Any:
     """Return products of rows with coefficients, those of a score side by side, plus biases."""
     x, coefficients = rows(site), np.array(site.numbers("coefficients"), np.float32)
     features = site.known_shape(x)[1]
@@ -233,13 +233,13 @@ def _linear(site: Site, count: int | None, biases: str) -> Any:
 
 
 @operator("LinearRegressor", domain=DOMAIN)
-def _linear_regressor(site: Site) -> Any:
+def _linear_regressor(site: NodeSite) -> Any:
     scores = _linear(site, site.int("targets", 1), "intercepts")
     return transformed(site, scores, site.choice("post_transform", *TRANSFORMS, default="NONE"))
 
 
 @operator("LinearClassifier", domain=DOMAIN)
-def _linear_classifier(site: Site) -> Any:
+def _linear_classifier(site: NodeSite) -> Any:
     """Return the label with the highest score, and scores; one score is that of the second."""
     labels, scores = classes(site, "classlabels_ints"), _linear(site, None, "intercepts")
     transform = site.choice("post_transform", *TRANSFORMS, default="NONE")

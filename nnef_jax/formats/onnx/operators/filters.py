@@ -8,11 +8,11 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 
-def spatial(site: Site, name: str, rank: int, default: int = 1) -> tuple[int, ...]:
+def spatial(site: NodeSite, name: str, rank: int, default: int = 1) -> tuple[int, ...]:
     """Return an attribute with an item for each spatial axis."""
     found = site.ints(name, (default,) * rank)
     if len(found) != rank:
@@ -20,7 +20,7 @@ def spatial(site: Site, name: str, rank: int, default: int = 1) -> tuple[int, ..
     return found
 
 
-def auto_pad(site: Site) -> str:
+def auto_pad(site: NodeSite) -> str:
     """Return how padding is decided."""
     modes = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
     return site.choice("auto_pad", *modes, default="NOTSET")
@@ -33,7 +33,7 @@ def halves(total: int, mode: str) -> tuple[int, int]:
 
 
 def padding_of(
-    site: Site, shape: Sequence[int], spans: Sequence[int], strides: Sequence[int]
+    site: NodeSite, shape: Sequence[int], spans: Sequence[int], strides: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Return what is put before and behind each spatial axis; a window spans its gaps too."""
     rank, mode = len(spans), auto_pad(site)
@@ -58,7 +58,7 @@ def spans_of(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
     return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
 
 
-def kernel_of(site: Site, i: int = 1) -> tuple[int, ...]:
+def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
     """Return the spatial extents of the filter, which an attribute repeats."""
     found, rank = site.shape(i)[2:], site.rank()
     if rank < 3 or len(found) != rank - 2:
@@ -72,7 +72,7 @@ def kernel_of(site: Site, i: int = 1) -> tuple[int, ...]:
     return found
 
 
-def windows_of(site: Site, kernel: Sequence[int]) -> dict[str, Any]:
+def windows_of(site: NodeSite, kernel: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of windows of so many spatial items."""
     rank = len(kernel)
     strides, dilations = spatial(site, "strides", rank), spatial(site, "dilations", rank)
@@ -80,19 +80,19 @@ def windows_of(site: Site, kernel: Sequence[int]) -> dict[str, Any]:
     return {"stride": strides, "dilation": dilations, "padding": padding}
 
 
-def _bias(site: Site, i: int) -> Any:
+def _bias(site: NodeSite, i: int) -> Any:
     return site.unsqueezed(site.operand(i), (0,)) if site.has(i) else site.zero(site.operand(0))
 
 
 @operator("Conv")
-def _conv(site: Site) -> Any:
+def _conv(site: NodeSite) -> Any:
     operands = {"input": site.operand(0), "filter": site.operand(1), "bias": _bias(site, 2)}
     window = windows_of(site, kernel_of(site))
     return site.emit("conv", operands, groups=site.int("group", 1), border="constant", **window)
 
 
 @operator("ConvTranspose")
-def _conv_transpose(site: Site) -> Any:
+def _conv_transpose(site: NodeSite) -> Any:
     """Reverse a convolution: what is beyond the reach of windows is the bias."""
     kernel = kernel_of(site)
     rank, mode = len(kernel), auto_pad(site)
@@ -130,7 +130,7 @@ def _conv_transpose(site: Site) -> Any:
 
 
 @operator("DeformConv")
-def _deform_conv(site: Site) -> Any:
+def _deform_conv(site: NodeSite) -> Any:
     names = ("input", "filter", "offsets", "", "mask")
     operands = {name: site.operand(i) for i, name in enumerate(names) if name and site.has(i)}
     window = windows_of(site, kernel_of(site))
@@ -143,7 +143,7 @@ def _deform_conv(site: Site) -> Any:
 
 
 @operator("Col2Im")
-def _col_to_im(site: Site) -> Any:
+def _col_to_im(site: NodeSite) -> Any:
     """Add patches up, [batch,channels*cells,patches], where they lie in the image."""
     size, kernel = site.integers(1), site.integers(2)
     strides = spatial(site, "strides", len(size))

@@ -8,8 +8,8 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.formats.onnx.constants import Constant
-from nnef_jax.formats.onnx.element_types import unpacked
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import meaning_of, operator
 from nnef_jax.formats.onnx.operators.cells import PARAMETERS, activation
 from nnef_jax.formats.onnx.operators.integer_products import product
@@ -21,7 +21,7 @@ from nnef_jax.formats.onnx.operators.quantizers import (
     spread,
 )
 from nnef_jax.formats.onnx.operators.transformers import only
-from nnef_jax.formats.onnx.site import Site
+from nnef_jax.formats.onnx.tensor_types import unpacked
 
 _VERSION = 21  # of the standard's operators that these are made of
 _QUANTIZED = {
@@ -34,7 +34,7 @@ _QUANTIZED = {
 }  # fmt: skip
 
 
-def applied(site: Site, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
+def applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
     """Return what an operator of the standard makes of operands; attributes are those given."""
     prefix = f"{site.prefix}{site.name}.{name}."
     node = replace(site.node, operator=name, domain="", attributes=attributes)
@@ -44,7 +44,7 @@ def applied(site: Site, name: str, operands: Sequence[Any], **attributes: Any) -
     return found[0] if isinstance(found, tuple) else found
 
 
-def _quantized(site: Site) -> Any:
+def _quantized(site: NodeSite) -> Any:
     """Compute what the standard's operator of the name does, on real numbers."""
     name, count, triples, end = _QUANTIZED[site.node.operator]
     attributes = dict(site.node.attributes)
@@ -68,14 +68,14 @@ for _name in _QUANTIZED:
     operator(_name, domain=MICROSOFT)(_quantized)
 
 
-def _as_quantized(site: Site, x: Any, i: int, dtype: str) -> Any:
+def _as_quantized(site: NodeSite, x: Any, i: int, dtype: str) -> Any:
     """Return real numbers by the scale and zero point that inputs are."""
     zero_point = site.optional(i + 1)
     return quantized(site, x, site.reshaped(site.operand(i), ()), zero_point, dtype)
 
 
 @operator("QLinearConcat", domain=MICROSOFT)
-def _qlinear_concat(site: Site) -> Any:
+def _qlinear_concat(site: NodeSite) -> Any:
     parts = [
         dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
         for i in range(2, len(site.operands), 3)
@@ -87,7 +87,7 @@ def _qlinear_concat(site: Site) -> Any:
 
 
 @operator("QGemm", domain=MICROSOFT)
-def _qgemm(site: Site) -> Any:
+def _qgemm(site: NodeSite) -> Any:
     flags = site.flag("transA"), site.flag("transB")
     zero_points = site.optional(2), site.optional(5)
     total = product(site, site.operand(0), site.operand(3), zero_points, flags=flags)
@@ -100,7 +100,7 @@ def _qgemm(site: Site) -> Any:
 
 
 def _real_product(
-    site: Site, a: Any, b: Any, zeros: tuple[Any, Any], scales: tuple[Any, Any], bias: int
+    site: NodeSite, a: Any, b: Any, zeros: tuple[Any, Any], scales: tuple[Any, Any], bias: int
 ) -> Any:
     if site.shape(scales[0]) not in ((), (1,)):
         raise InvalidShape(
@@ -113,21 +113,21 @@ def _real_product(
 
 
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
-def _matmul_integer_to_float(site: Site) -> Any:
+def _matmul_integer_to_float(site: NodeSite) -> Any:
     zeros = site.optional(4), site.optional(5)
     scales = site.operand(2), site.operand(3)
     return _real_product(site, site.operand(0), site.operand(1), zeros, scales, 6)
 
 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
-def _dynamic_quantize_matmul(site: Site) -> Any:
+def _dynamic_quantize_matmul(site: NodeSite) -> Any:
     a, scale, zero = dynamically(site, site.tensor(0))
     zeros, scales = (zero, site.optional(3)), (scale, site.operand(2))
     return _real_product(site, a, site.operand(1), zeros, scales, 4)
 
 
 @operator("MatMulNBits", domain=MICROSOFT)
-def _matmul_n_bits(site: Site) -> Any:
+def _matmul_n_bits(site: NodeSite) -> Any:
     """Multiply by weights [outputs,inputs] of a few bits, with a scale for each block of inputs."""
     if site.has(4):
         raise InvalidOperation("'g_idx' is not supported")
@@ -165,7 +165,7 @@ def _matmul_n_bits(site: Site) -> Any:
     return site.emit("linear", {"input": site.operand(0), "filter": filter, "bias": bias})
 
 
-def _levels(site: Site, i: int, bits: int, shape: tuple[int, int]) -> Constant:
+def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Constant:
     """Return numbers of a few bits, of which an initialiser has several in a byte."""
     array = site.known(i)
     data, dtype = memoryview(array.tobytes()), f"uint{bits}"
@@ -173,7 +173,7 @@ def _levels(site: Site, i: int, bits: int, shape: tuple[int, int]) -> Constant:
 
 
 @operator("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
-def _fused_matmul(site: Site) -> Any:
+def _fused_matmul(site: NodeSite) -> Any:
     """Multiply matrices; where `transBatch` is set that axis comes before those of the batch."""
     operands: list[Any] = []
     for i, name in enumerate("AB"):
@@ -189,7 +189,7 @@ def _fused_matmul(site: Site) -> Any:
     return found if alpha == 1 else site.term("mul", found, alpha)
 
 
-def _activated(site: Site, x: Any, given: Sequence[float]) -> Any:
+def _activated(site: NodeSite, x: Any, given: Sequence[float]) -> Any:
     """Return what an activation, with parameters if it has any, makes of a tensor."""
     name = site.text("activation", "").lower()
     if name in ("", "none"):
@@ -205,7 +205,7 @@ def _activated(site: Site, x: Any, given: Sequence[float]) -> Any:
 
 
 @operator("FusedConv", domain=MICROSOFT)
-def _fused_conv(site: Site) -> Any:
+def _fused_conv(site: NodeSite) -> Any:
     attributes = dict(site.node.attributes)
     for name in ("activation", "activation_params"):
         attributes.pop(name, None)
@@ -216,7 +216,7 @@ def _fused_conv(site: Site) -> Any:
 
 
 @operator("FusedGemm", domain=MICROSOFT)
-def _fused_gemm(site: Site) -> Any:
+def _fused_gemm(site: NodeSite) -> Any:
     attributes = {k: x for k, x in site.node.attributes.items() if not k.startswith("activation")}
     found = applied(site, "Gemm", [site.optional(i) for i in range(3)], **attributes)
     names = [f"activation_{x}" for x in ("alpha", "beta")]
@@ -224,18 +224,18 @@ def _fused_gemm(site: Site) -> Any:
 
 
 @operator("Gelu", "FastGelu", "BiasGelu", domain=MICROSOFT)
-def _gelu(site: Site) -> Any:
+def _gelu(site: NodeSite) -> Any:
     x = site.term("add", site.operand(0), site.operand(1)) if site.has(1) else site.operand(0)
     mode = "tanh" if site.node.operator == "FastGelu" else "none"
     return applied(site, "Gelu", [x], approximate=mode)
 
 
 @operator("QuickGelu", domain=MICROSOFT)
-def _quick_gelu(site: Site) -> Any:
+def _quick_gelu(site: NodeSite) -> Any:
     return applied(site, "Swish", [site.operand(0)], alpha=site.number("alpha", 1.702))
 
 
 @operator("BiasAdd", domain=MICROSOFT)
-def _bias_add(site: Site) -> Any:
+def _bias_add(site: NodeSite) -> Any:
     total = site.term("add", site.operand(0), site.operand(1))
     return site.term("add", total, site.operand(2))

@@ -10,9 +10,9 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import is_symbolic, show
 from nnef_jax.flattening.hostvalues import LARGEST
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 _WINDOWS = {
     "BlackmanWindow": (0.42, -0.5, 0.08), "HannWindow": (0.5, -0.5),
@@ -22,11 +22,11 @@ _MELS, _CORNER = 2595, 700  # of the scale: mel(f) = 2595 * log10(1 + f / 700)
 
 
 @operator("Range")
-def _range(site: Site) -> Any:
+def _range(site: NodeSite) -> Any:
     """Return numbers from a first one on to before a limit."""
     start, limit, delta = (site.known(i).reshape(-1)[0] for i in range(3))
     operand = site.operand(0)
-    dtype = operand.dtype if isinstance(operand, Constant) else site.dtype_of()
+    dtype = operand.type if isinstance(operand, Constant) else site.dtype_of()
     if not any(map(is_symbolic, (start, limit, delta))):
         kind = float if np.dtype(dtype).kind not in "iu" else int
         start, limit, delta = map(kind, (start, limit, delta))
@@ -40,7 +40,7 @@ def _range(site: Site) -> Any:
 
 
 @operator("EyeLike")
-def _eye_like(site: Site) -> Any:
+def _eye_like(site: NodeSite) -> Any:
     """Return ones on a diagonal of a matrix, zeros elsewhere."""
     if site.rank() != 2:
         raise InvalidShape(f"it takes a matrix, not {show(site.shape())}")
@@ -53,7 +53,7 @@ def _eye_like(site: Site) -> Any:
     return site.emit("cast", {"input": is_one}, dtype=site.computed(dtype))
 
 
-def _window(site: Site) -> Any:
+def _window(site: NodeSite) -> Any:
     """Return a sum of cosines over one period, of which the last item is the first unless open."""
     size = site.integer(0)
     if size < 0:
@@ -70,7 +70,7 @@ operator(*_WINDOWS)(_window)
 
 
 @operator("MelWeightMatrix")
-def _mel_weights(site: Site) -> Any:
+def _mel_weights(site: NodeSite) -> Any:
     """Return triangles over bins of a spectrum, [bins,bands], at equal steps of the mel scale."""
     bands, length, rate = (site.integer(i) for i in range(3))
     edges = [float(site.known(i).reshape(-1)[0]) for i in (3, 4)]

@@ -9,12 +9,12 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, differ, show
 from lowering.graph import Value
-from nnef_jax.formats.onnx.element_types import dtype_of
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
+from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 
-def heads(site: Site, x: Any, count: int) -> Any:
+def heads(site: NodeSite, x: Any, count: int) -> Any:
     """Return [batch,time,heads*items] as heads."""
     if count < 1 or (site.shape(x)[-1] is not UNKNOWN and site.shape(x)[-1] % count):
         raise InvalidShape(f"{show(site.shape(x))} are no {count} heads of equal size")
@@ -22,12 +22,12 @@ def heads(site: Site, x: Any, count: int) -> Any:
     return site.transposed(split, (0, 2, 1, 3))
 
 
-def joined(site: Site, x: Any) -> Any:
+def joined(site: NodeSite, x: Any) -> Any:
     """Return heads as [batch,time,heads*items]."""
     return site.reshaped(site.transposed(x, (0, 2, 1, 3)), (0, 0, -1))
 
 
-def both(site: Site, a: Any, b: Any) -> Any:
+def both(site: NodeSite, a: Any, b: Any) -> Any:
     """Return where both conditions hold; None is everywhere."""
     if a is None or b is None:
         return b if a is None else a
@@ -38,7 +38,7 @@ def both(site: Site, a: Any, b: Any) -> Any:
 class Mask:
     """Which scores count, and what is added to them: broadcast to [batch,heads,time,keys]."""
 
-    site: Site
+    site: NodeSite
     allowed: Any = None
     bias: Any = None
 
@@ -86,7 +86,7 @@ class Mask:
         return self.site.chosen(self.allowed, bias, -math.inf)
 
 
-def repeated(site: Site, x: Any, count: int) -> Any:
+def repeated(site: NodeSite, x: Any, count: int) -> Any:
     """Return heads, each so many times, one after the other."""
     if count == 1:
         return x
@@ -95,7 +95,7 @@ def repeated(site: Site, x: Any, count: int) -> Any:
 
 
 def attended(
-    site: Site,
+    site: NodeSite,
     query: Value,
     key: Any,
     value: Any,
@@ -152,7 +152,7 @@ def attended(
 
 
 @operator("Attention", since=23)
-def _attention(site: Site) -> tuple[Any, ...]:
+def _attention(site: NodeSite) -> tuple[Any, ...]:
     """Attend with the keys and values of before, within windows, to as many keys as count."""
     is_flat = site.rank() == 3
     counts = [site.int(f"{x}_num_heads", 0) for x in ("q", "kv", "kv")]
@@ -198,7 +198,7 @@ def _attention(site: Site) -> tuple[Any, ...]:
 
 
 @operator("FlexAttention", domain="ai.onnx.preview")
-def _flex_attention(site: Site) -> Any:
+def _flex_attention(site: NodeSite) -> Any:
     """Attend; graphs may change scores and weights, which have the precision of the softmax."""
     query, key, value = (site.tensor(i) for i in range(3))
     dtype, code = site.dtype_of(query), site.int("softmax_precision", 0)
@@ -219,7 +219,7 @@ def _flex_attention(site: Site) -> Any:
     return site.cast(result, dtype)
 
 
-def _changed(site: Site, name: str, x: Any) -> Any:
+def _changed(site: NodeSite, name: str, x: Any) -> Any:
     """Return what a graph that is an attribute makes of a tensor."""
     if name not in site.node.attributes:
         return site.tensor(x)
@@ -235,7 +235,7 @@ def _changed(site: Site, name: str, x: Any) -> Any:
     return found
 
 
-def rotated(site: Site, x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
+def rotated(site: NodeSite, x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
     """Rotate the first items of heads: as many as twice those of cos and sin [batch,time,items].
 
     Pairs are items that lie half of these apart, or neighbours if `interleaved`.
@@ -255,14 +255,14 @@ def rotated(site: Site, x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any
     return site.insert("concat", {"values": [part, rest]}, axis=3) if 2 * half < size else part
 
 
-def _regrouped(site: Site, x: Any, shape: tuple[int, int]) -> Any:
+def _regrouped(site: NodeSite, x: Any, shape: tuple[int, int]) -> Any:
     """Transpose the matrices that the last axis holds."""
     split = site.reshaped(x, (0, 0, 0, *shape))
     return site.reshaped(site.transposed(split, (0, 1, 2, 4, 3)), (0, 0, 0, -1))
 
 
 @operator("RotaryEmbedding", since=23)
-def _rotary_embedding(site: Site) -> Any:
+def _rotary_embedding(site: NodeSite) -> Any:
     is_flat = site.rank() == 3
     x = heads(site, site.tensor(0), site.int("num_heads")) if is_flat else site.tensor(0)
     angles = [site.operand(1), site.operand(2)]

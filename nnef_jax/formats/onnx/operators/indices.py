@@ -10,10 +10,10 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from nnef_jax.flattening.hostvalues import LARGEST
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.arithmetic import floored_mod
-from nnef_jax.formats.onnx.site import Site
 
 _FAR = 2**31 - 1
 _REDUCTIONS = ("none", "add", "mul", "min", "max")
@@ -21,7 +21,7 @@ Window = tuple[int, int, int]  # begin, end, step
 
 
 @operator("Slice")
-def _slice(site: Site) -> Any:
+def _slice(site: NodeSite) -> Any:
     """Cut windows along axes; bounds beyond an axis are cut to it."""
     if site.version < 10:
         begins, ends = list(site.ints("starts")), list(site.ints("ends"))
@@ -33,11 +33,11 @@ def _slice(site: Site) -> Any:
     return _sliced(site, site.operand(0), windows, site.emit)
 
 
-def _sliced(site: Site, x: Any, windows: Mapping[int, Window], add: Callable[..., Any]) -> Any:
+def _sliced(site: NodeSite, x: Any, windows: Mapping[int, Window], add: Callable[..., Any]) -> Any:
     if isinstance(x, Constant) and x.array.size <= LARGEST:
         whole = [slice(*windows[a]) if a in windows else slice(None) for a in range(site.rank(x))]
         if not any(is_symbolic(n) for window in windows.values() for n in window):
-            return Constant(x.array[tuple(whole)], x.dtype, derived=True)
+            return Constant(x.array[tuple(whole)], x.type, derived=True)
     axes, bounds, lengths = list[int](), list[Window](), dict[int, int]()
     for axis, (begin, end, step) in sorted(windows.items()):
         if step == 0:
@@ -72,7 +72,7 @@ _BORDERS = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "
 
 
 @operator("Pad")
-def _pad(site: Site) -> Any:
+def _pad(site: NodeSite) -> Any:
     """Put items around; where there are to be fewer than none, cut items off before."""
     rank = site.rank()
     if site.version < 11:
@@ -92,7 +92,7 @@ def _pad(site: Site) -> Any:
 
 
 def padded(
-    site: Site, x: Any, around: Sequence[tuple[int, int]], mode: str, value: Any = 0.0
+    site: NodeSite, x: Any, around: Sequence[tuple[int, int]], mode: str, value: Any = 0.0
 ) -> Any:
     """Return a tensor with items put around it, or taken away where that is negative."""
     if any(n < 0 for pair in around for n in pair):
@@ -127,7 +127,7 @@ def padded(
 
 
 @operator("CenterCropPad")
-def _center_crop_pad(site: Site) -> Any:
+def _center_crop_pad(site: NodeSite) -> Any:
     """Cut or pad axes around their middle to given extents."""
     shape, wanted = site.known_shape(), site.integers(1)
     axes = site.axes(2) or tuple(range(site.rank()))
@@ -143,26 +143,26 @@ def _center_crop_pad(site: Site) -> Any:
 
 
 @operator("Gather")
-def _gather(site: Site) -> Any:
+def _gather(site: NodeSite) -> Any:
     axis = site.axis(site.int("axis", 0))
     given = {"input": site.operand(0), "indices": site.operand(1)}
     return site.emit("gather", given, axis=axis)
 
 
 @operator("GatherElements")
-def _gather_elements(site: Site) -> Any:
+def _gather_elements(site: NodeSite) -> Any:
     given = {"input": site.operand(0), "indices": site.operand(1)}
     return site.emit("gather_elements", given, axis=site.axis(site.int("axis", 0)))
 
 
 @operator("GatherND")
-def _gather_nd(site: Site) -> Any:
+def _gather_nd(site: NodeSite) -> Any:
     given = {"input": site.operand(0), "indices": site.operand(1)}
     return site.emit("gather_nd", given, batch_dims=site.int("batch_dims", 0))
 
 
-def _scatter(kind: str) -> Callable[[Site], Any]:
-    def meaning(site: Site) -> Any:
+def _scatter(kind: str) -> Callable[[NodeSite], Any]:
+    def meaning(site: NodeSite) -> Any:
         """Put items at indices, joined with what is there if so asked."""
         reduction = site.choice("reduction", *_REDUCTIONS, default="none")
         names = ("input", "indices", "updates")
@@ -178,7 +178,7 @@ operator("ScatterND")(_scatter("scatter_nd"))
 
 
 @operator("TensorScatter")
-def _tensor_scatter(site: Site) -> Any:
+def _tensor_scatter(site: NodeSite) -> Any:
     """Put an update into a cache from a place on, which each item of the batch has of its own."""
     axis = site.axis(site.int("axis", -2))
     shape, length = site.known_shape(), site.known_shape(1)[axis]
@@ -204,13 +204,13 @@ def _tensor_scatter(site: Site) -> Any:
 
 
 @operator("Trilu")
-def _triangle(site: Site) -> Any:
+def _triangle(site: NodeSite) -> Any:
     k: Any = site.operand(1) if site.has(1) else 0
     return site.emit("triangle", {"input": site.operand(0), "k": k}, upper=site.flag("upper", True))
 
 
 @operator("OneHot")
-def _one_hot(site: Site) -> Any:
+def _one_hot(site: NodeSite) -> Any:
     """Put the second value at indices along a new axis, the first one elsewhere."""
     indices: Any = site.tensor(0)
     (depth,) = site.integers(1)
@@ -232,7 +232,7 @@ def _one_hot(site: Site) -> Any:
 
 
 @operator("TopK")
-def _top_k(site: Site) -> tuple[Any, Any]:
+def _top_k(site: NodeSite) -> tuple[Any, Any]:
     """Return the largest or smallest items along an axis, and their places."""
     axis = site.axis(site.int("axis", -1))
     k = site.integer(1) if site.has(1) else site.int("k")
@@ -242,7 +242,7 @@ def _top_k(site: Site) -> tuple[Any, Any]:
 
 
 @operator("ReverseSequence")
-def _reverse_sequence(site: Site) -> Any:
+def _reverse_sequence(site: NodeSite) -> Any:
     """Reverse the first items of each sequence, as many as its length."""
     given = {"input": site.operand(0), "lengths": site.operand(1)}
     axes = {name: site.axis(site.int(name, i)) for i, name in ((1, "batch_axis"), (0, "time_axis"))}

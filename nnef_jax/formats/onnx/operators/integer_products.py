@@ -6,14 +6,14 @@ from string import ascii_lowercase
 from typing import Any
 
 from lowering.extents import differ
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.filters import kernel_of, windows_of
 from nnef_jax.formats.onnx.operators.quantizers import is_zero
-from nnef_jax.formats.onnx.site import Site
 
 
 def product(
-    site: Site,
+    site: NodeSite,
     a: Any,
     b: Any,
     zero_points: tuple[Any, Any] = (None, None),
@@ -58,11 +58,11 @@ def product(
     return site.insert("squeeze", {"input": found}, axes=tuple(axes)) if axes else found
 
 
-def _is_one(site: Site, x: Any) -> bool:
+def _is_one(site: NodeSite, x: Any) -> bool:
     return not any(differ(n, 1) for n in site.shape(x))
 
 
-def _centred(site: Site, x: Any, zero: Any) -> tuple[Any, Any]:
+def _centred(site: NodeSite, x: Any, zero: Any) -> tuple[Any, Any]:
     """Return a tensor and its zero point, subtracted where it has several axes."""
     if is_zero(zero):
         return x, 0
@@ -72,26 +72,26 @@ def _centred(site: Site, x: Any, zero: Any) -> tuple[Any, Any]:
 
 
 @operator("MatMulInteger")
-def _matmul_integer(site: Site) -> Any:
+def _matmul_integer(site: NodeSite) -> Any:
     zero_points = site.optional(2), site.optional(3)
     return product(site, site.operand(0), site.operand(1), zero_points)
 
 
 @operator("QLinearMatMul")
-def _qlinear_matmul(site: Site) -> Any:
+def _qlinear_matmul(site: NodeSite) -> Any:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = map(site.operand, range(8))
     scales = a_scale, b_scale
     return product(site, a, b, (a_zero, b_zero), scales, (y_zero, y_scale), site.dtype_of(7))
 
 
 @operator("ConvInteger")
-def _conv_integer(site: Site) -> Any:
+def _conv_integer(site: NodeSite) -> Any:
     zero_points = [site.operand(i) if site.has(i) else 0 for i in (2, 3)]
     return _convolved(site, 1, 0, zero_points, (1.0, 1.0), (0, 1.0), "int32")
 
 
 @operator("QLinearConv")
-def _qlinear_conv(site: Site) -> Any:
+def _qlinear_conv(site: NodeSite) -> Any:
     bias = site.unsqueezed(site.operand(8), (0,)) if site.has(8) else 0
     zero_points, scales = ([site.operand(i), site.operand(i + 3)] for i in (2, 1))
     output = site.operand(7), site.operand(6)
@@ -99,7 +99,7 @@ def _qlinear_conv(site: Site) -> Any:
 
 
 def _convolved(
-    site: Site, i: int, bias: Any, zero_points: Any, scales: Any, output: Any, dtype: str
+    site: NodeSite, i: int, bias: Any, zero_points: Any, scales: Any, output: Any, dtype: str
 ) -> Any:
     """Convolve input 0 with the filter that input `i` is."""
     window = windows_of(site, kernel_of(site, i))

@@ -8,13 +8,13 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 
 @operator("Reshape")
-def _reshape(site: Site) -> Any:
+def _reshape(site: NodeSite) -> Any:
     """Reshape; 0 copies the extent of the input unless `allowzero`."""
     x = site.operand(0)
     wanted = site.integers(1) if site.has(1) else list(site.ints("shape"))
@@ -26,7 +26,7 @@ def _reshape(site: Site) -> Any:
 
 
 @operator("Flatten")
-def _flatten(site: Site) -> Any:
+def _flatten(site: NodeSite) -> Any:
     """Return a matrix: axes before one make its rows, the others its columns."""
     axis, rank = site.int("axis", 1), site.rank()
     axis = site.axis(axis) if axis < rank else axis
@@ -38,7 +38,7 @@ def _flatten(site: Site) -> Any:
 
 
 @operator("Transpose")
-def _transpose(site: Site) -> Any:
+def _transpose(site: NodeSite) -> Any:
     rank = site.rank()
     axes = site.ints("perm", tuple(range(rank))[::-1])
     if sorted(axes) != list(range(rank)):
@@ -47,7 +47,7 @@ def _transpose(site: Site) -> Any:
 
 
 @operator("Squeeze")
-def _squeeze(site: Site) -> Any:
+def _squeeze(site: NodeSite) -> Any:
     axes = site.axes(1)
     if axes is None:
         axes = tuple(i for i, n in enumerate(site.known_shape()) if n == 1)
@@ -55,7 +55,7 @@ def _squeeze(site: Site) -> Any:
 
 
 @operator("Unsqueeze")
-def _unsqueeze(site: Site) -> Any:
+def _unsqueeze(site: NodeSite) -> Any:
     axes = site.integers(1) if site.has(1) else site.ints("axes")
     rank = site.rank() + len(axes)
     new = sorted(site.axis(a, rank) for a in axes)
@@ -63,14 +63,14 @@ def _unsqueeze(site: Site) -> Any:
 
 
 @operator("Concat")
-def _concat(site: Site) -> Any:
+def _concat(site: NodeSite) -> Any:
     values = [site.operand(i) for i in range(len(site.operands))]
     axis = site.axis(site.int("axis", 1 if site.version < 4 else None))
     return site.emit("concat", {"values": values}, axis=axis)
 
 
 @operator("Split")
-def _split(site: Site) -> tuple[Any, ...]:
+def _split(site: NodeSite) -> tuple[Any, ...]:
     """Cut along an axis into parts of given lengths, or as equal as can be."""
     axis, count = site.axis(site.int("axis", 0)), len(site.node.outputs)
     if site.has(1):
@@ -90,7 +90,7 @@ def _split(site: Site) -> tuple[Any, ...]:
     return tuple(cut(site, axis, [length] * (count - 1) + [extent - length * (count - 1)]))
 
 
-def cut(site: Site, axis: int, lengths: Sequence[int]) -> list[Any]:
+def cut(site: NodeSite, axis: int, lengths: Sequence[int]) -> list[Any]:
     """Return parts of the first input along an axis."""
     x, total = site.operand(0), site.shape()[axis]
     if min(lengths, default=0) < 0:
@@ -112,19 +112,19 @@ def cut(site: Site, axis: int, lengths: Sequence[int]) -> list[Any]:
     return found
 
 
-def empty(site: Site, shape: Sequence[int], axis: int) -> Any:
+def empty(site: NodeSite, shape: Sequence[int], axis: int) -> Any:
     """Return a tensor like the first input, without items along an axis."""
     shape = [*shape[:axis], 0, *shape[axis + 1 :]]
     return site.emit("constant", {}, shape=shape, value=(), dtype=site.dtype_of())
 
 
 @operator("Expand")
-def _expand(site: Site) -> Any:
+def _expand(site: NodeSite) -> Any:
     return site.emit("broadcast", {"input": site.operand(0)}, shape=site.integers(1))
 
 
 @operator("Tile")
-def _tile(site: Site) -> Any:
+def _tile(site: NodeSite) -> Any:
     repeats = site.integers(1)
     if site.version < 6:
         repeats = [1] * site.rank()
@@ -132,7 +132,7 @@ def _tile(site: Site) -> Any:
     return site.emit("tile", {"input": site.operand(0)}, repeats=repeats)
 
 
-def _blocks(site: Site) -> tuple[int, bool]:
+def _blocks(site: NodeSite) -> tuple[int, bool]:
     """Return the extent of blocks, and whether a block has the fastest channels."""
     if site.rank() != 4:
         raise InvalidShape(f"it takes [batch,channels,height,width], not {show(site.shape())}")
@@ -143,7 +143,7 @@ def _blocks(site: Site) -> tuple[int, bool]:
 
 
 @operator("DepthToSpace")
-def _depth_to_space(site: Site) -> Any:
+def _depth_to_space(site: NodeSite) -> Any:
     """Move blocks of channels into space."""
     size, is_fast = _blocks(site)
     batch, channels, height, width = site.known_shape()
@@ -158,7 +158,7 @@ def _depth_to_space(site: Site) -> Any:
 
 
 @operator("SpaceToDepth")
-def _space_to_depth(site: Site) -> Any:
+def _space_to_depth(site: NodeSite) -> Any:
     """Move blocks of space into channels: the reverse of DepthToSpace."""
     size, is_fast = _blocks(site)
     batch, channels, height, width = site.known_shape()

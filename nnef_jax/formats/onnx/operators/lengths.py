@@ -9,18 +9,18 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 
-def noted(site: Site, x: Value, axis: int, items: Value) -> Value:
+def noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:
     """Note that a tensor has so many items, [1], along an axis, and padding behind."""
     site.graph.counts[x] = Count(axis, site.cast(items, site.graph.builder.integer))
     return x
 
 
-def _places(site: Site, x: Value) -> Value:
+def _places(site: NodeSite, x: Value) -> Value:
     """Return the places of items that are not 0, [axes,items], and note how many there are.
 
     They are the same each time: what is computed with them may be joined.
@@ -41,7 +41,7 @@ def _places(site: Site, x: Value) -> Value:
 
 
 @operator("NonZero")
-def _non_zero(site: Site) -> Any:
+def _non_zero(site: NodeSite) -> Any:
     """Return the places of items that are not 0, an axis of the input in each row."""
     x = site.operand(0)
     if isinstance(x, Constant):
@@ -52,7 +52,7 @@ def _non_zero(site: Site) -> Any:
 
 
 @operator("Compress")
-def _compress(site: Site) -> Any:
+def _compress(site: NodeSite) -> Any:
     """Return what stands along an axis where a condition holds, by default single items."""
     x, axis = site.operand(0), site.node.attributes.get("axis")
     if axis is None:
@@ -67,7 +67,7 @@ def _compress(site: Site) -> Any:
 
 
 @operator("Unique")
-def _unique(site: Site) -> tuple[Any, ...]:
+def _unique(site: NodeSite) -> tuple[Any, ...]:
     """Return the distinct items, with first places, inverse indices and counts."""
     x, axis = site.operand(0), site.node.attributes.get("axis")
     if axis is None:

@@ -8,22 +8,22 @@ from __future__ import annotations
 from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.layout import cut
-from nnef_jax.formats.onnx.site import Site
 
 _PART = 10  # steps
 
 
-def _sequence(site: Site) -> list[Any]:
+def _sequence(site: NodeSite) -> list[Any]:
     found = site.operands[0]
     if not isinstance(found, list):
         raise InvalidOperation("input 0 must be a sequence, it is none")
     return found
 
 
-def _place(site: Site, i: int, count: int, *, ends: int) -> int:
+def _place(site: NodeSite, i: int, count: int, *, ends: int) -> int:
     """Return a known place among items, counted from the end where it is negative."""
     place = site.integer(i)
     if not -count <= place < ends:
@@ -32,30 +32,30 @@ def _place(site: Site, i: int, count: int, *, ends: int) -> int:
 
 
 @operator("SequenceEmpty")
-def _empty(site: Site) -> Any:
+def _empty(site: NodeSite) -> Any:
     return []
 
 
 @operator("SequenceConstruct")
-def _construct(site: Site) -> Any:
+def _construct(site: NodeSite) -> Any:
     return list(site.operands)
 
 
 @operator("SequenceAt")
-def _at(site: Site) -> Any:
+def _at(site: NodeSite) -> Any:
     items = _sequence(site)
     return items[_place(site, 1, len(items), ends=len(items))]
 
 
 @operator("SequenceInsert")
-def _insert(site: Site) -> Any:
+def _insert(site: NodeSite) -> Any:
     items = _sequence(site)
     place = _place(site, 2, len(items), ends=len(items) + 1) if site.has(2) else len(items)
     return [*items[:place], site.operand(1), *items[place:]]
 
 
 @operator("SequenceErase")
-def _erase(site: Site) -> Any:
+def _erase(site: NodeSite) -> Any:
     items = _sequence(site)
     place = _place(site, 1, len(items), ends=len(items)) if site.has(1) else len(items) - 1
     if not items:
@@ -64,12 +64,12 @@ def _erase(site: Site) -> Any:
 
 
 @operator("SequenceLength")
-def _length(site: Site) -> Any:
+def _length(site: NodeSite) -> Any:
     return site.constant(len(_sequence(site)), "int64")
 
 
 @operator("SplitToSequence")
-def _split_to_sequence(site: Site) -> Any:
+def _split_to_sequence(site: NodeSite) -> Any:
     """Cut along an axis; a single length, 1 by default, is that of all parts but the last."""
     axis = site.axis(site.int("axis", 0))
     if site.has(1) and site.rank(1):
@@ -85,7 +85,7 @@ def _split_to_sequence(site: Site) -> Any:
 
 
 @operator("ConcatFromSequence")
-def _concat_from_sequence(site: Site) -> Any:
+def _concat_from_sequence(site: NodeSite) -> Any:
     items, stacks = _sequence(site), site.flag("new_axis")
     if not items:
         raise InvalidShape("an empty sequence cannot be joined")
@@ -94,7 +94,7 @@ def _concat_from_sequence(site: Site) -> Any:
 
 
 @operator("SequenceMap")
-def _map(site: Site) -> Any:
+def _map(site: NodeSite) -> Any:
     """Apply a graph to the items of sequences in turn; tensors are the same for all."""
     body, count = site.subgraph("body"), len(_sequence(site))
     results: list[list[Any]] = [[] for _ in body.outputs]
@@ -112,17 +112,17 @@ def _map(site: Site) -> Any:
 
 
 @operator("Optional")
-def _optional(site: Site) -> Any:
+def _optional(site: NodeSite) -> Any:
     return site.operands[0] if site.has(0) else None
 
 
 @operator("OptionalHasElement")
-def _has_element(site: Site) -> Constant:
+def _has_element(site: NodeSite) -> Constant:
     return site.constant(site.has(0), "bool")
 
 
 @operator("OptionalGetElement")
-def _get_element(site: Site) -> Any:
+def _get_element(site: NodeSite) -> Any:
     if not site.has(0):
         raise InvalidOperation("the optional value is empty")
     return site.operands[0]

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 
-def _counted(site: Site, x: Any, grams: Any, skips: int) -> Any:
+def _counted(site: NodeSite, x: Any, grams: Any, skips: int) -> Any:
     """Return how often sequences [count,length] are in rows, with up to so many tokens between."""
     items, (count, length) = site.known_shape(x)[1], grams.shape
     integer = site.graph.builder.integer
@@ -37,7 +37,7 @@ def _counted(site: Site, x: Any, grams: Any, skips: int) -> Any:
 
 
 @operator("TfIdfVectorizer")
-def _tf_idf_vectorizer(site: Site) -> Any:
+def _tf_idf_vectorizer(site: NodeSite) -> Any:
     """Return counts of sequences, or weights of those that are there, or weighted counts."""
     if "pool_strings" in site.node.attributes:
         raise InvalidOperation("its tokens are strings, of which there are no arrays in JAX")

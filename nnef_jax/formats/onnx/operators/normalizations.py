@@ -7,35 +7,37 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 
-def _behind(site: Site, i: int, axes: int) -> Any:
+def _behind(site: NodeSite, i: int, axes: int) -> Any:
     """Return an input with so many axes of extent 1 behind its own."""
     rank = site.rank(i)
     return site.unsqueezed(site.operand(i), tuple(range(rank, rank + axes)))
 
 
-def _standardized(site: Site, x: Any, axes: Sequence[int], epsilon: float) -> tuple[Any, Any, Any]:
+def _standardized(
+    site: NodeSite, x: Any, axes: Sequence[int], epsilon: float
+) -> tuple[Any, Any, Any]:
     """Return a tensor of mean 0 and variance 1 along axes, what the mean was, and 1 / deviation."""
     mean, variance = site.insert("moments", {"input": x}, axes=tuple(axes))
     inverse = site.term("rsqrt", site.term("add", variance, epsilon))
     return site.term("mul", site.term("sub", x, mean), inverse), mean, inverse
 
 
-def _wide(site: Site) -> Any:
+def _wide(site: NodeSite) -> Any:
     """Return the input in 32 bits at least."""
     is_half = site.dtype_of() in ("float16", "bfloat16")
     return site.cast(site.operand(0), "float32") if is_half else site.operand(0)
 
 
-def _stashed(site: Site) -> Any:
+def _stashed(site: NodeSite) -> Any:
     """Return the input in the dtype of the first stage."""
     return site.cast(site.operand(0), site.computed(site.dtype("stash_type", 1)))
 
 
-def _scaled(site: Site, x: Any, scale: Any, bias: Any) -> Any:
+def _scaled(site: NodeSite, x: Any, scale: Any, bias: Any) -> Any:
     """Return the second stage: x * scale + bias in the dtype of the input."""
     x = site.cast(x, site.dtype_of())
     scale, bias = (y if y is None else site.cast(y, site.dtype_of()) for y in (scale, bias))
@@ -44,7 +46,7 @@ def _scaled(site: Site, x: Any, scale: Any, bias: Any) -> Any:
 
 
 @operator("BatchNormalization")
-def _batch_normalization(site: Site) -> Any:
+def _batch_normalization(site: NodeSite) -> Any:
     """Normalise by statistics given, or by those of the batch, which running ones then follow.
 
     Before version 9 there may be statistics for each item of a sample. Files say that they train
@@ -85,7 +87,7 @@ def _batch_normalization(site: Site) -> Any:
 
 
 @operator("InstanceNormalization")
-def _instance_normalization(site: Site) -> Any:
+def _instance_normalization(site: NodeSite) -> Any:
     plane = site.rank() - 2
     axes, epsilon = range(2, plane + 2), site.number("epsilon", 1e-5)
     normal = _standardized(site, _wide(site), axes, epsilon)[0]
@@ -93,7 +95,7 @@ def _instance_normalization(site: Site) -> Any:
 
 
 @operator("LayerNormalization")
-def _layer_normalization(site: Site) -> Any:
+def _layer_normalization(site: NodeSite) -> Any:
     """Normalise the axes from one on; return the mean and 1 / deviation too."""
     axes = range(site.axis(site.int("axis", -1)), site.rank())
     found = _standardized(site, _stashed(site), axes, site.number("epsilon", 1e-5))
@@ -102,7 +104,7 @@ def _layer_normalization(site: Site) -> Any:
 
 
 @operator("RMSNormalization")
-def _rms_normalization(site: Site) -> Any:
+def _rms_normalization(site: NodeSite) -> Any:
     axes = tuple(range(site.axis(site.int("axis", -1)), site.rank()))
     x = _stashed(site)
     squares = site.insert("mean_reduce", {"input": site.term("sqr", x)}, axes=axes)
@@ -111,7 +113,7 @@ def _rms_normalization(site: Site) -> Any:
 
 
 @operator("GroupNormalization")
-def _group_normalization(site: Site) -> Any:
+def _group_normalization(site: NodeSite) -> Any:
     """Normalise groups of channels; before version 21 a group has one scale, then a channel."""
     groups, epsilon = site.int("num_groups"), site.number("epsilon", 1e-5)
     shape, plane = site.shape(), site.rank() - 2
@@ -142,7 +144,7 @@ def _group_normalization(site: Site) -> Any:
 
 
 @operator("MeanVarianceNormalization")
-def _mean_variance_normalization(site: Site) -> Any:
+def _mean_variance_normalization(site: NodeSite) -> Any:
     axes = tuple(site.axis(a) for a in site.ints("axes", (0, 2, 3)))
     x = _wide(site)
     mean, variance = site.insert("moments", {"input": x}, axes=axes)
@@ -151,7 +153,7 @@ def _mean_variance_normalization(site: Site) -> Any:
 
 
 @operator("LpNormalization")
-def _lp_normalization(site: Site) -> Any:
+def _lp_normalization(site: NodeSite) -> Any:
     power, axes = site.int("p", 2), (site.axis(site.int("axis", -1)),)
     if power not in (1, 2):
         raise InvalidOperation(f"'p' must be 1 or 2, it is {power}")
@@ -160,7 +162,7 @@ def _lp_normalization(site: Site) -> Any:
 
 
 @operator("LRN")
-def _lrn(site: Site) -> Any:
+def _lrn(site: NodeSite) -> Any:
     size = (1, site.int("size"), *[1] * (site.rank() - 2))
     return site.emit(
         "local_response_normalization", {"input": site.operand(0)}, size=size,
@@ -170,16 +172,16 @@ def _lrn(site: Site) -> Any:
 
 
 @operator("Softmax")
-def _softmax(site: Site) -> Any:
+def _softmax(site: NodeSite) -> Any:
     return site.emit("softmax", {"x": site.operand(0)}, axes=_classes(site))
 
 
 @operator("LogSoftmax")
-def _log_softmax(site: Site) -> Any:
+def _log_softmax(site: NodeSite) -> Any:
     return site.emit("log_softmax", {"x": site.operand(0)}, axes=_classes(site))
 
 
-def _classes(site: Site) -> tuple[int, ...]:
+def _classes(site: NodeSite) -> tuple[int, ...]:
     """Return the axis of classes; before version 13 all from one on."""
     if site.version >= 13:
         return (site.axis(site.int("axis", -1)),)
@@ -187,18 +189,18 @@ def _classes(site: Site) -> tuple[int, ...]:
 
 
 @operator("NegativeLogLikelihoodLoss")
-def _negative_log_likelihood(site: Site) -> Any:
+def _negative_log_likelihood(site: NodeSite) -> Any:
     return _loss(site, site.operand(0))
 
 
 @operator("SoftmaxCrossEntropyLoss")
-def _softmax_cross_entropy(site: Site) -> Any:
+def _softmax_cross_entropy(site: NodeSite) -> Any:
     """Return the loss and the logarithms of probabilities."""
     logarithms = site.insert("log_softmax", {"x": site.operand(0)}, axes=(1,))
     return _loss(site, logarithms), logarithms
 
 
-def _loss(site: Site, logarithms: Any) -> Any:
+def _loss(site: NodeSite, logarithms: Any) -> Any:
     """Return minus the weighted logarithms of targets, or their sum, or that over all weights."""
     reduction = site.choice("reduction", "mean", "sum", "none", default="mean")
     target = site.operand(1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from lowering.errors import InvalidOperation
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 _DOMAIN = "ai.onnx.preview.training"
 
 
-def _groups(site: Site, count: int) -> list[tuple[Any, ...]]:
+def _groups(site: NodeSite, count: int) -> list[tuple[Any, ...]]:
     """Return the operands behind rate and step: all tensors, then all gradients, and so on."""
     given, rest = divmod(len(site.operands) - 2, count)
     if given < 1 or rest:
@@ -20,11 +20,11 @@ def _groups(site: Site, count: int) -> list[tuple[Any, ...]]:
     return list(zip(*parts, strict=True))
 
 
-def _mixed(site: Site, old: Any, new: Any, share: float, rest: Any) -> Any:
+def _mixed(site: NodeSite, old: Any, new: Any, share: float, rest: Any) -> Any:
     return site.term("add", site.term("mul", old, share), site.term("mul", new, rest))
 
 
-def _regular(site: Site, x: Any, gradient: Any) -> Any:
+def _regular(site: NodeSite, x: Any, gradient: Any) -> Any:
     return site.term("add", site.term("mul", x, site.number("norm_coefficient", 0)), gradient)
 
 
@@ -32,12 +32,12 @@ def _outputs(results: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(x for part in zip(*results, strict=True) for x in part)
 
 
-def _step(site: Site, dtype: str) -> Any:
+def _step(site: NodeSite, dtype: str) -> Any:
     return site.cast(site.operand(1), dtype)
 
 
 @operator("Adagrad", domain=_DOMAIN)
-def _adagrad(site: Site) -> Any:
+def _adagrad(site: NodeSite) -> Any:
     """Divide gradients by the root of the sum of their squares so far."""
     results: list[tuple[Any, ...]] = []
     for x, gradient, squares in _groups(site, 3):
@@ -53,7 +53,7 @@ def _adagrad(site: Site) -> Any:
 
 
 @operator("Adam", domain=_DOMAIN)
-def _adam(site: Site) -> Any:
+def _adam(site: NodeSite) -> Any:
     """Divide mean gradients by the root of their mean squares, both corrected for few steps."""
     alpha, beta = site.number("alpha", 0.9), site.number("beta", 0.999)
     results: list[tuple[Any, ...]] = []
@@ -79,7 +79,7 @@ def _adam(site: Site) -> Any:
 
 
 @operator("Momentum", domain=_DOMAIN)
-def _momentum(site: Site) -> Any:
+def _momentum(site: NodeSite) -> Any:
     """Move along gradients that add up, of which the past ones fade; with Nesterov one ahead."""
     mode = site.choice("mode", "standard", "nesterov")
     alpha, beta = site.number("alpha"), site.number("beta")

@@ -8,12 +8,12 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.extents import Shape
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.filters import padding_of, spans_of, spatial
-from nnef_jax.formats.onnx.site import Site
 
 
-def _windows(site: Site) -> tuple[dict[str, Any], list[int]]:
+def _windows(site: NodeSite) -> tuple[dict[str, Any], list[int]]:
     """Return the attributes of windows on all axes, and what is read behind where sizes round up.
 
     The last window begins on the input or on what is put before it.
@@ -46,7 +46,7 @@ def _widened(window: dict[str, Any], extra: list[int]) -> dict[str, Any]:
 
 
 @operator("MaxPool")
-def _max_pool(site: Site) -> Any:
+def _max_pool(site: NodeSite) -> Any:
     """Return maxima, and where read their places in the tensor."""
     window = _widened(*_windows(site)) | {"border": "ignore"}
     order = site.int("storage_order", 0)
@@ -61,7 +61,7 @@ def _max_pool(site: Site) -> Any:
     return found, _by_columns(site, place, site.known_shape()[2:]) if order else place
 
 
-def _by_columns(site: Site, place: Any, extents: Shape) -> Any:
+def _by_columns(site: NodeSite, place: Any, extents: Shape) -> Any:
     """Return places in planes whose first axis is the fastest, given those of the last."""
     items = math.prod(extents)
     rest = _remainder(site, place, items)
@@ -75,12 +75,12 @@ def _by_columns(site: Site, place: Any, extents: Shape) -> Any:
     return found
 
 
-def _remainder(site: Site, x: Any, count: int) -> Any:
+def _remainder(site: NodeSite, x: Any, count: int) -> Any:
     return site.term("sub", x, site.term("mul", site.term("div", x, count), count))
 
 
 @operator("AveragePool")
-def _average_pool(site: Site) -> Any:
+def _average_pool(site: NodeSite) -> Any:
     """Take means of the input, or of it with its padding; what rounding up adds is never in one."""
     x = site.operand(0)
     window, extra = _windows(site)
@@ -94,7 +94,7 @@ def _average_pool(site: Site) -> Any:
     return site.emit("avg_pool", {"input": x}, border=border, **_widened(window, extra))
 
 
-def _norm(site: Site, total: Callable[[Any], Any]) -> Any:
+def _norm(site: NodeSite, total: Callable[[Any], Any]) -> Any:
     """Return the root of a sum of powers of absolute values."""
     power, x = site.number("p", 2), site.term("abs", site.operand(0))
     if power < 1:
@@ -107,17 +107,17 @@ def _norm(site: Site, total: Callable[[Any], Any]) -> Any:
 
 
 @operator("LpPool")
-def _lp_pool(site: Site) -> Any:
+def _lp_pool(site: NodeSite) -> Any:
     window = _widened(*_windows(site)) | {"border": "ignore"}
     return _norm(site, lambda x: site.insert("box", {"input": x}, normalize=False, **window))
 
 
-def _plane(site: Site) -> tuple[int, ...]:
+def _plane(site: NodeSite) -> tuple[int, ...]:
     return tuple(range(2, site.rank()))
 
 
 @operator("GlobalLpPool")
-def _global_lp_pool(site: Site) -> Any:
+def _global_lp_pool(site: NodeSite) -> Any:
     axes = _plane(site)
     return _norm(
         site, lambda x: site.insert("sum_reduce", {"input": x}, axes=axes, normalize=False)
@@ -125,17 +125,17 @@ def _global_lp_pool(site: Site) -> Any:
 
 
 @operator("GlobalAveragePool")
-def _global_average_pool(site: Site) -> Any:
+def _global_average_pool(site: NodeSite) -> Any:
     return site.emit("mean_reduce", {"input": site.operand(0)}, axes=_plane(site))
 
 
 @operator("GlobalMaxPool")
-def _global_max_pool(site: Site) -> Any:
+def _global_max_pool(site: NodeSite) -> Any:
     return site.emit("max_reduce", {"input": site.operand(0)}, axes=_plane(site))
 
 
 @operator("MaxUnpool")
-def _max_unpool(site: Site) -> Any:
+def _max_unpool(site: NodeSite) -> Any:
     """Put items where they were before MaxPool, 0 elsewhere; extents may be wanted larger."""
     site.ints("kernel_shape")
     rank, shape = site.rank() - 2, site.known_shape()

@@ -9,10 +9,11 @@ import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.formats.onnx.constants import Constant
-from nnef_jax.formats.onnx.element_types import dtype_of
+from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site, Tensor
+from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 MICROSOFT = "com.microsoft"
 _SMALL = ("float8_", "float4_")
@@ -24,7 +25,7 @@ def is_zero(x: Any) -> bool:
     return x is None or (isinstance(x, Constant) and not np.any(x.array.astype(np.float32)))
 
 
-def spread(site: Site, x: Any, parameter: Tensor, axis: int, block: int = 0) -> Any:
+def spread(site: NodeSite, x: Any, parameter: Tensor, axis: int, block: int = 0) -> Any:
     """Return a scale or zero point as what broadcasts to a tensor.
 
     It has one item, or an item for each along the axis, or for each block of items along it.
@@ -53,7 +54,7 @@ def spread(site: Site, x: Any, parameter: Tensor, axis: int, block: int = 0) -> 
 
 
 def quantized(
-    site: Site, x: Any, scale: Any, zero_point: Any, dtype: str, *, saturates: bool = True
+    site: NodeSite, x: Any, scale: Any, zero_point: Any, dtype: str, *, saturates: bool = True
 ) -> Any:
     """Return x / scale + zero point as the nearest number of a dtype, halves to even.
 
@@ -75,7 +76,7 @@ def quantized(
     return site.insert("cast", {"input": levels}, dtype=dtype)
 
 
-def dequantized(site: Site, x: Any, scale: Any, zero_point: Any, dtype: str = "") -> Any:
+def dequantized(site: NodeSite, x: Any, scale: Any, zero_point: Any, dtype: str = "") -> Any:
     """Return (x - zero point) * scale in a dtype, that of the scale by default."""
     dtype = dtype or site.dtype_of(scale)
     exact = "int32" if site.dtype_of(x).startswith(_WHOLE) else dtype
@@ -84,13 +85,13 @@ def dequantized(site: Site, x: Any, scale: Any, zero_point: Any, dtype: str = ""
     return site.term("mul", site.cast(x, dtype), site.cast(scale, dtype))
 
 
-def _wide(site: Site, scale: Any) -> Any:
+def _wide(site: NodeSite, scale: Any) -> Any:
     """Return a scale in a dtype that is computed in."""
     is_small = site.dtype_of(scale).startswith(_SMALL)
     return site.cast(scale, site.graph.builder.real) if is_small else scale
 
 
-def _spread_all(site: Site) -> tuple[Any, Any]:
+def _spread_all(site: NodeSite) -> tuple[Any, Any]:
     axis, block = site.int("axis", 1), site.int("block_size", 0)
     found = [
         None if x is None else spread(site, site.operand(0), x, axis, block)
@@ -101,7 +102,7 @@ def _spread_all(site: Site) -> tuple[Any, Any]:
 
 @operator("QuantizeLinear")
 @operator("QuantizeLinear", domain=MICROSOFT)
-def _quantize_linear(site: Site) -> Any:
+def _quantize_linear(site: NodeSite) -> Any:
     scale, zero_point = _spread_all(site)
     code = site.int("output_dtype", 0)
     dtype = dtype_of(code) if code else site.dtype_of(2) if site.has(2) else "uint8"
@@ -115,13 +116,13 @@ def _quantize_linear(site: Site) -> Any:
 
 @operator("DequantizeLinear")
 @operator("DequantizeLinear", domain=MICROSOFT)
-def _dequantize_linear(site: Site) -> Any:
+def _dequantize_linear(site: NodeSite) -> Any:
     code = site.int("output_dtype", 0)
     dtype = site.computed(dtype_of(code)) if code else ""
     return dequantized(site, site.operand(0), *_spread_all(site), dtype)
 
 
-def dynamically(site: Site, x: Any) -> tuple[Any, Any, Any]:
+def dynamically(site: NodeSite, x: Any) -> tuple[Any, Any, Any]:
     """Return real numbers as uint8, with the scale and zero point of their range and 0."""
     axes = tuple(range(site.rank(x)))
 
@@ -136,5 +137,5 @@ def dynamically(site: Site, x: Any) -> tuple[Any, Any, Any]:
 
 
 @operator("DynamicQuantizeLinear")
-def _dynamic_quantize_linear(site: Site) -> tuple[Any, ...]:
+def _dynamic_quantize_linear(site: NodeSite) -> tuple[Any, ...]:
     return dynamically(site, site.tensor(0))

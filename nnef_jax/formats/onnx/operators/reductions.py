@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from lowering.graph import is_integer
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 _KINDS = {
     "ReduceMax": "max_reduce", "ReduceMin": "min_reduce", "ReduceProd": "product_reduce",
@@ -21,7 +21,7 @@ _BEFORE = {"ReduceL1": "abs", "ReduceL2": "sqr", "ReduceSumSquare": "sqr"}
 _AFTER = {"ReduceL2": "sqrt", "ReduceLogSum": "log", "ReduceLogSumExp": "log"}
 
 
-def _axes(site: Site) -> tuple[int, ...]:
+def _axes(site: NodeSite) -> tuple[int, ...]:
     """Return which axes are reduced: none given are all of them, unless they are to be none."""
     axes = site.axes(1)
     if not axes and not site.flag("noop_with_empty_axes"):
@@ -29,10 +29,10 @@ def _axes(site: Site) -> tuple[int, ...]:
     return tuple(sorted(set(axes or ())))
 
 
-def _reduced(name: str) -> Callable[[Site], Any]:
+def _reduced(name: str) -> Callable[[NodeSite], Any]:
     kind = _KINDS[name]
 
-    def meaning(site: Site) -> Any:
+    def meaning(site: NodeSite) -> Any:
         x, axes = site.operand(0), _axes(site)
         steps: list[tuple[str, str, dict[str, Any]]] = []
         dtype = site.dtype_of()
@@ -64,7 +64,7 @@ for _name in _KINDS:
     operator(_name)(_reduced(_name))
 
 
-def _added(site: Site, x: Any, steps: list[tuple[str, str, dict[str, Any]]]) -> Any:
+def _added(site: NodeSite, x: Any, steps: list[tuple[str, str, dict[str, Any]]]) -> Any:
     """Add operations one after the other; the last one is the node itself."""
     for i, (kind, operand, attributes) in enumerate(steps):
         add = site.emit if i == len(steps) - 1 else site.insert
@@ -72,7 +72,7 @@ def _added(site: Site, x: Any, steps: list[tuple[str, str, dict[str, Any]]]) -> 
     return x
 
 
-def _log_sum_exp(site: Site, x: Any, axes: tuple[int, ...], steps: list[Any]) -> Any:
+def _log_sum_exp(site: NodeSite, x: Any, axes: tuple[int, ...], steps: list[Any]) -> Any:
     """Return log(sum(exp(x))), the largest item taken out first where it is finite."""
     if any(site.shape(x)[a] == 0 for a in axes):
         total = site.insert("sum_reduce", {"input": x}, axes=axes, normalize=False)
@@ -88,7 +88,7 @@ def _log_sum_exp(site: Site, x: Any, axes: tuple[int, ...], steps: list[Any]) ->
     return _added(site, found, steps)
 
 
-def _of_none(site: Site, axes: tuple[int, ...], *, largest: bool) -> Any:
+def _of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool) -> Any:
     """Return what no items have for their extreme: the least or greatest number there is."""
     dtype, keeps = site.dtype_of(), site.flag("keepdims", True)
     if dtype == "bool":
@@ -104,8 +104,8 @@ def _of_none(site: Site, axes: tuple[int, ...], *, largest: bool) -> Any:
     return site.emit("constant", {}, shape=shape, value=(item,), dtype=dtype)
 
 
-def _arg(kind: str) -> Callable[[Site], Any]:
-    def meaning(site: Site) -> Any:
+def _arg(kind: str) -> Callable[[NodeSite], Any]:
+    def meaning(site: NodeSite) -> Any:
         """Return the places of extremes along an axis, of equal ones the first or the last."""
         axes = (site.axis(site.int("axis", 0)),)
         last = site.flag("select_last_index")
@@ -124,8 +124,8 @@ operator("ArgMax")(_arg("argmax_reduce"))
 operator("ArgMin")(_arg("argmin_reduce"))
 
 
-def _cumulative(kind: str) -> Callable[[Site], Any]:
-    def meaning(site: Site) -> Any:
+def _cumulative(kind: str) -> Callable[[NodeSite], Any]:
+    def meaning(site: NodeSite) -> Any:
         flags = {name: site.flag(name) for name in ("exclusive", "reverse")}
         return site.emit(kind, {"x": site.operand(0)}, axis=site.axis(site.integer(1)), **flags)
 
@@ -137,7 +137,7 @@ operator("CumProd")(_cumulative("cumprod"))
 
 
 @operator("Hardmax")
-def _hardmax(site: Site) -> Any:
+def _hardmax(site: NodeSite) -> Any:
     """Return 1 at the first largest item along an axis, else 0; before 13 along all behind it."""
     x = site.operand(0)
     axis = site.axis(site.int("axis", -1 if site.version >= 13 else 1))

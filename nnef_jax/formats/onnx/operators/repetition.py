@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from lowering.graph import TensorType, Value
-from nnef_jax.formats.onnx.constants import Constant
-from nnef_jax.formats.onnx.site import Site, Tensor
+from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 
 Outputs = Sequence[tuple[str, int, int]]  # as the kinds `scan` and `loop` have them
 LAST = ("last", 0, 1)
@@ -19,9 +20,9 @@ LAST = ("last", 0, 1)
 class Body:
     """The graph of a body; what it reads of around is whole in every iteration. `at` adds to it."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: NodeSite) -> None:
         self.site = site
-        self.graph = site.graph.inner()
+        self.graph = site.graph.body()
         self.at = replace(site, graph=self.graph)
         self.heads: list[Value] = []
         self.before: list[Value] = []

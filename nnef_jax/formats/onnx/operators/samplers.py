@@ -11,8 +11,8 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 _CROP = "tf_crop_and_resize"
 _COORDINATES = (
@@ -22,7 +22,7 @@ _COORDINATES = (
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
-def _resized(site: Site, x: Any, mode: str, coordinates: str, **other: Any) -> Any:
+def _resized(site: NodeSite, x: Any, mode: str, coordinates: str, **other: Any) -> Any:
     given: dict[str, Any] = {
         "scales": (), "sizes": (), "nearest_mode": "floor", "cubic_coeff_a": -0.75,
         "exclude_outside": False, "antialias": False, "extrapolation_value": 0.0,
@@ -45,7 +45,7 @@ def _of_all_axes(items: Sequence[Any], axes: Sequence[int], default: Sequence[An
 
 
 @operator("Resize", since=11)
-def _resize(site: Site) -> Any:
+def _resize(site: NodeSite) -> Any:
     """Resize axes by scales, or to sizes of which a policy may keep the ratio."""
     rank = site.rank()
     axes = [site.axis(a) for a in site.ints("axes", tuple(range(rank)))]
@@ -73,7 +73,7 @@ def _resize(site: Site) -> Any:
     return _resized(site, site.operand(0), mode, coordinates, **other)
 
 
-def _sizes(site: Site, axes: Sequence[int]) -> dict[str, Any]:
+def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
     """Return the extents wanted, or the one scale by which axes come next to them."""
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
@@ -86,7 +86,7 @@ def _sizes(site: Site, axes: Sequence[int]) -> dict[str, Any]:
     return {"scales": tuple(scale if a in axes else 1.0 for a in range(len(shape))), "rounds": True}
 
 
-def _region(site: Site, axes: Sequence[int], rank: int) -> Any:
+def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
     """Return the starts and the ends of a region along all axes."""
     roi, count = site.operand(1), len(axes)
     if list(axes) == list(range(rank)):
@@ -101,7 +101,7 @@ def _region(site: Site, axes: Sequence[int], rank: int) -> Any:
 
 @operator("Upsample")
 @operator("Resize", since=10)
-def _upsample(site: Site) -> Any:
+def _upsample(site: NodeSite) -> Any:
     """Resize by scales, first items on first items; the nearest is at an end of an item."""
     if "height_scale" in site.node.attributes:
         scales = [1.0, 1.0, site.number("height_scale"), site.number("width_scale")]
@@ -121,7 +121,7 @@ def _upsample(site: Site) -> Any:
 
 
 @operator("GridSample")
-def _grid_sample(site: Site) -> Any:
+def _grid_sample(site: NodeSite) -> Any:
     modes = {"linear": "bilinear", "cubic": "bicubic"}
     given = "linear" if site.version >= 20 else "bilinear"
     mode = site.choice("mode", *modes, *modes.values(), "nearest", default=given)
@@ -134,7 +134,7 @@ def _grid_sample(site: Site) -> Any:
 
 
 @operator("AffineGrid")
-def _affine_grid(site: Site) -> Any:
+def _affine_grid(site: NodeSite) -> Any:
     """Return where an affine map takes the centres of items, or with `align_corners` corners."""
     _, _, *extents = site.integers(1)
     if min(extents, default=0) < 1:
@@ -158,7 +158,7 @@ def _affine_grid(site: Site) -> Any:
 
 
 @operator("RoiAlign")
-def _roi_align(site: Site) -> Any:
+def _roi_align(site: NodeSite) -> Any:
     """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels.
 
     Before version 16 corners are places of items. A maximum is that of neighbours of samples, times
@@ -179,7 +179,7 @@ def _roi_align(site: Site) -> Any:
 
 
 @operator("MaxRoiPool")
-def _max_roi_pool(site: Site) -> Any:
+def _max_roi_pool(site: NodeSite) -> Any:
     """Pool regions (image, x1, y1, x2, y2)."""
 
     image = site.cast(site.part(site.operand(1), 1, 0, 1), "int32")
@@ -190,7 +190,7 @@ def _max_roi_pool(site: Site) -> Any:
 
 
 @operator("NonMaxSuppression")
-def _non_max_suppression(site: Site) -> Value:
+def _non_max_suppression(site: NodeSite) -> Value:
     """Return the places (image, class, box) of what remains, padded by -1, and note how many."""
 
     def number(i: int) -> float:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from lowering.errors import InvalidOperation
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT
-from nnef_jax.formats.onnx.site import Site
 
 _EPSILON = 1e-12  # by default, where other operators have 1e-5
 
 
-def _normal(site: Site, x: Any, scale: int, bias: int | None, epsilon: float) -> tuple[Any, ...]:
+def _normal(
+    site: NodeSite, x: Any, scale: int, bias: int | None, epsilon: float
+) -> tuple[Any, ...]:
     """Return a normalised tensor, the mean and 1 / deviation; `bias` None is an RMS norm."""
     wide = site.cast(x, "float32") if site.dtype_of(x) in ("float16", "bfloat16") else x
     axes, mean = (site.rank(x) - 1,), None
@@ -31,32 +33,32 @@ def _normal(site: Site, x: Any, scale: int, bias: int | None, epsilon: float) ->
 
 @operator("SimplifiedLayerNormalization")
 @operator("SimplifiedLayerNormalization", domain=MICROSOFT)
-def _simplified_layer_normalization(site: Site) -> tuple[Any, ...]:
+def _simplified_layer_normalization(site: NodeSite) -> tuple[Any, ...]:
     if site.axis(site.int("axis", -1)) != site.rank() - 1:
         raise InvalidOperation("'axis' must be the last one")
     found, _, inverse = _normal(site, site.operand(0), 1, None, 1e-5)
     return found, inverse
 
 
-def _sum(site: Site, bias: int) -> Any:
+def _sum(site: NodeSite, bias: int) -> Any:
     total = site.term("add", site.operand(0), site.operand(1))
     return site.term("add", total, site.operand(bias)) if site.has(bias) else total
 
 
 @operator("SkipLayerNormalization", domain=MICROSOFT)
-def _skip_layer_normalization(site: Site) -> tuple[Any, ...]:
+def _skip_layer_normalization(site: NodeSite) -> tuple[Any, ...]:
     total = _sum(site, 4)
     return (*_normal(site, total, 2, 3, _EPSILON), total)
 
 
 @operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
-def _skip_simplified_layer_normalization(site: Site) -> tuple[Any, ...]:
+def _skip_simplified_layer_normalization(site: NodeSite) -> tuple[Any, ...]:
     total = _sum(site, 3)
     return (*_normal(site, total, 2, None, _EPSILON), total)
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
-def _embed_layer_normalization(site: Site) -> tuple[Any, ...]:
+def _embed_layer_normalization(site: NodeSite) -> tuple[Any, ...]:
     """Normalise sums of embeddings of words, positions, segments; count the items of a mask."""
     batch, times = site.known_shape()
 

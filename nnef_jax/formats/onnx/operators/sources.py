@@ -9,17 +9,18 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
-from nnef_jax.formats.onnx.constants import Constant
-from nnef_jax.formats.onnx.element_types import dtype_of
+from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site, Tensor
+from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 _NAN = 255  # the code of float8e8m0 that is none
 _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16")
 
 
 @operator("Constant")
-def _constant(site: Site) -> Constant:
+def _constant(site: NodeSite) -> Constant:
     given = site.node.attributes
     if len(given) != 1:
         raise InvalidOperation(f"it must have one value, it has {len(given)}")
@@ -27,7 +28,7 @@ def _constant(site: Site) -> Constant:
     if name in ("value", "sparse_value"):
         value = site.attribute(name, Constant, None)
         is_weight = value.array.size > 1 and value.array.dtype.kind in "fV"
-        return Constant(value.array, value.dtype, site.name) if is_weight else value
+        return Constant(value.array, value.type, site.name) if is_weight else value
     dtypes = {
         "value_float": "float32", "value_floats": "float32", "value_int": "int64",
         "value_ints": "int64",
@@ -38,9 +39,9 @@ def _constant(site: Site) -> Constant:
 
 
 @operator("ConstantOfShape")
-def _constant_of_shape(site: Site) -> Tensor:
+def _constant_of_shape(site: NodeSite) -> Tensor:
     value = site.attribute("value", Constant, site.constant([0], "float32"))
-    item = site.reshaped(Constant(value.array, value.dtype, derived=True), ())
+    item = site.reshaped(Constant(value.array, value.type, derived=True), ())
     shape = site.integers(0)
     if any(n < 0 for n in shape):
         raise InvalidOperation(f"its shape {shape} has a negative extent")
@@ -48,7 +49,7 @@ def _constant_of_shape(site: Site) -> Tensor:
 
 
 @operator("Shape")
-def _shape(site: Site) -> Any:
+def _shape(site: NodeSite) -> Any:
     """Return the extents of some axes: the network computes how many items values say."""
     shape: list[Any] = list(site.known_shape())
     x = site.operand(0)
@@ -63,7 +64,7 @@ def _shape(site: Site) -> Any:
 
 
 @operator("Size")
-def _size(site: Site) -> Any:
+def _size(site: NodeSite) -> Any:
     shape, x = site.known_shape(), site.operand(0)
     if x not in site.graph.counts:
         return site.reshaped(site.numbers_of([site.volume(shape)]), ())
@@ -73,7 +74,7 @@ def _size(site: Site) -> Any:
 
 
 @operator("Cast")
-def _cast(site: Site) -> Any:
+def _cast(site: NodeSite) -> Any:
     if site.version >= 6:
         return _as(site, site.dtype("to"))
     from onnx import TensorProto  # which had names instead of numbers then
@@ -83,11 +84,11 @@ def _cast(site: Site) -> Any:
 
 
 @operator("CastLike")
-def _cast_like(site: Site) -> Any:
+def _cast_like(site: NodeSite) -> Any:
     return _as(site, site.dtype_of(1))
 
 
-def _as(site: Site, dtype: str) -> Any:
+def _as(site: NodeSite, dtype: str) -> Any:
     """Return the input in a dtype: numbers beyond one of 8 bits are its ends, with `saturate`."""
     x, source = site.operand(0), site.dtype_of(0)
     kept = dtype if isinstance(x, Constant) and x.derived else site.computed(dtype)
@@ -104,7 +105,7 @@ def _as(site: Site, dtype: str) -> Any:
     return site.emit("cast", {"input": x}, dtype=kept)
 
 
-def _power_of_two(site: Site, x: Any) -> Any:
+def _power_of_two(site: NodeSite, x: Any) -> Any:
     """Return positive numbers as powers of two, which have the exponents of float32."""
     least = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # fractions that round up
     mode = site.choice("round_mode", *least, default="up")
@@ -128,7 +129,7 @@ def _power_of_two(site: Site, x: Any) -> Any:
 
 
 @operator("BitCast")
-def _bit_cast(site: Site) -> Any:
+def _bit_cast(site: NodeSite) -> Any:
     dtype = site.dtype("to")
     if site.computed(dtype) != dtype:
         raise InvalidOperation(

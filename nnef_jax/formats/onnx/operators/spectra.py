@@ -8,11 +8,11 @@ import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.site import Site
 
 
-def _first(site: Site, x: Any, axis: int, count: int) -> Any:
+def _first(site: NodeSite, x: Any, axis: int, count: int) -> Any:
     """Return so many items along an axis: the first, or zeros behind all."""
     extent = site.known_shape(x)[axis]
     if count < extent:
@@ -24,7 +24,7 @@ def _first(site: Site, x: Any, axis: int, count: int) -> Any:
     return site.insert("pad", {"input": x}, padding=behind, border="constant", value=0.0)
 
 
-def _is_real(site: Site) -> bool:
+def _is_real(site: NodeSite) -> bool:
     parts = site.known_shape()[-1:]
     if parts not in ((1,), (2,)):
         raise InvalidShape(f"the last axis of {show(site.shape())} must hold [re] or [re,im]")
@@ -32,7 +32,7 @@ def _is_real(site: Site) -> bool:
 
 
 @operator("DFT")
-def _dft(site: Site) -> Any:
+def _dft(site: NodeSite) -> Any:
     """Transform along an axis. `onesided` has frequencies from 0 to a half alone."""
     rank, inverse, onesided = site.rank(), site.flag("inverse"), site.flag("onesided")
     given = site.int("axis", 1) if site.version < 20 else site.integer(2, -2)
@@ -68,7 +68,7 @@ def _dft(site: Site) -> Any:
     return _first(site, x, rank - 1, 1) if onesided else x
 
 
-def _of_real(site: Site, x: Any, axis: int, count: int, *, onesided: bool) -> Any:
+def _of_real(site: NodeSite, x: Any, axis: int, count: int, *, onesided: bool) -> Any:
     """Return frequencies of real numbers: those above a half are conjugates of those below."""
     add = site.emit if onesided else site.insert
     found, above = add("rfft", {"input": x}, axis=axis), (count - 1) // 2
@@ -81,7 +81,7 @@ def _of_real(site: Site, x: Any, axis: int, count: int, *, onesided: bool) -> An
 
 
 @operator("STFT")
-def _stft(site: Site) -> Any:
+def _stft(site: NodeSite) -> Any:
     """Transform windowed frames of signals [batch,items,1 or 2]: [batch,frames,frequencies,2]."""
     if site.rank() != 3:
         raise InvalidShape(f"its signal {show(site.shape())} must have three axes")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
@@ -20,22 +21,21 @@ from nnef_jax.formats.onnx.operators.estimators import (
     rows,
     transformed,
 )
-from nnef_jax.formats.onnx.site import Site
 
 
-def _matrix(site: Site, name: str, count: int) -> Any:
+def _matrix(site: NodeSite, name: str, count: int) -> Any:
     items = np.array(site.numbers(name), np.float32)
     if count < 1 or items.size % count:
         raise InvalidShape(f"'{name}' has {items.size} items, they make no {count} rows")
     return items.reshape(count, -1)
 
 
-def _products(site: Site, x: Any, filter: Any, bias: Any, name: str) -> Any:
+def _products(site: NodeSite, x: Any, filter: Any, bias: Any, name: str) -> Any:
     operands = {"input": x, "filter": parameter(site, name, filter)}
     return site.insert("linear", operands | {"bias": parameter(site, f"{name}.bias", [bias])})
 
 
-def _kernels(site: Site, count: int) -> Any:
+def _kernels(site: NodeSite, count: int) -> Any:
     """Return the kernel of each row with each support vector."""
     x, vectors = rows(site), _matrix(site, "support_vectors", count)
     gamma, offset, degree = site.numbers("kernel_params", (0.0, 0.0, 0.0))
@@ -55,7 +55,7 @@ def _kernels(site: Site, count: int) -> Any:
 
 
 @operator("SVMRegressor", domain=DOMAIN)
-def _regressor(site: Site) -> Any:
+def _regressor(site: NodeSite) -> Any:
     """Return sums for rows; with `one_class` 1 above 0, else -1."""
     count = site.int("n_supports", 0)
     x = _kernels(site, count) if count else rows(site)
@@ -68,7 +68,7 @@ def _regressor(site: Site) -> Any:
 
 
 @operator("SVMClassifier", domain=DOMAIN)
-def _classifier(site: Site) -> Any:
+def _classifier(site: NodeSite) -> Any:
     """Return the label that most pairs of classes vote for, and scores of pairs, or probabilities.
 
     Without support vectors each class has a score.
@@ -106,7 +106,7 @@ def _classifier(site: Site) -> Any:
     return label, transformed(site, beside(site, site.term("neg", scores), scores), transform)
 
 
-def _probabilities(site: Site, scores: Any, pairs: list[tuple[int, int]], count: int) -> Any:
+def _probabilities(site: NodeSite, scores: Any, pairs: list[tuple[int, int]], count: int) -> Any:
     """Return probabilities of classes that agree best with those of pairs (Wu, Lin, Weng 2004).
 
     They solve linear equations, which runtimes solve to about 0.005 in some steps.

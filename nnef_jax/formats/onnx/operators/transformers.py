@@ -10,7 +10,8 @@ import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.heads import (
     Mask,
@@ -20,10 +21,9 @@ from nnef_jax.formats.onnx.operators.heads import (
     rotated,
 )
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT
-from nnef_jax.formats.onnx.site import Site
 
 
-def only(site: Site, inputs: int, outputs: int = 99, **attributes: Any) -> None:
+def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: Any) -> None:
     """Raise InvalidOperation for further inputs or outputs, and for other values of attributes."""
     for i in range(inputs, len(site.operands)):
         if site.has(i):
@@ -37,11 +37,11 @@ def only(site: Site, inputs: int, outputs: int = 99, **attributes: Any) -> None:
             raise InvalidOperation(f"attribute '{name}' must be {value!r}, it is {found!r}")
 
 
-def _integers(site: Site, i: int) -> Any:
+def _integers(site: NodeSite, i: int) -> Any:
     return site.cast(site.operand(i), site.graph.builder.integer)
 
 
-def _pad(site: Site, mask: Mask, i: int, keys: int, real: Any) -> None:
+def _pad(site: NodeSite, mask: Mask, i: int, keys: int, real: Any) -> None:
     """Add a large negative number to scores of keys that are no items of a sequence.
 
     An input tells them: a number for each key [batch,keys] or score [batch,time,keys], 0 for none;
@@ -69,25 +69,25 @@ def _pad(site: Site, mask: Mask, i: int, keys: int, real: Any) -> None:
     mask.add(site.chosen(counts, 0, least))
 
 
-def _split(site: Site, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
+def _split(site: NodeSite, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
     ends = np.cumsum([0, *sizes]).tolist()
     if ends[-1] != site.extent(x, axis):
         raise InvalidShape(f"{show(site.shape(x))} has no parts of {list(sizes)} items")
     return [site.part(x, axis, a, b) for a, b in pairwise(ends)]
 
 
-def _unpacked(site: Site, x: Any, axis: int) -> list[Any]:
+def _unpacked(site: NodeSite, x: Any, axis: int) -> list[Any]:
     """Return what lies along an axis, without it."""
     count = site.extent(x, axis)
     parts = _split(site, x, [1] * count, axis)
     return [site.insert("squeeze", {"input": part}, axes=(axis,)) for part in parts]
 
 
-def _behind(site: Site, past: Any, x: Any) -> Any:
+def _behind(site: NodeSite, past: Any, x: Any) -> Any:
     return x if past is None else site.insert("concat", {"values": [past, x]}, axis=2)
 
 
-def _whole(site: Site, q: Any, k: Any, v: Any, padding: int, bias: int) -> Any:
+def _whole(site: NodeSite, q: Any, k: Any, v: Any, padding: int, bias: int) -> Any:
     """Attend as Attention and MultiHeadAttention do, given which inputs are masks."""
     times, keys = site.extent(q, 2), site.extent(k, 2)
     mask = Mask(site)
@@ -101,7 +101,7 @@ def _whole(site: Site, q: Any, k: Any, v: Any, padding: int, bias: int) -> Any:
 
 
 @operator("Attention", domain=MICROSOFT)
-def _attention(site: Site) -> tuple[Any, ...]:
+def _attention(site: NodeSite) -> tuple[Any, ...]:
     only(site, 6, do_rotary=0, past_present_share_buffer=0)
     x, weights = site.tensor(0), site.unsqueezed(site.tensor(1), (0,))
     flags = {"transposeA": False, "transposeB": False}
@@ -120,7 +120,7 @@ def _attention(site: Site) -> tuple[Any, ...]:
 
 
 @operator("MultiHeadAttention", domain=MICROSOFT)
-def _multi_head_attention(site: Site) -> tuple[Any, ...]:
+def _multi_head_attention(site: NodeSite) -> tuple[Any, ...]:
     """Attend; heads of queries, keys and values may be packed in one tensor."""
     only(site, 8, 3)
     count, x = site.int("num_heads"), site.tensor(0)
@@ -151,7 +151,7 @@ def _multi_head_attention(site: Site) -> tuple[Any, ...]:
     return _whole(site, q, k, v, 4, 5), k, v
 
 
-def _angles(site: Site, positions: Any, caches: Sequence[int]) -> list[Any]:
+def _angles(site: NodeSite, positions: Any, caches: Sequence[int]) -> list[Any]:
     """Return cosines and sines [batch,time,angles] at positions [batch,time]."""
     return [
         site.insert("gather", {"input": site.operand(i), "indices": positions}, axis=0)
@@ -160,7 +160,7 @@ def _angles(site: Site, positions: Any, caches: Sequence[int]) -> list[Any]:
 
 
 @operator("RotaryEmbedding", domain=MICROSOFT)
-def _rotary_embedding(site: Site) -> Any:
+def _rotary_embedding(site: NodeSite) -> Any:
     only(site, 4, scale=1.0, is_packed_batching=0)
     x, is_flat = site.tensor(0), site.rank() == 3
     half = site.extent(2, 1)
@@ -176,7 +176,7 @@ def _rotary_embedding(site: Site) -> Any:
 
 
 @operator("GroupQueryAttention", domain=MICROSOFT)
-def _group_query_attention(site: Site) -> tuple[Any, ...]:
+def _group_query_attention(site: NodeSite) -> tuple[Any, ...]:
     """Attend causally, with keys and values kept in buffers: new ones come behind old ones.
 
     `seqlens_k` has how many there are with the new ones, less 1. A buffer is as long as its
@@ -238,7 +238,7 @@ def _group_query_attention(site: Site) -> tuple[Any, ...]:
     return joined(site, result), k, v
 
 
-def _placed(site: Site, past: Any, new: Any, before: Any, keys: int) -> Any:
+def _placed(site: NodeSite, past: Any, new: Any, before: Any, keys: int) -> Any:
     """Return a buffer of so many keys: those `before` [batch,1], new ones, and zeros."""
     batch, heads, times, items = site.known_shape(new)
     kept = site.extent(past, 2)

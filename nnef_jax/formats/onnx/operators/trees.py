@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
@@ -23,7 +24,6 @@ from nnef_jax.formats.onnx.operators.estimators import (
     rows,
     transformed,
 )  # fmt: skip
-from nnef_jax.formats.onnx.site import Site
 
 _COMPARISONS = {
     "BRANCH_EQ": 1, "BRANCH_NEQ": 2, "BRANCH_LT": 3, "BRANCH_GT": 4, "BRANCH_LEQ": 5,
@@ -35,7 +35,7 @@ _NAN = 256  # of a comparison that holds for NaN
 _NODE = 10  # steps
 
 
-def _numbers(site: Site, name: str) -> NDArray[Any]:
+def _numbers(site: NodeSite, name: str) -> NDArray[Any]:
     """Return numbers, which may be a tensor."""
     tensor = site.node.attributes.get(f"{name}_as_tensor")
     return np.array(site.numbers(name, ())) if tensor is None else tensor.array.reshape(-1)
@@ -46,7 +46,7 @@ def _bits(x: Any) -> NDArray[np.int32]:
 
 
 def _scores(
-    site: Site, roots: Any, nodes: NDArray[np.int32], leaves: NDArray[np.int32], count: int,
+    site: NodeSite, roots: Any, nodes: NDArray[np.int32], leaves: NDArray[np.int32], count: int,
     aggregate: str = "SUM",
 ) -> Any:  # fmt: skip
     """Return the score of each class for each row."""
@@ -67,7 +67,7 @@ def _scores(
     return site.term("div", scores, float(len(roots))) if is_mean else scores
 
 
-def _ensemble(site: Site, votes: str, count: int, aggregate: str = "SUM") -> Any:
+def _ensemble(site: NodeSite, votes: str, count: int, aggregate: str = "SUM") -> Any:
     """Return scores of trees whose nodes have numbers of their own; votes follow each other."""
     trees, numbers = site.ints("nodes_treeids"), site.ints("nodes_nodeids")
     modes = site.attribute("nodes_modes", tuple, None)
@@ -99,7 +99,7 @@ def _ensemble(site: Site, votes: str, count: int, aggregate: str = "SUM") -> Any
     return _scores(site, roots, nodes, leaves, count, aggregate)
 
 
-def _based(site: Site, scores: Any, count: int) -> Any:
+def _based(site: NodeSite, scores: Any, count: int) -> Any:
     base = _numbers(site, "base_values")
     if base.size not in (0, count):
         raise InvalidShape(f"'base_values' must have {count} items, it has {base.size}")
@@ -107,7 +107,7 @@ def _based(site: Site, scores: Any, count: int) -> Any:
 
 
 @operator("TreeEnsembleRegressor", domain=DOMAIN)
-def _regressor(site: Site) -> Any:
+def _regressor(site: NodeSite) -> Any:
     aggregate = site.choice("aggregate_function", *_AGGREGATES, default="SUM")
     count = site.int("n_targets")
     scores = _based(site, _ensemble(site, "target", count, aggregate), count)
@@ -115,7 +115,7 @@ def _regressor(site: Site) -> Any:
 
 
 @operator("TreeEnsembleClassifier", domain=DOMAIN)
-def _classifier(site: Site) -> Any:
+def _classifier(site: NodeSite) -> Any:
     """Return the label with the highest score, and scores.
 
     Where trees vote for one class of two, the second wins above a half if no weight is below 0,
@@ -145,7 +145,7 @@ def _classifier(site: Site) -> Any:
 
 
 @operator("TreeEnsemble", domain=DOMAIN)
-def _tree_ensemble(site: Site) -> Any:
+def _tree_ensemble(site: NodeSite) -> Any:
     """Return scores of trees whose nodes and leaves have places of their own."""
 
     def tensor(name: str) -> NDArray[Any]:
@@ -191,14 +191,14 @@ def _tree_ensemble(site: Site) -> Any:
     return site.cast(scores, site.dtype_of())
 
 
-def _named(site: Site, name: str, names: Sequence[str], default: int) -> str:
+def _named(site: NodeSite, name: str, names: Sequence[str], default: int) -> str:
     number = site.int(name, default)
     if not 0 <= number < len(names):
         raise InvalidOperation(f"'{name}' must be below {len(names)}, it is {number}")
     return names[number]
 
 
-def _sets(site: Site) -> list[list[float]]:
+def _sets(site: NodeSite) -> list[list[float]]:
     """Return sets of members, which NaN ends."""
     given = site.node.attributes.get("membership_values")
     found: list[list[float]] = [[]]

@@ -8,14 +8,14 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, Value
-from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import Body, End
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import opsets
 from nnef_jax.formats.openvino.layers.loop_layers import graph_of, outer, truth
 from nnef_jax.formats.openvino.ports import links, source_of
-from nnef_jax.formats.openvino.site import Tensor
 
 
 @opsets("If")

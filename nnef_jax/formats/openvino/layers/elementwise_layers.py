@@ -9,7 +9,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
-from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed
 from nnef_jax.formats.openvino.layer_site import ByKind, LayerSite, ends_of
 from nnef_jax.formats.openvino.layers import everywhere, legacy, meanings, opsets

@@ -12,13 +12,13 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
 from nnef_jax.flattening.counts import Count
-from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers import everywhere, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
-from nnef_jax.formats.openvino.site import Tensor
 
 _MOST = 1 << 16  # iterations of a scan that a condition may end before
 

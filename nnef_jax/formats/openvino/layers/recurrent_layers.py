@@ -10,7 +10,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
-from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 

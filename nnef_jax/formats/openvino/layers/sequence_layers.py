@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, ends_of
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 

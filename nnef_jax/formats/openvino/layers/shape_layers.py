@@ -12,7 +12,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show, volume
 from lowering.graph import Value
 from nnef_jax.flattening.symbolic import numbers
-from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets

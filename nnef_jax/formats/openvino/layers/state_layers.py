@@ -12,12 +12,12 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import TensorType, Value
 from lowering.trace import Context, trace
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.symbolic import opened
-from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import legacy, opsets
-from nnef_jax.formats.openvino.site import Tensor
 from nnef_jax.formats.openvino.state_variables import label_of
 
 

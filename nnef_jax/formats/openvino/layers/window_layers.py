@@ -14,7 +14,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import Value
-from nnef_jax.formats.openvino.constants import Constant
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets

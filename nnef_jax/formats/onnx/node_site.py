@@ -12,22 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
-from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic
+from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value, is_float
+from lowering.location import Span
 from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
-from nnef_jax.formats.base import ExtentNeeded
-from nnef_jax.formats.onnx.constants import Constant
+from nnef_jax.flattening.site import Site, Tensor
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import Graph, Node
-from nnef_jax.formats.onnx.element_types import computed, dtype_of
-from nnef_jax.formats.onnx.flat_graph import NodeGraph
-from nnef_jax.similar import did_you_mean
+from nnef_jax.formats.onnx.node_graph import NodeGraph
+from nnef_jax.formats.onnx.tensor_types import dtype_of
 
-Tensor = Value | Constant
 _FEW = 64  # items of whole numbers that are computed here even if they are stored
 
 
 @dataclass(slots=True, eq=False)
-class Site:
+class NodeSite(Site[NodeGraph]):
     """A node that is flattened into a graph. `operands` are by input, None if left out.
 
     An operand is a tensor, known or not, or a list of these for a sequence.
@@ -42,10 +41,6 @@ class Site:
 
     # What it reads
 
-    def has(self, i: int) -> bool:
-        """Tell whether an input is given."""
-        return i < len(self.operands) and self.operands[i] is not None
-
     def wants(self, i: int) -> bool:
         """Tell whether an output has a name."""
         return i < len(self.node.outputs) and bool(self.node.outputs[i])
@@ -58,31 +53,9 @@ class Site:
             raise InvalidOperation(f"input {i} must be a tensor, it is a sequence")
         return self.operands[i]
 
-    def tensor(self, x: int | Tensor) -> Value:
-        """Return an input as a tensor of the graph."""
-        found = self.operand(x) if isinstance(x, int) else x
-        if isinstance(found, Value):
-            return found
-        return self.graph.tensor(found, found.label or f"{self.name}.constant", self.node.span)
-
     def optional(self, i: int) -> Any:
         """Return an input, known or not, None if it is left out."""
         return self.operand(i) if self.has(i) else None
-
-    def known(self, x: int | Tensor) -> NDArray[Any]:
-        """Return an input that decides the structure of the graph; raise where it is computed."""
-        found = self.operand(x) if isinstance(x, int) else x
-        if isinstance(found, Constant):
-            return found.array
-        what = f"input {x} '{self.node.inputs[x]}'" if isinstance(x, int) else f"'{found.name}'"
-        raise InvalidOperation(
-            f"{what} is computed by the network, it must be known when the network is read",
-            self.graph.fixing(found),
-        )
-
-    def integers(self, x: int | Tensor) -> list[int]:
-        """Return the items of a known input as whole numbers, which may be symbolic."""
-        return [n if is_symbolic(n) else int(n) for n in self.known(x).reshape(-1).tolist()]
 
     def integer(self, i: int, default: int | None = None) -> int:
         """Return the one whole number that a known input has."""
@@ -93,39 +66,10 @@ class Site:
             raise InvalidOperation(f"input {i} must be one number, it has {len(found)}")
         return found[0]
 
-    def shape(self, x: int | Tensor = 0) -> Shape:
-        """Return the shape of an input; extents may be UNKNOWN."""
-        found = self.operand(x) if isinstance(x, int) else x
-        return found.type.shape if isinstance(found, Value) else found.array.shape
-
-    def rank(self, x: int | Tensor = 0) -> int:
-        """Return how many axes an input has."""
-        return len(self.shape(x))
-
-    def known_shape(self, x: int | Tensor = 0) -> Shape:
-        """Return the shape of an input; raise ExtentNeeded where an extent is open.
-
-        Extents are symbolic where `jax.export` keeps them open.
-        """
-        found = self.operand(x) if isinstance(x, int) else x
-        shape = self.shape(found)
-        if is_known(shape):
-            return shape
-        if self.graph.symbolic is None or isinstance(found, Constant):
-            raise ExtentNeeded
-        return self.graph.symbolic.of(found)
-
     def extent(self, x: int | Tensor, axis: int) -> int:
         """Return an extent of an input; raise ExtentNeeded where it is open."""
         found = self.shape(x)[axis]
         return self.known_shape(x)[axis] if found is UNKNOWN else found
-
-    def axis(self, axis: int, rank: int | None = None) -> int:
-        """Return an axis, counted from the end where it is negative."""
-        rank = self.rank() if rank is None else rank
-        if not -rank <= axis < max(rank, 1):
-            raise InvalidOperation(f"there is no axis {axis} of {rank}")
-        return axis % rank if rank else 0
 
     def axes(self, i: int, name: str = "axes") -> tuple[int, ...] | None:
         """Return axes, which are an input since some version, an attribute before; None if open."""
@@ -137,14 +81,9 @@ class Site:
             return None
         return tuple(self.axis(a) for a in found)
 
-    def dtype_of(self, x: int | Tensor = 0) -> str:
-        """Return the dtype that an input is computed in, known or not."""
-        found = self.operand(x) if isinstance(x, int) else x
-        return found.type.dtype if isinstance(found, Value) else self.computed(found.dtype)
-
     def computed(self, dtype: str) -> str:
         """Return the dtype that tensors of a dtype of the file are computed in."""
-        return computed(dtype, self.graph.options.real)
+        return self.graph.computed(dtype)
 
     # Attributes
 
@@ -187,17 +126,6 @@ class Site:
         """Return an attribute that is a text."""
         return self.attribute(name, str, default)
 
-    def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
-        """Return an attribute that is one of some words."""
-        found = self.text(name, default)
-        if found not in allowed:
-            known = ", ".join(filter(None, allowed))
-            raise InvalidOperation(
-                f"attribute '{name}' is {found[:40]!r}, known are {known}",
-                did_you_mean(found, allowed, meter=self.graph.meter),
-            )
-        return found
-
     def dtype(self, name: str, default: int | None = None) -> str:
         """Return an attribute that is an element type, as the file has it."""
         return dtype_of(self.int(name, default))
@@ -209,25 +137,24 @@ class Site:
     # What it adds
 
     @property
+    def span(self) -> Span:
+        """Return where the listing of nodes has it."""
+        return self.node.span
+
+    @property
+    def title(self) -> str:
+        """Return what errors call it."""
+        return self.node.title
+
+    def input_title(self, i: int) -> str:
+        """Return what errors call an input."""
+        return f"input {i} '{self.node.inputs[i]}'"
+
+    @property
     def name(self) -> str:
         """Return what names of its tensors start with: its first output."""
         first = next(filter(None, self.node.outputs), self.node.name or self.node.operator)
         return self.prefix + first
-
-    def spend(self, steps: int) -> None:
-        """Count steps before they are done while it is read; raise LimitError for too many."""
-        self.graph.meter.spend(steps, self.node.title, self.node.span)
-
-    def emit(self, kind: str, operands: Mapping[str, Any], /, **attributes: Any) -> Any:
-        """Add the operation that the node is; return its result, several as a tuple."""
-        return self._emit(kind, operands, attributes, self.name, inserted=False)
-
-    def insert(self, kind: str, operands: Mapping[str, Any], /, **attributes: Any) -> Any:
-        """Add an operation before it; return its result, several as a tuple.
-
-        Operations on known tensors that decide shapes are computed at once, here as in `emit`.
-        """
-        return self._emit(kind, operands, attributes, f"{self.name}.{kind}", inserted=True)
 
     def _emit(
         self,
@@ -238,23 +165,12 @@ class Site:
         *,
         inserted: bool,
     ) -> Any:
+        """Add an operation, unless its operands are known and decide shapes: it is computed."""
         folded = self._folded(kind, operands, attributes)
         if folded is not None:
             return folded
-
-        def operand(x: Any) -> Any:
-            if isinstance(x, list | tuple):
-                return tuple(operand(item) for item in cast("list[Any]", x))
-            return self.tensor(x) if isinstance(x, Constant) else x
-
-        given = {key: operand(x) for key, x in operands.items()}
-        frozen = {k: _frozen(x) for k, x in attributes.items()}
-        builder = self.graph.builder
-        exact = not inserted and not builder.is_taken(name)
-        wanted = [name] if exact else [builder.unreserved(name)]
-        span = self.node.span
-        results = self.graph.add(kind, given, frozen, wanted, span, inserted=inserted)
-        return results[0] if len(results) == 1 else results
+        # `super()` without arguments is of another class where a dataclass has slots.
+        return Site._emit(self, kind, operands, attributes, name, inserted=inserted)
 
     def _folded(self, kind: str, operands: Mapping[str, Any], attributes: Any) -> Any:
         """Return the result on known tensors, None where the network computes it."""
@@ -264,7 +180,7 @@ class Site:
         known = [x for x in flat if isinstance(x, Constant)]
         if not known or any(isinstance(x, Value) for x in flat):
             return None
-        few = all(x.array.size <= _FEW and (_is_whole(x.dtype) or x.array.size == 1) for x in known)
+        few = all(x.array.size <= _FEW and (_is_whole(x.type) or x.array.size == 1) for x in known)
         if not (few or any(x.derived for x in known)):
             return None
         if max(x.array.size for x in known) > LARGEST or any(
@@ -285,7 +201,7 @@ class Site:
             found = evaluate(kind, [exact(x) for x in operands.values()], attributes)
         except NotFolded:
             return None
-        dtype = next((x.dtype for x in known if x.dtype != "bool"), "bool")
+        dtype = next((x.type for x in known if x.type != "bool"), "bool")
         results = [_derived(x, dtype) for x in (found if isinstance(found, list) else [found])]
         self.spend(sum(x.array.size for x in results))
         return results if isinstance(found, list) else results[0]
@@ -327,14 +243,8 @@ class Site:
         if tuple(shape) == self.shape(x):
             return x
         if isinstance(x, Constant) and not x.label and 0 not in shape and -1 not in shape:
-            return Constant(x.array.reshape(tuple(shape)), x.dtype, derived=x.derived)
+            return Constant(x.array.reshape(tuple(shape)), x.type, derived=x.derived)
         return self.insert("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
-
-    def transposed(self, x: Tensor, axes: Sequence[int]) -> Any:
-        """Return a tensor with permuted axes."""
-        if list(axes) == list(range(len(axes))):
-            return x
-        return self.insert("transpose", {"input": x}, axes=tuple(axes))
 
     def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Any:
         """Return a tensor with new axes of extent 1."""
@@ -384,12 +294,6 @@ class Site:
         given = {"condition": condition, "true_value": x, "false_value": y}
         return self.insert("select", given)
 
-    def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
-        """Return the whole numbers from 0 to before a count along an axis, others of extent 1."""
-        dtype = self.graph.builder.integer
-        found = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
-        return self.unsqueezed(found, tuple(i for i in range(rank) if i != axis))
-
     def item(self, number: float, x: Tensor) -> float | int | Constant:
         """Return a number in the dtype of a tensor: a literal where it has that dtype."""
         dtype = self.dtype_of(x)
@@ -431,9 +335,3 @@ def _wrapped(x: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 def _is_whole(dtype: str) -> bool:
     return dtype.startswith(("int", "uint")) or dtype == "bool"
-
-
-def _frozen(x: Any) -> Any:
-    if isinstance(x, list | tuple):
-        return tuple(map(_frozen, cast("Sequence[Any]", x)))
-    return x.item() if isinstance(x, np.generic) else x

@@ -1,8 +1,13 @@
-"""The graph that nodes are added to, with its parameters; a graph in a node has one of its own."""
+"""Tensors known when a network is flattened, and a graph that takes them: weights, shapes, indices.
+
+It is for formats whose networks are layers or nodes on tensors.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,37 +18,63 @@ from lowering.graph import TensorType, Value
 from lowering.location import Span
 from nnef_jax.flattening.counted import CountedEmission
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.onnx.constants import Constant
-from nnef_jax.formats.onnx.element_types import computed
 
 _MOST = 4096  # items of whole numbers that stand in the graph instead of beside it
 _ITEMS_PER_STEP = 4  # of a constant that stands in the graph
+_INDICES = frozenset({"int32", "int64", "uint32", "uint64", "bool"})
 
 
-class NodeGraph(CountedEmission):
-    """A graph in the making. `data` has the arrays by label that its variables stand for.
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A known tensor of an element type: `label` is that of the weights that it is, "" if none.
 
-    The parameters of an inner graph are captured from `outer`.
+    One that is `derived` follows from shapes, or is an operation's result on known tensors. Items
+    are objects where extents among them are symbolic.
     """
 
+    array: NDArray[Any]
+    type: str  # as the format calls it
+    label: str = ""
+    derived: bool = False
+
+
+class TensorGraph(CountedEmission, ABC):
+    """A graph in the making. `data` has the weights by label that its variables stand for.
+
+    What a body reads of `outer` is captured as inputs of it.
+    """
+
+    INTEGER = "int64"  # what the format calls whole numbers of 64 bits
+
     def __init__(
-        self, options: Options, data: dict[str, NDArray[Any]], outer: NodeGraph | None = None
+        self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
     ) -> None:
-        super().__init__(options, computed("int64", options.real))
+        super().__init__(options, self.computed_in(options, self.INTEGER))
         self.data = data
         self.outer = outer
         self.tensors: dict[Constant, Value] = {}
         self.captured: dict[Value, Value] = {}  # inner to outer
         self._entered: dict[Value, Value] = {}  # outer to inner
-        self._labels: dict[str, int] = {}  # how many variables have a label made of one
-        self.places: dict[Value, Value] = {}  # of items that are not 0
         if outer is not None:
             self.is_body = True
-            self.symbolic = None  # the extents of its inputs are known
+            self.symbolic = None  # the extents of a body's inputs are known
 
-    def inner(self) -> NodeGraph:
-        """Return an empty graph in this one."""
-        return NodeGraph(self.options, self.data, self)
+    @staticmethod
+    @abstractmethod
+    def computed_in(options: Options, type: str) -> str:
+        """Return the dtype that tensors of an element type are computed in."""
+
+    @abstractmethod
+    def variable(self, constant: Constant, name: str, span: Span) -> Value:
+        """Add weights as a variable, with their data; return them as they are computed in."""
+
+    def computed(self, type: str) -> str:
+        """Return the dtype that tensors of an element type are computed in."""
+        return self.computed_in(self.options, type)
+
+    def body(self) -> Self:
+        """Return an empty graph for a body."""
+        return type(self)(self.options, self.data, self)
 
     def entered(self, value: Value) -> Value:
         """Return what a tensor of the graph around this one is in here. Raises InvalidOperation."""
@@ -61,7 +92,7 @@ class NodeGraph(CountedEmission):
         return inner
 
     def tensor(self, constant: Constant, name: str, span: Span) -> Value:
-        """Return a known tensor as one of the graph: an initialiser as a variable."""
+        """Return a known tensor as one of the graph: weights as a variable."""
         known = self.tensors.get(constant)
         if known is None:
             known = self.tensors[constant] = self._tensor(constant, name, span)
@@ -69,24 +100,17 @@ class NodeGraph(CountedEmission):
 
     def _tensor(self, constant: Constant, name: str, span: Span) -> Value:
         array = constant.array
-        dtype = computed(constant.dtype, self.options.real)
-        type = TensorType(array.shape, dtype)
-        is_index = constant.dtype in ("int32", "int64", "bool")
-        if not constant.label or (is_index and array.size <= _MOST):
+        type = TensorType(array.shape, self.computed(constant.type))
+        if not constant.label or (type.dtype in _INDICES and array.size <= _MOST):
             self.meter.spend(array.size // _ITEMS_PER_STEP, f"'{name}'", span)
-            items = tuple(narrowed(array, dtype).ravel().tolist())
-            attributes = {"shape": type.shape, "value": items, "dtype": dtype}
+            items = tuple(narrowed(array, type.dtype).ravel().tolist())
+            attributes = {"shape": type.shape, "value": items, "dtype": type.dtype}
             wanted = [self.builder.unreserved(name)]
             return self.add("constant", {}, attributes, wanted, span, inserted=True)[0]
         if self.outer is not None:
             return self.entered(self.outer.tensor(constant, name, span))
         wanted = name if self.builder.is_taken(name) else self.builder.unreserved(name)
-        label = constant.label  # graphs in nodes may have the same names
-        while self.builder.variable_of(label) and self.data[label] is not array:
-            self._labels[constant.label] = self._labels.get(constant.label, 0) + 1
-            label = f"{constant.label}_{self._labels[constant.label]}"
-        self.data[label] = array
-        return self.builder.variable(wanted, label, type, span)
+        return self.variable(constant, wanted, span)
 
 
 def narrowed(array: NDArray[Any], dtype: str) -> NDArray[Any]:

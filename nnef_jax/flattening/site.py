@@ -1,0 +1,186 @@
+"""A layer or a node while it is flattened: what it reads, and what adds operations for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering.errors import InvalidOperation
+from lowering.extents import Shape, is_known, is_symbolic
+from lowering.graph import Value
+from lowering.location import Span
+from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
+from nnef_jax.formats.base import ExtentNeeded
+from nnef_jax.similar import did_you_mean
+
+Tensor = Value | Constant
+_Graph = TypeVar("_Graph", bound=TensorGraph)
+
+
+class Site(ABC, Generic[_Graph]):
+    """The place of a layer or a node. `operands` are by input, None where one is left out."""
+
+    __slots__ = ()
+    graph: _Graph
+    operands: Sequence[Any]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Return what names of its tensors start with."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Return what errors call it."""
+
+    @property
+    @abstractmethod
+    def span(self) -> Span:
+        """Return where it stands."""
+
+    @abstractmethod
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return an attribute that is a text; raise InvalidOperation where it is missing."""
+
+    # What it reads
+
+    def has(self, i: int) -> bool:
+        """Tell whether an input is given."""
+        return i < len(self.operands) and self.operands[i] is not None
+
+    def operand(self, i: int) -> Any:
+        """Return an input, known or not."""
+        if not self.has(i):
+            raise InvalidOperation(f"input {i} is not connected")
+        return self.operands[i]
+
+    def tensor(self, x: int | Tensor) -> Value:
+        """Return an input as a tensor of the graph."""
+        found = self.operand(x) if isinstance(x, int) else x
+        if isinstance(found, Value):
+            return found
+        return self.graph.tensor(found, found.label or f"{self.name}.constant", self.span)
+
+    def known(self, x: int | Tensor) -> NDArray[Any]:
+        """Return an input that decides the structure of the graph; raise where it is computed."""
+        found = self.operand(x) if isinstance(x, int) else x
+        if isinstance(found, Constant):
+            return found.array
+        what = self.input_title(x) if isinstance(x, int) else f"'{found.name}'"
+        raise InvalidOperation(
+            f"{what} is computed by the network, it must be known when the network is read",
+            self.graph.fixing(found),
+        )
+
+    def input_title(self, i: int) -> str:
+        """Return what errors call an input."""
+        return f"input {i}"
+
+    def integers(self, x: int | Tensor) -> list[int]:
+        """Return the items of a known input as whole numbers, which may be symbolic."""
+        return [n if is_symbolic(n) else int(n) for n in self.known(x).reshape(-1).tolist()]
+
+    def shape(self, x: int | Tensor = 0) -> Shape:
+        """Return the shape of an input; extents may be UNKNOWN."""
+        found = self.operand(x) if isinstance(x, int) else x
+        return found.type.shape if isinstance(found, Value) else found.array.shape
+
+    def rank(self, x: int | Tensor = 0) -> int:
+        """Return how many axes an input has."""
+        return len(self.shape(x))
+
+    def known_shape(self, x: int | Tensor = 0) -> Shape:
+        """Return the shape of an input; raise ExtentNeeded where an extent is open.
+
+        Extents are symbolic where `jax.export` keeps them open.
+        """
+        found = self.operand(x) if isinstance(x, int) else x
+        shape = self.shape(found)
+        if is_known(shape):
+            return shape
+        if self.graph.symbolic is None or isinstance(found, Constant):
+            raise ExtentNeeded
+        return self.graph.symbolic.of(found)
+
+    def axis(self, axis: int, rank: int | None = None) -> int:
+        """Return an axis, counted from the end where it is negative."""
+        rank = self.rank() if rank is None else rank
+        if not -rank <= axis < max(rank, 1):
+            raise InvalidOperation(f"there is no axis {axis} of {rank}")
+        return axis % rank if rank else 0
+
+    def dtype_of(self, x: int | Tensor = 0) -> str:
+        """Return the dtype that an input is computed in, known or not."""
+        found = self.operand(x) if isinstance(x, int) else x
+        return found.type.dtype if isinstance(found, Value) else self.graph.computed(found.type)
+
+    def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
+        """Return an attribute that is one of some words."""
+        found = self.text(name, default)
+        if found not in allowed:
+            known = ", ".join(filter(None, allowed))
+            raise InvalidOperation(
+                f"attribute '{name}' is {found[:40]!r}, known are {known}",
+                did_you_mean(found, allowed, meter=self.graph.meter),
+            )
+        return found
+
+    # What it adds
+
+    def spend(self, steps: int) -> None:
+        """Count steps before they are done while it is read; raise LimitError for too many."""
+        self.graph.meter.spend(steps, self.title, self.span)
+
+    def emit(self, kind: str, operands: Mapping[str, Any], /, **attributes: Any) -> Any:
+        """Add the operation that it is; return its result, several as a tuple."""
+        return self._emit(kind, operands, attributes, self.name, inserted=False)
+
+    def insert(self, kind: str, operands: Mapping[str, Any], /, **attributes: Any) -> Any:
+        """Add an operation before it; return its result, several as a tuple."""
+        return self._emit(kind, operands, attributes, f"{self.name}.{kind}", inserted=True)
+
+    def _emit(
+        self,
+        kind: str,
+        operands: Mapping[str, Any],
+        attributes: dict[str, Any],
+        name: str,
+        *,
+        inserted: bool,
+    ) -> Any:
+        def operand(x: Any) -> Any:
+            if isinstance(x, list | tuple):
+                return tuple(operand(item) for item in cast("list[Any]", x))
+            return self.tensor(x) if isinstance(x, Constant) else x
+
+        given = {key: operand(x) for key, x in operands.items()}
+        frozen = {key: _frozen(x) for key, x in attributes.items()}
+        builder = self.graph.builder
+        exact = not inserted and not builder.is_taken(name)
+        wanted = [name] if exact else [builder.unreserved(name)]
+        results = self.graph.add(kind, given, frozen, wanted, self.span, inserted=inserted)
+        return results[0] if len(results) == 1 else results
+
+    def transposed(self, x: Any, axes: Sequence[int]) -> Any:
+        """Return a tensor with permuted axes."""
+        if list(axes) == list(range(len(axes))):
+            return x
+        return self.insert("transpose", {"input": x}, axes=tuple(axes))
+
+    def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
+        """Return the whole numbers from 0 to before a count along an axis, others of extent 1."""
+        dtype = self.graph.builder.integer
+        found = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
+        rest = tuple(i for i in range(rank) if i != axis)
+        return self.insert("unsqueeze", {"input": found}, axes=rest) if rest else found
+
+
+def _frozen(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return tuple(map(_frozen, cast("Sequence[Any]", x)))
+    return x.item() if isinstance(x, np.generic) else x
