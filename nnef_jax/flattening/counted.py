@@ -15,7 +15,7 @@ import numpy as np
 from lowering.graph import Call, Rule, Value, is_float, is_integer
 from lowering.location import Span
 from nnef_jax.flattening.counted_kinds import followed
-from nnef_jax.flattening.counts import Count, Step
+from nnef_jax.flattening.counts import Count, PaddedOperation
 from nnef_jax.flattening.emission import Emission, Given
 from nnef_jax.formats.base import Options
 
@@ -42,7 +42,7 @@ class CountedEmission(Emission):
         """Add an operation, and note which axes of its results are padded; see `Emission`."""
         where: Count | None = None
         if self.counts:
-            step = Step(self, self.counts, kind, dict(operands), attributes, span)
+            step = PaddedOperation(self, self.counts, kind, dict(operands), attributes, span)
             where = followed(step) if step.counts else None
             operands = step.operands
         results = super().add(
@@ -61,7 +61,7 @@ class CountedEmission(Emission):
         dtype = x.type.dtype
         signed = is_integer(dtype) and not dtype.startswith("u")
         padding = np.nan if is_float(dtype) else -1 if signed else 0
-        return Step(self, self.counts, "copy", {"x": x}, {}, span).masked("x", padding)
+        return PaddedOperation(self, self.counts, "copy", {"x": x}, {}, span).masked("x", padding)
 
     def items_of(self, x: Value) -> list[int | Value]:
         """Return the extents that a tensor has without its padding: tensors [1] where computed."""

@@ -9,13 +9,13 @@ import numpy as np
 
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value
-from nnef_jax.flattening.counts import Count, Step
+from nnef_jax.flattening.counts import Count, PaddedOperation
 from nnef_jax.flattening.emission import Given
 
 _FAR = 2**31 - 1  # an index beyond any axis
 
 
-def followed(step: Step) -> Count | None:
+def followed(step: PaddedOperation) -> Count | None:
     """Return where the axis is in the results, None if it ends; raise where padding is read."""
     follow = _FOLLOWED.get(step.kind)
     differ = any(count.items is not step.first.items for count in step.counts.values())
@@ -25,7 +25,7 @@ def followed(step: Step) -> Count | None:
     return Count(where, step.first.items) if isinstance(where, int) else where
 
 
-def _items(step: Step) -> int:
+def _items(step: PaddedOperation) -> int:
     """Follow an axis through an operation item by item; shapes are matched from the first axis."""
     axes = {count.axis for count in step.counts.values()}
     axis = axes.pop()
@@ -37,7 +37,7 @@ def _items(step: Step) -> int:
     return axis
 
 
-def _moved(step: Step) -> int | Count:
+def _moved(step: PaddedOperation) -> int | Count:
     """Follow an axis through an operation that moves items."""
     name, count = next(iter(step.counts.items()))
     axis, shape, given = count.axis, step.shape(name), step.attributes
@@ -85,7 +85,7 @@ def _reshaped(shape: Sequence[int], axis: int, given: Given) -> int | None:
     return next((i for i in places if volume(wanted[:i]) == volume(shape[:axis])), None)
 
 
-def _sliced(step: Step, count: Count, extent: int) -> int | Count | None:
+def _sliced(step: PaddedOperation, count: Count, extent: int) -> int | Count | None:
     axes = list(step.attributes["axes"])
     if count.axis not in axes:
         return count.axis
@@ -98,7 +98,7 @@ def _sliced(step: Step, count: Count, extent: int) -> int | Count | None:
     return step.at_most(count.axis, count, end) if end > 0 else None
 
 
-def _gathered(step: Step) -> int | Count | None:
+def _gathered(step: PaddedOperation) -> int | Count | None:
     """Follow an axis of indices to what they name, or one of what they choose from."""
     axis, counts = step.attributes["axis"], step.counts
     source, indices = counts.get("input"), counts.get("indices")
@@ -116,7 +116,7 @@ def _gathered(step: Step) -> int | Count | None:
     return step.at_most(axis, source, len(known))
 
 
-def _constant(step: Step, x: Value) -> Any:
+def _constant(step: PaddedOperation, x: Value) -> Any:
     """Return the items of a tensor that stands in the graph, None if it does not."""
     for operation in step.graph.builder.operations:
         if operation.kind == "constant" and x in operation.results:
@@ -127,7 +127,7 @@ def _constant(step: Step, x: Value) -> Any:
     return None
 
 
-def _gathered_at(step: Step) -> int:
+def _gathered_at(step: PaddedOperation) -> int:
     """Follow an axis of coordinates, or of indices of single items, to what they name."""
     count = step.only("indices")
     last = len(step.shape("indices")) - (1 if step.kind == "gather_nd" else 0)
@@ -136,7 +136,7 @@ def _gathered_at(step: Step) -> int:
     return count.axis
 
 
-def _scattered(step: Step) -> None:
+def _scattered(step: PaddedOperation) -> None:
     """Write items alone: padding goes beyond the axis, where nothing is written."""
     counts = {**step.counts}
     count = counts.pop("indices", None)
@@ -149,7 +149,7 @@ def _scattered(step: Step) -> None:
     step.mask("indices", _FAR)
 
 
-def _product(step: Step) -> int:
+def _product(step: PaddedOperation) -> int:
     """Follow rows of the left matrix to the rows of the product."""
     left = "A" if step.kind == "matmul" else "input"
     count, rank = step.only(left), len(step.shape(left))
@@ -159,7 +159,7 @@ def _product(step: Step) -> int:
     return rank - 2
 
 
-def _reduced(step: Step) -> int | None:
+def _reduced(step: PaddedOperation) -> int | None:
     """Follow an axis that stays; one that is reduced has items that change nothing behind."""
     count, axes = step.only("input"), step.attributes["axes"]
     if count.axis not in axes:
@@ -182,7 +182,7 @@ def _reduced(step: Step) -> int | None:
     return None
 
 
-def _beside(step: Step) -> int:
+def _beside(step: PaddedOperation) -> int:
     """Follow an axis through an operation that joins items of other ones."""
     count, given = step.only("x"), step.attributes
     if count.axis in given.get("axes", (given.get("axis"),)):
@@ -190,7 +190,7 @@ def _beside(step: Step) -> int:
     return count.axis
 
 
-def _best(step: Step) -> int | Count:
+def _best(step: PaddedOperation) -> int | Count:
     """Follow an axis through a choice, which takes what is behind the items last of all."""
     count, axis = step.only("input"), step.attributes["axis"]
     if axis != count.axis:
@@ -200,7 +200,7 @@ def _best(step: Step) -> int | Count:
     return step.at_most(axis, count, step.attributes["k"])
 
 
-def _joined(step: Step) -> int:
+def _joined(step: PaddedOperation) -> int:
     axes = {count.axis for count in step.counts.values()}
     given = step.attributes["axis"]
     if len(step.counts) < len(step.operands["values"]) or len(axes) > 1 or given in axes:
@@ -208,27 +208,27 @@ def _joined(step: Step) -> int:
     return axes.pop()
 
 
-def _regions(step: Step) -> int:
+def _regions(step: PaddedOperation) -> int:
     """Follow regions of images to what is in them."""
     if step.only("rois", "batch_index").axis or step.counts["batch_index"].axis:
         raise step.refusal()
     return 0
 
 
-def _chosen(step: Step) -> None:
+def _chosen(step: PaddedOperation) -> None:
     """Have nothing behind the items of what is searched for items."""
     step.only("input")
     step.mask("input", 0)
 
 
-def _batched(step: Step) -> int:
+def _batched(step: PaddedOperation) -> int:
     """Follow the batch through layers that compute each item of it alone."""
     if any(count.axis or name in ("filter", "bias") for name, count in step.counts.items()):
         raise step.refusal()
     return 0
 
 
-_FOLLOWED: dict[str, Callable[[Step], int | Count | None]] = {
+_FOLLOWED: dict[str, Callable[[PaddedOperation], int | Count | None]] = {
     **dict.fromkeys((
         "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atanh", "bitcast",
         "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "cast", "ceil", "clamp", "copy",

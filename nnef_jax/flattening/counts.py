@@ -28,7 +28,7 @@ class Count:
     marked: bool = False
 
 
-class Step:
+class PaddedOperation:
     """An operation that reads padded tensors: `counts` are by operand."""
 
     def __init__(

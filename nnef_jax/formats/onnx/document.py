@@ -49,7 +49,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Port:
+class ModelPort:
     """An input or output of a graph: its shape has names of open extents, None without a rank."""
 
     name: str
@@ -59,13 +59,13 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Graph:
+class ModelGraph:
     """Nodes between inputs and outputs; `tensors` are initialisers by name."""
 
     name: str
     nodes: tuple[Node, ...]
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[ModelPort, ...]
+    outputs: tuple[ModelPort, ...]
     tensors: Mapping[str, Constant]
     span: Span
     reads: frozenset[str]  # what it reads of around
@@ -83,10 +83,10 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Document:
+class ModelDocument:
     """A model: its graph, the versions of the operator sets it uses, and its own functions."""
 
-    graph: Graph
+    graph: ModelGraph
     versions: Mapping[str, int]
     functions: Mapping[tuple[str, str, str], Function]
     version: int  # of the file format
@@ -106,7 +106,7 @@ class Reader:
     _starts: list[int] = field(default_factory=list[int])
     _end: int = 0
 
-    def document(self, model: Any) -> Document:
+    def document(self, model: Any) -> ModelDocument:
         """Return the checked document. Raises NnefError, all that is wrong with it at once."""
         if not model.HasField("graph"):
             raise ArchiveError(f"{self.name} is no ONNX model: it has no graph")
@@ -120,7 +120,7 @@ class Reader:
             for x in model.functions
         }
         raise_all(self.errors)
-        return Document(graph, versions, functions, model.ir_version)
+        return ModelDocument(graph, versions, functions, model.ir_version)
 
     def list_nodes(self, *groups: Any) -> None:
         """Make the text in which errors are located: a line for each node, in order."""
@@ -147,7 +147,7 @@ class Reader:
         end = self._starts[self._end + 1] if self._end + 1 < len(self._starts) else start + 1
         return Span(self._source, start, max(end - start - 1, 1))
 
-    def graph(self, proto: Any) -> Graph:
+    def graph(self, proto: Any) -> ModelGraph:
         """Return a graph."""
         span = self._place()
         tensors: dict[str, Constant] = {}
@@ -166,7 +166,7 @@ class Reader:
         self.distinct([*(x.name for x in inputs), *(n for x in nodes for n in x.outputs)], span)
         reads = frozenset[str]().union({x.name for x in outputs}, *(x.reads for x in nodes)) - own
         name = _decoded(proto.name)
-        return Graph(name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span, reads)
+        return ModelGraph(name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span, reads)
 
     def function(self, proto: Any, versions: Mapping[str, int]) -> Function:
         """Return a function of the model."""
@@ -246,11 +246,11 @@ class Reader:
             case _:
                 return value
 
-    def port(self, proto: Any) -> Port:
+    def port(self, proto: Any) -> ModelPort:
         """Return an input or output."""
         kind = proto.type.WhichOneof("value")
         if kind != "tensor_type":
-            return Port(_decoded(proto.name), "", None, kind is None)
+            return ModelPort(_decoded(proto.name), "", None, kind is None)
         type = proto.type.tensor_type
         shape: tuple[int | str | None, ...] | None = None
         if type.HasField("shape"):
@@ -262,7 +262,7 @@ class Reader:
             dtype = dtype_of(type.elem_type) if type.elem_type else ""
         except InvalidOperation:
             dtype = "string"
-        return Port(_decoded(proto.name), dtype, shape)
+        return ModelPort(_decoded(proto.name), dtype, shape)
 
     def tensor(self, proto: Any, label: str) -> Constant:
         """Return a tensor, viewed in the file where it can be. Raises InvalidOperation."""
@@ -385,14 +385,14 @@ def _is_set(proto: Any, name: str) -> bool:
     )
 
 
-def graphs_in(value: Any) -> Iterator[Graph]:
+def graphs_in(value: Any) -> Iterator[ModelGraph]:
     """Yield the graphs that an attribute has."""
     for x in value if isinstance(value, tuple) else (value,):
-        if isinstance(x, Graph):
+        if isinstance(x, ModelGraph):
             yield x
 
 
-def all_nodes(document: Document) -> Iterator[Node]:
+def all_nodes(document: ModelDocument) -> Iterator[Node]:
     """Yield the nodes of a model, of its functions, and of the graphs in nodes."""
     waiting = [*document.graph.nodes]
     waiting += [node for function in document.functions.values() for node in function.nodes]

@@ -17,7 +17,7 @@ from nnef_jax.errors import NnefError, SemanticError, UnsupportedError, raise_al
 from nnef_jax.flattening.emission import located
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
-from nnef_jax.formats.onnx.document import Document, Function, Graph, Node, Port
+from nnef_jax.formats.onnx.document import Function, ModelDocument, ModelGraph, ModelPort, Node
 from nnef_jax.formats.onnx.node_graph import NodeGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import Meaning, defined, is_defined, meaning_of, specialised
@@ -28,14 +28,14 @@ _NODE = 30  # steps
 _DEEPEST = 100  # functions in functions
 
 
-def flatten(document: Document, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
+def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
     """Return the flat graph; `data` collects parameters by label. Raises NnefError."""
     with within_memory("the flat graph"):
         graph = NodeGraph(options, data)
         top = document.graph
         names = [port.name for port in top.inputs]
         graph.builder.reserve([*names, *(x for node in top.nodes for x in node.outputs if x)])
-        flattener = Flattener(document, graph, document.versions)
+        flattener = NodeFlattener(document, graph, document.versions)
         found: dict[str, Any] = dict(top.tensors)
         for port in top.inputs:
             found[port.name] = flattener.input(port, top)
@@ -47,17 +47,17 @@ def flatten(document: Document, options: Options, data: dict[str, NDArray[Any]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flattener:
+class NodeFlattener:
     """Flattens nodes into a graph; graphs in nodes get one of their own."""
 
-    document: Document
+    document: ModelDocument
     graph: NodeGraph
     versions: Mapping[str, int]
     prefix: str = ""
     depth: int = 0
     attributes: Mapping[str, Any] | None = None  # of the function that the nodes are in
 
-    def input(self, port: Port, top: Graph) -> Any:
+    def input(self, port: ModelPort, top: ModelGraph) -> Any:
         """Add an input of the model."""
         options = self.graph.options
         try:
@@ -86,7 +86,7 @@ class Flattener:
         except InvalidOperation as error:
             raise located(error, f"input '{port.name}'", top.span) from None
 
-    def output(self, port: Port, found: Mapping[str, Any], top: Graph) -> Value:
+    def output(self, port: ModelPort, found: Mapping[str, Any], top: ModelGraph) -> Value:
         """Return an output of the model as a tensor of the graph."""
         value = found.get(port.name)
         if isinstance(value, list):
@@ -169,7 +169,7 @@ class Flattener:
                 return self._called(node, self._function(node, operands), operands)
             version = self.versions.get(node.domain, 1)
 
-            def within(graph: Graph, inner: NodeGraph, given: Mapping[str, Any]) -> list[Any]:
+            def within(graph: ModelGraph, inner: NodeGraph, given: Mapping[str, Any]) -> list[Any]:
                 return self.within(node, graph, inner, found, given)
 
             site = NodeSite(node, version, self.graph, operands, within, self.prefix)
@@ -210,7 +210,7 @@ class Flattener:
     def within(
         self,
         node: Node,
-        graph: Graph,
+        graph: ModelGraph,
         inner: NodeGraph,
         around: Mapping[str, Any],
         given: Mapping[str, Any],

@@ -18,7 +18,7 @@ from lowering.location import Span
 from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
 from nnef_jax.flattening.site import Site, Tensor
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.onnx.document import Graph, Node
+from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.node_graph import NodeGraph
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
@@ -130,9 +130,9 @@ class NodeSite(Site[NodeGraph]):
         """Return an attribute that is an element type, as the file has it."""
         return dtype_of(self.int(name, default))
 
-    def subgraph(self, name: str) -> Graph:
+    def subgraph(self, name: str) -> ModelGraph:
         """Return an attribute that is a graph."""
-        return self.attribute(name, Graph, None)
+        return self.attribute(name, ModelGraph, None)
 
     # What it adds
 

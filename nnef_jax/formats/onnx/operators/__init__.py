@@ -25,8 +25,8 @@ from nnef_jax.limits import Limits, Meter
 Meaning = Callable[[NodeSite], Any]
 FAMILIES = (
     "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra",
-    "optimizers", "control", "cells", "quantizers", "integer_products", "heads", "generators",
-    "layout", "indices", "reductions", "contractions", "lists", "estimators", "transformers",
+    "optimizers", "control", "cells", "quantizers", "integer_products", "heads", "ranges",
+    "layout", "indices", "reducers", "contractions", "lists", "estimators", "transformers",
     "fusions", "skips", "trees", "support_vectors", "lengths", "n_grams",
 )  # fmt: skip
 _NEWEST = 2**31 - 1  # version that the package takes

@@ -15,7 +15,7 @@ from lowering.graph import Value
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.operators.repetition import Body
+from nnef_jax.formats.onnx.operators.repetition import NodeBody
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -30,7 +30,7 @@ Activation = Callable[[NodeSite, Any], Any]
 
 
 @dataclass(slots=True)
-class Cell:
+class NodeCell:
     """What the cells of a layer have in common; activations are those of one direction."""
 
     kind: str
@@ -88,7 +88,7 @@ def activation(name: str, a: float, b: float) -> Activation:
     return apply
 
 
-def _clipped(at: NodeSite, cell: Cell, x: Any) -> Any:
+def _clipped(at: NodeSite, cell: NodeCell, x: Any) -> Any:
     return at.term("min", at.term("max", x, -cell.clip), cell.clip) if cell.clip else x
 
 
@@ -104,7 +104,7 @@ def _product(at: NodeSite, x: Any, filter: Any, bias: Any = None) -> Any:
 
 
 def _next(
-    at: NodeSite, cell: Cell, x: Any, states: Sequence[Any], r: Any, bias: Any, peepholes: Any
+    at: NodeSite, cell: NodeCell, x: Any, states: Sequence[Any], r: Any, bias: Any, peepholes: Any
 ) -> list[Any]:
     """Return the next states, given the input's product [batch,gates], biases of these added.
 
@@ -137,7 +137,7 @@ def _next(
 
 
 def _gru(
-    at: NodeSite, cell: Cell, activated: Callable[[int, Any], Any], x: Any, state: Any, r: Any,
+    at: NodeSite, cell: NodeCell, activated: Callable[[int, Any], Any], x: Any, state: Any, r: Any,
     bias: Any,
 ) -> Any:  # fmt: skip
     hidden = cell.hidden
@@ -172,7 +172,7 @@ def _layer(kind: str) -> Callable[[NodeSite], tuple[Any, ...]]:
         for i, reverse in enumerate(ways):
             count = len(_DEFAULTS[kind])
             own = activations[i * count : (i + 1) * count]
-            cell = Cell(kind, hidden, site.number("clip", 0), own, resets_after, couples)
+            cell = NodeCell(kind, hidden, site.number("clip", 0), own, resets_after, couples)
             states = [_start(site, x, cell, 5 + k, i, batch_first) for k in range(len(names))]
             found.append(_run(site, cell, x, states, i, reverse=reverse))
         axes = (1, *(0 for _ in names))
@@ -194,7 +194,7 @@ for _kind in _GATES:
     operator(_kind)(_layer(_kind))
 
 
-def _start(site: NodeSite, x: Value, cell: Cell, i: int, way: int, batch_first: bool) -> Any:
+def _start(site: NodeSite, x: Value, cell: NodeCell, i: int, way: int, batch_first: bool) -> Any:
     """Return a state [batch,hidden] before the first step, zeros by default."""
     if not site.has(i):
         batch = site.extent(x, 1)
@@ -211,7 +211,7 @@ def _of(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
 
 
 def _run(
-    site: NodeSite, cell: Cell, x: Value, states: Sequence[Any], way: int, *, reverse: bool
+    site: NodeSite, cell: NodeCell, x: Value, states: Sequence[Any], way: int, *, reverse: bool
 ) -> list[Any]:
     """Run a cell over [time,batch,items]; return outputs [time,batch,hidden] and last states.
 
@@ -237,7 +237,7 @@ def _run(
     if peepholes is not None:
         peepholes = site.unsqueezed(peepholes, (0,))
     products = _product(site, x, site.unsqueezed(w, (0,)), bias)
-    body = Body(site)
+    body = NodeBody(site)
     at = body.at
     now = body.item(products, 0, reverse=reverse)
     before = [body.state(s) for s in states]

@@ -15,10 +15,10 @@ from lowering.graph import Value
 from nnef_jax.errors import SemanticError, ShapeError
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.onnx.document import Graph
+from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.operators.repetition import Body, graph_of
+from nnef_jax.formats.onnx.operators.repetition import NodeBody, graph_of
 
 _MOST_UNROLLED = 1024  # iterations
 _MOST_RETRIED = 64  # whose body has an error where it is one for all
@@ -96,7 +96,7 @@ def _loop(site: NodeSite) -> tuple[Any, ...]:
         raise InvalidOperation(
             "how often it is repeated depends on values, and so does the size of a result"
         )
-    repetition = Body(site)
+    repetition = NodeBody(site)
     given = _given(site, body, repetition.turn(None), [repetition.state(x) for x in states])
     going, *after = site.within(body, repetition.graph, given)
     integer = site.graph.builder.integer
@@ -110,27 +110,29 @@ def _loop(site: NodeSite) -> tuple[Any, ...]:
     return tuple(repetition.loop(at.cast(going, "bool"), after, [], (), operands, bound))
 
 
-def _given(site: NodeSite, body: Graph, turn: Any, states: Sequence[Any]) -> dict[str, Any]:
+def _given(site: NodeSite, body: ModelGraph, turn: Any, states: Sequence[Any]) -> dict[str, Any]:
     """Return what a body reads in an iteration: it runs where the condition is true."""
     names = [port.name for port in body.inputs]
     return dict(zip(names, [turn, site.constant(True, "bool"), *states], strict=True))
 
 
-def _goes_on(site: NodeSite, body: Graph, states: Sequence[Any]) -> bool | None:
+def _goes_on(site: NodeSite, body: ModelGraph, states: Sequence[Any]) -> bool | None:
     """Return whether it goes on after any iteration, None where that is computed."""
-    trial = Body(site)
+    trial = NodeBody(site)
     inside = [trial.seen(x) if isinstance(x, Value) else _opened(trial, x) for x in states]
     given = _given(site, body, trial.turn(None), inside)
     (going,) = site.within(replace(body, outputs=body.outputs[:1]), trial.graph, given)
     return bool(going.array.any()) if isinstance(going, Constant) else None
 
 
-def _opened(trial: Body, x: Any) -> Any:
+def _opened(trial: NodeBody, x: Any) -> Any:
     """Return a known state as what an iteration reads: known before the first one alone."""
     return [_opened(trial, y) for y in x] if isinstance(x, list) else trial.state(x)
 
 
-def _counted(site: NodeSite, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...]:
+def _counted(
+    site: NodeSite, body: ModelGraph, states: Sequence[Any], count: int
+) -> tuple[Any, ...]:
     """Add a scan of as many iterations, or the body as often where these are not alike.
 
     States may be sequences or change their shapes, the number of the iteration may decide shapes.
@@ -145,10 +147,10 @@ def _counted(site: NodeSite, body: Graph, states: Sequence[Any], count: int) -> 
 
 
 def _alike(
-    site: NodeSite, body: Graph, states: Sequence[Any], count: int
+    site: NodeSite, body: ModelGraph, states: Sequence[Any], count: int
 ) -> tuple[Any, ...] | None:
     """Add a scan, unless results of the body are sequences or states of other shapes."""
-    repetition = Body(site)
+    repetition = NodeBody(site)
     given = _given(site, body, repetition.turn(count), [repetition.state(x) for x in states])
     _, *results = site.within(body, repetition.graph, given)
     if any(isinstance(x, list) for x in results):
@@ -162,7 +164,9 @@ def _alike(
     return tuple(repetition.scan(after, stacked, [("full", 0, 1)] * len(stacked)))
 
 
-def _unrolled(site: NodeSite, body: Graph, states: Sequence[Any], count: int) -> tuple[Any, ...]:
+def _unrolled(
+    site: NodeSite, body: ModelGraph, states: Sequence[Any], count: int
+) -> tuple[Any, ...]:
     if count > _MOST_UNROLLED:
         raise InvalidOperation(
             f"a state changes its shape, or is a sequence, in each of {count} iterations",
@@ -208,7 +212,7 @@ def _scanned(
     """Add a scan, given states and what is cut, with axes and directions (1 is from the end)."""
     if not scanned:
         raise InvalidOperation("it has no tensor that is cut along an axis")
-    body, graph = Body(site), site.subgraph("body")
+    body, graph = NodeBody(site), site.subgraph("body")
     inside: list[Value] = [body.state(x) for x in states]
     for x, axis, way in zip(scanned, axes, ways, strict=True):
         inside.append(body.item(x, site.axis(axis, site.rank(x)), reverse=bool(way)))

@@ -17,7 +17,7 @@ Outputs = Sequence[tuple[str, int, int]]  # as the kinds `scan` and `loop` have 
 LAST = ("last", 0, 1)
 
 
-class Body:
+class NodeBody:
     """The graph of a body; what it reads of around is whole in every iteration. `at` adds to it."""
 
     def __init__(self, site: NodeSite) -> None:
