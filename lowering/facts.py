@@ -147,10 +147,10 @@ _TABLE: dict[str, Facts] = {
 
 
 def facts(equation: Any) -> Facts:
-    """Return what is known of the primitive of an equation."""
+    """Return the facts of an equation's primitive."""
     return named(equation.primitive.name)
 
 
 def named(primitive: str) -> Facts:
-    """Return what is known of a primitive."""
+    """Return the facts of a primitive."""
     return _TABLE.get(primitive, _OPAQUE)

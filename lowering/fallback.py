@@ -67,7 +67,7 @@ def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str =
 
 
 def reason(error: Exception) -> str:
-    """Return what an error says in a line, and at which equation of a program it came up."""
+    """Return an error's first line, and the equation of a program at which it came up."""
     first, *_ = str(error).strip().splitlines() or [""]
     equation = getattr(error, "equation", None)
     where = f", at {equation}" if equation else ""

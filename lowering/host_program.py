@@ -35,7 +35,7 @@ def _copied(x: Array) -> Array:
 
 
 def _for_device(x: Array) -> Array:
-    """Return what a device takes without a copy.
+    """Return an array that a device takes without a copy.
 
     It is no view of an array of jax's, which cannot be written to, but may be donated.
     """
@@ -116,7 +116,7 @@ class HostProgram:
         return [told.get(place, str(place)) for place in self.results]
 
     def _only(self, results: Sequence[int]) -> HostProgram:
-        """Return what computes some of the results."""
+        """Return the program of some of the results."""
         wanted, groups = set(results), [list[Step]() for _ in self.groups]
         for group, kept in zip(self.groups, groups, strict=True):
             for step in reversed(group):
@@ -126,7 +126,7 @@ class HostProgram:
         return HostProgram(self.constants, tuple(tuple(x[::-1]) for x in groups), tuple(results))
 
     def digest(self) -> str:
-        """Return what tells it from others."""
+        """Return a digest that differs from that of any other program."""
         digest = hashlib.sha256(repr((self.groups, self.results)).encode())
         for place, x in self.constants.items():
             digest.update(f"{place} {x.dtype}{x.shape}".encode() + x.tobytes())

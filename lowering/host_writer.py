@@ -1,4 +1,4 @@
-"""Writes what is computed of parameters alone as a program for the host."""
+"""Writes the computation on parameters alone as a program for the host."""
 
 from __future__ import annotations
 

@@ -391,7 +391,7 @@ def place(
 
 
 def scope(equation: Any) -> AbstractContextManager[object]:
-    """Name what is traced after the operation, and its line, that the equation comes from."""
+    """Name traced equations after the operation, and its line, of this equation."""
     info = equation.source_info
     names = source_info_util.current_name_stack()
     if info.name_stack.stack:

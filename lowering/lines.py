@@ -18,7 +18,7 @@ from lowering.location import Span
 
 
 def call_at(operation: Operation, run: Callable[[], Any]) -> Any:
-    """Return what `run` returns, called by a frame at the operation's place in the document."""
+    """Return the result of `run`, called by a frame at the operation's place in the document."""
     _leave_out_packages()
     return run() if operation.span is None else _frame(operation.span, operation.name)(run)
 

@@ -82,7 +82,7 @@ class MachineProfile:
         return self.threads > 1 and self.row_pairs > self.row
 
     def decisions(self) -> dict[str, bool]:
-        """Return what is chosen by the profile, by name: the key of what is compiled has it.
+        """Return the choices by the profile, by name: the keys of executables have them.
 
         Choices by costs are not told: what other rates compiled serves as well, if not as fast.
         """

@@ -29,7 +29,7 @@ _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 def watched(watch: Watch) -> AbstractContextManager[None]:
-    """Show what each pass makes meanwhile."""
+    """Show the program after each pass meanwhile."""
     return holding(_watch, watch)
 
 
@@ -40,7 +40,7 @@ def written(closed: Any, parameters: int, target: Target = WRITTEN) -> Program:
 
 
 def compiled(program: Program, target: Target) -> Program:
-    """Return what all passes make of a program."""
+    """Return a program after all passes."""
     if target.has_kernels and not program.has_items:
         return program
     for run in target.passes:

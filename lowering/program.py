@@ -241,7 +241,7 @@ class Matcher:
         return equation if equation and (not names or primitive(equation) in names) else None
 
     def note(self, operand: Any) -> Any:
-        """Return what the pass's rules say of an operand, or None."""
+        """Return the note that the pass's rules made of an operand, or None."""
         return None if is_literal(operand) else self.notes.get(operand)
 
     def is_known(self, operand: Any) -> bool:
@@ -253,7 +253,7 @@ class Matcher:
         return not is_literal(operand) and self._uses[operand] == 1
 
     def trace(self, function: Callable[..., Any], *operands: Any, at: Any = None) -> Any:
-        """Put what a function computes of operands before the equation at hand, or in its place.
+        """Add the equations of a function of operands before the equation at hand, or in its place.
 
         Operands are pytrees of variables, and so is what is returned for the function's results. It
         is named as the equation `at`, by default the one at hand.
@@ -287,7 +287,7 @@ class Matcher:
         return variable in self._equal
 
     def now(self, operand: Any) -> Any:
-        """Return what is read for an operand of the program as it was."""
+        """Return the operand that is now read instead of one of the program as it was."""
         return operand if is_literal(operand) else self._equal.get(operand, operand)
 
     def result(self) -> Program:
@@ -299,7 +299,7 @@ class Matcher:
 
 
 def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
-    """Put what rules return in the place of equations. What nothing reads then is left out.
+    """Replace equations by the results of rules, and leave out equations that nothing reads then.
 
     A rule takes a Matcher and an equation, whose operands are rewritten already. It returns another
     equation of the same results, the operand that its result is equal to, a function to trace, or

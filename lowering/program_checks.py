@@ -1,4 +1,4 @@
-"""Checks what a pass makes: whether it is well formed, of the types that it had.
+"""Checks a program after a pass: whether it is well formed, and has the types that it had.
 
 Tests ask for it, and `optimize="strict"`.
 """

@@ -36,7 +36,7 @@ def _default_signals() -> None:
 
 
 def _fill_closed_streams() -> None:
-    """Open what is closed of the descriptors 0 to 2, lest the next file get its number."""
+    """Open the closed ones of descriptors 0 to 2, lest the next file get such a number."""
     for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
@@ -49,7 +49,7 @@ def _fill_closed_streams() -> None:
 
 
 def _drop_unwritten() -> None:
-    """Forget what could not be written, so that Python does not complain when it ends."""
+    """Discard output that could not be written, so that Python does not complain when it ends."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -99,7 +99,7 @@ def chunks(array: NDArray[Any], dtype: Any) -> Iterator[NDArray[Any]]:
 
 
 def statistics_of(array: Any) -> dict[str, Any]:
-    """Return what the page shows of a stored array, of a sample of it where it is large.
+    """Return statistics of a stored array, of a sample of it where it is large.
 
     These are count, sampled, min, max, mean, std, zeros, nonfinite and a histogram. All but `count`
     are of the items looked at, `sampled` of them. min to std are of the finite ones, None where

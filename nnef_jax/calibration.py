@@ -28,7 +28,7 @@ _Range = tuple[Array, Array]
 
 
 class AnyModel(Protocol):
-    """Tells what is used of a `nnef_jax.Model`, whose module imports this one."""
+    """The part of `nnef_jax.Model` that is used here: its module imports this one."""
 
     execution: Execution
 

@@ -209,7 +209,7 @@ def arguments_of(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, A
 def over_samples(
     what: str, samples: Iterable[Any], run: Callable[[tuple[Any, ...]], Any]
 ) -> Iterator[Any]:
-    """Yield what a function makes of the inputs of each sample, as `require_samples` has them.
+    """Yield the result of a function of each sample's inputs, as `require_samples` has them.
 
     An InputError says which sample it is of, by `what` and number.
     """

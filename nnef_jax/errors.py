@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a network, in one tree.
+"""The errors of networks, in one tree.
 
 ValueError
  └─ NnefError
@@ -119,7 +119,7 @@ def _shown(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error of another library says, in a line."""
+    """Return the first line of another library's error."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

@@ -95,7 +95,7 @@ def refuse_folder(path: str, names: list[str]) -> None:
 
 
 def as_readable(source: Any) -> Any:
-    """Return what may be read: the bytes of an onnx.ModelProto, anything else as it is.
+    """Return the bytes of an onnx.ModelProto, any other source as it is.
 
     Raises TypeError for a module of PyTorch.
     """

@@ -58,7 +58,7 @@ class Limits:
 
 
 class Meter:
-    """Counts what all the work of one load spends, and refuses what is beyond `limits`."""
+    """Counts the work of one load, and refuses work beyond `limits`."""
 
     __slots__ = ("expanded", "limits", "steps")
 

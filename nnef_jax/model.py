@@ -67,12 +67,12 @@ class Model:
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Return what a call takes, in order."""
+        """Return the inputs of a call, in order."""
         return tuple(spec_of(value.name, value) for value in self.graph.inputs)
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """Return what a call returns, in order."""
+        """Return the outputs of a call, in order."""
         return tuple(map(spec_of, self.graph.output_names, self.graph.outputs))
 
     @property
@@ -210,7 +210,7 @@ class Model:
     def prepare(
         self, params: Params | Prepared, *args: Any, state: State | None = None, **kwargs: Any
     ) -> Prepared:
-        """Return what `apply`, `step` and `scan` take instead of params: as fast as a call.
+        """Return prepared params for `apply`, `step` and `scan`, which are then as fast as a call.
 
         In a function that jax compiles with `compiler_options`, what depends on parameters alone
         is then not computed again. It is a pytree which holds the parameters too: other shapes,

@@ -239,7 +239,7 @@ def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
 
 
 def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[str, NDArray[Any]]:
-    """Return what the states that were inputs start with."""
+    """Return zeros for the states that were inputs."""
     types = {state.label: state.value.type for state in graph.states if state.label in pairs}
     for label, type in types.items():
         if not is_known(type.shape):

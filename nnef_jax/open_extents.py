@@ -62,7 +62,7 @@ class Solver:
         )
 
     def _start(self, target: Sequence[int]) -> dict[str, int]:
-        """Return what is guessed first: the largest extent for all of them."""
+        """Return the first guess: the largest extent for all of them."""
         names: dict[str, None] = {}
 
         def noted(name: str) -> int:

@@ -121,7 +121,7 @@ class PartFrontend(Frontend):
         return Stored({}, self)
 
     def content(self) -> Iterable[object]:
-        """Tell what the network depends on, and which part of it this is."""
+        """Return the content of the whole network, and which part of it this is."""
         whole = self.whole
         fixed = [(name, x.dtype, x.tobytes()) for name, x in whole.options.values.items()]
         return [*whole.frontend.content(), repr((self._part, whole.options.input_shapes, fixed))]

@@ -1,4 +1,4 @@
-"""Text that a terminal shows and does not obey."""
+"""Makes text printable: a terminal shows it and does not obey it."""
 
 from __future__ import annotations
 

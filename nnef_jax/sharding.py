@@ -25,7 +25,7 @@ _EXAMPLE = 8  # of an open extent, to tell which axes of a reshaped tensor are w
 
 
 def layout_of(network: Network, mesh: Any, batch: Any, params: Any, batch_axis: Any) -> Layout:
-    """Return what the arguments of `Model.shard` say; raise TypeError or InputError as it does."""
+    """Return the layout of `Model.shard`'s arguments. Raises TypeError or InputError as it does."""
     require("mesh", mesh, Mesh, "a jax.sharding.Mesh: jax.make_mesh((2, 4), ('data', 'model'))")
     require("batch_axis", batch_axis, int, "the number of an axis")
     if AxisType.Manual in mesh.axis_types:

@@ -35,7 +35,7 @@ Evaluate = Callable[[Program, Sequence[View]], list[View]]
 
 
 class _Loop(NamedTuple):
-    """Says that so many items of an axis of the scores are computed at a time."""
+    """A loop over an axis of the scores, by blocks of so many items."""
 
     axes: Axes  # of variables
     extent: int

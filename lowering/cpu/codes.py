@@ -116,7 +116,7 @@ def product(left: Codes, right: Codes, params: dict[str, Any]) -> Array | None:
     free = [x.codes.ndim - len(axes) for x, axes in zip(both, sums, strict=True)]
 
     def placed(x: Any, side: int) -> Any:
-        """Lay what belongs to one operand, but for its axes of sums, along axes of the result."""
+        """Lay an array of one operand, but for its axes of sums, along axes of the result."""
         if np.ndim(x) == 0:
             return x
         if np.ndim(x) > free[side]:
@@ -169,7 +169,7 @@ def convolution(x: Codes, filter: Codes, params: dict[str, Any]) -> Array | None
     found, sums = (lax.slice_in_dim(found, *part, axis=channel) for part in ends)
 
     def placed(v: Any, side: int) -> Any:
-        """Lay what belongs to one operand along the axis of the result's channels."""
+        """Lay an array of one operand along the axis of the result's channels."""
         if np.ndim(v) == codes.ndim and not side:
             return v
         return jnp.reshape(v, [np.size(v) if i == channel else 1 for i in range(codes.ndim)])

@@ -79,7 +79,7 @@ def kernel_for(x: Any, filter: Any, window: Window, *, varies: bool = False) -> 
 def direct(
     x: Array, filter: Array, window: Window, layouts: Sequence[str] = ("N{}C", "{}IO", "N{}C")
 ) -> Array:
-    """Compute it by XLA's own convolution; `layouts` have {} for the axes of positions."""
+    """Convolve by XLA's own convolution; `layouts` have {} for the axes of positions."""
     numbers: Any = tuple(layout.format("XYZUVW"[: x.ndim - 2]) for layout in layouts)
     return lax.conv_general_dilated(
         left_operand(x, window.accumulator),
@@ -95,7 +95,7 @@ def direct(
 
 
 def bordered(x: Array, filter: Array, window: Window) -> Array:
-    """Compute it by XLA's own convolution of the input with the zeros that the window covers.
+    """Convolve the input, with the zeros that the window covers, by XLA's own convolution.
 
     Where a window has more cells than the input XLA exchanges the two, and computes that by plain
     loops. For 3x3 cells at 2x2 positions of 512 channels, 32 items take 1608 ms instead of 39.

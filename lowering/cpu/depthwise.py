@@ -70,7 +70,7 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _spread_out(x: Array, filter: Array, window: Window) -> Array:
-    """Compute it where the input is dilated, as in the derivative of a strided one."""
+    """Convolve an input that is dilated, as in the derivative of a strided convolution."""
     *size, _, count = filter.shape
     wide = _accumulator(x, window)
     x = _repeated(x, count)

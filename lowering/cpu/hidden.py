@@ -1,4 +1,4 @@
-"""Keys that a mask hides from all queries, as those beyond the filled part of a cache.
+"""Finds the keys that a mask hides from all queries, as beyond the filled part of a cache.
 
 No mask's form is looked for: what is computed of it in each call tells up to which key to read.
 """
@@ -86,7 +86,7 @@ def _is_neutral(program: Program, masked: Any, axes: Axes) -> bool:
 
 
 def _item(equation: Any, given: list[float | None]) -> float | None:
-    """Return what an equation makes of -inf or 0, whatever finite numbers are beside it."""
+    """Return the result of an equation on -inf or 0, whatever finite numbers are beside it."""
     match primitive(equation), given:
         case _, [item] if _is_moving(equation):
             return item

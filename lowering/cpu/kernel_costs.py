@@ -22,7 +22,7 @@ _CACHED = 1 << 19  # items beyond which inputs and results leave the caches
 
 
 class Extents(NamedTuple):
-    """Counts what windows cover. Extents that are open count as one."""
+    """Extents of windows. Open ones count as one."""
 
     positions: int
     tiles: int  # of two positions along each axis

@@ -1,4 +1,4 @@
-"""Find what products and other kernels read, to be computed once for all of them."""
+"""Find values that products and other kernels read, to compute them once for all readers."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _moved(found: Matcher, equation: Any) -> Any:
 
 @_RULES("convert_element_type")
 def _converted(found: Matcher, equation: Any) -> Any:
-    """Convert what the operand was converted from, to 16 bits by 32."""
+    """Convert the source of a converted operand, to 16 bits by 32."""
     (operand,), (result,) = equation.invars, equation.outvars
     source = _source(found, operand)
     if source.aval.dtype == result.aval.dtype:
@@ -130,7 +130,7 @@ def _converted(found: Matcher, equation: Any) -> Any:
 
 @_RULES(PRODUCT, CONVOLUTION)
 def _product(found: Matcher, equation: Any) -> Any:
-    """Multiply what is meant to be bfloat16 in it where that pays, else in 32 bits."""
+    """Multiply in bfloat16 where a product is meant to be and that pays, else in 32 bits."""
     is_meant, is_backward = _is_meant(equation), found.program.role == "backward"
     precision = None if is_meant else equation.params["precision"]
     own = {"preferred_element_type": _WIDE, "precision": precision}

@@ -1,4 +1,4 @@
-"""Operations that choose items by value: their int32 indices, with room for all, then -1."""
+"""Selections of items by value: their int32 indices, with room for all, then -1."""
 
 from __future__ import annotations
 

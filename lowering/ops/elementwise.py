@@ -193,7 +193,7 @@ def divide(x: Any, y: Any) -> Array:
 
 @rules.rule("rem", _numbers_type)
 def remainder(x: Any, y: Any) -> Array:
-    """Return what is left of x / y cut off towards 0, exactly; of integers 0 where y is 0."""
+    """Return the exact remainder of x / y cut off towards 0; of integers 0 where y is 0."""
     x, y = jnp.broadcast_arrays(*align(x, y))
     if _is_real(x):
         return lax.rem(x, y)

@@ -1,4 +1,4 @@
-"""Refuses what the `infer` facets of many rules refuse: `require.real(x=x)`."""
+"""Checks of operands for the `infer` facets of rules: `require.real(x=x)`."""
 
 from __future__ import annotations
 

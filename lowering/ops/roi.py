@@ -136,7 +136,7 @@ def _pool(
 
 
 def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
-    """Return which of `extent` places lie in which of `count` bins of a region: (count, extent)."""
+    """Return a mask (count, extent): whether a place lies in a bin of a region."""
     length = jnp.maximum(end - start + 1, 1)
     step = jnp.arange(count, dtype=np.int32)
     first = start + step * length // count

@@ -9,7 +9,7 @@ from lowering.program import Matcher
 
 
 def along(found: Matcher, operand: Any, axis: int) -> Any:
-    """Return what an operand repeats, with several items along an axis of it alone, or one item.
+    """Return the source of a repeated operand, if only one axis of it has several items.
 
     None where it has items along others.
     """

@@ -54,7 +54,7 @@ def _keeps_items(equation: Any) -> bool:
 
 @_RULES("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
 def _reshaped(found: Matcher, equation: Any) -> Any:
-    """Reshape what the operand was reshaped from, or return it."""
+    """Reshape the source of a reshaped operand, or return it."""
     if not _keeps_items(equation):
         return _broadcast(found, equation) if primitive(equation) == "broadcast_in_dim" else None
     before = found.maker(equation.invars[0])
@@ -71,7 +71,7 @@ def _reshaped(found: Matcher, equation: Any) -> Any:
 
 
 def _broadcast(found: Matcher, equation: Any) -> Any:
-    """Broadcast what the operand was reshaped from, if that added or removed axes of 1 alone."""
+    """Broadcast the source of a reshaped operand, if that added or removed axes of 1 alone."""
     before = found.maker(equation.invars[0])
     if before is None or not _keeps_items(before) or _shapes(equation) is None:
         return None
@@ -94,7 +94,7 @@ def _broadcast(found: Matcher, equation: Any) -> Any:
 
 @_RULES("cond")
 def _chosen(found: Matcher, equation: Any) -> Any:
-    """Return what all platforms but a CPU take as it is."""
+    """Return the operand that all platforms but a CPU return as it is."""
     choices = equation.params.get("branches_platforms") or ()
     if sorted(map(str, choices)) != ["('cpu',)", "None"]:
         return None
@@ -106,7 +106,7 @@ def _chosen(found: Matcher, equation: Any) -> Any:
 
 @_RULES("convert_element_type")
 def _converted(found: Matcher, equation: Any) -> Any:
-    """Return what has the dtype already, or was widened and is narrowed again."""
+    """Return the operand if it has the dtype, or its source if that was widened and narrowed."""
     (operand,), (result,) = equation.invars, equation.outvars
     if is_literal(operand):
         return None
@@ -165,7 +165,7 @@ def _product(found: Matcher, equation: Any) -> Any:
 
 @_RULES("transpose")
 def _transposed(found: Matcher, equation: Any) -> Any:
-    """Return what was transposed the other way before, or convert it if that came between."""
+    """Return the source of an operand transposed the other way, converted if that came between."""
     (operand,) = equation.invars
     between = found.maker(operand, "convert_element_type")
     before = found.maker(between.invars[0] if between else operand, "transpose")

@@ -27,7 +27,7 @@ CPU = Target(
 
 
 class Choice(NamedTuple):
-    """Says what a kernel does, and earned: a call's time without it, divided by that with all.
+    """A kernel's purpose, and its gain: a call's time without it, divided by that with all.
 
     Two cores with AVX-512 ran these calls; further figures are of other machines.
     """

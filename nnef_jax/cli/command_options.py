@@ -168,7 +168,7 @@ class Reading:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Return them as `load`, `convert` and the like take them."""
+        """Return the options as keywords of `load`, `convert` and the like."""
         values = dict(map(_value, self.values or ()))
         return {"dialect": self.dialect, "weights": self.weights, "values": values}
 
@@ -207,7 +207,7 @@ class Pixels:
     ] = False
 
     def options(self, inputs: Sequence[str] | None) -> PictureOptions:
-        """Return what they say of pictures; they are wrong usage where no input is one."""
+        """Return the options of pictures. They are wrong usage where no input is a picture."""
         from nnef_jax.cli.pictures import PictureOptions, is_picture
 
         numbers = _numbers(self.mean, "--mean"), _numbers(self.scale, "--scale")

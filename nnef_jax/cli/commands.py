@@ -71,7 +71,7 @@ def info(
     ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Show what a network consists of: inputs, outputs, sizes, a table of its operations."""
+    """Show a network's inputs, outputs and sizes, and a table of its operations."""
     if machine:
         if source is not None:
             raise typer.BadParameter("takes no network", param_hint="--machine")

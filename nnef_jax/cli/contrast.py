@@ -57,7 +57,7 @@ def compare(
     dialect: option.Dialect = "auto",
     as_json: option.Json = False,
 ) -> None:
-    """Compare what two networks compute, tensor by tensor.
+    """Compare two networks on the same inputs, tensor by tensor.
 
     The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
     """

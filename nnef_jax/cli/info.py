@@ -19,7 +19,7 @@ from nnef_jax.tensor_spec import spec_of
 
 
 def describe(network: Network) -> list[str]:
-    """Return what a network is as lines, above the table of its operations."""
+    """Return a network's description in lines, above the table of its operations."""
     graph, counts = network.graph, _counts(network)
     lines = [("name", graph.name), ("dialect", network.frontend.dialect)]
     lines += [("extension", extension) for extension in network.frontend.extensions]

@@ -130,7 +130,7 @@ def cost(
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
-    """Show what XLA expects a call to cost, beside the document's multiply-adds."""
+    """Show a call's cost as XLA estimates it, beside the document's multiply-adds."""
     model = reading.load(source, shapes)
     with status("compiling"):
         from nnef_jax import cost as expected

@@ -69,7 +69,7 @@ def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> l
 
 
 def by_name(model: Model, found: Any) -> dict[str, Any]:
-    """Return what a call returned by the names of the outputs."""
+    """Return the results of a call by the names of the outputs."""
     arrays = [found] if len(model.outputs) == 1 else found
     return {spec.name: array for spec, array in zip(model.outputs, arrays, strict=True)}
 
@@ -191,7 +191,7 @@ def _top_lines(array: Array, top: Top) -> list[str]:
 
 
 def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Refuse what could not be saved there, before the network is run but after all is read."""
+    """Refuse a path that cannot hold the outputs, before the network runs but after all is read."""
     suffix = path.suffix.lower()
     if suffix in (".npy", ".dat") and len(names) > 1:
         raise InputError(

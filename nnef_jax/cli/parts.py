@@ -195,7 +195,7 @@ class Parts:
         return retried or len(lines) < len(items)
 
     def _read(self, part: int) -> list[dict[str, Any]] | None:
-        """Return what a part tells of its items, None where it is not as it was written."""
+        """Return a part's records of its items, None where it is not as it was written."""
         try:
             with reads.unnoted(), files.open_regular(self._path(part, "jsonl"), DataError) as file:
                 lines = [json.loads(line) for line in file]
@@ -223,7 +223,7 @@ class Parts:
 
 
 def reason(error: Exception) -> str:
-    """Return what is wrong with an item, in a line or more."""
+    """Return the reason why an item failed, in a line or more."""
     if isinstance(error, OSError):
         return told(error)
     lines = error.lines() if isinstance(error, NnefError) else [str(error)]

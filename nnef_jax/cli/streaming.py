@@ -1,4 +1,4 @@
-"""Computes what is read by one program, in batches, while more is read and results are written."""
+"""Runs items in batches through one program, while more are read and results are written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Compute = Callable[[Sequence[Mapping[str, Array]]], dict[str, Any]]
 
 
 def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator[list[ItemArrays]]:
-    """Group what is read, in order, so that each group but the last has `size` arrays."""
+    """Group items, in order, so that each group but the last has `size` arrays."""
     group: list[ItemArrays] = []
     count = 0
     for read in reads:

@@ -63,7 +63,7 @@ def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int],
 
 
 def told(error: OSError) -> str:
-    """Return what a system's error says, after the file that it is about."""
+    """Return the message of a system's error, after the file that it is about."""
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
 
@@ -77,11 +77,11 @@ def report_error(*lines: str) -> None:
 
 
 def report_usage(text: str) -> None:
-    """Print what is wrong with the arguments, in lines as typer writes them."""
+    """Print an error of usage, in lines as typer writes them."""
     with suppress(OSError):
         typer.echo(_shown(text.removesuffix("\n").split("\n")), err=True)
 
 
 def _shown(lines: Sequence[str]) -> str:
-    """Return all that a command prints: lines that a terminal shows and does not obey."""
+    """Return the text of a command: lines that a terminal shows and does not obey."""
     return "\n".join(map(printable, lines))

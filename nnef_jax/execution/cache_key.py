@@ -94,7 +94,7 @@ def _flags(variable: str) -> str:
 
 @cache
 def _installation() -> tuple[str, ...]:
-    """Return what traces and pickles, and the processor, which machine code is made for."""
+    """Return the versions and sources that trace and pickle, and the processor of machine code."""
     versions = (nnef_jax.__version__, sys.version, np.__version__, ml_dtypes.__version__)
     return *versions, *_sources(), *processor()
 

@@ -1,4 +1,4 @@
-"""Files that tell by themselves whether they are what was written under their name.
+"""Files that show by themselves whether they hold the bytes written under their name.
 
 The file:
 

@@ -61,7 +61,7 @@ class Compiler:
         *,
         is_shared: bool,
     ) -> partial[Any]:
-        """Return what runs an entry on its own arrays and the lists of a call, for all threads.
+        """Return an entry's executable on its own arrays and the lists of a call, for all threads.
 
         It is a function that is compiled for a place and for shapes, applied to what is prepared of
         the own arrays. It is kept among what is `made`. What `is_shared` there is for other own
@@ -245,7 +245,7 @@ class Compiler:
 
 
 def compiled(executable: partial[Any], arguments: Lists) -> jax.stages.Compiled:
-    """Return what an executable runs for arguments of such types; jax has it once that ran."""
+    """Return the compiled program of an executable for such arguments; jax has it after a run."""
     run: Any = executable.func
     if isinstance(run, jax.stages.Compiled):
         return run

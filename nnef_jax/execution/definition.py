@@ -148,7 +148,7 @@ class Definition:
 
     @cached_property
     def _content(self) -> tuple[object, ...]:
-        """Return what it is compared by: a digest, and objects."""
+        """Return the content for comparison: a digest, and objects."""
         from nnef_jax.execution.cache_key import described
 
         network, found = self.network, self.network.options

@@ -103,7 +103,7 @@ class DiskCache:
     def _prepared(
         self, part: _FirstPart, parameters: Sequence[jax.Array], keeps: bool
     ) -> tuple[Any, ...]:
-        """Return what is prepared of parameters; on a CPU it comes from a file if they have one.
+        """Return prepared parameters, on a CPU from a file if they have one.
 
         To compute it takes longer there (ResNet-50, 0.2 s) than to tell by a digest of the
         parameters that it is known (0.05 s), and to check the file (0.025 s). Executables for
@@ -146,7 +146,7 @@ def _mark_used(path: str) -> None:
 
 
 def _reason(error: Exception) -> object:
-    """Return what the system says of an error without the path, which may be a temporary one."""
+    """Return the system's words for an error without the path, which may be a temporary one."""
     return getattr(error, "strerror", None) or error
 
 
@@ -174,7 +174,7 @@ class _FirstPart:
     compute: Callable[[], HostProgram | jax.stages.Compiled]
 
     def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what is prepared of parameters."""
+        """Return prepared parameters."""
         return assemble(self.sources, parameters, self.compute()(parameters))
 
 

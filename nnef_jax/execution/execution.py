@@ -64,7 +64,7 @@ class Execution:
         return cls(OwnArrays.of(Definition(network, options, cache), network.data))
 
     def of(self, network: Network) -> Execution:
-        """Return what runs another network, on the data that it has, in the same way."""
+        """Return the execution of another network on its own data, with these options."""
         known = self.definition
         definition = Definition(network, known.options, known.cache, known.layout)
         return Execution(self.own.of(definition, network.data))
@@ -83,7 +83,7 @@ class Execution:
         return Execution(OwnArrays.of(definition, {**params, **state}))
 
     def for_one_call(self, inputs: Inputs) -> Execution:
-        """Return what answers a single call soonest: the network as it is written, mostly.
+        """Return the execution that answers a single call soonest: mostly the network as written.
 
         One that is compiled already is faster, and one whose call takes long.
         """
@@ -98,7 +98,7 @@ class Execution:
         return self if total(graph) > _LONG else self.literal()
 
     def known(self, inputs: tuple[Any, ...]) -> partial[Any] | None:
-        """Return what runs the outputs for a list of inputs of these types, or None.
+        """Return the executable of the outputs for inputs of these types, or None.
 
         They need no binding, which takes up to 30 us with the search for what is compiled.
         """
@@ -165,7 +165,7 @@ class Execution:
         return run(None, self._before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: Arrays, inputs: Inputs) -> jax.stages.Compiled:
-        """Return what a call of such arrays runs, as jax has it."""
+        """Return the compiled program of a call with such arrays, as jax has it."""
         arguments = entry.arguments(state, inputs)
         arrays = [*chain(*arguments)]
         place = self.own.place(arrays)
@@ -282,7 +282,7 @@ class Execution:
 
 
 def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what an executable is found by, given arrays of numpy or jax."""
+    """Return the key of the executable for arrays of numpy or jax."""
     default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     types = [
         (x.shape, x.dtype)
@@ -318,7 +318,7 @@ class OwnArrays:
 
     @classmethod
     def of(cls, definition: Definition, data: Arrays) -> OwnArrays:
-        """Return what there is of these data for a definition."""
+        """Return a definition's arrays, taken from data by label."""
         parts = definition.labels, definition.states
         params, state = ({label: data[label] for label in labels} for labels in parts)
         return cls(definition, (params, state))
@@ -368,7 +368,7 @@ class OwnArrays:
 
 
 class GivenArrays(OwnArrays):
-    """Arrays that a model was given: they stay where they are, on whatever devices.
+    """Holds the arrays given to a model: they stay where they are, on whatever devices.
 
     They may be traced, and as leaves of a tree anything at all: they are checked when they are
     first computed with.
@@ -377,7 +377,7 @@ class GivenArrays(OwnArrays):
     is_shared = True
 
     def leaves(self) -> Leaves:
-        """Return what was given."""
+        """Return the given arrays."""
         return self._leaves
 
     def place(self, arrays: Sequence[Any]) -> devices.Place | None:

@@ -97,7 +97,7 @@ class Functions:
     def initial(
         self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays
     ) -> dict[str, Any]:
-        """Compute what variables start with, given inputs of a first cycle by name."""
+        """Compute the initial values of variables, given inputs of a first cycle by name."""
         wanted = [s.initial for s in graph.states if s.initial is not None]
         given = [inputs.get(value.name) for value in graph.inputs]
         values = self._trace(graph, params, state, given, wanted)
@@ -105,7 +105,7 @@ class Functions:
         return {label: jnp.asarray(x) for label, x in found.items()}
 
     def _trace(self, graph: Graph, *given: Any) -> dict[Value, Any]:
-        """Return what `lowering.trace.trace` does; its errors have their place in the document."""
+        """Return the result of `lowering.trace.trace`; errors have their place in the document."""
         options, meter = self.options, Meter(self.network.options.meter.limits)
         context = Context(options.precision, meter.fold, options.straight_through)
         try:
@@ -158,7 +158,7 @@ class Functions:
             return or_else(chosen, as_written) if rewritten else as_written()
 
     def prepared(self, function: Function, params: Arrays, state: Arrays, inputs: Inputs) -> Any:
-        """Return what kernels for the default device need of parameters; None if nothing."""
+        """Return parameters prepared for the default device; None if it has no kernels."""
         if not self.options.for_cpu:
             return None
 
@@ -181,7 +181,7 @@ class Functions:
 
     @cached_property
     def packed(self) -> Callable[..., Any]:
-        """Return what makes of outputs what a user gets: the only one, or a namedtuple."""
+        """Return the function from outputs to a call's result: the only output, or a namedtuple."""
         return results_of(self.network.graph)
 
 

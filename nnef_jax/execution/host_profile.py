@@ -137,7 +137,7 @@ def path_in(folder: str) -> str:
 
 
 def _host() -> tuple[str, ...]:
-    """Return what tells a host, and what compiles for it, from others."""
+    """Return the identity of a host, and of the compiler for it."""
     names = ",".join((*machine.names(MachineProfile), *machine.names(Costs)))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
 

@@ -27,7 +27,7 @@ Edit = Callable[[Any], Any]
 )
 @dataclass(frozen=True)
 class Probe:
-    """Says what a run changes and shows inside the network.
+    """Edits and captures of tensors inside the network, in one run.
 
     To jax it is a tree of its arrays, so that functions compare by identity.
 
@@ -69,7 +69,7 @@ class Probe:
         return {name: graph.values[name] for name in found}
 
     def edited(self, graph: Graph) -> dict[Value, Edit]:
-        """Return what to do to tensors. Raises InputError for names that nothing has.
+        """Return the edits of tensors. Raises InputError for names that nothing has.
 
         A tensor's own name counts more than a pattern, an earlier pattern more than a later one.
         """
@@ -98,7 +98,7 @@ def _matches(graph: Graph, wanted: str) -> Sequence[str]:
 
 
 def hint_for(wanted: str, graph: Graph, names: Collection[str]) -> str:
-    """Return what to do about a name that is none of the names of a graph's tensors."""
+    """Return a hint for a name that no tensor of a graph has."""
     labels = {v.label: v.value.name for v in (*graph.parameters, *graph.states)}
     if wanted in labels:
         return f"it is the label of '{labels[wanted]}'"

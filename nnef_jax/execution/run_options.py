@@ -56,7 +56,7 @@ class Prepared:
     definition: Any
 
     def of(self, definition: Any) -> Prepared:
-        """Return it for a model of this definition; raise InputError for another network's."""
+        """Return self if prepared for this definition; raise InputError for another network's."""
         if definition != self.definition:
             raise InputError(
                 "params are prepared for another network",
@@ -65,7 +65,7 @@ class Prepared:
         return self
 
     def on(self, params: Mapping[str, Any]) -> Prepared:
-        """Return it for its parameters as they were checked, or converted: nothing is prepared."""
+        """Return it with checked parameters: nothing is prepared where dtypes were converted."""
         same = all(x.dtype == self.params[label].dtype for label, x in params.items())
         return Prepared(params, self.found if same else {}, self.definition)
 

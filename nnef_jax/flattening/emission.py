@@ -1,4 +1,4 @@
-"""Shares what all flattening does, whatever the format: operations into a graph, within limits."""
+"""Adds operations to a graph, within limits, for all formats."""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ class Site(ABC, Generic[_Graph]):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Return what names of its tensors start with."""
+        """Return the beginning of its tensors' names."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """Return what errors call it."""
+        """Return its name in errors."""
 
     @property
     @abstractmethod
@@ -78,7 +78,7 @@ class Site(ABC, Generic[_Graph]):
         )
 
     def input_title(self, i: int) -> str:
-        """Return what errors call an input."""
+        """Return the name of an input in errors."""
         return f"input {i}"
 
     def integers(self, x: int | Tensor) -> list[int]:

@@ -77,7 +77,7 @@ class TensorGraph(CountedEmission, ABC):
         return type(self)(self.options, self.data, self)
 
     def entered(self, value: Value) -> Value:
-        """Return what a tensor of the graph around this one is in here. Raises InvalidOperation."""
+        """Return a tensor of the outer graph as an input of this one. Raises InvalidOperation."""
         if self.outer is not None and value in self.outer.counts:
             raise InvalidOperation(
                 f"how many items '{value.name}' has depends on values: a graph in a node cannot "

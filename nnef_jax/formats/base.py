@@ -1,4 +1,4 @@
-"""Says what a format is: the package that stands for one, and what it makes of a network.
+"""The interface of a format: the package that stands for one, and its view of a network.
 
 A network is read in one way, whatever its format: the first format that recognises an archive
 `read`s it into a checked `Frontend`. This is flattened for shapes of its inputs, hands over the
@@ -170,7 +170,7 @@ class Frontend(ABC):
         return {}
 
     def content(self) -> Iterable[object]:
-        """Tell all that its graphs depend on beside options: texts, bytes or hashable objects.
+        """Return everything but options that graphs depend on: texts, bytes or hashable objects.
 
         What tells the same is the same network; by default only a document itself is.
         """

@@ -1,4 +1,4 @@
-"""Tells what XLA expects a call to cost, beside the multiply-adds of the document."""
+"""Estimates a call's cost by XLA, beside the multiply-adds of the document."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Cost(Result):
 
 
 def cost(model: Model, *inputs: Any, platform: str | None = None, **named: Any) -> Cost:
-    """Return what XLA expects a call to cost: flops, bytes accessed, memory.
+    """Return XLA's estimate of a call's cost: flops, bytes accessed, memory.
 
     For the present platform it is what `model(*inputs)` runs, compiled. For another it is what
     `jax.jit(model.apply)` is lowered to, of which memory is not known. The network is not run.
@@ -141,7 +141,7 @@ def cost(model: Model, *inputs: Any, platform: str | None = None, **named: Any) 
 
 
 def _canonical(device: Any) -> str:
-    """Return what jax calls the platform of a device where it lowers."""
+    """Return jax's name for the platform of a device, as lowering has it."""
     if device.platform == "gpu":
         return "rocm" if "rocm" in device.client.platform_version else "cuda"
     return device.platform

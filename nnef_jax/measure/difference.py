@@ -143,7 +143,7 @@ def _outputs(graph: Graph) -> dict[str, str]:
 
 
 def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
-    """Yield what differs of inputs or outputs, which are paired in order if they are as many."""
+    """Yield differences of inputs or outputs, which are paired in order if they are as many."""
     if len(a) == len(b) and set(a) != set(b):
         pairs = list(zip(a, b, strict=True))
     else:
@@ -184,7 +184,7 @@ def _read(operation: Operation) -> tuple[str]:
 
 
 def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
-    """Yield what differs between two operations that are paired."""
+    """Yield differences between two operations that are paired."""
     if a.kind != b.kind:
         yield f"{a.kind} -> {b.kind}"
     for x, y in ((a.attributes, b.attributes), (a.operands, b.operands)):
@@ -232,7 +232,7 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
 
 
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
-    """Return what tells how far two arrays of one type are from each other; None if equal."""
+    """Return the distance of two arrays of one type in words and as a number; None if equal."""
     count, largest, squares, whole = 0, 0.0, 0.0, 0.0
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     for x, y in zip(chunks(a, wide), chunks(b, wide), strict=True):

@@ -108,7 +108,7 @@ def declared_types(
 
 
 def devices_of(results: Any) -> str:
-    """Return what has computed some results, such as "cpu" or "8 x TPU v4"."""
+    """Return the devices that computed some results, such as "cpu" or "8 x TPU v4"."""
     devices = sorted({d.device_kind for x in jax.tree.leaves(results) for d in x.devices()})
     count = max([len(x.devices()) for x in jax.tree.leaves(results)], default=1)
     return f"{count} x {', '.join(devices)}" if count > 1 else ", ".join(devices)

@@ -32,7 +32,7 @@ class HloProgram:
 
 
 def program_of(text: str, names: Collection[str]) -> HloProgram:
-    """Return what the text of a compiled module tells of operations of these names.
+    """Return the instructions of operations of these names in the text of a compiled module.
 
     A fusion has those of all that is fused in it.
     """

@@ -40,7 +40,7 @@ class Pairs:
 
 
 def paired(a: Graph, b: Graph) -> Pairs:
-    """Pair what two graphs have, so that as few operations as possible differ.
+    """Pair the operations of two graphs, so that as few as possible differ.
 
     Names are tried first. They mislead where they are numbers that an exporter has given anew.
     """

@@ -300,7 +300,7 @@ def _named(row: Row) -> str:
 
 
 def _check_trace(path: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Refuse what could not be written there, before anything is measured."""
+    """Refuse a path that cannot hold a trace, before anything is measured."""
     if not os.fspath(path).endswith((".json", ".json.gz")):
         raise InputError(f"{os.fspath(path)}: a trace is a .json or a .json.gz")
     files.check_target(os.fspath(path), overwrite=overwrite)

@@ -119,7 +119,7 @@ def statistics(
     atol: float,
     isolate: bool,
 ) -> Stats:
-    """Return what `Lowered.stats` does, of its methods of these names."""
+    """Return the result of `Lowered.stats`, by its methods of these names."""
     require_flags(isolate=isolate)
     arrays, is_set = _samples(model, inputs)
     layers = {v.name: s.layer.name if s.layer else "" for s in steps for v in s.results}

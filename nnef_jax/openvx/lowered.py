@@ -234,11 +234,11 @@ class Lowered:
         return self._weights[key], evaluation
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Any]]:
-        """Return what inputs do not change in real numbers, by step and operand."""
+        """Return the operands that no input changes, in real numbers, by step and operand."""
         return evaluation.real_weights(self.model.execution.own.parameters())
 
     def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:
-        """Return what computes for inputs of these shapes."""
+        """Return the evaluation for inputs of these shapes."""
         key = tuple(map(tuple, shapes))
         if key not in self._evaluations:
             choices = self.choices

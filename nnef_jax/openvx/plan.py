@@ -48,7 +48,7 @@ class PlanStep:
 
     @property
     def results(self) -> list[Value]:
-        """Return what the step computes."""
+        """Return the results of the step."""
         return list(self.last.writes())
 
 
@@ -227,7 +227,7 @@ def weights_of(step: PlanStep, values: Mapping[Value, Any]) -> dict[str, Any]:
 
 
 def part_name(name: str, index: int) -> str:
-    """Return what one tensor of an operand that is an array of them is called."""
+    """Return the name of one tensor of an operand that is an array of tensors."""
     return f"{name}[{index}]"
 
 

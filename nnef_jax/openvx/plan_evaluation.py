@@ -36,7 +36,7 @@ class Evaluation:
     positions: Mapping[Value, int]
 
     def real_weights(self, params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return what steps read that inputs do not change, in real numbers, with what is folded.
+        """Return the operands of steps that no input changes, in real numbers, folded ones too.
 
         `params` are arrays by label.
         """
@@ -248,5 +248,5 @@ def beyond(x: Any, tensor: Tensor) -> Array:
 
 
 def weights_name(step: PlanStep, name: str) -> str:
-    """Return what an operand of a step that inputs do not change is called: conv1.filter, say."""
+    """Return the name of an operand of a step that no input changes: conv1.filter, say."""
     return f"{step.name}.{name}"

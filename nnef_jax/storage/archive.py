@@ -113,7 +113,7 @@ class Archive:
         return self._open.exists(self._inner(name))
 
     def location(self, name: str) -> str:
-        """Return what errors call a member: 'model/graph.nnef', 'model.tgz/graph.nnef'."""
+        """Return the name of a member in errors: 'model/graph.nnef', 'model.tgz/graph.nnef'."""
         return self._open.location(self._folder + name)
 
     def read_text(self, name: str) -> Source:
@@ -206,7 +206,7 @@ def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
 def _open_source(
     source: files.Readable, meter: Meter, name: str, graphs: Sequence[str], sniff: Sniff
 ) -> tuple[str, _Container, str]:
-    """Return what errors call a source, its container, and the graph that it names, if any."""
+    """Return a source's name in errors, its container, and the graph that it names, if any."""
     if not isinstance(source, str | os.PathLike):
         name, data = files.contents_of(source, meter, name or "the archive", ArchiveError)
         return name, *_packed(data, name, meter, graphs, sniff)

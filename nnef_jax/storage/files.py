@@ -116,7 +116,7 @@ def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memo
 def contents_of(
     source: Readable, meter: Meter, name: str, error: type[NnefError]
 ) -> tuple[str, memoryview]:
-    """Return what errors call a source, and its bytes; `name` is for one that has no name.
+    """Return a source's name in errors, and its bytes; `name` is for one that has no name.
 
     Raises `error` for what is no regular file, or cannot be read.
     """

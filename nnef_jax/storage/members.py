@@ -26,7 +26,7 @@ class PackedArchive(Generic[_Member]):
         self._members = _at_top(found, name, graphs)
 
     def location(self, name: str) -> str:
-        """Return what to show for a member: its name behind that of the archive."""
+        """Return the name of a member in errors, behind that of the archive."""
         return f"{self._name}/{name}"
 
     def names(self) -> Iterator[str]:

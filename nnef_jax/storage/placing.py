@@ -19,7 +19,7 @@ _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def status(path: str) -> os.stat_result | None:
-    """Return what is at a path, a link as itself, or None; FileExistsError for a device, say."""
+    """Return the status of a path, a link's own, or None; FileExistsError for a device, say."""
     for look in (os.stat, os.lstat):
         with suppress(FileNotFoundError):
             mode = look(path).st_mode
@@ -38,7 +38,7 @@ def require_parent(path: str) -> None:
 
 
 def keep_mode(path: str, old: os.stat_result | None) -> None:
-    """Give what is new the mode, and the owner if allowed, of an old one of its kind."""
+    """Give a new file or folder the mode, and the owner if allowed, of an old one of its kind."""
     new = os.lstat(path)
     if old is None or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):
         return
@@ -108,7 +108,7 @@ def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """Exchange what two paths name in one step; return False where the system cannot."""
+    """Exchange two paths' files or folders in one step; return False where the system cannot."""
     exchange = _exchanger()
     if exchange is None:
         return False

@@ -17,7 +17,7 @@ _read: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", default=None
 
 @contextmanager
 def spared() -> Generator[None]:
-    """Note what is read until the block ends, and let nothing replace it; one in another is it.
+    """Record files read in the block, and let nothing replace them; an inner block is the outer.
 
     A thread started in the block notes what it reads where it runs in a copy of the context.
     """

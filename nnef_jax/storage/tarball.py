@@ -114,7 +114,7 @@ def _compression(start: bytes) -> tuple[bytes, Callable[[], Any], int] | None:
 
 
 def _pieces(data: memoryview, make: Callable[[], Any], name: str, meter: Meter) -> Iterator[bytes]:
-    """Yield what a compressed file expands to: streams, with zeros behind each."""
+    """Yield the expanded bytes of a compressed file: of its streams, with zeros behind each."""
     position = 0
     while position < len(data):
         meter.spend(MEMBER, name)

@@ -275,7 +275,7 @@ def _opens(node: dict[str, Any]) -> bool:
 
 
 def _file(graph: Graph) -> str:
-    """Return what the folder or archive is called that a network was read from."""
+    """Return the name of the folder or archive that a network was read from."""
     span = next((x.span for x in graph.operations if x.span is not None), None)
     parts = span.source.name.replace("\\", "/").split("/") if span is not None else []
     return _cut(parts[-2]) if len(parts) > 1 else ""

@@ -13,7 +13,7 @@ Fields = Mapping[str, Any]  # which a node gets
 
 
 def fields_by_name(profile: Any, comparison: Any) -> dict[str, dict[str, Any]]:
-    """Return what nodes get, by the name of a tensor that they write: seconds; error, reason.
+    """Return measures of nodes, by the name of a tensor that they write: seconds; error, reason.
 
     `profile` and `comparison` are results, their `to_dict()`, or None. Raises InputError for what
     is neither.

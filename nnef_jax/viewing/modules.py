@@ -144,7 +144,7 @@ def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
 def _filled(
     anchors: Sequence[Path | None], spans: Sequence[tuple[int, int]], living: Sequence[int]
 ) -> list[Path]:
-    """Give what lies between two known paths to one of them, or to the module that has both."""
+    """Give operations between two known paths to one of them, or to the module that has both."""
     known = [index for index, path in enumerate(anchors) if path is not None]
     found = [path or () for path in anchors]
     for before, after in zip([-1, *known], [*known, len(anchors)], strict=True):

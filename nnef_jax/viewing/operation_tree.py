@@ -110,7 +110,7 @@ def _leaf(unit: OperationUnit, index: int) -> Group | Operation:
 
 
 def _joined(group: Group) -> Group | Operation:
-    """Return what stands for a group: a single member of it stands for itself."""
+    """Return a group, or its only member instead."""
     if len(group.members) > 1:
         return group
     (member,) = group.members

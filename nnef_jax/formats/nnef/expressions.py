@@ -51,7 +51,7 @@ class ExpressionTypes:
         return t.fits(actual, formal, mixed=self.provisional)
 
     def shown(self, formal: t.Type) -> str:
-        """Return what may be given where a type is declared, for a message."""
+        """Return a declared type as messages show it."""
         return str(formal)
 
     def _wrong(self, message: str, node: s.SyntaxNode, hint: str = "") -> t.Type:
@@ -123,7 +123,7 @@ class ExpressionTypes:
         return t.ANY
 
     def how_to_define(self, name: str) -> str:
-        """Return what to do about a name that is not defined."""
+        """Return a hint for a name that is not defined."""
         if name in self._targets:
             return "it is assigned later: a name must be assigned before it is used"
         known, meter = (self.types, self._loops), self.scope.meter
@@ -287,7 +287,7 @@ class ExpressionTypes:
         return results[0] if len(results) == 1 else t.TupleOf(results)
 
     def how_to_write(self, formal: t.Type, actual: t.Type) -> str:
-        """Return what to write for a value of a type instead of one that looks like it."""
+        """Return a hint how to write a value of a type instead of one that looks like it."""
         match formal, actual:
             case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
                 return "write the number with a point, as in 2.0"
@@ -301,7 +301,7 @@ class ExpressionTypes:
     def _generic(
         self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, t.Type]
     ) -> str | None:
-        """Return what `?` stands for in an invocation: given, told by an argument or default."""
+        """Return the item type of `?` in an invocation: as given, or of an argument or default."""
         if node.generic is not None:
             if not fragment.generic:
                 self._wrong(f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node)

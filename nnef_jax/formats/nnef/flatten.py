@@ -132,7 +132,7 @@ class _Flattener(Evaluator):
         return self.emit("constant", {}, attributes, *place)[0]
 
     def _quantized(self, name: str, value: Value) -> Value:
-        """Return what readers of a name get: the value as graph.quant quantises it (spec 7.1)."""
+        """Return the value that readers of a name get, quantised as graph.quant says (spec 7.1)."""
         quantizer = self.quantizers.get(name)
         if quantizer is None:
             return value

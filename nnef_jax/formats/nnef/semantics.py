@@ -23,7 +23,7 @@ from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 
 
 def check(scope: Scope) -> Calls:
-    """Return what the graph's body invokes, by operation.
+    """Return the invocations of the graph's body, by operation.
 
     Raises the errors of the document, all at once (SemanticError with `others`).
     """
@@ -188,7 +188,7 @@ class _Checker:
     def _assigned_in_graph(
         self, graph: s.GraphDefinition, types: Mapping[str, t.Type], calls: Calls
     ) -> None:
-        """Check that names are tensors, and 'external' assigns all parameters alone (3.3.1)."""
+        """Check all names to be tensors, and 'external' to assign the parameters alone (3.3.1)."""
         parameters = {parameter.name for parameter in graph.parameters}
         excused: set[int] = set()  # externals that are right, or in what is wrong already
         for assignment in graph.body:
@@ -240,7 +240,7 @@ def _repeated(declared: Sequence[_Named]) -> list[_Named]:
 
 
 def calls_of(expressions: Iterable[s.Expression]) -> Calls:
-    """Return what some expressions invoke, by operation."""
+    """Return the invocations in some expressions, by operation."""
     found: defaultdict[str, list[s.Invocation]] = defaultdict(list)
     for node in s.invocations(expressions):
         found[node.operation].append(node)

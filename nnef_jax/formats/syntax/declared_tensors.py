@@ -1,4 +1,4 @@
-"""Tensors that a document declares: types, what `?` stands for, stored data (spec 3.3, 4.1, 5)."""
+"""The tensors of a document: their types, the meaning of `?`, stored data (spec 3.3, 4.1, 5)."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
 
 
 def item_of(dtype: str) -> str:
-    """Return what the language calls the items of a tensor of a dtype."""
+    """Return the language's name for the items of a tensor of a dtype."""
     return "logical" if dtype == "bool" else "integer" if "int" in dtype else "scalar"
 
 
 def generic_of(
     fragment: s.Fragment, node: s.Invocation, arguments: Mapping[str, Any], outer: str | None
 ) -> str | None:
-    """Return what `?` stands for in an invocation: given, told by an argument or default.
+    """Return the item type of `?` in an invocation: as given, or of an argument or default.
 
     `outer` is what it stands for in the body that the invocation is in.
     """
@@ -146,7 +146,7 @@ def _type_of(value: Any) -> Type:
 
 
 def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
-    """Return what to raise where a variable has no data."""
+    """Return the error of a variable without data."""
     return ArchiveError(
         f"{archive.name} has no member '{member}' for the variable '{label}'",
         hint="each variable is stored in LABEL.dat: correct the label, or add the file",

@@ -1,4 +1,4 @@
-"""Shares what flattening a text does: places in it, located errors."""
+"""Flattens texts: places in them, located errors."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Names:
         return self.take(name)
 
     def take(self, name: str) -> str:
-        """Note that a name is taken."""
+        """Reserve a name, and return it."""
         self.taken.add(name)
         return name
 
@@ -251,7 +251,7 @@ class FlatWriter:
         return s.Literal(0, value)
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
-        """Note what cannot be said."""
+        """Record that an operation cannot be written."""
         span, calls = (operation.span, operation.calls) if operation else (None, ())
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
 

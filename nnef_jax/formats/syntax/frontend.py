@@ -1,4 +1,4 @@
-"""Shares what front ends do whose documents are texts in the language."""
+"""Front ends of formats whose documents are texts in the language."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TextFrontend(Frontend):
         self.quantization = archive.read_text(QUANTIZATION) if exists else None
 
     def content(self) -> Iterable[object]:
-        """Tell what it is written in, and the texts of its archive."""
+        """Return its dialect, and the texts of its archive."""
         return self.dialect, *chain.from_iterable(sorted(self.archive.texts.items()))
 
     def spans(self) -> Mapping[str, Span]:

@@ -58,7 +58,7 @@ class GrammarReader:
         self._lock = threading.Lock()
 
     def read(self, start: str, text: str, builder: TreeBuilder) -> Any:
-        """Return what a builder makes of a text from one of the start symbols of the grammar.
+        """Return the builder's tree of a text from one of the start symbols of the grammar.
 
         The text may have semicolons that the builder's source lacks, at the same places otherwise.
         Raises NnefSyntaxError, LimitError, or what else the builder raises.
@@ -76,7 +76,7 @@ class GrammarReader:
 def _syntax_error(
     lark: Lark, builder: TreeBuilder, text: str, error: UnexpectedInput
 ) -> NnefSyntaxError:
-    """Return what lark found, as an error with its place, what was expected, and a hint."""
+    """Return lark's error as one with its place, the expected tokens, and a hint."""
     source, provisional = builder.source, builder.provisional
     patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
 

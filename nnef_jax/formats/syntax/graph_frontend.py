@@ -134,7 +134,7 @@ class _TitledWriter(FlatWriter):
         return super().write()
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
-        """Note what cannot be said, once for each part."""
+        """Record that an operation cannot be written, once for each part of the source."""
         span = operation.span if operation else None
         title = self._titles.get(span.offset) if span else None
         if span is None or title is None:

@@ -31,7 +31,7 @@ class InvalidInvocation(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Holds what invocations of an operation share whose arguments have the same names.
+    """The common part of invocations of an operation whose arguments have the same names.
 
     `names` are those of the parameters, tensors among them `operands`. `given` has the parameters
     that have an argument, with its position; `sources` for each parameter that, or the default.

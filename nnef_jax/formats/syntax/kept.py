@@ -1,4 +1,4 @@
-"""Operations that NNEF does not have, kept in a document as custom ones (spec 3.2.1, 6.2).
+"""Custom operations: operations beyond NNEF's, kept in a document (spec 3.2.1, 6.2).
 
 Each is a fragment without a body, `nnef_jax_` and the kind of the graph that it stands for, with
 the types of its uses; a kind that is used with several types has a number behind it. A graph within
@@ -120,7 +120,7 @@ def _fragment(name: str, parameters: _Declared, results: _Declared, body: Any = 
 
 
 def _type(value: Any, *, is_tensor: bool = True) -> t.Type:
-    """Return what a parameter or result is declared as, whose value this is."""
+    """Return the declared type of a parameter or result of this value."""
     if isinstance(value, Value):
         return t.Tensor(item_of(value.type.dtype))
     if isinstance(value, tuple | list):

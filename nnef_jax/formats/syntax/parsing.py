@@ -36,7 +36,7 @@ class Parser:
         text: str | None = None,
         provisional: bool = False,
     ) -> Any:
-        """Return what the builder makes of a text; `text` stands for the source's, with its places.
+        """Return the builder's tree of a text; `text` stands for the source's, with its places.
 
         Raises NnefSyntaxError where it does not follow the grammar, LimitError where expressions
         are nested too deeply or there are too many tokens, or what the builder raises.
@@ -47,7 +47,7 @@ class Parser:
         return self.by_grammar(start, text, builder(), meter) if found is None else found
 
     def fast(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
-        """Return what a builder makes of a text by the fast reader, None where that gives up."""
+        """Return the builder's tree of a text by the fast reader, None where that gives up."""
         most = (meter.limits.steps - meter.steps) // TOKEN
         try:
             reader = FastReader(text, builder, self.language, most)
@@ -59,7 +59,7 @@ class Parser:
         return found
 
     def by_grammar(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
-        """Return what a builder makes of a text by the grammar."""
+        """Return the builder's tree of a text by the grammar."""
         meter.spend(TOKEN * count_tokens(text), builder.source.name)
         with within_memory("the text"):
             return self._grammar.read(start, text, builder)

@@ -115,7 +115,7 @@ class Quantizer:
         return replace(self.node, operation=self.operation, arguments=tuple(arguments))
 
     def problems(self) -> Iterator[SemanticError]:
-        """Yield what is wrong with the numbers given to an algorithm of the standard."""
+        """Yield errors in the numbers given to an algorithm of the standard."""
         given: Mapping[str, Any] = self.arguments
         several = [name for name in WHOLE if isinstance(given.get(name), list | np.ndarray)]
         for name in several:

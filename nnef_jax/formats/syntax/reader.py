@@ -28,7 +28,7 @@ _FLAT_LEVELS = 3  # of expressions in a statement without any that is read token
 
 
 class NotUnderstood(Exception):
-    """Something that the grammar has to look at."""
+    """The fast reader gives up: the grammar reads the text."""
 
 
 class FastReader:

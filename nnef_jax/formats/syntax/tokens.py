@@ -52,7 +52,7 @@ def count_tokens(text: str) -> int:
 
 
 def unescaped(text: str) -> str:
-    """Return what stands between quotes without its backslashes."""
+    """Return the text between quotes without its backslashes."""
     return _ESCAPE.sub(r"\1", text)
 
 

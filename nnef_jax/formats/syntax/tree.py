@@ -13,7 +13,7 @@ from nnef_jax.formats.syntax.types import Type
 
 @dataclass(slots=True)
 class SyntaxNode:
-    """Anything that has a place in the text.
+    """A part of the tree, with a place in the text.
 
     `depth` counts the expressions nested in it, while a grammar is followed.
     """

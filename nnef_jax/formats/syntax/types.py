@@ -148,7 +148,7 @@ def common(a: Type, b: Type) -> Type | None:
 
 
 def deduce(actual: Type, formal: Type) -> str | None:
-    """Return what `?` in the declared type stands for, given an argument's type; None if untold."""
+    """Return the item type of `?` in a declared type, given an argument's type; None if untold."""
     match actual, formal:
         case ((Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?"))):
             return name

@@ -202,7 +202,7 @@ def _unified(
 def _emit_as_meant(
     site: CallSite, kind: str, operands: Given, attributes: Given, names: Sequence[str]
 ) -> tuple[Any, ...]:
-    """Add what an operation of the dialect means to the graph."""
+    """Add the operations to the graph that one of the dialect means."""
     stem = names[0] if names else site.frame.prefix + kind
 
     def insert(kind: str, operands: Given, attributes: Given, part: str) -> Value:

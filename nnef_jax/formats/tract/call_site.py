@@ -31,7 +31,7 @@ REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentN
 
 
 class _Evaluator(Protocol):
-    """Says what intrinsics need of the evaluation of a unit into a graph (`flatten`)."""
+    """The part of the evaluation of a unit into a graph (`flatten`) that intrinsics need."""
 
     unit: Unit
     graph: FlatGraph

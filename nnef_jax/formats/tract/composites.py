@@ -160,7 +160,7 @@ def gru_sequence(draft: Draft) -> None:
 
 
 def gather(draft: Draft) -> None:
-    """Cast what is gathered to a type."""
+    """Cast the gathered items to a type."""
     dtype = draft.attributes.pop("datum_type")
     geometry.one(draft)
     if dtype not in ("", draft.dtype("input")):
@@ -174,7 +174,7 @@ def one_hot(draft: Draft) -> None:
 
 
 def tree_ensemble(draft: Draft) -> None:
-    """Check that the trees find the features they read."""
+    """Check the number of features: the trees find all that they read."""
     last, shape = draft.attributes.pop("max_used_feature"), draft.shape("input")
     if shape and shape[-1] <= last:
         raise InvalidShape(

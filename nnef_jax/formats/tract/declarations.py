@@ -75,7 +75,7 @@ def registry_of(name: str) -> str:
 
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """Return what the tensors of each operand hold: an item type, `?`, or None for anything."""
+    """Return the item type of each operand's tensors: a name, `?`, or None for any."""
     return {p.name: _item(p.type) for p in declarations()[name].parameters if has_tensor(p.type)}
 
 

@@ -78,7 +78,7 @@ def repeated_by(call: s.Invocation) -> str:
 
 
 def _given(call: s.Invocation, name: str, position: int) -> s.Expression | None:
-    """Return what is given to a parameter, by name or by position."""
+    """Return the argument of a parameter, by name or by position."""
     for i, argument in enumerate(call.arguments):
         if argument.name == name or (argument.name is None and i == position):
             return argument.value

@@ -202,7 +202,7 @@ class _UnitFlattener:
             raise site.located(error) from None
 
     def lookup(self, node: s.Identifier, frame: Frame) -> Any:
-        """Return what a name stands for: a value of the body, a symbol, or infinity."""
+        """Return the value of a name: of the body, a symbol, or infinity."""
         name = node.name
         if name in frame.values:
             if frame.values[name] is _Poisoned:

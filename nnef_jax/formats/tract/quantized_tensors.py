@@ -1,4 +1,4 @@
-"""Tensors that graph.quant names: real numbers (code - zero point) * scale, or their codes."""
+"""The tensors in graph.quant: real numbers (code - zero point) * scale, or their codes."""
 
 from __future__ import annotations
 

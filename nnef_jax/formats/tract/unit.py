@@ -55,7 +55,7 @@ class Unit:
         return {name: x for name, x in self.__dict__.items() if name != "_safetensors"}
 
     def content(self) -> Iterator[object]:
-        """Tell all that its graphs depend on: its texts, and the tensors that it has read."""
+        """Yield everything that its graphs depend on: its texts, and the tensors read."""
         yield from chain.from_iterable(sorted(self._archive.texts.items()))
         for label, tensor in sorted(self._tensors.items()):
             yield from (label, *tensor.content())

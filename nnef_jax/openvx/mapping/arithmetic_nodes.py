@@ -84,7 +84,7 @@ def table(site: OperationSite) -> VxLayer:
 
 @maps("clamp", "min", "max")
 def bounded(site: OperationSite) -> VxLayer:
-    """Map what cuts off below 0, or below 0 and above a number, onto RELU and BRELU."""
+    """Map operations that cut off below 0, or below 0 and above a number, onto RELU and BRELU."""
     kind, names = site.operation.kind, ("a", "b") if site.operation.kind == "clamp" else ("y",)
     bounds = [site.number(name) for name in names]
     if site.is_fixed("x") or None in bounds:

@@ -1,4 +1,4 @@
-"""Tells what an operation of a network is to OpenVX: what it reads, which of it is fixed."""
+"""An operation of a network as OpenVX sees it: its operands, and which of them are fixed."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class NodeInputs:
 
     @property
     def output(self) -> dict[str, Any]:
-        """Return what layers without policies take: where results go, what of them is told."""
+        """Return the arguments of layers without policies: positions and checks of results."""
         return {"strict": self.choices.strict, "output_position": self.position}
 
     @property
     def products(self) -> Any:
-        """Return what layers that multiply and add take."""
+        """Return the arguments of layers that multiply and add."""
         return {
             **self.output,
             "report_overflow": True,
