@@ -13,7 +13,9 @@ import jax
 from lowering.ablation import runs
 from lowering.machine import profile
 
-# Eigen instead of YNNPACK, XLA's other library for products and convolutions.
+# Eigen instead of YNNPACK, XLA's other library for products and convolutions. Products alone by
+# YNNPACK are faster one by one at 32 to 800 rows (196x384x1536: 342 and 270 GFLOP/s), but ten
+# networks drawn at random, batch 1 and 8, take 0.91 to 1.15 of the time, 1.04 in the mean.
 CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 # YNNPACK for products: of bfloat16 it computes them in the units for it, Eigen in float32:
