@@ -255,7 +255,8 @@ def _tensors(
             name: TensorKind(layers[name].kind, x.shape, outputs.get(name))
             for name, x in found.items()
         }
-    returned, places = source, {}
+    returned = source
+    usual = [spec.name for spec in other.outputs] if isinstance(other, Model) else []
     if not isinstance(source, Mapping):
         if not callable(source):
             what = "a model, a dict of arrays by name or a function of the inputs"
@@ -265,12 +266,12 @@ def _tensors(
     if not isinstance(returned, Mapping):
         is_one = not isinstance(returned, tuple | list)
         several: tuple[Any, ...] = (returned,) if is_one else tuple(returned)
-        usual = [spec.name for spec in other.outputs] if isinstance(other, Model) else []
         if len(usual) != len(several):
             usual = [f"output{i}" for i in range(len(several))]
         named = getattr(returned, "_fields", usual)
         returned = dict(zip(named, several, strict=True))
-        places = {name: index for index, name in enumerate(returned)}
+        usual = list(returned)
+    places = {name: index for index, name in enumerate(usual)}
     found: dict[str, Array] = {}
     try:
         returned = dict(returned)

@@ -85,6 +85,17 @@ def test_states_and_tensors_inside_by_any_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(inside["z"], [1, -2])
 
 
+def test_recorded_outputs_are_compared_by_the_names_of_outputs(tmp_path: Path) -> None:
+    model = named("output:0", "12").load(tmp_path)
+    recorded = {"data": X, "output:0": np.float32([0, 2]), "12": np.float32([1, 2])}
+    found = nnef_jax.analysis.compare(recorded, model, X)
+    assert {x.a: (x.b, x.by) for x in found.tensors.values()} == {
+        "output:0": ("layer Relu", "output"),
+        "12": ("layer Negative", "output"),
+    }
+    assert found.first is not None and found.first.a == "12"
+
+
 def test_old_names(tmp_path: Path) -> None:
     net = Writer(5)
     x = net.input("a b", (2,))
