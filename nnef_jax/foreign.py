@@ -10,10 +10,7 @@ from nnef_jax.errors import ArchiveError
 
 _ONNX = "torch.onnx.export(module, (example_input,), 'net.onnx', dynamo=True)"
 _TORCH = f"in torch: {_ONNX}, then load('net.onnx')"
-_OPENVINO = (
-    "pip install openvino, then openvino.save_model(openvino.convert_model({0!r}), 'net.xml', "
-    "compress_to_fp16=False), then load('net.xml')"
-)
+_DAMAGED = "it is cut off, damaged, or of another kind"
 _START = 2048  # bytes that are looked at
 
 
@@ -62,14 +59,18 @@ _KINDS = (
         (".engine", ".plan", ".trt"),
         "ftrt|ptrt",
     ),
-    _Kind("a model of TensorFlow Lite", _OPENVINO, (".tflite",), r".{4}TFL3"),
-    _Kind("a graph of TensorFlow", _OPENVINO, (".pb",)),
-    _Kind("a model of PaddlePaddle", _OPENVINO, (".pdmodel",)),
+    _Kind("no model of TensorFlow Lite, though its name says so", _DAMAGED, (".tflite",)),
+    _Kind("no graph of TensorFlow, though its name says so", _DAMAGED, (".pb",)),
     _Kind(
         "a web page",
         "the address is perhaps that of a page about the file: download the file itself",
         (".html", ".htm"),
         r"\s*<(!doctype html|html)",
+    ),
+    _Kind(
+        "a program of PaddlePaddle 3",
+        "save it with FLAGS_enable_pir_api=0 in the environment, then load its .pdmodel",
+        content=r"\s*\{\s*\"base_code\"",
     ),
     _Kind("JSON", "load the network that it describes", (".json",), r"\s*\{\s*\""),
 )
@@ -83,15 +84,7 @@ def refuse_file(path: str, start: bytes) -> None:
     by_name = (k for k in _KINDS if ending in k.endings)
     kind = next(by_content, None) or next(by_name, None)
     if kind is not None:
-        raise ArchiveError(f"{path} is {kind.what}", hint=kind.hint.format(path))
-
-
-def refuse_folder(path: str, names: list[str]) -> None:
-    """Raise ArchiveError for a folder that is a model of another kind."""
-    if "saved_model.pb" in names:
-        raise ArchiveError(f"{path} is a SavedModel of TensorFlow", hint=_OPENVINO.format(path))
-    if path.rstrip("/").endswith(".mlpackage"):
-        refuse_file(path, b"")
+        raise ArchiveError(f"{path} is {kind.what}", hint=kind.hint)
 
 
 def as_readable(source: Any) -> Any:

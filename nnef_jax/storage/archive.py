@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, NnefSyntaxError
-from nnef_jax.foreign import refuse_file, refuse_folder
+from nnef_jax.foreign import refuse_file
 from nnef_jax.limits import MEMBER, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
@@ -215,9 +215,7 @@ def _open_source(
         raise ArchiveError(f"path {path!r} holds a NUL character")
     with files.reported(path, ArchiveError):
         if stat.S_ISDIR(os.stat(path).st_mode):
-            folder = Folder(path, meter)
-            refuse_folder(path, list(islice(folder.names(), _SHOWN_NAMES)))
-            return path, folder, ""
+            return path, Folder(path, meter), ""
         _, data = files.contents_of(path, meter, path, ArchiveError)
         folder, file_name = os.path.split(path)
         if is_graph(file_name, graphs) and not _is_packed(bytes(data[:512])):
