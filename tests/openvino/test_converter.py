@@ -138,23 +138,39 @@ def ended(process: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_it_ends_with_the_one_that_asked(number: int, tmp_path: Path) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+def killed(number: int, body: str, tmp_path: Path) -> int:
+    """Send a signal to a load while the fake converter runs; return the converter's process."""
     started = tmp_path / "pid"
-    write_fake(tmp_path, f"open({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)")
-    paths = os.pathsep.join([str(tmp_path / "fake"), *map(os.path.abspath, sys.path)])
-    parent = subprocess.Popen(
-        [sys.executable, "-m", "nnef_jax", "info", str(net_in(tmp_path))],
-        env=os.environ | {"PYTHONPATH": paths, "TMPDIR": str(temporary)},
-    )
+    write_fake(tmp_path, f"open({str(started)!r}, 'w').write(str(os.getpid()))\n{body}")
+    (tmp_path / "temporary").mkdir(exist_ok=True)
+    paths = [str(tmp_path / "fake"), *map(os.path.abspath, sys.path)]
+    given = {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(tmp_path / "temporary")}
+    code = "import sys, nnef_jax; nnef_jax.load(sys.argv[1], limits=nnef_jax.Limits(steps=200_000))"
+    if number == signal.SIGINT:
+        code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL);" + code
+    command = [sys.executable, "-c", code, str(net_in(tmp_path))]
+    parent = subprocess.Popen(command, env=os.environ | given)
     while not (started.exists() and started.read_text()) and parent.poll() is None:
         time.sleep(0.01)
     parent.send_signal(number)
     assert parent.wait() == -number
-    assert ended(int(started.read_text()))
-    assert [*temporary.iterdir()] == []
+    return int(started.read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_it_ends_with_the_one_that_asked(number: int, tmp_path: Path) -> None:
+    assert ended(killed(number, "time.sleep(1000)", tmp_path))
+    assert [*(tmp_path / "temporary").iterdir()] == []
+
+
+def test_native_code_that_hangs_ends_by_itself(fake: Fake, tmp_path: Path, temporary: Path) -> None:
+    hang = "import ctypes; ctypes.PyDLL(None).sleep(1000)"  # and no other thread of Python runs
+    assert ended(killed(signal.SIGKILL, hang, tmp_path))
+    assert len([*temporary.iterdir()]) == 1
+    fake("os._exit(1)")
+    with pytest.raises(ArchiveError, match="with status 1"):
+        nnef_jax.load(net_in(tmp_path))
+    assert [*temporary.iterdir()] == []  # the next one removes what was left
 
 
 def test_files_are_gone_and_weights_are_there(fake: Fake, tmp_path: Path, temporary: Path) -> None:

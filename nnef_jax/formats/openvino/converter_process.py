@@ -27,8 +27,9 @@ def main(source: str, seconds: int, size: int) -> None:
     """Convert a network within limits; end at once if the process that asked for it does."""
     threading.Thread(target=_end_with_parent, args=(os.getcwd(),), daemon=True).start()
     if resource is not None:
+        # Of the system, where native code lets no thread of Python run.
+        signal.alarm(min(2 * seconds, 1 << 30))
         _bound(resource.RLIMIT_CORE, 0)
-        _bound(resource.RLIMIT_CPU, seconds * (os.cpu_count() or 1))  # of all threads
         _bound(resource.RLIMIT_FSIZE, size)
         _bound(resource.RLIMIT_DATA, size + _OWN_MEMORY)
     # Without this package openvino takes its stub, which starts no process to send usage data.
