@@ -43,7 +43,8 @@ class Limits:
 
     # Bytes held beside the files: expanded archives, converted tensors; not what is memory-mapped.
     expanded_bytes: int = 2_000_000_000
-    # Characters read, expressions evaluated, items computed on the host, and more.
+    # Characters read, expressions evaluated, items computed on the host, and more; of the converter
+    # of OpenVINO a second of time for 170,000.
     steps: int = 10_000_000
     nesting: int = 200  # of expressions in the text
     call_depth: int = 2_000  # of fragment calls

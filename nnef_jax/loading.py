@@ -46,7 +46,8 @@ def load(
 
     Args: What to read
         source: a folder, a `graph.nnef`, an archive (zip, or tar: plain, gz, bz2, xz), the bytes of
-            one, or an open binary file; of OpenVINO's networks an `.xml`, its `.bin` beside it.
+            one, or an open binary file; an `.onnx`; of OpenVINO's networks an `.xml`, its `.bin`
+            beside it; what its converter reads: docs/onnx.md.
         input_shapes: shapes by input name instead of the document's. None is an extent that each
             call may choose: the network is compiled once for each choice. 0 is an empty axis. An
             open extent that has a name, as in ONNX, may be given by it: `{"batch": 8}`.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SOURCE = typer.Argument(
     metavar="SOURCE",
-    help="The network: a folder, a graph.nnef, an .xml, a tar or zip archive.",
+    help="The network: a folder, a graph.nnef, .xml, .onnx or .tflite, a tar or zip archive.",
     show_default=False,
 )
 Source = Annotated[str, _SOURCE]

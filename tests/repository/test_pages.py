@@ -237,7 +237,7 @@ WITH_MODULE: dict[str, Callable[[dict[str, Any]], None]] = {
 
 def test_modules_that_pages_need_are_modules() -> None:
     """A misspelt one would be skipped for ever."""
-    known = {"torch", "torch_to_nnef", "onnx", "onnxruntime", "tract", "openvino"}
+    known = {"torch", "torch_to_nnef", "onnx", "onnxruntime", "tract", "openvino", "ai_edge_litert"}
     known |= {"onnxscript", "silero_vad", "sklearn", "captum", "IPython"}
     known |= {"orbax", "equinox", "flax", "ray"}
     asked = {module.split(".")[0] for _, needs in OPTIONAL for module in needs}

@@ -1,4 +1,4 @@
-"""The process in which OpenVINO converts a network: the one module that imports openvino.
+"""The process in which OpenVINO converts a network: no other one of a load imports openvino.
 
 `converter` starts it as a script with the name of a file or folder in the folder that it runs in,
 of which the IR is to be made, and bounds on seconds and on bytes, of memory and of each file. It
