@@ -312,9 +312,7 @@ def _select(condition: Host, true_value: Host, false_value: Host) -> Host:
 def _slice(input: Host, axes: Any, begin: Any, end: Any, stride: Any) -> Host:
     index: list[slice] = [slice(None)] * input.ndim
     for axis, first, last, step in zip(axes, begin, end, stride or [1] * len(axes), strict=True):
-        if step < 1:
-            raise NotFolded
-        index[axis] = slice(first, last or None, step)
+        index[axis] = slice(first, last if step < 0 else last or None, step)
     return input[tuple(index)]
 
 
@@ -370,6 +368,19 @@ def _reshape(input: Host, shape: Any, axis_start: int = 0, axis_count: int = -1)
     return input.reshape(input.shape[:axis_start] + items + input.shape[end:])
 
 
+def _split(value: Host, axis: int, ratios: Any) -> list[Host]:
+    ends = np.cumsum(ratios) * value.shape[axis] // sum(ratios)
+    return np.split(value, ends[:-1], axis)
+
+
+def _scatter_nd(input: Host, indices: Host, updates: Host, reduction: str) -> Host:
+    if reduction != "none":
+        raise NotFolded
+    result = input.copy()
+    result[tuple(np.moveaxis(indices.astype(np.int64), -1, 0))] = updates
+    return result
+
+
 def _tile(input: Host, repeats: Any) -> Host:
     require_few(math.prod(repeats) * input.size)
     return np.tile(input, repeats)
@@ -408,5 +419,5 @@ KINDS: dict[str, Callable[..., Any]] = {
     "reshape": _reshape, "tile": _tile, "broadcast": _broadcast,
     "sum_reduce": _sum, "product_reduce": _reduced(operator.mul, np.multiply),
     "max_reduce": _reduced(max, np.maximum), "min_reduce": _reduced(min, np.minimum),
-    "mean_reduce": _mean,
+    "mean_reduce": _mean, "split": _split, "scatter_nd": _scatter_nd,
 }  # fmt: skip

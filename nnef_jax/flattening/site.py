@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,12 +15,15 @@ from lowering.errors import InvalidOperation
 from lowering.extents import Shape, is_known, is_symbolic
 from lowering.graph import Value
 from lowering.location import Span
+from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.similar import did_you_mean
 
 Tensor = Value | Constant
 _Graph = TypeVar("_Graph", bound=TensorGraph)
+_FEW = 64  # items of whole numbers that are computed here even if they are stored
+_KINDS = "iufbO"  # of arrays that are computed with here
 
 
 class Site(ABC, Generic[_Graph]):
@@ -166,6 +171,40 @@ class Site(ABC, Generic[_Graph]):
         results = self.graph.add(kind, given, frozen, wanted, self.span, inserted=inserted)
         return results[0] if len(results) == 1 else results
 
+    # What is known
+
+    def folded(self, kind: str, operands: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
+        """Return an operation's result on known tensors. Raises NotFolded."""
+        operands = list(operands)
+        if kind == "cast":
+            return self.converted(operands[0], self.graph.element(attributes["dtype"]))
+        return self.evaluated(partial(_evaluated, kind, attributes), operands)
+
+    def evaluated(self, function: Callable[..., Any], operands: Iterable[Any]) -> Any:
+        """Return a function of host values, one or several, on known tensors. Raises NotFolded."""
+        given, graph = list(operands), self.graph
+        known = [x for x in _listed(given) if isinstance(x, Constant)]
+        self.spend(sum(x.array.size for x in known))
+        found = function(*map(_exact, given))
+        types = (x.type for x in known if x.type != graph.TYPES["b"])
+        type = next(types, graph.TYPES["b"])
+        several = cast("list[Any]", found) if isinstance(found, list) else [found]
+        results = [_derived(graph, x, type) for x in several]
+        self.spend(sum(x.array.size for x in results))
+        return results if isinstance(found, list) else results[0]
+
+    def converted(self, x: Constant, type: str) -> Constant:
+        """Return a known tensor in an element type. Raises NotFolded."""
+        dtype = self.graph.held(type)
+        if x.array.dtype == object and any(map(is_symbolic, x.array.ravel())):
+            if dtype.kind == "i":
+                return Constant(x.array, type, derived=True)
+            raise NotFolded
+        with np.errstate(all="ignore"):
+            return Constant(x.array.astype(dtype), type, derived=True)
+
+    # Shorthands
+
     def transposed(self, x: Any, axes: Sequence[int]) -> Any:
         """Return a tensor with permuted axes."""
         if list(axes) == list(range(len(axes))):
@@ -178,6 +217,59 @@ class Site(ABC, Generic[_Graph]):
         found = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
         rest = tuple(i for i in range(rank) if i != axis)
         return self.insert("unsqueeze", {"input": found}, axes=rest) if rest else found
+
+
+def decides(operands: Iterable[Any]) -> bool:
+    """Tell whether results are known when the network is read: operands are, and decide shapes.
+
+    Those that follow from shapes do, and few whole numbers. Weights stay in the graph.
+    """
+    flat = [*_listed(operands)]
+    known = [x for x in flat if isinstance(x, Constant)]
+    if not known or any(isinstance(x, Value) for x in flat):
+        return False
+    if any(x.array.size > LARGEST or x.array.dtype.kind not in _KINDS for x in known):
+        return False
+    return any(x.derived for x in known) or all(
+        x.array.size <= (1 if x.array.dtype.kind == "f" else _FEW) for x in known
+    )
+
+
+def _listed(operands: Iterable[Any]) -> Iterator[Any]:
+    for x in operands:
+        yield from cast("Sequence[Any]", x) if isinstance(x, list | tuple) else [x]
+
+
+def _evaluated(kind: str, attributes: Mapping[str, Any], *operands: Any) -> Any:
+    return evaluate(kind, operands, attributes)
+
+
+def _exact(x: Any) -> Any:
+    """Return an operand as a host value."""
+    if isinstance(x, list | tuple):
+        return [_exact(item) for item in cast("list[Any]", x)]
+    array = x.array if isinstance(x, Constant) else np.asarray(x)
+    return array.astype(object) if array.dtype.kind in "iu" else array
+
+
+def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
+    """Return a host value as a known tensor: of a type if it holds such numbers."""
+    kind = {"b": "b", "O": "i"}.get(x.dtype.kind, "f")
+    held = graph.held(type)
+    if kind != {"u": "i"}.get(held.kind, held.kind):
+        type = graph.TYPES[kind]
+        held = graph.held(type)
+    if kind == "i":
+        fixed = x if any(map(is_symbolic, x.ravel())) else _wrapped(x, held)
+        return Constant(fixed, type, derived=True)
+    return Constant(x.astype(held), type, derived=True)
+
+
+def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return whole numbers in a dtype, those beyond its range wrapped as the network does."""
+    ends = ml_dtypes.iinfo(dtype)
+    low, count = int(ends.min), int(ends.max) - int(ends.min) + 1
+    return np.asarray((x - low) % count + low).astype(dtype)
 
 
 def _frozen(x: Any) -> Any:

@@ -6,8 +6,9 @@ It is for formats whose networks are layers or nodes on tensors.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +45,13 @@ class TensorGraph(CountedEmission, ABC):
     What a body reads of `outer` is captured as inputs of it.
     """
 
-    INTEGER = "int64"  # what the format calls whole numbers of 64 bits
+    # What the format calls truth values, whole numbers of 64 bits and real ones of 32.
+    TYPES: ClassVar[Mapping[str, str]] = {"b": "bool", "i": "int64", "f": "float32"}
 
     def __init__(
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
     ) -> None:
-        super().__init__(options, self.computed_in(options, self.INTEGER))
+        super().__init__(options, self.computed_in(options, self.TYPES["i"]))
         self.data = data
         self.outer = outer
         self.tensors: dict[Constant, Value] = {}
@@ -67,6 +69,14 @@ class TensorGraph(CountedEmission, ABC):
     @abstractmethod
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
         """Add weights as a variable, with their data; return them as they are computed in."""
+
+    def held(self, type: str) -> np.dtype[Any]:
+        """Return the dtype that known tensors of an element type are computed in here."""
+        return np.dtype(type)
+
+    def element(self, dtype: str) -> str:
+        """Return the element type that a dtype is."""
+        return dtype
 
     def computed(self, type: str) -> str:
         """Return the dtype that tensors of an element type are computed in."""

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value, is_float
 from lowering.location import Span
-from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
-from nnef_jax.flattening.site import Site, Tensor
+from nnef_jax.flattening.hostvalues import NotFolded
+from nnef_jax.flattening.site import Site, Tensor, decides
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.node_graph import NodeGraph
 from nnef_jax.formats.onnx.tensor_types import dtype_of
-
-_FEW = 64  # items of whole numbers that are computed here even if they are stored
 
 
 @dataclass(slots=True, eq=False)
@@ -166,54 +163,11 @@ class NodeSite(Site[NodeGraph]):
         inserted: bool,
     ) -> Any:
         """Add an operation, unless its operands are known and decide shapes: it is computed."""
-        folded = self._folded(kind, operands, attributes)
-        if folded is not None:
-            return folded
+        if decides(operands.values()):
+            with suppress(NotFolded):
+                return self.folded(kind, operands.values(), attributes)
         # `super()` without arguments is of another class where a dataclass has slots.
         return Site._emit(self, kind, operands, attributes, name, inserted=inserted)
-
-    def _folded(self, kind: str, operands: Mapping[str, Any], attributes: Any) -> Any:
-        """Return the result on known tensors, None where the network computes it."""
-        flat: list[Any] = []
-        for x in operands.values():
-            flat += x if isinstance(x, list | tuple) else [x]
-        known = [x for x in flat if isinstance(x, Constant)]
-        if not known or any(isinstance(x, Value) for x in flat):
-            return None
-        few = all(x.array.size <= _FEW and (_is_whole(x.type) or x.array.size == 1) for x in known)
-        if not (few or any(x.derived for x in known)):
-            return None
-        if max(x.array.size for x in known) > LARGEST or any(
-            x.array.dtype.kind not in "iufbO" for x in known
-        ):
-            return None
-        self.spend(sum(x.array.size for x in known))
-
-        def exact(x: Any) -> Any:
-            if isinstance(x, list | tuple):
-                return [exact(item) for item in cast("list[Any]", x)]
-            array = x.array if isinstance(x, Constant) else np.asarray(x)
-            return array.astype(object) if array.dtype.kind in "iu" else array
-
-        try:
-            if kind == "cast":
-                return self.converted(known[0], attributes["dtype"])
-            found = evaluate(kind, [exact(x) for x in operands.values()], attributes)
-        except NotFolded:
-            return None
-        dtype = next((x.type for x in known if x.type != "bool"), "bool")
-        results = [_derived(x, dtype) for x in (found if isinstance(found, list) else [found])]
-        self.spend(sum(x.array.size for x in results))
-        return results if isinstance(found, list) else results[0]
-
-    def converted(self, x: Constant, dtype: str) -> Constant:
-        """Return a known tensor in a dtype."""
-        if x.array.dtype == object and any(map(is_symbolic, x.array.ravel())):
-            if dtype.startswith("int"):
-                return Constant(x.array, dtype, derived=True)
-            raise NotFolded
-        with np.errstate(all="ignore"):
-            return Constant(x.array.astype(np.dtype(dtype)), dtype, derived=True)
 
     # Shorthands
 
@@ -313,25 +267,3 @@ class NodeSite(Site[NodeGraph]):
     def volume(self, shape: Sequence[int]) -> Any:
         """Return how many items a shape has, UNKNOWN where an extent is."""
         return UNKNOWN if UNKNOWN in shape else math.prod(shape)
-
-
-def _derived(x: NDArray[Any], dtype: str) -> Constant:
-    if x.dtype == np.bool_:
-        return Constant(x, "bool", derived=True)
-    if x.dtype == object:
-        whole = dtype if _is_whole(dtype) and dtype != "bool" else "int64"
-        fixed = x if any(map(is_symbolic, x.ravel())) else _wrapped(x, whole)
-        return Constant(fixed, whole, derived=True)
-    real = dtype if not _is_whole(dtype) else "float32"
-    return Constant(x.astype(np.dtype(real)), real, derived=True)
-
-
-def _wrapped(x: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return whole numbers in a dtype, those beyond its range wrapped as the network does."""
-    ends = ml_dtypes.iinfo(dtype)
-    low, count = int(ends.min), int(ends.max) - int(ends.min) + 1
-    return np.asarray((x - low) % count + low).astype(dtype)
-
-
-def _is_whole(dtype: str) -> bool:
-    return dtype.startswith(("int", "uint")) or dtype == "bool"

@@ -20,7 +20,6 @@ from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.formats.openvino.bin_file import Weights
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
 from nnef_jax.formats.openvino.element_types import computed, element_type
-from nnef_jax.formats.openvino.folding import folded
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import Meaning, meanings
@@ -135,10 +134,11 @@ class Flattener:
     ) -> Iterator[tuple[End, Tensor]]:
         site = self.site(layer, net, operands)
         try:
-            results: Any = stored(site) if layer.kind in CONSTANTS else folded(site)
-            if results is None:
+            if layer.kind in CONSTANTS:
+                results: Any = stored(site)
+            else:
                 assert meaning is not None
-                results = meaning(site)
+                results = site.results(meaning)
             values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")

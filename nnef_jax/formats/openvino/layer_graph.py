@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lowering.graph import Attribute, TensorType, Value
 from lowering.location import Span
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.openvino.element_types import NF4, computed, stored
+from nnef_jax.formats.openvino.element_types import NF4, computed, element_of, stored
 from nnef_jax.formats.openvino.state_variables import Variable
 
 
 class LayerGraph(TensorGraph):
     """A graph in the making, of layers."""
 
-    INTEGER = "i64"
+    TYPES: ClassVar[Mapping[str, str]] = {"b": "boolean", "i": "i64", "f": "f32"}
 
     def __init__(
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
@@ -30,6 +31,19 @@ class LayerGraph(TensorGraph):
     def computed_in(options: Options, type: str) -> str:
         """Return the dtype that tensors of an element type are computed in."""
         return computed(type, options.real)
+
+    def held(self, type: str) -> np.dtype[Any]:
+        """Return the dtype that known tensors of an element type are computed in here: a wide one.
+
+        What is written in fewer bits may come from more of them.
+        """
+        if type == "boolean":
+            return np.dtype(np.bool_)
+        return np.dtype(np.int64 if type[0] in "iu" else np.float32)
+
+    def element(self, dtype: str) -> str:
+        """Return the element type that a dtype is."""
+        return element_of(dtype)
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
         """Add weights as a variable, and what makes the dtype that is computed in of them."""

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import volume
-from lowering.graph import Value, is_float
+from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
 from lowering.ops import rules
-from nnef_jax.flattening.site import Site, Tensor
+from nnef_jax.flattening.hostvalues import NotFolded
+from nnef_jax.flattening.site import Site, Tensor, decides
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.bin_file import Weights
 from nnef_jax.formats.openvino.document import Blob, Body, Net, NetLayer
 from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 
-_TYPES = {"b": "boolean", "f": "f32", "i": "i64"}
+# Layers that decide shapes; in old files these alone do. Of stored numbers the network computes
+# conversions.
+_CONVERSIONS = ("convert", "convertlike")
+_FOLDED_OLD = ("gather", "concat", "squeeze", "unsqueeze")
+_FOLDED = frozenset({
+    *_CONVERSIONS, *_FOLDED_OLD, "abs", "add", "broadcast", "ceiling", "divide", "equal", "floor",
+    "floormod", "greater", "greaterequal", "less", "lessequal", "logicaland", "logicalnot",
+    "logicalor", "logicalxor", "maximum", "minimum", "mod", "multiply", "negative", "notequal",
+    "power", "reducemax", "reducemean", "reducemin", "reduceprod", "reducesum", "reshape", "round",
+    "scatterupdate", "select", "slice", "split", "sqrt", "stridedslice", "subtract", "tile",
+    "transpose", "variadicsplit",
+})  # fmt: skip
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 
 
@@ -48,6 +61,13 @@ class ByKind:
         return add
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known(Value):
+    """A known tensor where one of the graph is due, while a layer on such tensors is folded."""
+
+    constant: Constant = field(kw_only=True)
+
+
 @dataclass(slots=True, eq=False)
 class LayerSite(Site[LayerGraph]):
     """A layer that is flattened into a graph. `operands` are by input port, None if unconnected."""
@@ -59,6 +79,7 @@ class LayerSite(Site[LayerGraph]):
     operands: Sequence[Tensor | None]
     flatten: Callable[..., Any]  # a body, into a graph of its own
     prefix: str = ""  # of labels and names, in a body
+    folds: bool = False  # whether results are known: what it adds is computed
 
     # What it reads
 
@@ -70,6 +91,11 @@ class LayerSite(Site[LayerGraph]):
     def tensors(self) -> list[Value]:
         """Return all inputs that are connected as tensors of the graph."""
         return [self.tensor(x) for x in self.operands if x is not None]
+
+    def tensor(self, x: int | Tensor) -> Value:
+        """Return an input as a tensor of the graph; a known one stays out of it while it folds."""
+        found = self.operand(x) if isinstance(x, int) else x
+        return self._placed(found) if self.folds else Site.tensor(self, found)
 
     def body(self, name: str) -> Body:
         """Return a network inside the layer."""
@@ -132,6 +158,42 @@ class LayerSite(Site[LayerGraph]):
         return computed(element_type(self.text(name, default)), self.graph.options.real)
 
     # What it adds
+
+    def results(self, meaning: Callable[..., Any]) -> Any:
+        """Return what a meaning gives: known tensors where inputs are, and decide shapes."""
+        kind, operands = self.layer.kind, [x for x in self.operands if x is not None]
+        folds = kind in (_FOLDED_OLD if self.net.is_legacy else _FOLDED) and decides(operands)
+        if kind in _CONVERSIONS:
+            folds = folds and any(x.derived for x in operands if isinstance(x, Constant))
+        if folds:
+            with suppress(NotFolded):
+                return _unplaced(meaning(replace(self, folds=True)))
+        return meaning(self)
+
+    def _emit(
+        self,
+        kind: str,
+        operands: Mapping[str, Any],
+        attributes: dict[str, Any],
+        name: str,
+        *,
+        inserted: bool,
+    ) -> Any:
+        """Add an operation, or compute it where the layer folds."""
+        if self.folds:
+            return self._placed(self.folded(kind, _unplaced([*operands.values()]), attributes))
+        return Site._emit(self, kind, operands, attributes, name, inserted=inserted)
+
+    def evaluate(self, function: Callable[..., Any], *operands: Any) -> Value:
+        """Return a function of host values on what is known, where the layer folds."""
+        return self._placed(self.evaluated(function, _unplaced(operands)))
+
+    def _placed(self, x: Any) -> Any:
+        if isinstance(x, list):
+            return [self._placed(item) for item in cast("list[Any]", x)]
+        if not isinstance(x, Constant):
+            return x
+        return _Known("", TensorType(x.array.shape, self.graph.computed(x.type)), constant=x)
 
     @property
     def span(self) -> Span:
@@ -357,10 +419,16 @@ class LayerSite(Site[LayerGraph]):
         return self.step.sum_reduce(numbers, axes=(axis,), normalize=False)
 
 
+def _unplaced(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return [_unplaced(item) for item in cast("Sequence[Any]", x)]
+    return x.constant if isinstance(x, _Known) else x
+
+
 def derived(array: Any) -> Constant:
     """Return what follows from shapes and attributes as a known tensor."""
     items = np.asarray(array)
-    return Constant(items, _TYPES[items.dtype.kind], derived=True)
+    return Constant(items, LayerGraph.TYPES[items.dtype.kind], derived=True)
 
 
 def ends_of(dtype: str) -> tuple[Any, Any]:

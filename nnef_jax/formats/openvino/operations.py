@@ -67,7 +67,7 @@ FUNCTIONS = {
     "Reciprocal": "rcp", "Copy": "copy", "Identity": "copy",
 }  # fmt: skip
 PAIRS = {
-    "Add": "add", "Subtract": "sub", "Multiply": "mul", "Divide": "div", "Power": "pow",
+    "Add": "add", "Subtract": "sub", "Multiply": "mul", "Power": "pow",
     "Maximum": "max", "Minimum": "min", "Equal": "eq", "NotEqual": "ne", "Less": "lt",
     "LessEqual": "le", "Greater": "gt", "GreaterEqual": "ge", "LogicalAnd": "and",
     "LogicalOr": "or", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or",

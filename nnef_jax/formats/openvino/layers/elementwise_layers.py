@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
+from nnef_jax.flattening.hostvalues import KINDS, binary
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.element_types import computed
+from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layer_site import ByKind, LayerSite, ends_of
 from nnef_jax.formats.openvino.layers import everywhere, legacy, meanings, opsets
 from nnef_jax.formats.openvino.operations import FUNCTIONS
@@ -109,14 +111,21 @@ _WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")
 
 @everywhere("Convert")
 @opsets("ConvertLike")
-def _convert(site: LayerSite) -> Value:
+def _convert(site: LayerSite) -> Value | Constant:
     """Return a tensor in a dtype; real numbers beyond those of 8 and 16 bits wrap around."""
     if site.layer.kind == "convertlike":
-        dtype = site.dtype_of(1)
+        like = site.operand(1)
+        type = like.type if isinstance(like, Constant) else site.graph.element(like.type.dtype)
     elif site.net.is_legacy:
-        dtype = site.dtype("precision", "FP32")
+        type = element_type(site.text("precision", "FP32"))
     else:
-        dtype = site.dtype("destination_type")
+        type = element_type(site.text("destination_type"))
+    known, dtype = site.operand(0), site.graph.computed(type)
+    if isinstance(known, Constant) and not site.net.is_legacy:
+        if is_float(dtype) and site.dtype_of(0) == dtype:
+            return known  # weights of 16 bits, which the graph widens where they are read
+        if site.folds:
+            return site.converted(known, type)
     x = site.tensor(0)
     if is_float(x.type.dtype) and dtype in _WRAPPED:
         x = site.step.cast(x, dtype="int32")
@@ -179,6 +188,18 @@ def _fake_quantize(site: LayerSite) -> Value:
 
 # Two tensors or more
 
+_FLOORED = binary(operator.floordiv, np.divide)
+_REST = {"floormod": binary(operator.mod, np.mod), "mod": KINDS["rem"]}
+
+
+@opsets("Divide")
+def _divide(site: LayerSite) -> Value:
+    """Divide; known whole numbers are rounded down with `m_pythondiv`."""
+    x, y = site.broadcast()
+    if site.folds and site.flag("m_pythondiv", True):
+        return site.evaluate(_FLOORED, x, y)
+    return site.last.div(x, y)
+
 
 def _modulo(site: LayerSite, x: Any, y: Any, *, floored: bool) -> Value:
     """Return what is left of x over y; the quotient is rounded down if `floored`, else cut off."""
@@ -202,7 +223,10 @@ def _modulo(site: LayerSite, x: Any, y: Any, *, floored: bool) -> Value:
 
 @opsets("FloorMod", "Mod")
 def _mod(site: LayerSite) -> Value:
-    return _modulo(site, *site.broadcast(), floored=site.layer.kind == "floormod")
+    x, y = site.broadcast()
+    if site.folds:  # symbolic extents too, which have no sign that is known
+        return site.evaluate(_REST[site.layer.kind], x, y)
+    return _modulo(site, x, y, floored=site.layer.kind == "floormod")
 
 
 def _xor(last: ByKind, site: LayerSite, x: Any, y: Any) -> Value:
