@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lowering.errors import InvalidOperation, InvalidShape
+from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known
 from lowering.graph import Graph, Operation, TensorType, Value, substituted
-from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError
-from nnef_jax.flattening.emission import Emission
+from nnef_jax.errors import InputError, UnsupportedError
+from nnef_jax.flattening.emission import Emission, refused
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored
-from nnef_jax.formats.syntax.declared_tensors import show_operand
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 from nnef_jax.storage.writer import Member
@@ -208,12 +207,8 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
                 inserted=any(value.inserted for value in old),
             )
         except InvalidOperation as error:
-            shown = ", ".join(f"{name} {show_operand(x)}" for name, x in operands.items())
-            raise (ShapeError if isinstance(error, InvalidShape) else SemanticError)(
-                f"'{operation.kind}': {error.message} ({shown})",
-                span=operation.span,
-                calls=operation.calls,
-                hint=error.hint,
+            raise refused(
+                error, operation.kind, operands, operation.span, operation.calls
             ) from None
         new.update(zip(old, builder.operations[-1].writes(), strict=True))
     for state in graph.states:

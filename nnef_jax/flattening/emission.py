@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from jax.errors import InconclusiveDimensionOperation
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
@@ -12,7 +15,7 @@ from lowering.graph import Call, Rule, Value
 from lowering.location import Span
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
 from nnef_jax.flattening.symbolic import SymbolicShapes
-from nnef_jax.formats.base import Options
+from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.limits import EXTENT, OPERATION, raising
 
 Given = Mapping[str, Any]  # by parameter
@@ -105,11 +108,65 @@ class Emission:
 
 
 def located(
-    error: InvalidOperation, what: str, span: Span | None, calls: tuple[Call, ...] = ()
+    error: InvalidOperation,
+    what: str,
+    span: Span | None,
+    calls: tuple[Call, ...] = (),
+    said: Callable[[str], str] = str,
+    more: str = "",
 ) -> NnefError:
-    """Return the error, with its place, of an operation that does not take what it is given."""
+    """Return the error, with its place, of an operation that does not take what it is given.
+
+    `said` puts its texts in words of the document, `more` follows them.
+    """
     family = ShapeError if isinstance(error, InvalidShape) else SemanticError
-    return family(f"{what}: {error.message}", span=span, calls=calls, hint=error.hint)
+    message = f"{what}: {said(error.message)}{more}"
+    return family(message, span=span, calls=calls, hint=said(error.hint))
+
+
+def refused(
+    error: InvalidOperation,
+    kind: str,
+    operands: Given,
+    span: Span | None,
+    calls: tuple[Call, ...],
+    said: Callable[[str], str] = str,
+) -> NnefError:
+    """Return the located error of an operation that refuses its operands, which it shows."""
+    pairs = ", ".join(f"{name} {show_operand(x)}" for name, x in operands.items())
+    return located(error, f"'{kind}'", span, calls, said, f" ({pairs})" if pairs else "")
+
+
+def show_operand(operand: Any) -> str:
+    """Return an operand as messages show it: a tensor by its type."""
+    match operand:
+        case Value():
+            return str(operand.type)
+        case tuple() | list():
+            return f"[{', '.join(map(show_operand, cast('Sequence[Any]', operand)))}]"
+        case _:
+            return repr(operand)
+
+
+@contextmanager
+def placed(what: str, span: Span | None, parts: str = "inputs") -> Generator[None, None, None]:
+    """Give a place to errors of a layer, a node or an input. Raises NnefError, ExtentNeeded.
+
+    Where it has fewer parts, axes or items than any writer gives it, Python says so: there are
+    hundreds of types.
+    """
+    try:
+        yield
+    except InvalidOperation as error:
+        raise located(error, what, span) from None
+    except InconclusiveDimensionOperation:
+        message = f"{what} depends on more of an extent than is known while it is symbolic"
+        raise UnsupportedError(message, span=span, hint=EXPORT_KNOWN) from None
+    except (ExtentNeeded, NnefError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        message = f"its {parts} and attributes do not go together: {error}"
+        raise located(InvalidOperation(message), what, span) from error
 
 
 def _extents(values: Sequence[Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -15,6 +15,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import Shape, is_known, is_symbolic
 from lowering.graph import Value
 from lowering.location import Span
+from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import ExtentNeeded
@@ -141,23 +142,15 @@ class Site(ABC, Generic[_Graph]):
         """Count steps before they are done while it is read; raise LimitError for too many."""
         self.graph.meter.spend(steps, self.title, self.span)
 
-    def emit(self, kind: str, operands: Mapping[str, Any], /, **attributes: Any) -> Any:
+    def emit(self, kind: str, operands: Given, /, **attributes: Any) -> Any:
         """Add the operation that it is; return its result, several as a tuple."""
-        return self._emit(kind, operands, attributes, self.name, inserted=False)
+        return self._emit(kind, operands, attributes, False)
 
-    def insert(self, kind: str, operands: Mapping[str, Any], /, **attributes: Any) -> Any:
+    def insert(self, kind: str, operands: Given, /, **attributes: Any) -> Any:
         """Add an operation before it; return its result, several as a tuple."""
-        return self._emit(kind, operands, attributes, f"{self.name}.{kind}", inserted=True)
+        return self._emit(kind, operands, attributes, True)
 
-    def _emit(
-        self,
-        kind: str,
-        operands: Mapping[str, Any],
-        attributes: dict[str, Any],
-        name: str,
-        *,
-        inserted: bool,
-    ) -> Any:
+    def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
         def operand(x: Any) -> Any:
             if isinstance(x, list | tuple):
                 return tuple(operand(item) for item in cast("list[Any]", x))
@@ -165,7 +158,7 @@ class Site(ABC, Generic[_Graph]):
 
         given = {key: operand(x) for key, x in operands.items()}
         frozen = {key: _frozen(x) for key, x in attributes.items()}
-        builder = self.graph.builder
+        builder, name = self.graph.builder, f"{self.name}.{kind}" if inserted else self.name
         exact = not inserted and not builder.is_taken(name)
         wanted = [name] if exact else [builder.unreserved(name)]
         results = self.graph.add(kind, given, frozen, wanted, self.span, inserted=inserted)
@@ -173,7 +166,7 @@ class Site(ABC, Generic[_Graph]):
 
     # What is known
 
-    def folded(self, kind: str, operands: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
+    def folded(self, kind: str, operands: Iterable[Any], attributes: Given) -> Any:
         """Return an operation's result on known tensors. Raises NotFolded."""
         operands = list(operands)
         if kind == "cast":
@@ -240,7 +233,7 @@ def _listed(operands: Iterable[Any]) -> Iterator[Any]:
         yield from cast("Sequence[Any]", x) if isinstance(x, list | tuple) else [x]
 
 
-def _evaluated(kind: str, attributes: Mapping[str, Any], *operands: Any) -> Any:
+def _evaluated(kind: str, attributes: Given, *operands: Any) -> Any:
     return evaluate(kind, operands, attributes)
 
 

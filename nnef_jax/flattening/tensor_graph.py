@@ -6,15 +6,15 @@ It is for formats whose networks are layers or nodes on tensors.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.errors import InvalidOperation
-from lowering.extents import is_symbolic
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import MAX_RANK, UNKNOWN, is_symbolic, show
 from lowering.graph import TensorType, Value
 from lowering.location import Span
 from nnef_jax.flattening.counted import CountedEmission
@@ -85,6 +85,30 @@ class TensorGraph(CountedEmission, ABC):
     def body(self) -> Self:
         """Return an empty graph for a body."""
         return type(self)(self.options, self.data, self)
+
+    def input(
+        self, name: str, declared: Sequence[Any] | None, type: str, dtype: str, span: Span
+    ) -> Value | Constant:
+        """Add an input of the network of a declared shape, None if its rank is open.
+
+        One whose value is fixed is known, in a dtype. Raises InvalidOperation, NnefError.
+        """
+        options = self.options
+        if name in options.values:
+            return Constant(options.value(name, declared, dtype), type, derived=True)
+        if declared is None and name not in options.input_shapes:
+            hint = f"give it: load(..., input_shapes={{{name!r}: (None, None)}}), None is open"
+            raise InvalidOperation("its rank is open", hint)
+        shape = options.shape(name, declared or ())
+        if len(shape) > MAX_RANK:
+            raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
+        if any(n is not UNKNOWN and n < 0 for n in shape):
+            raise InvalidShape(f"its shape {show(shape)} has a negative extent")
+        value = self.builder.input(name, TensorType(shape, self.computed(type)))
+        self.require_bounds(value, span)
+        if self.symbolic is not None:
+            self.symbolic.declare(value, options.symbolic_shapes.get(name, shape))
+        return value
 
     def entered(self, value: Value) -> Value:
         """Return a tensor of the outer graph as an input of this one. Raises InvalidOperation."""

@@ -28,6 +28,7 @@ from nnef_jax.storage.writer import Member
 Expand = Literal["auto", "all"]
 Progress = Callable[[int, int], None]  # of how many variables are read, of how many
 Shapes = Mapping[str, Sequence[int | None]]  # of inputs by name; None is an extent that is open
+Arrays = Mapping[str, NDArray[Any]]  # of variables by label
 # Takes a part of a graph; returns it, and its inputs by the values whose places they take.
 Cut = Callable[[Graph], tuple[Graph, Mapping[Value, Value]]]
 
@@ -198,12 +199,7 @@ class Frontend(ABC):
         raise UnsupportedError(f"a part of a network of {self.dialect} cannot be saved")
 
     def converted(
-        self,
-        graph: Graph,
-        data: Mapping[str, NDArray[Any]] | None,
-        *,
-        flat: bool,
-        keep: bool = False,
+        self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool
     ) -> dict[str, Member]:
         """Return the archive of the document as its format is written today, the graph first.
 

@@ -92,7 +92,7 @@ class _Flattener(Evaluator):
         for assignment, names in zip(graph.body, targets, strict=True):
             try:
                 value = self.run(assignment.value, frame, names)
-                for name, item in self._unpack(assignment.target, value, frame):
+                for name, item in self.unpacked(assignment.target, value, frame):
                     if not isinstance(item, Value) or item.name != name:
                         item = self._named(name, item, assignment, frame)
                     if self.quantizers:
@@ -205,7 +205,7 @@ class _Flattener(Evaluator):
             whole = names and len(fragment.results) == 1 and targets == [fragment.results[0].name]
             wanted = [own.get(name) or self.local(prefix + name) for name in targets]
             value = yield self._evaluate(assignment.value, inner, names if whole else wanted)
-            inner.values.update(self._unpack(assignment.target, value, inner))
+            inner.values.update(self.unpacked(assignment.target, value, inner))
         values = [(inner.values[result.name], result.type) for result in fragment.results]
         results = [self._declared(node, frame, value, type) for value, type in values]
         return results[0] if len(results) == 1 else tuple(results)
@@ -254,7 +254,7 @@ class _Flattener(Evaluator):
         for assignment in fragment.body:
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
             found = inner.run(assignment.value, frame, targets)
-            frame.values.update(inner._unpack(assignment.target, found, frame))
+            frame.values.update(inner.unpacked(assignment.target, found, frame))
         results = [result.name for result in fragment.results]
         outputs = [frame.values[name] for name in results]
         return inner.builder.graph(fragment.name, outputs, results, names)
@@ -321,15 +321,3 @@ class _Flattener(Evaluator):
             return is_own or final is None or final is fragment
         is_final = final is fragment or (fragment.body is None and final is not None)
         return name in ops.rules and not is_own and is_final
-
-    def _unpack(self, target: s.Expression, value: Any, frame: Frame) -> list[tuple[str, Any]]:
-        """Return the names of a target with what they stand for."""
-        if isinstance(target, s.Identifier):
-            return [(target.name, value)]
-        assert isinstance(target, s.Array | s.Tuple)
-        self.spend(len(target.items), target, frame)
-        if len(target.items) != len(value):
-            message = f"{len(value)} results cannot be assigned to {len(target.items)} names"
-            raise self.error(message, target, frame)
-        pairs = zip(target.items, value, strict=True)
-        return [found for item, part in pairs for found in self._unpack(item, part, frame)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.location import Source
 from nnef_jax.errors import DataError, NnefError, SemanticError, UnsupportedError, raise_all
-from nnef_jax.formats.base import Cut, ExtentNeeded, Options, Shapes, Stored
+from nnef_jax.formats.base import Arrays, Cut, ExtentNeeded, Options, Shapes, Stored
 from nnef_jax.formats.nnef.flatten import evaluate, flatten
 from nnef_jax.formats.nnef.parser import parse
 from nnef_jax.formats.nnef.quantization import QuantizationReader
@@ -147,12 +147,7 @@ class StandardFrontend(TextFrontend):
         return print_document(FlatWriter(part, options.meter).write())
 
     def converted(
-        self,
-        graph: Graph,
-        data: Mapping[str, NDArray[Any]] | None,
-        *,
-        flat: bool,
-        keep: bool = False,
+        self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool
     ) -> dict[str, Member]:
         """Return the network as one of 1.0 final. One of 1.0 provisional always becomes flat."""
         conversion = _Conversion(self.document, graph, self._entries)

@@ -6,22 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
-from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_RANK, UNKNOWN, show
+from lowering.errors import InvalidOperation
 from lowering.graph import Graph as FlatGraph
-from lowering.graph import TensorType, Value
-from nnef_jax.errors import NnefError, SemanticError, UnsupportedError, raise_all
-from nnef_jax.flattening.emission import located
+from lowering.graph import Value
+from nnef_jax.errors import SemanticError, UnsupportedError, raise_all
+from nnef_jax.flattening.emission import placed
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
+from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import Function, ModelDocument, ModelGraph, ModelPort, Node
 from nnef_jax.formats.onnx.node_graph import NodeGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import Meaning, defined, is_defined, meaning_of, specialised
-from nnef_jax.formats.onnx.tensor_types import computed
 from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
 
 _NODE = 30  # steps
@@ -59,32 +56,13 @@ class NodeFlattener:
 
     def input(self, port: ModelPort, top: ModelGraph) -> Any:
         """Add an input of the model."""
-        options = self.graph.options
-        try:
+        with placed(f"input '{port.name}'", top.span):
             if not port.is_tensor or port.dtype == "string":
                 kind = "strings" if port.dtype == "string" else "a sequence or an optional"
                 raise InvalidOperation(f"it is {kind}, of which there are no arrays in JAX")
-            if port.name in options.values:
-                dtype = port.dtype or options.values[port.name].dtype.name
-                found = options.value(port.name, port.shape, dtype)
-                return Constant(found, dtype, derived=True)
-            if port.shape is None and port.name not in options.input_shapes:
-                hint = f"give it: load(..., input_shapes={{{port.name!r}: (None, None)}})"
-                raise InvalidOperation("its rank is open", f"{hint}, None is open")
-            shape = options.shape(port.name, port.shape or ())
-            if len(shape) > MAX_RANK:
-                raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
-            if any(n is not UNKNOWN and n < 0 for n in shape):
-                raise InvalidShape(f"its shape {show(shape)} has a negative extent")
-            type = TensorType(shape, computed(port.dtype or "float32", options.real))
-            value = self.graph.builder.input(port.name, type)
-            self.graph.require_bounds(value, top.span)
-            if self.graph.symbolic is not None:
-                symbols = options.symbolic_shapes.get(port.name, shape)
-                self.graph.symbolic.declare(value, symbols)
-            return value
-        except InvalidOperation as error:
-            raise located(error, f"input '{port.name}'", top.span) from None
+            given = self.graph.options.values.get(port.name)
+            dtype = port.dtype or (given.dtype.name if given is not None else "float32")
+            return self.graph.input(port.name, port.shape, dtype, dtype, top.span)
 
     def output(self, port: ModelPort, found: Mapping[str, Any], top: ModelGraph) -> Value:
         """Return an output of the model as a tensor of the graph."""
@@ -164,7 +142,7 @@ class NodeFlattener:
         self, node: Node, operands: list[Any], found: Mapping[str, Any]
     ) -> Sequence[Any]:
         meaning = self._meaning(node)
-        try:
+        with placed(node.title, node.span):
             if meaning is None:
                 return self._called(node, self._function(node, operands), operands)
             version = self.versions.get(node.domain, 1)
@@ -175,19 +153,6 @@ class NodeFlattener:
             site = NodeSite(node, version, self.graph, operands, within, self.prefix)
             results = meaning(site)
             return results if isinstance(results, tuple) else (results,)
-        except InvalidOperation as error:
-            raise located(error, node.title, node.span) from None
-        except InconclusiveDimensionOperation:
-            raise UnsupportedError(
-                f"{node.title} depends on more of an extent than is known while it is symbolic",
-                span=node.span,
-                hint=EXPORT_KNOWN,
-            ) from None
-        except (ExtentNeeded, NnefError):
-            raise
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            message = f"its inputs and attributes do not go together: {error}"
-            raise located(InvalidOperation(message), node.title, node.span) from error
 
     def _called(self, node: Node, function: Function, operands: list[Any]) -> list[Any]:
         """Flatten the nodes of a function."""

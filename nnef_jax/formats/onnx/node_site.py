@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value, is_float
 from lowering.location import Span
+from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.site import Site, Tensor, decides
 from nnef_jax.flattening.tensor_graph import Constant
@@ -153,21 +154,13 @@ class NodeSite(Site[NodeGraph]):
         first = next(filter(None, self.node.outputs), self.node.name or self.node.operator)
         return self.prefix + first
 
-    def _emit(
-        self,
-        kind: str,
-        operands: Mapping[str, Any],
-        attributes: dict[str, Any],
-        name: str,
-        *,
-        inserted: bool,
-    ) -> Any:
+    def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
         """Add an operation, unless its operands are known and decide shapes: it is computed."""
         if decides(operands.values()):
             with suppress(NotFolded):
                 return self.folded(kind, operands.values(), attributes)
         # `super()` without arguments is of another class where a dataclass has slots.
-        return Site._emit(self, kind, operands, attributes, name, inserted=inserted)
+        return Site._emit(self, kind, operands, attributes, inserted)
 
     # Shorthands
 

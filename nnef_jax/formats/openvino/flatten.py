@@ -6,20 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
-from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_RANK, UNKNOWN, show
-from lowering.graph import Graph, TensorType, Value
-from nnef_jax.errors import NnefError, UnsupportedError, raise_all
-from nnef_jax.flattening.emission import located
+from lowering.errors import InvalidOperation
+from lowering.graph import Graph, Value
+from nnef_jax.errors import UnsupportedError, raise_all
+from nnef_jax.flattening.emission import placed
 from nnef_jax.flattening.site import Tensor
-from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
+from nnef_jax.formats.base import Options
 from nnef_jax.formats.openvino.bin_file import Weights
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
-from nnef_jax.formats.openvino.element_types import computed, element_type
+from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import Meaning, meanings
@@ -67,34 +64,16 @@ class Flattener:
 
     def input(self, name: str, layer: NetLayer, port: Port, net: Net) -> Tensor:
         """Add an input of the network."""
-        options = self.graph.options
-        try:
-            shapes = options.input_shapes
-            declared_extents = declared_shape(layer, port)
-            declared = layer.attributes.get("element_type", "") or port.type or layer.precision
-            type = element_type(declared or "f32")
+        declared = layer.attributes.get("element_type", "") or port.type or layer.precision
+        with placed(f"input '{name}'", layer.span):
+            type, shape = element_type(declared or "f32"), declared_shape(layer, port)
             if net.is_legacy and type not in ("i32", "i64"):
                 type = "f32"  # inputs are converted, whatever they are stored in
-            if name in options.values:
-                found = options.value(name, declared_extents, computed(type, options.real))
-                return Constant(found, type, derived=True)
-            if declared_extents is None and name not in shapes:
-                hint = f"give it: load(..., input_shapes={{{name!r}: (None, None)}}), None is open"
-                raise InvalidOperation("its rank is open", hint)
-            shape = options.shape(name, declared_extents or ())
-            if len(shape) > MAX_RANK:
-                raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
-            if any(n is not UNKNOWN and n < 0 for n in shape):
-                raise InvalidShape(f"its shape {show(shape)} has a negative extent")
-            require_bounds(shapes.get(name, ()), layer)
-            value = self.graph.builder.input(name, TensorType(shape, computed(type, options.real)))
-            if self.graph.symbolic is not None:
-                self.graph.symbolic.declare(value, options.symbolic_shapes.get(name, shape))
-            if layer.kind in INPUTS:
-                self._called_also(value, *port.names, layer.name)
-            return value
-        except InvalidOperation as error:
-            raise located(error, f"input '{name}'", layer.span) from None
+            require_bounds(self.graph.options.input_shapes.get(name, ()), layer)
+            value = self.graph.input(name, shape, type, self.graph.computed(type), layer.span)
+        if isinstance(value, Value) and layer.kind in INPUTS:
+            self._called_also(value, *port.names, layer.name)
+        return value
 
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
         """Return the place of a layer."""
@@ -133,7 +112,7 @@ class Flattener:
         self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None], meaning: Meaning | None
     ) -> Iterator[tuple[End, Tensor]]:
         site = self.site(layer, net, operands)
-        try:
+        with placed(str(layer), layer.span, "ports"):
             if layer.kind in CONSTANTS:
                 results: Any = stored(site)
             else:
@@ -142,20 +121,6 @@ class Flattener:
             values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
-        except InvalidOperation as error:
-            raise located(error, str(layer), layer.span) from None
-        except InconclusiveDimensionOperation:
-            raise UnsupportedError(
-                f"{layer} depends on more of an extent than is known while it is symbolic",
-                span=layer.span,
-                hint=EXPORT_KNOWN,
-            ) from None
-        except (ExtentNeeded, NnefError):
-            raise
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # It has fewer ports, axes or items than any writer gives it; there are 200 types.
-            message = f"its ports and attributes do not go together: {error}"
-            raise located(InvalidOperation(message), str(layer), layer.span) from error
         for i, (port, value) in enumerate(zip(layer.outputs, values, strict=False)):
             name = self.prefix + layer.end_name(layer.outputs, i)
             if isinstance(value, Value) and value.name != name:
@@ -175,12 +140,10 @@ class Flattener:
         """Return what is at an output port as a tensor of the graph."""
         layer, tensor = net.by_id[end[0]], found.get(end)
         site = self.site(layer, net, ())
-        try:
+        with placed(str(layer), layer.span):
             if tensor is None:
                 raise InvalidOperation("nothing gives the output that is read of it")
             return self.graph.ended(site.tensor(tensor), layer.span)
-        except InvalidOperation as error:
-            raise located(error, str(layer), layer.span) from None
 
     def body(
         self,

@@ -14,6 +14,7 @@ from lowering.extents import volume
 from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
 from lowering.ops import rules
+from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.site import Site, Tensor, decides
 from nnef_jax.flattening.tensor_graph import Constant
@@ -170,19 +171,11 @@ class LayerSite(Site[LayerGraph]):
                 return _unplaced(meaning(replace(self, folds=True)))
         return meaning(self)
 
-    def _emit(
-        self,
-        kind: str,
-        operands: Mapping[str, Any],
-        attributes: dict[str, Any],
-        name: str,
-        *,
-        inserted: bool,
-    ) -> Any:
+    def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
         """Add an operation, or compute it where the layer folds."""
         if self.folds:
             return self._placed(self.folded(kind, _unplaced([*operands.values()]), attributes))
-        return Site._emit(self, kind, operands, attributes, name, inserted=inserted)
+        return Site._emit(self, kind, operands, attributes, inserted)
 
     def evaluate(self, function: Callable[..., Any], *operands: Any) -> Value:
         """Return a function of host values on what is known, where the layer folds."""

@@ -14,7 +14,7 @@ from lowering.alignment import aligned
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known, show
-from lowering.graph import Operand, TensorType, Value
+from lowering.graph import TensorType, Value
 from nnef_jax.errors import ArchiveError, DataError
 from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
@@ -116,17 +116,6 @@ def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str
             return shape[axis]
         case _:
             return 0
-
-
-def show_operand(operand: Operand | list[Operand]) -> str:
-    """Return an operand as messages show it: a tensor by its type."""
-    match operand:
-        case Value():
-            return str(operand.type)
-        case tuple() | list():
-            return "[" + ", ".join(map(show_operand, operand)) + "]"
-        case _:
-            return repr(operand)
 
 
 def _type_of(value: Any) -> Type:

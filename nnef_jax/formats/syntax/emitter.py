@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from lowering.errors import InvalidOperation, InvalidShape
+from lowering.errors import InvalidOperation
 from lowering.graph import Call, Rule, Value
 from lowering.location import Source
-from nnef_jax.errors import NnefError, SemanticError, ShapeError
-from nnef_jax.flattening.emission import Emission, Given
+from nnef_jax.errors import NnefError, SemanticError
+from nnef_jax.flattening.emission import Emission, Given, refused
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.declared_tensors import show_operand
 
 
 @dataclass(slots=True)
@@ -89,6 +88,19 @@ class Emitter(Emission):
         except InvalidOperation as error:
             raise self.invalid(error, shown or kind, operands, node, frame) from None
 
+    def unpacked(self, target: s.Expression, value: Any, frame: Frame) -> list[tuple[str, Any]]:
+        """Return the names of a target with what they stand for."""
+        if isinstance(target, s.Identifier):
+            return [(target.name, value)]
+        assert isinstance(target, s.Array | s.Tuple)
+        self.spend(len(target.items), target, frame)
+        parts: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+        if len(target.items) != len(parts):
+            message = f"{len(parts)} results cannot be assigned to {len(target.items)} names"
+            raise self.error(message, target, frame)
+        pairs = zip(target.items, parts, strict=True)
+        return [found for item, part in pairs for found in self.unpacked(item, part, frame)]
+
     def bound(self, value: Value, node: s.SyntaxNode, frame: Frame) -> Value:
         """Return the tensor, unless it is larger than any may be."""
         self.require_bounds(value, s.span_in(frame.source, node), frame.calls)
@@ -99,12 +111,8 @@ class Emitter(Emission):
     ) -> NnefError:
         """Return the located error of an operation that refuses its arguments."""
         said = partial(self.in_document, kind)
-        pairs = [(said(f"'{name}'")[1:-1], show_operand(x)) for name, x in operands.items()]
-        shown = f" ({', '.join(map(' '.join, pairs))})" if pairs else ""
-        message = f"'{kind}': {said(error.message)}{shown}"
-        family = ShapeError if isinstance(error, InvalidShape) else SemanticError
-        span = s.span_in(frame.source, node)
-        return family(message, span=span, calls=frame.calls, hint=said(error.hint))
+        named = {said(f"'{name}'")[1:-1]: x for name, x in operands.items()}
+        return refused(error, kind, named, s.span_in(frame.source, node), frame.calls, said)
 
     def in_document(self, kind: str, text: str) -> str:
         """Return a text with the document's names of a kind's arguments, which are in quotes."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lowering.graph import Graph, Operation, StateVariable
 from nnef_jax.errors import UnsupportedError
-from nnef_jax.formats.base import Cut, ExtentNeeded, Frontend, Options, Stored
+from nnef_jax.formats.base import Arrays, Cut, ExtentNeeded, Frontend, Options, Stored
 from nnef_jax.formats.syntax.flat_document import FlatWriter
 from nnef_jax.formats.syntax.frontend import GRAPH
 from nnef_jax.formats.syntax.kept import KeepingWriter
@@ -72,12 +72,7 @@ class GraphFrontend(Frontend):
         return self._archive(cut(self._whole(options))[0], arrays)
 
     def converted(
-        self,
-        graph: Graph,
-        data: Mapping[str, NDArray[Any]] | None,
-        *,
-        flat: bool,
-        keep: bool = False,
+        self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool
     ) -> dict[str, Member]:
         """Return the network as one of NNEF 1.0, always flat."""
         self.require_savable()

@@ -7,10 +7,10 @@ host (`host`); operations on tensors go into the graph, with the casts that trac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,22 +144,11 @@ class _UnitFlattener:
     def _assign(self, assignment: s.Assignment, names: Sequence[str], frame: Frame) -> None:
         self.graph.meter.spend(_ASSIGNMENT)
         value = self.evaluate(assignment.value, frame, names)
-        for name, item in self._unpack(assignment.target, value, frame):
+        for name, found in self.graph.unpacked(assignment.target, value, frame):
+            item = list(found) if isinstance(found, Results) else found
             if frame.fragment is None and name in self.unit.quantizers:
                 item = quantized(CallSite(self, assignment, frame), name, item)
             frame.values[name] = item
-
-    def _unpack(self, target: s.Target, value: Any, frame: Frame) -> Iterator[tuple[str, Any]]:
-        match target:
-            case s.Identifier(name=name):
-                yield name, list(value) if isinstance(value, Results) else value
-            case s.Array(items=items) | s.Tuple(items=items):
-                parts = cast(list[Any], value if isinstance(value, list | tuple) else [value])
-                if len(parts) != len(items):
-                    message = f"{len(parts)} results cannot be assigned to {len(items)} names"
-                    raise self.graph.error(message, target, frame)
-                for item, part in zip(items, parts, strict=True):
-                    yield from self._unpack(cast(s.Target, item), part, frame)
 
     # Expressions
 

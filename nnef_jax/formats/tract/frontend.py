@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Operation, Value
 from lowering.location import Source
-from nnef_jax.formats.base import Cut, Options, Stored
+from nnef_jax.formats.base import Arrays, Cut, Options, Stored
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import item_of
 from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names
@@ -95,12 +95,7 @@ class TractFrontend(TextFrontend):
         return self._flat(options, self._data, cut)[1]
 
     def converted(
-        self,
-        graph: Graph,
-        data: Mapping[str, NDArray[Any]] | None,
-        *,
-        flat: bool,
-        keep: bool = False,
+        self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool
     ) -> dict[str, Member]:
         """Return the text as it was read, or a flat one with its graph.quant written out."""
         if not flat:
