@@ -369,8 +369,10 @@ def _reshape(input: Host, shape: Any, axis_start: int = 0, axis_count: int = -1)
 
 
 def _split(value: Host, axis: int, ratios: Any) -> list[Host]:
-    ends = np.cumsum(ratios) * value.shape[axis] // sum(ratios)
-    return np.split(value, ends[:-1], axis)
+    share, rest = divmod(value.shape[axis], sum(ratios))
+    if rest:
+        raise NotFolded
+    return np.split(value, np.cumsum(ratios)[:-1] * share, axis)
 
 
 def _scatter_nd(input: Host, indices: Host, updates: Host, reduction: str) -> Host:

@@ -38,7 +38,13 @@ CASES: dict[str, list[Any]] = {
     "not": [((TRUE,), {})],
     "round": ROUNDED,
     "select": [((TRUE, WHOLE, OTHER), {}), ((TRUE, REAL, -REAL), {})],
-    "slice": [((WHOLE,), {"axes": (1,), "begin": (-2,), "end": (0,), "stride": (1,)})],
+    "slice": [
+        ((WHOLE,), {"axes": (1,), "begin": (-2,), "end": (0,), "stride": (1,)}),
+        ((WHOLE,), {"axes": (1,), "begin": (-1,), "end": (0,), "stride": (-1,)}),
+        ((REAL,), {"axes": (0, 1), "begin": (1, 2), "end": (-9, -9), "stride": (-1, -2)}),
+    ],
+    "split": [((np.concatenate([WHOLE, REAL], 1),), {"axis": 1, "ratios": (2, 1)})],
+    "scatter_nd": [((WHOLE, np.array([[1, 2], [0, 0]]), np.array([8, 9])), {"reduction": "none"})],
     "gather": [((WHOLE, np.array([[1, 0]])), {"axis": 0}), ((REAL, np.array(2)), {"axis": 1})],
     "concat": [(((WHOLE, OTHER),), {"axis": 1})],
     "stack": [(((REAL, -REAL),), {"axis": 1})],
@@ -110,6 +116,8 @@ def test_open_extents_stay_open() -> None:
         ("tile", [host([1, 2])], {"repeats": (1 << 20,)}),
         ("max_reduce", [host([])], {"axes": (0,)}),
         ("unsqueeze", [host(1)], {"axes": (5,)}),
+        ("split", [host([1, 2, 3])], {"axis": 0, "ratios": (1, 1)}),
+        ("scatter_nd", [host([1, 2]), host([[0]]), host([3])], {"reduction": "add"}),
         ("gather", [host([1, 2]), host([UNKNOWN])], {"axis": 0}),
     ],
 )
