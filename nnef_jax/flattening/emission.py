@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import jax
 from jax.errors import InconclusiveDimensionOperation
 
 from lowering.builder import GraphBuilder
@@ -21,6 +22,17 @@ from nnef_jax.limits import EXTENT, OPERATION, raising
 Given = Mapping[str, Any]  # by parameter
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
+
+
+def computed(dtype: str, real: str) -> str:
+    """Return the dtype that tensors of a stored one are computed in: `real` for float32.
+
+    Without jax's x64 mode whole numbers of 64 bits have 32, and real ones of 64 bits are `real`.
+    """
+    if dtype == "float32":
+        return real
+    narrow = {"float64": real, "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+    return dtype if jax.config.read("jax_enable_x64") else narrow.get(dtype, dtype)
 
 
 class Emission:

@@ -20,8 +20,8 @@ from nnef_jax import LimitError, Limits, NnefError
 from nnef_jax.formats.nnef import dialects, flatten, parser
 from nnef_jax.formats.syntax.parsing import STANDARD, Parser
 from nnef_jax.formats.syntax.tokens import count_tokens
+from nnef_jax.formats.tract import is_tract
 from nnef_jax.formats.tract import parser as tract_parser
-from nnef_jax.formats.tract import recognition
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.limits import Meter
 from nnef_jax.storage import bitstream, tarball
@@ -77,7 +77,7 @@ def _read(parser: Parser, how: str, text: str) -> None:
 
 UNBOUNDED = Limits.unbounded()
 READERS: dict[str, Callable[[str], None]] = {
-    "is_tract": _swallowing(recognition.is_tract),
+    "is_tract": _swallowing(is_tract),
     "is_provisional": _swallowing(dialects.is_provisional),
     "count_tokens": _swallowing(count_tokens),
     "ended provisional": _swallowing(dialects.end_statements),

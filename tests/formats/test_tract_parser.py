@@ -8,7 +8,7 @@ import pytest
 
 from nnef_jax import LimitError, Limits, NnefError, NnefSyntaxError, SemanticError
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.tract.recognition import is_tract
+from nnef_jax.formats.tract import is_tract
 from tests.helpers import COMPOSITIONAL
 from tests.text_support import MARK
 from tests.tract_text import HEADER, graph, parsed

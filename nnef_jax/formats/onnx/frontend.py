@@ -8,11 +8,11 @@ from typing import Any
 from lowering.graph import Graph
 from lowering.location import Span
 from nnef_jax.errors import ArchiveError
+from nnef_jax.flattening.emission import computed
 from nnef_jax.formats.base import Options, Shapes
 from nnef_jax.formats.onnx.document import Reader, all_nodes
 from nnef_jax.formats.onnx.flatten import flatten
 from nnef_jax.formats.onnx.protobuf import parse
-from nnef_jax.formats.onnx.tensor_types import computed
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import refusal

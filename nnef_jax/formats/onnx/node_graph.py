@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from lowering.graph import TensorType, Value
 from lowering.location import Span
+from nnef_jax.flattening.emission import computed
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.onnx.tensor_types import computed
 
 
 class NodeGraph(TensorGraph):

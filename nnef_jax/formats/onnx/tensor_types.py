@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
@@ -38,21 +37,6 @@ def dtype_of(code: int) -> str:
 def code_of(dtype: str) -> int:
     """Return the code that files have for a dtype."""
     return next(code for code, name in _NAMES.items() if name == dtype)
-
-
-def computed(dtype: str, real: str) -> str:
-    """Return the dtype that tensors are computed in: `real` for float32.
-
-    Without jax's x64 mode integers of 64 bits have 32, and real numbers of 64 bits are `real`.
-    """
-    if dtype == "float32":
-        return real
-    if jax.config.read("jax_enable_x64"):
-        return dtype
-    narrow = {
-        "float64": real, "int64": "int32", "uint64": "uint32", "complex128": "complex64",
-    }  # fmt: skip
-    return narrow.get(dtype, dtype)
 
 
 def size_of(dtype: str, items: int) -> int:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
+from nnef_jax.flattening.emission import computed as computed_in
 
 # By the names of versions 10 and 11, then those of the ports and of older versions.
 _DTYPES: dict[str, Any] = {
@@ -95,10 +95,8 @@ def computed(type: str, real: str) -> str:
     It is that of f16 too, which the runtime computes in f32 on CPUs. Integers of 64 bits have 32
     unless jax computes in 64.
     """
-    wide: bool = jax.config.read("jax_enable_x64")
-    if type in ("f64", "f32", "f16", "nf4"):
-        return "float64" if type == "f64" and wide else real
+    if type in ("f16", "nf4"):
+        return real
     if type not in _DTYPES:  # strings, whose uses are all known when the network is read
         raise InvalidOperation(f"there are no tensors of type '{type}'")
-    narrow = {"i64": "int32", "u64": "uint32"}
-    return (not wide and narrow.get(type)) or np.dtype(_DTYPES[type]).name
+    return computed_in(np.dtype(_DTYPES[type]).name, real)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.flattening.emission import computed
 from nnef_jax.flattening.hostvalues import Host
 
 DATUM_TYPES = {
@@ -39,7 +40,6 @@ DATUM_PARAMETERS = frozenset(
         "out_dt", "scale_dt",
     }
 )  # fmt: skip
-_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 _QUANTISED = re.compile(r"q(u8|i8|i32)\s*\(")
 
 
@@ -55,17 +55,7 @@ def dtype_of(name: str, real: str) -> str:
             else "is not one of tract's"
         )  # fmt: skip
         raise InvalidOperation(f"datum type '{name}' {reason}", hint=f"there are {known}")
-    return compute_dtype(DATUM_TYPES[key], real)
-
-
-def compute_dtype(stored: str, real: str) -> str:
-    """Return the dtype that tensors of a stored one are computed in."""
-    if stored == "float32":
-        return real
-    if stored not in _NARROW or jax.config.read("jax_enable_x64"):
-        return stored
-    narrow = _NARROW[stored]
-    return real if narrow == "float32" else narrow
+    return computed(DATUM_TYPES[key], real)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ from lowering.extents import UNKNOWN, is_known, show, volume
 from lowering.graph import TensorType, Value
 from lowering.location import Span
 from nnef_jax.errors import LimitError
+from nnef_jax.flattening.emission import computed
 from nnef_jax.flattening.hostvalues import Host, host
 from nnef_jax.formats.base import GIVE_SHAPES, Options
 from nnef_jax.formats.syntax.emitter import Emitter
 from nnef_jax.formats.syntax.quantizer import Quantizer
-from nnef_jax.formats.tract.dtypes import Defaults, compute_dtype
+from nnef_jax.formats.tract.dtypes import Defaults
 from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.limits import raising
@@ -40,7 +41,7 @@ class FlatGraph(Emitter):
     """
 
     def __init__(self, options: Options, data: dict[str, Stored | None], *, is_open: bool) -> None:
-        integer = compute_dtype("int64", options.real)
+        integer = computed("int64", options.real)
         super().__init__(options, integer)
         self.data = data
         self.is_open = is_open

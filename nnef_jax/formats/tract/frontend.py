@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Operation, Value
 from lowering.location import Source
+from nnef_jax.flattening.emission import computed
 from nnef_jax.formats.base import Arrays, Cut, Options, Stored
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import item_of
@@ -27,7 +28,7 @@ from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.types import Type
 from nnef_jax.formats.tract import declarations, symbols
 from nnef_jax.formats.tract.document import EXTERNALS, TractDocument
-from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, DATUM_TYPES, compute_dtype
+from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, DATUM_TYPES
 from nnef_jax.formats.tract.flat_graph import Said
 from nnef_jax.formats.tract.flatten import flatten
 from nnef_jax.formats.tract.quantization import read_quantization
@@ -52,7 +53,7 @@ class TractFrontend(TextFrontend):
         registries = ", ".join(self.document.registries) or "tract_nnef"
         self.dialect = f"NNEF 1.0 of tract ({registries})"
         self._data: dict[str, NDArray[Any] | None] = {}
-        self.integer = compute_dtype("int64", options.real)
+        self.integer = computed("int64", options.real)
 
     def flatten(self, options: Options) -> Graph:
         """Return the graph for the shapes in `options.input_shapes`, else the document's."""

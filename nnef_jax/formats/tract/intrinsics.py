@@ -13,6 +13,7 @@ from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import Call, TensorType, Value, is_integer
 from nnef_jax.errors import LimitError
 from nnef_jax.flattening import hostvalues as h
+from nnef_jax.flattening.emission import computed
 from nnef_jax.formats.syntax.declared_tensors import external_type
 from nnef_jax.formats.syntax.emitter import Frame
 from nnef_jax.formats.syntax.quantizer import dequantize
@@ -22,7 +23,7 @@ from nnef_jax.formats.tract.application import Results, apply, tensor
 from nnef_jax.formats.tract.attributes import attribute
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.document import SCAN
-from nnef_jax.formats.tract.dtypes import compute_dtype, converted, dtype_of
+from nnef_jax.formats.tract.dtypes import converted, dtype_of
 from nnef_jax.formats.tract.quantized_tensors import codes_of
 from nnef_jax.formats.tract.scan_operation import scan
 from nnef_jax.formats.tract.unit import as_dtype
@@ -78,7 +79,7 @@ def _variable(site: CallSite) -> Value:
     if unique not in graph.data:
         graph.report()
     stored, is_decoded = _stored(site, label, shape)
-    dtype = compute_dtype(stored.dtype.name, graph.builder.real)
+    dtype = computed(stored.dtype.name, graph.builder.real)
     if unique not in graph.data:
         graph.data[unique] = as_dtype(stored, dtype, f"{label}.dat", graph.meter)
     value = graph.builder.variable(site.name, unique, TensorType(stored.shape, dtype), site.span)

@@ -12,13 +12,13 @@ from typing import Any
 
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefSyntaxError, SemanticError
+from nnef_jax.formats import tract
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.parsing import Parser
 from nnef_jax.formats.syntax.tokens import STRING, Language, Token, unescaped
 from nnef_jax.formats.syntax.tree_builder import TreeBuilder, present
 from nnef_jax.formats.tract.document import Assertion, TractDocument
-from nnef_jax.formats.tract.recognition import signs
 from nnef_jax.limits import Meter
 
 _LINE = re.compile(r"extension\s++(\w*+)\s*+(.*);", re.DOTALL)
@@ -80,7 +80,7 @@ def parse(source: Source, meter: Meter) -> TractDocument:
 
 def without_properties(text: str) -> tuple[str, dict[str, str]]:
     """Blank out the properties, whose quotes tract does not escape; return the text and them."""
-    start = next((x.start() for x in signs(text) if x[1].startswith("fragment")), None)
+    start = next((x.start() for x in tract.signs(text) if x[1].startswith("fragment")), None)
     found = _PROPERTIES.match(text, start) if start is not None else None
     if found is None:
         return text, {}
