@@ -20,16 +20,12 @@ from nnef_jax.formats.nnef import values as v
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import result_count
-from nnef_jax.formats.syntax.emitter import CallPlace, Emitter, Frame
+from nnef_jax.formats.syntax.emitter import CallPlace, Emitter, Frame, Poisoned
 from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import EVALUATION, RESULT
 
 ITEMS_PER_STEP = 16  # of arrays and texts
 _POSITIVE = {"constant": "shape", "tile": "repeats"}  # which kinds take with items 0 too
-
-
-class Poisoned(Exception):
-    """An expression reads a name whose own error is already reported."""
 
 
 Step = Generator["Step", Any, Any]

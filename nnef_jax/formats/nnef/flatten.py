@@ -14,7 +14,7 @@ from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.flattening.emission import Given
 from nnef_jax.formats.base import ExtentNeeded, Options
-from nnef_jax.formats.nnef.evaluator import ITEMS_PER_STEP, Evaluator, Poisoned, Step
+from nnef_jax.formats.nnef.evaluator import ITEMS_PER_STEP, Evaluator, Step
 from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.semantics import calls_of, refuse_unsupported
@@ -25,7 +25,7 @@ from nnef_jax.formats.syntax.declared_tensors import (
     generic_of,
     variable_type,
 )
-from nnef_jax.formats.syntax.emitter import CallPlace, Frame
+from nnef_jax.formats.syntax.emitter import CallPlace, Frame, Poisoned
 from nnef_jax.formats.syntax.invocation import Form
 from nnef_jax.formats.syntax.kept import is_body, kept_kind, types_of
 from nnef_jax.formats.syntax.quantizer import Quantizer

@@ -79,6 +79,11 @@ _TIES = {"half_to_even": "even", "half_away_from_zero": "away"}
 _EVERYWHERE: dict[str, Meaning] = {
     **{type: operation(kind) for type, kind in FUNCTIONS.items()},
     "Elu": operation("elu", alpha=number("alpha", 1.0)),
+    "HardSigmoid": lambda site, x: site.last.clamp(
+        site.step.add(
+            site.step.mul(x, site.number_at(1, "alpha", 0.2)), site.number_at(2, "beta", 0.5)
+        ), 0.0, 1.0,
+    ),
     "LogSoftmax": operation("log_softmax", axes=lambda site: (site.axis_of("axis", 1),)),
     "ReverseSequence": operation(
         "reverse_sequence", 0, indices(1),
@@ -150,6 +155,11 @@ _OLD: dict[str, Meaning] = {
     "Fill": operation("broadcast", 1, shape=methodcaller("integers", 0)),
     "Flatten": lambda site, x: site.flattened(
         x, site.axis_of("axis", 0), site.axis_of("end_axis", -1)
+    ),
+    "ReLU": lambda site, x: (
+        site.last.leaky_relu(x, alpha=site.number("negative_slope"))
+        if site.number("negative_slope", 0)
+        else site.last.relu(x)
     ),
     "Not": lambda site, x: site.last.sub(1.0, x),
 }

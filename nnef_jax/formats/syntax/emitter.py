@@ -39,6 +39,10 @@ class CallPlace(NamedTuple):
     names: Sequence[str]
 
 
+class Poisoned(Exception):
+    """An expression reads a name whose own error is already reported."""
+
+
 _LONGEST_NAME = 400
 
 

@@ -22,7 +22,7 @@ from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import WEIGHTY, weight
 from nnef_jax.formats.base import GIVE_SHAPES, Options
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emitter import Frame
+from nnef_jax.formats.syntax.emitter import Frame, Poisoned
 from nnef_jax.formats.syntax.invocation import InvalidInvocation, bind
 from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER
@@ -48,10 +48,6 @@ _ARGUMENT = 2
 _ITEM = 2  # of a value that is read
 _INTRINSIC = 30
 _DEEPEST = 100  # fragment calls: none calls itself, so that real ones are few
-
-
-class _Poisoned(Exception):
-    """An expression reads a name whose own error is already reported."""
 
 
 def flatten(
@@ -108,7 +104,7 @@ class _UnitFlattener:
             try:
                 self._assign(assignment, [frame.prefix + target for target in targets], frame)
                 continue
-            except _Poisoned:
+            except Poisoned:
                 pass
             except REFUSALS as found:
                 error = CallSite(self, assignment.value, frame).located(found)
@@ -116,14 +112,14 @@ class _UnitFlattener:
                     raise error from None
                 self.graph.meter.steps += ERROR
                 errors += kept(error)
-            frame.values |= dict.fromkeys(targets, _Poisoned)
+            frame.values |= dict.fromkeys(targets, Poisoned)
         outputs: list[Value] = []
         for result in document.graph.results:
             site = CallSite(self, result, frame)
             try:
                 name = frame.prefix + result.name
                 outputs.append(tensor(site, self.lookup(result, frame), "", name))
-            except _Poisoned:
+            except Poisoned:
                 pass
             except REFUSALS as found:
                 errors.append(site.located(found))
@@ -194,8 +190,8 @@ class _UnitFlattener:
         """Return the value of a name: of the body, a symbol, or infinity."""
         name = node.name
         if name in frame.values:
-            if frame.values[name] is _Poisoned:
-                raise _Poisoned
+            if frame.values[name] is Poisoned:
+                raise Poisoned
             return frame.values[name]
         if name in self.extents:
             # The length of a stream stays open: nothing needs it before the stream's end.

@@ -51,6 +51,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
 _EXPECTED = {float: "a number", int: "an integer", bool: "true or false"}
 _STANDARD = {"linear_quantize": "min_max_linear_quantize"}
 _OPTIONAL = "symmetric"
+_Arguments = dict[str, tuple[int, ArgumentValue]]  # with the places of their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,8 @@ def read_quantization(source: Source, names: Collection[str], meter: Meter) -> d
     while not reader.sees("end") and len(errors) < _MOST_ERRORS:
         try:
             name, algorithm, given = reader.entry()
-            if name.text not in names:
-                hint = "an entry names what the graph's own body assigns"
-                raise reader.unknown(f"the graph has no tensor {name}", name, names, hint)
+            hint = "an entry names what the graph's own body assigns"
+            reader.require(f"the graph has no tensor {name}", name, names, hint)
             found[name.text] = _quantizer(algorithm, given)
         except NnefError as error:
             errors += error.errors
@@ -95,14 +95,14 @@ class _EntryReader:
         self._meter = meter
         self._token = self._read(0)
 
-    def entry(self) -> tuple[_Token, _Token, dict[str, s.Argument]]:
+    def entry(self) -> tuple[_Token, _Token, _Arguments]:
         """Return the name of a tensor, an algorithm, and its arguments."""
         start = self._token.span.offset
         try:
             name = self._take("name", "the name of a tensor in quotes")
             self._take(":", "':'")
             algorithm = self._take("word", "a quantisation algorithm")
-            self._require("quantisation algorithm", algorithm, _ARGUMENTS)
+            self.require(f"{algorithm} is no quantisation algorithm", algorithm, _ARGUMENTS)
             self._take("(", "'('")
             given = self._arguments(algorithm.text)
             self._take(")", "')' or the name of an argument")
@@ -114,32 +114,31 @@ class _EntryReader:
         body = name.text.removeprefix("i")[1:-1]
         return replace(name, text=_ESCAPE.sub(r"\1", body)), algorithm, given
 
-    def _arguments(self, algorithm: str) -> dict[str, s.Argument]:
-        known, given = _ARGUMENTS[algorithm], dict[str, s.Argument]()
+    def _arguments(self, algorithm: str) -> _Arguments:
+        known, given = _ARGUMENTS[algorithm], _Arguments()
         while self.sees("word"):
             name = self._next()
-            self._require(f"argument of '{algorithm}'", name, known)
+            self.require(f"{name} is no argument of '{algorithm}'", name, known)
             if name.text in given:
                 raise SemanticError(f"argument '{name.text}' is given twice", span=name.span)
             self._take("=", "'='")
             is_array = self.sees("[") and name.text not in WHOLE
             read = self._channels if is_array else self._value
-            value = read(name.text, known[name.text])
-            given[name.text] = s.Argument(name.span.offset, name.text, value)
+            given[name.text] = name.span.offset, read(name.text, known[name.text])
             self._skip(",")
         return given
 
-    def _channels(self, argument: str, type: type) -> s.Array:
-        start = self._take("[", "'['")
-        items: list[s.Expression] = []
+    def _channels(self, argument: str, type: type) -> list[Any]:
+        self._take("[", "'['")
+        items: list[Any] = []
         while not self.sees("]"):
             items.append(self._value(argument, type))
             if not self.sees("]"):
                 self._take(",", "',' or ']'")
         self._next()
-        return s.Array(start.span.offset, tuple(items))
+        return items
 
-    def _value(self, argument: str, type: type) -> s.Literal:
+    def _value(self, argument: str, type: type) -> Any:
         token = self._next()
         if token.kind == "word" and self.sees("("):
             raise NnefSyntaxError(
@@ -157,20 +156,14 @@ class _EntryReader:
         if value.__class__ is not type:
             message = f"'{argument}' must be {_EXPECTED[type]}, it is {token}"
             raise SemanticError(message, span=token.span)
-        return s.Literal(token.span.offset, value)
+        return value
 
-    # Errors
-
-    def _require(self, what: str, token: _Token, known: Collection[str]) -> None:
+    def require(self, message: str, token: _Token, known: Collection[str], hint: str = "") -> None:
+        """Raise SemanticError for a word that is not known."""
         if token.text not in known:
-            hint = f"there are {', '.join(known)}"
-            raise self.unknown(f"{token} is no {what}", token, known, hint)
-
-    def unknown(
-        self, message: str, token: _Token, known: Collection[str], hint: str
-    ) -> SemanticError:
-        similar = did_you_mean(token.text, known, meter=self._meter)
-        return SemanticError(message, span=token.span, hint=similar or hint)
+            similar = did_you_mean(token.text, known, meter=self._meter)
+            hint = similar or hint or f"there are {', '.join(known)}"
+            raise SemanticError(message, span=token.span, hint=hint)
 
     # Tokens
 
@@ -202,7 +195,7 @@ class _EntryReader:
         return _Token(text if kind == "mark" else kind, text, span)
 
 
-def _quantizer(algorithm: _Token, given: dict[str, s.Argument]) -> Quantizer:
+def _quantizer(algorithm: _Token, given: _Arguments) -> Quantizer:
     missing = [n for n in _ARGUMENTS[algorithm.text] if n not in given and n != _OPTIONAL]
     if missing:
         raise SemanticError(
@@ -212,19 +205,11 @@ def _quantizer(algorithm: _Token, given: dict[str, s.Argument]) -> Quantizer:
         )
     offset = algorithm.span.offset
     fixed = {"symmetric": False} | ({"signed": True} if algorithm.text in _STANDARD else {})
-    given |= {name: s.Argument(offset, name, s.Literal(offset, x)) for name, x in fixed.items()}
-    values: dict[str, ArgumentValue] = {
-        name: _known(argument.value) for name, argument in given.items()
-    }
-    node = s.Invocation(offset, algorithm.text, None, tuple(given.values()))
+    given |= {name: (offset, x) for name, x in fixed.items()}
+    values = {name: value for name, (_, value) in given.items()}
+    places = tuple(s.Argument(at, name, s.Identifier(at, name)) for name, (at, _) in given.items())
+    node = s.Invocation(offset, algorithm.text, None, places)
     operation = _STANDARD.get(algorithm.text, algorithm.text)
     quantizer = Quantizer(algorithm.span.source, node, operation, values)
     raise_all(list(quantizer.problems()))
     return quantizer
-
-
-def _known(value: s.Expression) -> Any:
-    if isinstance(value, s.Array):
-        return [_known(item) for item in value.items]
-    assert isinstance(value, s.Literal)
-    return value.value

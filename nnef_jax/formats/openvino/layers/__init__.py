@@ -14,7 +14,7 @@ from typing import Any
 Meaning = Callable[..., Any]  # of one tensor, or of several output ports
 FAMILIES = (
     "elementwise", "product", "window", "reduction", "shape", "slicing", "indexing", "image",
-    "signal", "recurrent", "sequence", "loop", "branch", "state", "detection", "region",
+    "signal", "recurrent", "sequence", "loop", "state", "detection", "region",
 )  # fmt: skip
 _LEGACY: dict[str, Meaning] = {}
 _OPSETS: dict[str, Meaning] = {}

@@ -33,12 +33,6 @@ everywhere("Clamp")(lambda site, x: _clamped(site, x, site.number("min", 0), sit
 legacy("ReLU6")(lambda site, x: _clamped(site, x, 0.0, site.number("n", 6)))
 
 
-@legacy("ReLU")
-def _leaky(site: LayerSite, x: Value) -> Value:
-    slope = site.number("negative_slope", 0)
-    return site.last.leaky_relu(x, alpha=slope) if slope else site.last.relu(x)
-
-
 @everywhere("PReLU")
 def _prelu(site: LayerSite, x: Value) -> Value:
     """Return the positive part, and the negative one times a slope, of each channel or of all.
@@ -53,13 +47,6 @@ def _prelu(site: LayerSite, x: Value) -> Value:
     if len(own) == 1 and len(shape) > 1 and own[0] in (1, shape[1]):  # of channels
         return site.last.prelu(x, site.unsqueezed(slope, 0))
     return site.last.prelu(*site.aligned(x, slope))
-
-
-@everywhere("HardSigmoid")
-def _hard_sigmoid(site: LayerSite, x: Value) -> Value:
-    alpha, beta = site.number_at(1, "alpha", 0.2), site.number_at(2, "beta", 0.5)
-    scaled = site.step.add(site.step.mul(x, alpha), beta)
-    return site.last.clamp(scaled, 0.0, 1.0)
 
 
 @everywhere("Swish")

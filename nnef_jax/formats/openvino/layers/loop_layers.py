@@ -1,4 +1,4 @@
-"""Bodies that are repeated: TensorIterator and Loop."""
+"""Bodies: TensorIterator and Loop repeat one, If chooses one of two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from lowering.graph import TensorType, Value
+from lowering.graph import Graph, TensorType, Value
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
@@ -95,7 +95,7 @@ class _Repetition:
     def parts(self) -> int | None:
         """Return how many parts there are of what is cut; None where nothing is."""
         for link in self._cut:
-            shape = self.site.known_shape(outer(self.site, link))
+            shape = self.site.known_shape(_outer(self.site, link))
             axis = self.site.axis(link.axis or 0, len(shape))
             low, high, _ = _range(link, shape[axis])
             return -(-(high - low) // link.size)
@@ -123,7 +123,7 @@ class _Repetition:
         site, scanned, heads = self.site, list[Value](), list[Value]()
         axes, chunks = list[int](), list[int]()
         for i, link in enumerate(self._cut):
-            value, sign, axis = _cut(site, site.tensor(outer(self.site, link)), link)
+            value, sign, axis = _cut(site, site.tensor(_outer(self.site, link)), link)
             shape = list(value.type.shape)
             shape[axis] = link.size
             heads.append(self._enter(value, shape, f"part_{i}"))
@@ -158,7 +158,7 @@ class _Repetition:
         number = inner.graph.builder.input("turn", TensorType((), integer))
         self._number(number)
         for link in self._cut:
-            value, sign, axis = _cut(site, site.tensor(outer(self.site, link)), link)
+            value, sign, axis = _cut(site, site.tensor(_outer(self.site, link)), link)
             start: Value = number
             if link.size > 1:
                 start = inner.step.mul(start, link.size)
@@ -175,7 +175,7 @@ class _Repetition:
                 most = site.step.min(most, parts)
         else:
             most = min([*bounds, int(np.iinfo(integer).max)])
-        starts = begins if isinstance(begins, bool) else truth(site, begins)
+        starts = begins if isinstance(begins, bool) else _truth(site, begins)
         add = partial(site.step.loop, most, starts, limit=limit)
         return self._emit(add, [number], going, ends=True)
 
@@ -190,9 +190,9 @@ class _Repetition:
         for link in rest:
             if link in states:
                 continue
-            value = outer(self.site, link)
+            value = _outer(self.site, link)
             self.feeds[link.end] = value if isinstance(value, Constant) else self._hold(value)
-        initial = [site.tensor(outer(self.site, link)) for link in states]
+        initial = [site.tensor(_outer(self.site, link)) for link in states]
         before = [self._enter(v, v.type.shape, f"state_{i}") for i, v in enumerate(initial)]
         self.feeds.update({link.end: value for link, value in zip(states, before, strict=True)})
         nexts = [source_of(body, self.back[link.end]) for link in states]
@@ -205,7 +205,7 @@ class _Repetition:
             for end, b in zip(nexts, before, strict=True)
         ]
         values = [inner.tensor(found[end]) for end in results]
-        first = [truth(inner, found[going] if going else True)] if ends else []
+        first = [_truth(inner, found[going] if going else True)] if ends else []
         how = [
             ("last", 0, 1)
             if x.axis is None
@@ -218,7 +218,7 @@ class _Repetition:
         captured = [*self.graph.captured.items()]
         order = [*heads, *self.held, *(i for i, _ in captured), *before]
         full = [*self.full, *(o for _, o in captured)]
-        flat = graph_of(self.graph, order, [*first, *after, *values])
+        flat = _graph_of(self.graph, order, [*first, *after, *values])
         made = add(full, initial, body=flat, outputs=how)
         made = made if isinstance(made, list) else [made]
         if ends:
@@ -241,7 +241,70 @@ class _Repetition:
 everywhere("TensorIterator")(lambda site: _Repetition(site, site.body("body")).scanned(None))
 
 
-def outer(site: LayerSite, link: Link) -> Tensor:
+# Bodies of which one is chosen
+
+
+@opsets("If")
+def _if(site: LayerSite) -> list[Any]:
+    """Choose one of two bodies; only the chosen one is computed."""
+    condition = site.operand(0)
+    bodies = [site.body(f"{name}_body") for name in ("then", "else")]
+    if isinstance(condition, Constant):
+        body = bodies[0 if condition.array.any() else 1]
+        feeds = {link.end: _outer(site, link) for link in links(body, inputs=True)}
+        return _results(site, body, site.graph, feeds)
+    parts = [_Branch(site, body) for body in bodies]
+    operands = list(dict.fromkeys(value for part in parts for value in part.entered))
+    then_body, else_body = (part.whole(operands) for part in parts)
+    chosen = _truth(site, condition)
+    made = site.step.branch(chosen, operands, then_body=then_body, else_body=else_body)
+    return made if isinstance(made, list) else [made]
+
+
+class _Branch:
+    """A body as a graph of its own. `entered` has what it takes, with what that is inside."""
+
+    def __init__(self, site: LayerSite, body: Body) -> None:
+        graph = self._graph = site.graph.body()
+        entered = self.entered = dict[Value, Value]()
+        feeds: dict[End, Tensor] = {}
+        for link in links(body, inputs=True):
+            value = _outer(site, link)
+            if isinstance(value, Value) and value not in entered:
+                name = graph.builder.unreserved(f"given_{len(entered)}")
+                entered[value] = graph.builder.input(name, value.type)
+            feeds[link.end] = entered[value] if isinstance(value, Value) else value
+        inner = replace(site, graph=graph)
+        self.results = [inner.tensor(x) for x in _results(site, body, graph, feeds)]
+        entered |= {outer: value for value, outer in graph.captured.items()}
+
+    def whole(self, operands: Sequence[Value]) -> Graph:
+        """Return the graph, which takes what both bodies do."""
+        builder = self._graph.builder
+        order = [
+            self.entered.get(value) or builder.input(builder.unreserved(f"unread_{i}"), value.type)
+            for i, value in enumerate(operands)
+        ]
+        return _graph_of(self._graph, order, self.results)
+
+
+def _results(
+    site: LayerSite, body: Body, graph: LayerGraph, feeds: dict[End, Tensor]
+) -> list[Tensor]:
+    """Flatten a body; return what it has for the output ports."""
+    outputs = links(body, inputs=False)
+    ends = [source_of(body, link.end) for link in outputs]
+    found = site.flatten(body, graph, feeds, ends, site.layer.name)
+    by_port = {link.port: found[end] for link, end in zip(outputs, ends, strict=True)}
+    if missing := [port.id for port in site.layer.outputs if port.id not in by_port]:
+        raise InvalidOperation(f"a body gives nothing for output port {missing[0]}")
+    return [by_port[port.id] for port in site.layer.outputs]
+
+
+# Ends of bodies
+
+
+def _outer(site: LayerSite, link: Link) -> Tensor:
     """Return what a layer is given for an end of its body."""
     ports = [port.id for port in site.layer.inputs]
     if link.port not in ports:
@@ -249,13 +312,13 @@ def outer(site: LayerSite, link: Link) -> Tensor:
     return site.operand(ports.index(link.port))
 
 
-def graph_of(graph: LayerGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
+def _graph_of(graph: LayerGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
     """Return the graph of a body."""
     names = [f"{i}_{value.name}" for i, value in enumerate(outputs)]
     return graph.builder.graph("body", outputs, names, [value.name for value in inputs])
 
 
-def truth(site: LayerSite, x: Tensor | bool) -> Value:
+def _truth(site: LayerSite, x: Tensor | bool) -> Value:
     """Return a condition as a logical tensor of the graph."""
     if isinstance(x, bool):
         x = derived(np.array(x))

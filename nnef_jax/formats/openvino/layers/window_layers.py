@@ -233,9 +233,7 @@ def _bordered(
     return x, {"border": "constant"} if includes else {}
 
 
-@opsets("AvgPool")
-def _avg_pool(site: LayerSite) -> Value:
-    return _pool(site, "avg_pool", dilated=True)
+opsets("AvgPool")(lambda site: _pool(site, "avg_pool", dilated=True))
 
 
 @legacy("Pooling")
