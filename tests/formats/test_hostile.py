@@ -17,7 +17,7 @@ import pytest
 import nnef_jax
 from lowering.location import Source
 from nnef_jax import LimitError, Limits, NnefError
-from nnef_jax.formats.nnef import dialects, flatten, parser
+from nnef_jax.formats.nnef import flatten, parser
 from nnef_jax.formats.syntax.parsing import STANDARD, Parser
 from nnef_jax.formats.syntax.tokens import count_tokens
 from nnef_jax.formats.tract import is_tract
@@ -78,9 +78,9 @@ def _read(parser: Parser, how: str, text: str) -> None:
 UNBOUNDED = Limits.unbounded()
 READERS: dict[str, Callable[[str], None]] = {
     "is_tract": _swallowing(is_tract),
-    "is_provisional": _swallowing(dialects.is_provisional),
+    "is_provisional": _swallowing(parser.is_provisional),
     "count_tokens": _swallowing(count_tokens),
-    "ended provisional": _swallowing(dialects.end_statements),
+    "ended provisional": _swallowing(parser.end_statements),
     "fast": _swallowing(lambda t: _read(STANDARD, "fast", t)),
     "fast for tract": _swallowing(lambda t: _read(tract_parser.PARSER, "fast", t)),
     "grammar": _swallowing(lambda t: _read(STANDARD, "by_grammar", t)),

@@ -16,7 +16,7 @@ import pytest
 import nnef_jax
 from lowering.location import Source
 from nnef_jax import NnefError
-from nnef_jax.formats.nnef import dialects
+from nnef_jax.formats.nnef import parser
 from nnef_jax.formats.syntax.parsing import STANDARD, Parser
 from nnef_jax.formats.tract import parser as tract
 from nnef_jax.limits import Meter
@@ -139,9 +139,9 @@ def check(parser: Parser, text: str, start: str = "document", provisional: bool 
 
 
 def check_nnef(text: str) -> bool:
-    provisional = dialects.is_provisional(text)
+    provisional = parser.is_provisional(text)
     if provisional:
-        _, text = dialects.end_statements(text)
+        _, text = parser.end_statements(text)
     return check(STANDARD, text, provisional=provisional)
 
 

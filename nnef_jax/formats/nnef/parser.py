@@ -1,28 +1,69 @@
-"""From text to syntax tree (spec 3.1, 3.2): the entry points, and what the grammar does not say."""
+"""From text to syntax tree (spec 3.1, 3.2): the entry points, and what the grammar does not say.
+
+A text of 1.0 final ends its version with a semicolon, a provisional one does not: that decides.
+Everything else that differs in the text is named by a feature that is noted where it is met.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 
 from lowering.location import Source, Span
-from nnef_jax.errors import NnefSyntaxError
-from nnef_jax.formats.nnef import dialects
+from nnef_jax.errors import NnefError, NnefSyntaxError, raise_all
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.parsing import STANDARD
-from nnef_jax.formats.syntax.tokens import count_tokens
-from nnef_jax.limits import TOKEN, Meter
+from nnef_jax.formats.syntax.tokens import TOKEN, count_tokens
+from nnef_jax.limits import TOKEN as TOKEN_STEPS
+from nnef_jax.limits import Meter
+
+# What the parser noted -> how to call it, and what to write instead in texts of the other dialect.
+FINAL_FEATURES = {
+    "extension": ("'extension'", ""),
+    "typed tensor": ("a tensor type with an item type", ""),
+    "generic": ("a generic type '<...>'", ""),
+    "yield": ("'yield'", ""),
+    "integer type": ("type 'integer'", ""),
+}
+PROVISIONAL_FEATURES = {
+    "extent type": ("type 'extent'", "write 'integer'"),
+    "untyped tensor": (
+        "'tensor' without an item type",
+        "write 'tensor<scalar>', 'tensor<integer>' or 'tensor<logical>'",
+    ),
+    "comprehension without yield": (
+        "an array comprehension without 'yield'",
+        "write [for name in array if condition yield item]",
+    ),
+    "tensor()": ("operation 'tensor'", "write 'external'"),
+    "tuple without parentheses": ("a tuple without parentheses", "put the tuple into parentheses"),
+    "shape_of": ("'shape_of'", "it was deprecated in 1.0.1; pass the extents as arguments"),
+}
+
+_FRAGMENTS = "KHR_enable_fragment_definitions"
+_OPERATORS = "KHR_enable_operator_expressions"
+# What a final text needs an extension for, and how that is said.
+EXTENDED = {
+    "operator in graph": (_OPERATORS, "an expression is not allowed here"),
+    "fragment": (_FRAGMENTS, "fragment definitions need an extension"),
+    "operator in fragment": (_OPERATORS, "operator expressions need an extension"),
+}
+
+_VERSION = re.compile(
+    r"(?:\s++|#[^\n\f]*+[\n\f])*+version\s++[^\s;#]++(?:\s++|#[^\n\f]*+[\n\f])*+(;)?"
+)
 
 
 def parse(source: Source, meter: Meter) -> s.Document:
     """Return the syntax tree of a document of either dialect. Raises what `Parser.parse` does."""
     text = source.text
-    provisional = dialects.is_provisional(text)
+    provisional = is_provisional(text)
     if provisional:
-        meter.spend(TOKEN * count_tokens(text), source.name)
-        spaced, text = dialects.end_statements(text)
+        meter.spend(TOKEN_STEPS * count_tokens(text), source.name)
+        spaced, text = end_statements(text)
         source = source if spaced == source.text else Source(source.name, spaced)
     document, features = STANDARD.parse(source, meter, text=text, provisional=provisional)
-    dialects.check_features(source, provisional, features)
+    check_features(source, provisional, features)
     _check_extensions(document, features)
     return document
 
@@ -50,7 +91,103 @@ def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]])
                 )
         return
     first = dict(reversed(features))
-    for construction, (extension, message) in dialects.EXTENDED.items():
+    for construction, (extension, message) in EXTENDED.items():
         if construction in first and extension not in document.extensions:
             hint = f"write 'extension {extension};' after the version"
             raise NnefSyntaxError(message, span=Span(source, first[construction]), hint=hint)
+
+
+# Dialects
+
+
+def is_provisional(text: str) -> bool:
+    """Tell whether a text that begins with a version is written in the provisional dialect."""
+    match = _VERSION.match(text)
+    return match is not None and match[1] is None
+
+
+def check_features(source: Source, provisional: bool, features: Sequence[tuple[str, int]]) -> None:
+    """Raise for constructions that the dialect does not have, once for each kind of them."""
+    foreign = FINAL_FEATURES if provisional else PROVISIONAL_FEATURES
+    dialect = "1.0 provisional" if provisional else "1.0 final"
+    first: dict[str, int] = {}
+    for name, offset in sorted(features, key=lambda feature: feature[1]):
+        if name in foreign:
+            first.setdefault(name, offset)
+    errors: list[NnefError] = []
+    for name, offset in first.items():
+        what, hint = foreign[name]
+        message, span = f"{what} is not part of NNEF {dialect}", Span(source, offset)
+        errors.append(NnefSyntaxError(message, span=span, hint=hint))
+    if provisional and errors:  # the mistake is the missing semicolon, which made it provisional
+        semicolon = "begin it with 'version 1.0;', with the semicolon"
+        errors[0].hint = f"if this is a text of 1.0 final, {semicolon}"
+        del errors[1:]
+    raise_all(errors)
+
+
+def end_statements(text: str) -> tuple[str, str]:
+    """Return a provisional text with white space before each statement and each `}` of a body.
+
+    And with a semicolon in the place of the first of it, which may be a comment's: all else keeps
+    its offset. A statement starts where the identifiers, arrays and tuples before a lone `=`
+    outside of brackets start.
+    """
+    tokens = _tokens(text)
+    blank = TOKEN.sub(lambda m: " " * len(m[0]) if m[0].startswith("#") else m[0], text)
+    spaced, ended, at = "", "", 0
+    for index in _statement_ends(tokens):
+        end, begin = tokens[index - 1][2], tokens[index][1]
+        spaced += text[at:end] + (text[end:begin] or " ")
+        ended += blank[at:end] + ";" + blank[end + 1 : begin]
+        at = begin
+    return spaced + text[at:], ended + blank[at:]
+
+
+def _tokens(text: str) -> list[tuple[str, int, int]]:
+    """Return the tokens with start and end; a string is ''."""
+    return [
+        ("''" if match.lastgroup == "string" else match[0], match.start(), match.end())
+        for match in TOKEN.finditer(text)
+        if match.lastgroup != "skip"
+    ]
+
+
+def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
+    """Indices of tokens that may lack a semicolon before them: statements start, bodies end."""
+    depth, in_body = 0, False
+    for index, (token, _, _) in enumerate(tokens):
+        end = 0
+        if token in ("(", "["):
+            depth += 1
+        elif token in (")", "]"):
+            depth -= 1
+        elif token == "{":
+            depth, in_body = 0, True
+        elif token == "}" and in_body:
+            in_body = False
+            end = index
+        elif token == "=" and in_body and depth == 0:
+            start = _target_start(tokens, index)
+            end = start if _TARGET.match(tokens[start][0]) else 0
+        if end and tokens[end - 1][0] not in ("{", ";"):
+            yield end
+
+
+_TARGET = re.compile(r"[A-Za-z_0-9(\[]")
+
+
+def _target_start(tokens: Sequence[tuple[str, int, int]], index: int) -> int:
+    """Return the index of the first token of the target that ends before the `=` at an index."""
+    start = index
+    while start > 0:
+        start -= 1
+        if tokens[start][0] in (")", "]"):
+            depth = 1
+            while depth and start > 0:
+                start -= 1
+                depth += (tokens[start][0] in (")", "]")) - (tokens[start][0] in ("(", "["))
+        if start == 0 or tokens[start - 1][0] != ",":
+            break
+        start -= 1
+    return start

@@ -1,10 +1,13 @@
 """Element types: what files call them, how a .bin holds them, what they are computed in.
 
+Of a .bin each part is checked against its end, nothing is copied.
+
 Sub-byte items follow each other from the low bits of a byte on, those of u1 from the high one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -39,6 +42,33 @@ NF4 = (
     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
     0.7229568362236023, 1.0,
 )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Weights:
+    """The bytes of the .bin, None where there is none; `name` is what errors call it."""
+
+    data: memoryview | bytes | None
+    name: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By value: a pickle is read where the file may not be.
+        return Weights, (None if self.data is None else bytes(self.data), self.name)
+
+    def slice(self, offset: int, size: int) -> memoryview:
+        """Return a part; raise InvalidOperation where there is none."""
+        if self.data is None:
+            raise InvalidOperation(
+                f"its weights are in '{self.name}', which there is not",
+                "it must be beside the .xml; load(..., weights=) says where else it is",
+            )
+        if offset < 0 or offset + size > len(self.data):
+            raise InvalidOperation(
+                f"its weights are the bytes {offset} to {offset + size} of '{self.name}', "
+                f"which has {len(self.data)}",
+                "the file is cut off, or of another network",
+            )
+        return memoryview(self.data)[offset : offset + size]
 
 
 def element_type(name: str) -> str:

@@ -14,9 +14,8 @@ from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.flattening.emission import placed
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.openvino.bin_file import Weights
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
-from nnef_jax.formats.openvino.element_types import element_type
+from nnef_jax.formats.openvino.element_types import Weights, element_type
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import Meaning, meanings

@@ -11,15 +11,15 @@ from lowering.graph import Graph
 from lowering.location import Span
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import Options, Shapes
-from nnef_jax.formats.openvino.bin_file import Weights
-from nnef_jax.formats.openvino.document import read_net
-from nnef_jax.formats.openvino.element_types import computed
+from nnef_jax.formats.openvino.document import CONSTANTS, Net, read_net
+from nnef_jax.formats.openvino.element_types import Weights, computed
 from nnef_jax.formats.openvino.flatten import flatten
-from nnef_jax.formats.openvino.network_ends import declared_shape, ends_of
-from nnef_jax.formats.openvino.state_variables import Variable
+from nnef_jax.formats.openvino.network_ends import Variable, declared_shape, ends_of
 from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
+
+_SMALL = 1 << 15  # bytes of a constant: shapes, indices, ends of ranges have no more
 
 
 class OpenvinoFrontend(GraphFrontend):
@@ -59,7 +59,11 @@ class OpenvinoFrontend(GraphFrontend):
 
     def content(self) -> Iterable[object]:
         """Tell the text, and the constants that may decide the structure: all but large ones."""
-        return self.dialect, self._text, b"".join(self._weights.small_constants(self._net))
+        return (
+            self.dialect,
+            self._text,
+            b"".join(_small_constants(self._net, self._weights.data or b"")),
+        )
 
     def spans(self) -> Mapping[str, Span]:
         """Return where layers stand."""
@@ -94,3 +98,16 @@ def _weights(archive: Archive) -> Weights:
     name = f"{archive.graph.removesuffix('.xml')}.bin"
     data = archive.open_tensor(name) if archive.exists(name) else None
     return Weights(data, archive.location(name))
+
+
+def _small_constants(net: Net, data: memoryview | bytes) -> Iterator[bytes]:
+    """Yield the bytes of the constants of a network and its bodies, but for large ones."""
+    for layer in net.layers:
+        if layer.kind in CONSTANTS:
+            places = [(blob.offset, blob.size) for blob in layer.blobs.values()]
+            given = [layer.attributes.get(name, "") for name in ("offset", "size")]
+            if all(text.isdecimal() for text in given):
+                places.append((int(given[0]), int(given[1])))
+            yield from (bytes(data[at : at + size]) for at, size in places if size <= _SMALL)
+        for body in layer.bodies.values():
+            yield from _small_constants(body.net, data)

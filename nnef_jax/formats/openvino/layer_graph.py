@@ -13,7 +13,7 @@ from lowering.location import Span
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.openvino.element_types import NF4, computed, element_of, stored
-from nnef_jax.formats.openvino.state_variables import Variable
+from nnef_jax.formats.openvino.network_ends import Variable
 
 
 class LayerGraph(TensorGraph):

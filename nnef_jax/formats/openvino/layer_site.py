@@ -18,9 +18,14 @@ from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.site import Site, Tensor, decides
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.bin_file import Weights
 from nnef_jax.formats.openvino.document import Blob, Body, Net, NetLayer
-from nnef_jax.formats.openvino.element_types import computed, element_type, size_of, unpacked
+from nnef_jax.formats.openvino.element_types import (
+    Weights,
+    computed,
+    element_type,
+    size_of,
+    unpacked,
+)
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 
 # Layers that decide shapes; in old files these alone do. Of stored numbers the network computes
