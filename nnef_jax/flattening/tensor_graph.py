@@ -110,9 +110,12 @@ class TensorGraph(CountedEmission, ABC):
             self.symbolic.declare(value, options.symbolic_shapes.get(name, shape))
         return value
 
-    def entered(self, value: Value) -> Value:
-        """Return a tensor of the outer graph as an input of this one. Raises InvalidOperation."""
-        if self.outer is not None and value in self.outer.counts:
+    def entered(self, value: Value, name: str = "") -> Value:
+        """Return a tensor of the outer graph as an input of this one.
+
+        One that is handed in has a name; any other raises InvalidOperation where it is padded.
+        """
+        if not name and self.outer is not None and value in self.outer.counts:
             raise InvalidOperation(
                 f"how many items '{value.name}' has depends on values: a graph in a node cannot "
                 "take it",
@@ -120,7 +123,7 @@ class TensorGraph(CountedEmission, ABC):
             )
         inner = self._entered.get(value)
         if inner is None:
-            inner = self.builder.input(self.builder.unreserved(value.name), value.type)
+            inner = self.builder.input(self.builder.unreserved(name or value.name), value.type)
             self._entered[value] = inner
             self.captured[inner] = value
         return inner

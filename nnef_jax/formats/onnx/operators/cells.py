@@ -12,10 +12,10 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from lowering.graph import Value
+from nnef_jax.flattening.repetition import RepeatedBody
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.operators.repetition import NodeBody
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -237,7 +237,7 @@ def _run(
     if peepholes is not None:
         peepholes = site.unsqueezed(peepholes, (0,))
     products = _product(site, x, site.unsqueezed(w, (0,)), bias)
-    body = NodeBody(site)
+    body = RepeatedBody(site)
     at = body.at
     now = body.item(products, 0, reverse=reverse)
     before = [body.state(s) for s in states]

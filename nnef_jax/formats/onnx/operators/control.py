@@ -13,12 +13,12 @@ from lowering.errors import InvalidOperation
 from lowering.extents import shapes_differ
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, ShapeError
+from nnef_jax.flattening.repetition import LAST, RepeatedBody, branch
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.operators.repetition import NodeBody, graph_of
 
 _MOST_UNROLLED = 1024  # iterations
 _MOST_RETRIED = 64  # whose body has an error where it is one for all
@@ -28,12 +28,12 @@ _MOST_RETRIED = 64  # whose body has an error where it is one for all
 def _if(site: NodeSite) -> tuple[Any, ...]:
     """Choose one of two graphs; only the chosen one is computed."""
     condition = site.operand(0)
-    branches = [site.subgraph(f"{name}_branch") for name in ("then", "else")]
+    graphs = [site.subgraph(f"{name}_branch") for name in ("then", "else")]
     if isinstance(condition, Constant):
-        branch = branches[0 if condition.array.any() else 1]
-        return tuple(site.within(branch, site.graph, {}))
-    inner = [site.graph.body() for _ in branches]
-    found = [site.within(b, graph, {}) for b, graph in zip(branches, inner, strict=True)]
+        graph = graphs[0 if condition.array.any() else 1]
+        return tuple(site.within(graph, site.graph, {}))
+    inner = [site.graph.body() for _ in graphs]
+    found = [site.within(x, graph, {}) for x, graph in zip(graphs, inner, strict=True)]
     sizes = [[len(x) if isinstance(x, list) else None for x in results] for results in found]
     if sizes[0] != sizes[1]:
         site.known(0)  # raises
@@ -41,14 +41,8 @@ def _if(site: NodeSite) -> tuple[Any, ...]:
         [_result(replace(site, graph=graph), x) for x in _flat(results)]
         for graph, results in zip(inner, found, strict=True)
     ]
-    outer = list(dict.fromkeys(value for graph in inner for value in graph.captured.values()))
-    bodies: list[Any] = []
-    for graph, results in zip(inner, flat, strict=True):
-        order = [graph.entered(value) for value in outer]
-        bodies.append(graph_of(graph, order, results))
     chosen = site.reshaped(site.cast(condition, "bool"), ())
-    given = {"condition": chosen, "operands": outer}
-    made = site.emit("branch", given, then_body=bodies[0], else_body=bodies[1])
+    made = branch(site.emit, chosen, inner, flat)
     items = iter(made if isinstance(made, list | tuple) else [made])
     return tuple(next(items) if n is None else [next(items) for _ in range(n)] for n in sizes[0])
 
@@ -96,7 +90,7 @@ def _loop(site: NodeSite) -> tuple[Any, ...]:
         raise InvalidOperation(
             "how often it is repeated depends on values, and so does the size of a result"
         )
-    repetition = NodeBody(site)
+    repetition = RepeatedBody(site)
     given = _given(site, body, repetition.turn(None), [repetition.state(x) for x in states])
     going, *after = site.within(body, repetition.graph, given)
     integer = site.graph.builder.integer
@@ -107,7 +101,8 @@ def _loop(site: NodeSite) -> tuple[Any, ...]:
     at, operands = repetition.at, {"count": most, "condition": starts}
     after = [_result(at, x) for x in after]
     bound = int(limit) if limit <= _MOST_UNROLLED else -1
-    return tuple(repetition.loop(at.cast(going, "bool"), after, [], (), operands, bound))
+    how, going = [LAST] * len(after), at.cast(going, "bool")
+    return tuple(repetition.add(site.emit, [going], after, after, how, operands, bound))
 
 
 def _given(site: NodeSite, body: ModelGraph, turn: Any, states: Sequence[Any]) -> dict[str, Any]:
@@ -118,14 +113,14 @@ def _given(site: NodeSite, body: ModelGraph, turn: Any, states: Sequence[Any]) -
 
 def _goes_on(site: NodeSite, body: ModelGraph, states: Sequence[Any]) -> bool | None:
     """Return whether it goes on after any iteration, None where that is computed."""
-    trial = NodeBody(site)
+    trial = RepeatedBody(site)
     inside = [trial.seen(x) if isinstance(x, Value) else _opened(trial, x) for x in states]
     given = _given(site, body, trial.turn(None), inside)
     (going,) = site.within(replace(body, outputs=body.outputs[:1]), trial.graph, given)
     return bool(going.array.any()) if isinstance(going, Constant) else None
 
 
-def _opened(trial: NodeBody, x: Any) -> Any:
+def _opened(trial: RepeatedBody, x: Any) -> Any:
     """Return a known state as what an iteration reads: known before the first one alone."""
     return [_opened(trial, y) for y in x] if isinstance(x, list) else trial.state(x)
 
@@ -150,7 +145,7 @@ def _alike(
     site: NodeSite, body: ModelGraph, states: Sequence[Any], count: int
 ) -> tuple[Any, ...] | None:
     """Add a scan, unless results of the body are sequences or states of other shapes."""
-    repetition = NodeBody(site)
+    repetition = RepeatedBody(site)
     given = _given(site, body, repetition.turn(count), [repetition.state(x) for x in states])
     _, *results = site.within(body, repetition.graph, given)
     if any(isinstance(x, list) for x in results):
@@ -212,7 +207,7 @@ def _scanned(
     """Add a scan, given states and what is cut, with axes and directions (1 is from the end)."""
     if not scanned:
         raise InvalidOperation("it has no tensor that is cut along an axis")
-    body, graph = NodeBody(site), site.subgraph("body")
+    body, graph = RepeatedBody(site), site.subgraph("body")
     inside: list[Value] = [body.state(x) for x in states]
     for x, axis, way in zip(scanned, axes, ways, strict=True):
         inside.append(body.item(x, site.axis(axis, site.rank(x)), reverse=bool(way)))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from lowering.graph import Graph, TensorType, Value
+from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
+from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.repetition import RepeatedBody, branch
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
@@ -52,18 +53,14 @@ class _Repetition:
 
     site: LayerSite
     body: Body
-    graph: LayerGraph = field(init=False)
-    inner: LayerSite = field(init=False)  # in the body
+    made: RepeatedBody = field(init=False)
     inputs: list[Link] = field(init=False)
     outputs: list[Link] = field(init=False)
     back: dict[End, End] = field(init=False)
     feeds: dict[End, Tensor] = field(default_factory=dict[End, Tensor])
-    full: list[Value] = field(default_factory=list[Value])
-    held: list[Value] = field(default_factory=list[Value])  # what the body has for them
 
     def __post_init__(self) -> None:
-        self.graph = self.site.graph.body()
-        self.inner = replace(self.site, graph=self.graph)
+        self.made = RepeatedBody(self.site)
         self.inputs = links(self.body, inputs=True)
         self.outputs = links(self.body, inputs=False)
         self.back = back_edges(self.body)
@@ -101,61 +98,45 @@ class _Repetition:
             return -(-(high - low) // link.size)
         return None
 
-    def _enter(self, value: Value, shape: Sequence[int], name: str) -> Value:
-        return self.graph.builder.input(name, TensorType(tuple(shape), value.type.dtype))
-
     def _hold(self, value: Value) -> Value:
-        self.full.append(value)
-        self.held.append(self._enter(value, value.type.shape, f"full_{len(self.full)}"))
-        return self.held[-1]
+        graph = self.made.graph
+        return graph.entered(value, f"full_{len(graph.captured) + 1}")
 
     def _number(self, head: Value) -> None:
         """Feed the number of the iteration, which has one item."""
         for link in self.inputs:
             if self._is_turn(link):
                 rank = len(self.body.net.by_id[link.end[0]].outputs[0].shape or ())
-                self.feeds[link.end] = self.inner.reshaped(head, (1,) * rank)
+                self.feeds[link.end] = self.made.at.reshaped(head, (1,) * rank)
 
     # What it becomes
 
     def scanned(self, turns: int | None) -> list[Any]:
         """Add a scan over the parts of what is cut, or over a number of turns."""
-        site, scanned, heads = self.site, list[Value](), list[Value]()
-        axes, chunks = list[int](), list[int]()
-        for i, link in enumerate(self._cut):
-            value, sign, axis = _cut(site, site.tensor(_outer(self.site, link)), link)
-            shape = list(value.type.shape)
-            shape[axis] = link.size
-            heads.append(self._enter(value, shape, f"part_{i}"))
-            self.feeds[link.end] = heads[-1]
-            scanned.append(value)
-            axes.append(axis)
-            chunks.append(sign * link.size)
-        if not scanned or any(map(self._is_turn, self.inputs)):
+        site, made = self.site, self.made
+        for link in self._cut:
+            value, sign, axis = _cut(site, site.tensor(_outer(site, link)), link)
+            self.feeds[link.end] = made.part(value, axis, sign * link.size)
+        if not self._cut or any(map(self._is_turn, self.inputs)):
             turns = self.parts() if turns is None or turns < 0 else turns
             if turns is None:
                 raise InvalidOperation("it has no tensor to cut into parts")
             site.spend(turns)
-            value = site.tensor(derived(np.arange(turns, dtype=np.int64)))
-            heads.append(self._enter(value, (1,), "turn"))
-            self._number(heads[-1])
-            scanned.append(value)
-            axes.append(0)
-            chunks.append(1)
-        return self._emit(partial(site.step.scan, scanned, axes=axes, chunks=chunks, skip=0), heads)
+            self._number(made.part(derived(np.arange(turns, dtype=np.int64)), 0, 1, "turn"))
+        return self._emit()
 
     def until(
         self, going: End | None, count: Tensor | int | None, begins: Tensor | bool
     ) -> list[Any]:
         """Add a loop that a condition or a computed count ends: parts are taken turn by turn."""
-        site, inner = self.site, self.inner
+        site, inner = self.site, self.made.at
         parts = self.parts()
         bounds = [n for n in (parts, count) if isinstance(n, int)]
         limit = min(bounds, default=-1)
         if limit > _MOST:
             limit = -1
         integer = site.integer
-        number = inner.graph.builder.input("turn", TensorType((), integer))
+        number = self.made.turn(None)
         self._number(number)
         for link in self._cut:
             value, sign, axis = _cut(site, site.tensor(_outer(self.site, link)), link)
@@ -176,15 +157,13 @@ class _Repetition:
         else:
             most = min([*bounds, int(np.iinfo(integer).max)])
         starts = begins if isinstance(begins, bool) else _truth(site, begins)
-        add = partial(site.step.loop, most, starts, limit=limit)
-        return self._emit(add, [number], going, ends=True)
+        return self._emit(going, {"count": most, "condition": starts}, limit)
 
     def _emit(
-        self, add: Callable[..., Any], heads: Sequence[Value], going: End | None = None, *,
-        ends: bool = False,
-    ) -> list[Any]:  # fmt: skip
-        """Add the operation, whose body first says whether it goes on if it `ends` by that."""
-        site, inner, body = self.site, self.inner, self.body
+        self, going: End | None = None, given: Given | None = None, limit: int = -1
+    ) -> list[Any]:
+        """Add the operation: a loop `given` what it starts with, or a scan."""
+        site, inner, body, ends = self.site, self.made.at, self.body, given is not None
         rest = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
         states = [x for x in rest if x.end in self.back]
         for link in rest:
@@ -192,14 +171,13 @@ class _Repetition:
                 continue
             value = _outer(self.site, link)
             self.feeds[link.end] = value if isinstance(value, Constant) else self._hold(value)
-        initial = [site.tensor(_outer(self.site, link)) for link in states]
-        before = [self._enter(v, v.type.shape, f"state_{i}") for i, v in enumerate(initial)]
+        before = [self.made.state(_outer(site, link)) for link in states]
         self.feeds.update({link.end: value for link, value in zip(states, before, strict=True)})
         nexts = [source_of(body, self.back[link.end]) for link in states]
         shown = [x for x in self.outputs if x.port >= 0]
         results = [source_of(body, link.end) for link in shown]
         wanted = [*nexts, *results, *([going] if going else [])]
-        found = site.flatten(body, self.graph, self.feeds, wanted, site.layer.name)
+        found = site.flatten(body, self.made.graph, self.feeds, wanted, site.layer.name)
         after = [
             inner.cast(inner.tensor(found[end]), b.type.dtype)
             for end, b in zip(nexts, before, strict=True)
@@ -213,14 +191,9 @@ class _Repetition:
             for x, v in zip(shown, values, strict=True)
         ]
         if ends:  # the number of iterations comes last
-            values.append(inner.step.add(heads[0], 1))
+            values.append(inner.step.add(self.made.heads[0], 1))
             how.append(("last", 0, 1))
-        captured = [*self.graph.captured.items()]
-        order = [*heads, *self.held, *(i for i, _ in captured), *before]
-        full = [*self.full, *(o for _, o in captured)]
-        flat = _graph_of(self.graph, order, [*first, *after, *values])
-        made = add(full, initial, body=flat, outputs=how)
-        made = made if isinstance(made, list) else [made]
+        made = self.made.add(site.insert, first, after, values, how, given, limit)
         if ends:
             self._count(shown, made)
         by_port = dict(zip((x.port for x in shown), made, strict=False))
@@ -253,39 +226,18 @@ def _if(site: LayerSite) -> list[Any]:
         body = bodies[0 if condition.array.any() else 1]
         feeds = {link.end: _outer(site, link) for link in links(body, inputs=True)}
         return _results(site, body, site.graph, feeds)
-    parts = [_Branch(site, body) for body in bodies]
-    operands = list(dict.fromkeys(value for part in parts for value in part.entered))
-    then_body, else_body = (part.whole(operands) for part in parts)
-    chosen = _truth(site, condition)
-    made = site.step.branch(chosen, operands, then_body=then_body, else_body=else_body)
-    return made if isinstance(made, list) else [made]
-
-
-class _Branch:
-    """A body as a graph of its own. `entered` has what it takes, with what that is inside."""
-
-    def __init__(self, site: LayerSite, body: Body) -> None:
-        graph = self._graph = site.graph.body()
-        entered = self.entered = dict[Value, Value]()
-        feeds: dict[End, Tensor] = {}
+    graphs = [site.graph.body() for _ in bodies]
+    found: list[list[Value]] = []
+    for body, graph in zip(bodies, graphs, strict=True):
+        feeds = dict[End, Tensor]()
         for link in links(body, inputs=True):
             value = _outer(site, link)
-            if isinstance(value, Value) and value not in entered:
-                name = graph.builder.unreserved(f"given_{len(entered)}")
-                entered[value] = graph.builder.input(name, value.type)
-            feeds[link.end] = entered[value] if isinstance(value, Value) else value
+            name = f"given_{len(graph.captured)}"
+            feeds[link.end] = graph.entered(value, name) if isinstance(value, Value) else value
         inner = replace(site, graph=graph)
-        self.results = [inner.tensor(x) for x in _results(site, body, graph, feeds)]
-        entered |= {outer: value for value, outer in graph.captured.items()}
-
-    def whole(self, operands: Sequence[Value]) -> Graph:
-        """Return the graph, which takes what both bodies do."""
-        builder = self._graph.builder
-        order = [
-            self.entered.get(value) or builder.input(builder.unreserved(f"unread_{i}"), value.type)
-            for i, value in enumerate(operands)
-        ]
-        return _graph_of(self._graph, order, self.results)
+        found.append([inner.tensor(x) for x in _results(site, body, graph, feeds)])
+    made = branch(site.insert, _truth(site, condition), graphs, found)
+    return made if isinstance(made, list) else [made]
 
 
 def _results(
@@ -310,12 +262,6 @@ def _outer(site: LayerSite, link: Link) -> Tensor:
     if link.port not in ports:
         raise InvalidOperation(f"it has no input port {link.port}")
     return site.operand(ports.index(link.port))
-
-
-def _graph_of(graph: LayerGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
-    """Return the graph of a body."""
-    names = [f"{i}_{value.name}" for i, value in enumerate(outputs)]
-    return graph.builder.graph("body", outputs, names, [value.name for value in inputs])
 
 
 def _truth(site: LayerSite, x: Tensor | bool) -> Value:
