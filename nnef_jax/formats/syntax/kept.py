@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lowering.graph import Graph, Operation, TensorType, Value, substituted
+from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.location import Source
 from lowering.ops import rules
 from nnef_jax.formats.syntax import tree as s
@@ -158,17 +158,10 @@ def _with_casts(graph: Graph, real: str) -> Graph:
     if not casts:
         return graph
 
-    def swap(operand: Any) -> Any:
-        return substituted(operand, swapped)
-
-    operations = tuple(
-        replace(op, operands=tuple((name, swap(x)) for name, x in op.operands))
-        for op in graph.operations
-    )
     return replace(
         graph,
-        operations=(*casts, *operations),
-        outputs=tuple(map(swap, graph.outputs)),
+        operations=(*casts, *(operation.reading(swapped) for operation in graph.operations)),
+        outputs=tuple(swapped.get(value, value) for value in graph.outputs),
         states=tuple(state.substituted(swapped) for state in graph.states),
     )
 
