@@ -58,8 +58,9 @@ def calibrate(
         per_channel: a range for each extent of axis 0 of the weights, instead of one.
         percentile: of an activation's values in a sample that the range holds at either end, 99.9
             say, so that outliers do not widen the steps; None takes all.
-        names: identifiers of the tensors to quantise; by default the inputs, all that the graph
-            computes, and variables that are a filter or a factor of a matrix product.
+        names: the tensors to quantise; by default the inputs, all that the graph computes, and
+            variables that are a filter or a factor of a matrix product. Of a network that is saved
+            as a flat document, such as one of ONNX, the text has the names of that document.
 
     Raises InputError where there is no sample, one does not fit, or a range is not finite;
     TypeError or ValueError for wrong options.
@@ -82,7 +83,9 @@ def calibrate(
     if percentile is not None and not 50 < percentile <= 100:
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
     execution = model.execution
-    activations, weights = _chosen(execution.network, names)
+    network = execution.network
+    identifiers = {x: key for key, x in network.frontend.identifiers(network.graph).items()}
+    activations, weights = _chosen(network, identifiers, names)
     ranges = _ranges_of_runs(execution, samples, activations, percentile)
     for name, label in weights.items():
         array = np.asarray(execution.own.select([label])[label], np.float32)
@@ -98,11 +101,13 @@ def calibrate(
             said = _min_max(low, high, symmetric)
         else:
             said = _zero_point(low, high, bits, signed, symmetric)
-        lines.append(f'"{name}": {algorithm}({said}, {codes});\n')
+        lines.append(f'"{identifiers[name]}": {algorithm}({said}, {codes});\n')
     return "".join(lines)
 
 
-def _chosen(network: Network, names: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
+def _chosen(
+    network: Network, named: Iterable[str], names: Sequence[str] | None
+) -> tuple[list[str], dict[str, str]]:
     """Return the tensors to quantise: those that a run computes, and variables with labels."""
     if network.frontend.quantizes:
         raise InputError(
@@ -110,7 +115,7 @@ def _chosen(network: Network, names: Sequence[str] | None) -> tuple[list[str], d
             hint="load it with quantization='ignore'",
         )
     values = network.graph.values
-    known = {name: values[name] for name in network.frontend.spans()}
+    known = {name: values[name] for name in named}
     labels = {parameter.value: parameter.label for parameter in network.graph.parameters}
     if names is None:
         names = _by_default(network.graph, known)

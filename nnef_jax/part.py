@@ -130,6 +130,10 @@ class PartFrontend(Frontend):
         spans, values = self.whole.frontend.spans(), self.graph.values
         return {name: span for name, span in spans.items() if name in values}
 
+    def identifiers(self, graph: Graph) -> Mapping[str, str]:
+        """Return the names of tensors of the part, by what a saved graph.quant calls them."""
+        return self.whole.frontend.identifiers(graph)
+
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
         """Return the archive of the part as a flat document, with rounding as operations.
 

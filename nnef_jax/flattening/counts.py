@@ -90,8 +90,12 @@ class PaddedOperation:
         places = self.insert("unsqueeze", {"input": places}, axes=others)
         items = self.spread(count.items, rank)
         padding = bool(padding) if dtype == "bool" else (float if is_float(dtype) else int)(padding)
-        constant = {"shape": (1,) * rank, "value": (padding,), "dtype": dtype}
+        is_nan = padding != padding  # no document says it, but all say the root of -1
+        value = -1.0 if is_nan else padding
+        constant = {"shape": (1,) * rank, "value": (value,), "dtype": dtype}
         other = self.insert("constant", {}, **constant)
+        if is_nan:
+            other = self.insert("sqrt", {"x": other})
         is_item = self.insert("lt", {"x": places, "y": items})
         given = {"condition": is_item, "true_value": x, "false_value": other}
         return self.insert("select", given)

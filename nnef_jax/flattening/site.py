@@ -223,9 +223,13 @@ def decides(operands: Iterable[Any]) -> bool:
         return False
     if any(x.array.size > LARGEST or x.array.dtype.kind not in _KINDS for x in known):
         return False
-    return any(x.derived for x in known) or all(
-        x.array.size <= (1 if x.array.dtype.kind == "f" else _FEW) for x in known
-    )
+    return any(x.derived for x in known) or all(map(_is_few, known))
+
+
+def _is_few(x: Constant) -> bool:
+    """Tell whether a tensor is a number, or few whole ones, but no matrix of codes."""
+    is_whole = x.array.ndim < 2 or x.type in ("int32", "int64", "bool")
+    return x.array.size <= (1 if x.array.dtype.kind == "f" or not is_whole else _FEW)
 
 
 def _listed(operands: Iterable[Any]) -> Iterator[Any]:

@@ -181,6 +181,10 @@ class Frontend(ABC):
         """Return where the document assigns each of its names."""
         return {}
 
+    def identifiers(self, graph: Graph) -> Mapping[str, str]:
+        """Return the names of tensors of its graph, by what a saved graph.quant calls them."""
+        return {name: name for name in self.spans() if name in graph.values}
+
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
         """Return the archive of the document with other data for its variables, by label.
 

@@ -36,7 +36,7 @@ class Pairs:
             return self.values.get(a) is b
         if isinstance(a, Graph) and isinstance(b, Graph):  # the body of a loop
             return _same(a, b)
-        return not isinstance(b, Value) and a == b
+        return not isinstance(b, Value) and (a == b or (a != a and b != b))  # two NaNs are equal
 
 
 def paired(a: Graph, b: Graph) -> Pairs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from lowering.graph import Graph, Operation, StateVariable
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.formats.base import Arrays, Cut, ExtentNeeded, Frontend, Options, Stored
 from nnef_jax.formats.syntax.flat_document import FlatWriter
-from nnef_jax.formats.syntax.frontend import GRAPH
+from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION
 from nnef_jax.formats.syntax.kept import KeepingWriter
 from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.tree import Document
@@ -60,16 +61,27 @@ class GraphFrontend(Frontend):
             found[variable.label] = array if array.dtype == dtype else array.astype(dtype)
         return Stored(found, self)
 
+    def identifiers(self, graph: Graph) -> Mapping[str, str]:
+        """Return the names of tensors, by what the flat document calls them."""
+        writer = FlatWriter(graph, self._options.meter)
+        with suppress(UnsupportedError):  # what cannot be said has a name too
+            writer.write()
+        found: dict[str, str] = {}
+        for name, value in graph.values.items():
+            if value in writer.names:
+                found.setdefault(writer.names[value], name)
+        return found
+
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
         """Return the network as an archive of NNEF 1.0, flat, with other weights by label."""
         self.require_savable()
-        return self._archive(self._whole(self._options), arrays)
+        return self._archive(self._whole(self._options), arrays, quantization)
 
     def flat_members(
         self, options: Options, cut: Cut, arrays: Mapping[str, Any], quantization: str | None
     ) -> dict[str, Member]:
         """Return a part of the network as an archive of NNEF 1.0, flat."""
-        return self._archive(cut(self._whole(options))[0], arrays)
+        return self._archive(cut(self._whole(options))[0], arrays, quantization)
 
     def converted(
         self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool
@@ -79,7 +91,12 @@ class GraphFrontend(Frontend):
         return self._archive(graph, data or {}, keep=keep)
 
     def _archive(
-        self, graph: Graph, arrays: Mapping[str, Any], *, keep: bool = False
+        self,
+        graph: Graph,
+        arrays: Mapping[str, Any],
+        quantization: str | None = None,
+        *,
+        keep: bool = False,
     ) -> dict[str, Member]:
         options = self._options
         if keep:
@@ -87,7 +104,8 @@ class GraphFrontend(Frontend):
         else:
             document = _TitledWriter(graph, self.titles(), options).write()
         stored = {member_of(label): _as_member(array) for label, array in arrays.items()}
-        return {GRAPH: print_document(document).encode()} | stored
+        texts = {GRAPH: print_document(document), QUANTIZATION: quantization}
+        return {member: text.encode() for member, text in texts.items() if text} | stored
 
     def _whole(self, options: Options) -> Graph:
         try:
